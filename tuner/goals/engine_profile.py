@@ -33,7 +33,6 @@ from tuner.spec.serving.goal import Slo
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.spec.serving.traffic import Traffic
 from tuner.verify.command import parse_template
-from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.launcher import (
     SERVER_PLACEHOLDERS,
     DeploymentLaunch,
@@ -43,6 +42,7 @@ from tuner.verify.deployments.launcher import (
 )
 from tuner.verify.deployments.server import named_model
 from tuner.verify.deployments.step_client import MOST_OUTPUTS, StepClient, StepsUnmeasurableError
+from tuner.verify.leftovers import exclusive_use
 
 PROMPTS: Final = (16, 64, 256, 960)
 """Tokens, as far as the model and a step's budget allow."""

@@ -4,7 +4,8 @@
     trials/NNNN.json             the trial records
     trials/under-way/NNNN/       running trials that outlive their process (Slurm jobs)
 
-The study's name holds the plan's hash, so an edited plan has another study.
+The study's name holds the plan's hash, so an edited plan has another study. The list of a
+deployment's files is left out of it: its verification keeps that list true.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from profilers.files import read_bounded
 from tuner.errors import PlanUnreadableError
@@ -22,6 +23,7 @@ from tuner.plans.folder import (
     PLAN_NAME,
     STUDY_NAME,
     TRIALS_NAME,
+    read_trials_as,
     trial_file,
     write_trial,
 )
@@ -33,13 +35,14 @@ from tuner.verify.durable_trials import (
     trial_folder,
 )
 from tuner.verify.kept_logs import kept_log
-from tuner.verify.neighbourhood import TrainSpace
-from tuner.verify.proposal import Proposal
-from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.neighbourhood import DecisionSpace
+from tuner.verify.proposal import Decision, Proposal
+from tuner.verify.records import AnyRecord, LaunchRecord
 
 if TYPE_CHECKING:
     # Optuna is imported when a study is opened.
     from tuner.verify.search import StudySearch
+    from tuner.verify.study.shared import TrialKind
 
 RUNNING_NAME: Final = "under-way"
 """In the folder of trials: those that outlive this process."""
@@ -48,19 +51,23 @@ RUNNING_NAME: Final = "under-way"
 @contextmanager
 def opened_study(
     folder: Path,
-    space: TrainSpace,
+    space: DecisionSpace[Decision],
     *,
+    kind: "TrialKind[Decision, AnyRecord]",
+    sha256: str,
     by: DurableLauncher | None,
     scratch: Path,
     resume: bool,
     storage: str,
     on_message: Callable[[str], None],
-) -> Iterator["StudySearch"]:
+) -> Iterator["StudySearch[Decision, AnyRecord]"]:
     """Join the study of a plan.
 
     Args:
         folder: of the plan.
         space: what may be launched.
+        kind: of decision.
+        sha256: of the plan.
         by: what runs trials that outlive this process; None where none do.
         scratch: folder of the folders of trials.
         resume: keep what earlier processes did.
@@ -74,30 +81,23 @@ def opened_study(
     """
     from tuner.verify.search import StudySearch
     from tuner.verify.study.database import open_study
-    from tuner.verify.study.shared import (
-        TRAINING,
-        StudyCallbacks,
-        former_trials,
-        join_workers,
-    )
+    from tuner.verify.study.shared import StudyCallbacks, former_trials, join_workers
 
-    sha256 = plan_sha256(folder)
-
-    def write(record: TrialRecord) -> None:
+    def write(record: AnyRecord) -> None:
         write_trial(folder, record, log=_log_of(record, trial_folder(scratch, record.number)))
         shutil.rmtree(trial_folder(scratch, record.number), ignore_errors=True)
 
-    def copy(record: TrialRecord) -> None:
+    def copy(record: AnyRecord) -> None:
         if trial_file(folder, record.number).exists():
             return
         if is_joining and not storage:
             on_message(_missing(folder, record.number, resume=resume))
         write_trial(folder, record)
 
-    def adopt(proposal: Proposal) -> bool:
+    def adopt(proposal: Proposal[Decision]) -> bool:
         return by is not None and adopt_trial(scratch, by, proposal, plan_sha256=sha256)
 
-    finished = read_trials(folder / TRIALS_NAME)
+    finished = read_trials_as(kind.record, folder / TRIALS_NAME)
     running = read_running_trials(scratch, plan_sha256=sha256) if by else ()
     may_join = resume or bool(storage)
     if (finished or running) and not may_join:
@@ -111,7 +111,7 @@ def opened_study(
     is_joining = True
     outside = StudyCallbacks(write=write, copy=copy, adopt=adopt, on_message=on_message)
     with join_workers(
-        database, kind=TRAINING, finished=finished, outside=outside, may_join=may_join
+        database, kind=kind, finished=finished, outside=outside, may_join=may_join
     ) as shared:
         is_joining = False
         study = StudySearch(space, shared)
@@ -120,7 +120,7 @@ def opened_study(
         yield study
 
 
-def _log_of(record: TrialRecord, folder: Path) -> str:
+def _log_of(record: LaunchRecord[Any], folder: Path) -> str:
     return "" if record.status == "ok" else kept_log(folder)
 
 
@@ -134,7 +134,7 @@ def _missing(folder: Path, trial: int, *, resume: bool) -> str:
     return f"{line} and written again; to measure it again, delete its record and {STUDY_NAME}"
 
 
-def _refusal(folder: Path, finished: Sequence[TrialRecord]) -> str:
+def _refusal(folder: Path, finished: Sequence[LaunchRecord[Any]]) -> str:
     if finished:
         return (
             f"{folder} holds {len(finished)} trials already: add --resume to continue, or plan anew"

@@ -89,6 +89,8 @@ def verify(
         SchedulerError: Slurm refuses a trial or does not respond.
         StudyError: the study cannot be reached or locked.
     """
+    from tuner.verify.study.shared import TRAINING
+
     folder = plan_folder(folder)
     made = read_plan(folder)
     _check_verifiable(made, folder, runs_engine=isinstance(by, CommandLauncher))
@@ -116,12 +118,14 @@ def verify(
             spending.check()
         for line in spending.without_own_choice():
             on_message(line)
-    failures = FailureWatch()
+    failures, sha256 = FailureWatch(), plan_sha256(folder)
     with (
         trial_folders(folder, by=durable) as scratch,
         opened_study(
             folder,
             space,
+            kind=TRAINING,
+            sha256=sha256,
             by=durable,
             scratch=scratch,
             resume=resume,
@@ -137,7 +141,7 @@ def verify(
 
         def begin(trial: Path, proposal: Proposal) -> None:
             if durable is not None:
-                note(trial, proposal, plan_sha256=plan_sha256(folder))
+                note(trial, proposal, plan_sha256=sha256)
 
         runs = TrainTrials(
             jobs=possible,
@@ -146,11 +150,16 @@ def verify(
             scratch=scratch,
             watcher=watcher,
             begin=begin,
-            stop=by.stop if by is not None else lambda: None,
             spending=spending,
         )
         records = run_trials(
-            study, runs, trials=effort.trials, parallel=effort.parallel, failures=failures
+            study,
+            runs,
+            trials=effort.trials,
+            ended=watcher.ended,
+            parallel=effort.parallel,
+            stop=by.stop if by is not None else lambda: None,
+            failures=failures,
         )
         stopped = failures.stop_notes(records, trials=effort.trials)
         # After identical failures the budget is not the reason that trials were not started.

@@ -7,32 +7,34 @@ machine (tuner/verify/leftovers.py).
 """
 
 import contextlib
+import hashlib
+import json
 import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from profilers.files import read_bounded
 from tuner.config.serve import ServeDecision
 from tuner.engines.files import LaunchFiles, launch_files
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
     read_serve_plan,
-    read_serve_trials,
     read_used_placement,
     write_serve_verified,
 )
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.goals.study_folder import opened_study
 from tuner.paths import AnyPath, plan_folder
-from tuner.plans.folder import TRIALS_NAME, write_trial
+from tuner.plans.folder import MAX_PLAN_BYTES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.units import format_s
+from tuner.verify.candidates import PlannedDeployments
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.clients import find_client
 from tuner.verify.deployments.conclusion import conclude, contenders
-from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.launcher import (
     CLIENT_PLACEHOLDERS,
     SERVER_PLACEHOLDERS,
@@ -42,13 +44,14 @@ from tuner.verify.deployments.launcher import (
     DeploymentTimeouts,
 )
 from tuner.verify.deployments.records import (
-    ServeOrigin,
     ServeTrial,
     ServeTrialRecord,
     ServeVerified,
 )
 from tuner.verify.identical_failures import FailureWatch
-from tuner.verify.kept_logs import kept_log
+from tuner.verify.leftovers import exclusive_use
+from tuner.verify.loop import TrialRuns, run_trials
+from tuner.verify.proposal import Origin, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,10 @@ def verify_serve(
         SpecError: the address of the deployments is unknown, or a template lacks a value.
         EnvironmentMissingError: a program does not exist, or a port is taken.
         OutputError: the folder cannot be written, or another verification has it.
+        StudyError: the study cannot be locked.
     """
+    from tuner.verify.study.shared import TrialKind
+
     folder = plan_folder(folder)
     plan = read_serve_plan(folder)
     if plan.decision is None or plan.predicted is None:
@@ -91,103 +97,85 @@ def verify_serve(
             f"{folder}: the plan has nothing to launch ({plan.binding_constraint})"
         )
     placement = read_used_placement(folder)
-    with exclusive_use(folder / TRIALS_NAME, plan=folder) as scratch:
-        study = _Study(
-            folder=folder,
-            plan=plan,
-            candidates=_candidates(plan),
+    space = PlannedDeployments(plan=plan)
+    with (
+        exclusive_use(folder / TRIALS_NAME, plan=folder) as scratch,
+        opened_study(
+            folder,
+            space,
+            kind=TrialKind(proposal=Proposal[ServeDecision], record=ServeTrialRecord),
+            sha256=_sha256(folder),
+            by=None,
+            scratch=scratch,
+            resume=resume,
+            storage="",
+            on_message=by.on_message,
+        ) as study,
+    ):
+        failures = FailureWatch()
+        runs = ServeTrials(
+            space=space,
+            repeats=effort.repeats,
             scratch=scratch,
             by=by,
             reached=reached or Reached(),
-            records=list(read_serve_trials(folder)),
         )
-        study.check(resume=resume)
-        stopped = study.run(effort)
-        verified = conclude(plan, study.records)
-        verified = verified.model_copy(update={"notes": (*verified.notes, *stopped)})
-        _write(folder, plan, verified, study.candidates, placement)
+        for one in study.records:
+            space.predicted(one.decision)
+
+        def report(record: ServeTrialRecord) -> None:
+            if record.status != "ok":
+                by.on_message(f"{record.status}: {record.reason}")
+
+        records = run_trials(study, runs, trials=effort.trials, ended=report, failures=failures)
+        trials = min(effort.trials, len(space.predictions))
+        verified = conclude(plan, records)
+        notes = (*verified.notes, *failures.stop_notes(records, trials=trials))
+        verified = verified.model_copy(update={"notes": notes})
+        _write(folder, plan, verified, space.predictions, placement)
     return verified
 
 
-def _candidates(plan: ServePlan) -> dict[ServeDecision, ServePrediction]:
-    """Return the decisions that the plan names, its choice first, with their predictions."""
-    predictions: dict[ServeDecision, ServePrediction] = {}
-    if plan.decision is not None and plan.predicted is not None:
-        predictions[plan.decision] = plan.predicted
-    for other in plan.alternatives:
-        predictions.setdefault(other.decision, other.predicted)
-    return predictions
+def _sha256(folder: Path) -> str:
+    """Return the hash of a plan without its list of files, which a verification changes."""
+    content = json.loads(read_bounded(folder / PLAN_NAME, most_bytes=MAX_PLAN_BYTES))
+    content.pop("files", None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Study:
-    """Launches of one plan; `records` grows with each."""
+@dataclass(frozen=True, kw_only=True)
+class ServeTrials(TrialRuns[ServeDecision, ServeTrialRecord]):
+    """Launches deployments, one at a time."""
 
-    folder: Path
-    plan: ServePlan
-    candidates: Mapping[ServeDecision, ServePrediction]
+    space: PlannedDeployments
+    repeats: int
+    """Most repeats of launches that ran."""
     scratch: Path
     by: DeploymentLauncher
     reached: Reached
-    records: list[ServeTrialRecord]
 
-    def check(self, *, resume: bool) -> None:
-        """Refuse records without `resume`, or of another plan."""
-        if self.records and not resume:
-            raise PlanUnreadableError(
-                f"{self.folder} holds {len(self.records)} trials already: add --resume to continue,"
-                " or plan anew"
-            )
-        for one in self.records:
-            if one.decision not in self.candidates:
-                raise PlanUnreadableError(
-                    f"{self.folder / TRIALS_NAME}: trial {one.number} is of no decision that the"
-                    " plan names; delete it, or plan anew"
-                )
+    def start(
+        self, proposal: Proposal[ServeDecision], _records: Sequence[ServeTrialRecord]
+    ) -> Callable[[], ServeTrialRecord]:
+        """Prepare a trial; return what runs it to its record."""
+        number, decision = proposal.number, proposal.decision
+        plan, predicted = self.space.plan, self.space.predicted(decision)
+        launch = prepared_launch(plan, decision, predicted, number, self.scratch, self.reached)
+        self.by.on_message(f"trial {number}: {self.space.describe(decision)}")
+        return lambda: _launched(launch, origin=proposal.origin, by=self.by)
 
-    def run(self, effort: DeploymentEffort) -> tuple[str, ...]:
-        """Launch the rest until two fail for the same reason; return why it stopped, if so."""
-        failures = FailureWatch()
-        earlier = list(self.records)
-        failures.is_over(earlier)
-        wanted = list(self.candidates)[: effort.trials]
-        done = {one.decision for one in earlier}
-        for decision in dict.fromkeys(one.decision for one in failures.to_repeat(earlier)):
-            if not failures.is_over(self.records):
-                self.launch(decision, "repeat")
-        for decision in wanted:
-            if decision not in done and not failures.is_over(self.records):
-                self.launch(decision, "plan" if decision == self.plan.decision else "alternative")
-        left = effort.repeats - sum(map(self._is_of_noise, self.records))
-        while left > 0 and not failures.is_over(self.records):
-            retries = contenders(self.plan, self.records)
-            if not retries:
-                break
-            for decision in retries[:left]:
-                if not failures.is_over(self.records):
-                    self.launch(decision, "repeat")
-            left -= len(retries)
-        return failures.stop_notes(self.records, trials=len(wanted))
-
-    def _is_of_noise(self, one: ServeTrialRecord) -> bool:
-        """Whether a launch repeats a successful one, not a failed one."""
-        return one.origin == "repeat" and any(
-            other.decision == one.decision and other.status == "ok" and other.number < one.number
-            for other in self.records
-        )
-
-    def launch(self, decision: ServeDecision, origin: ServeOrigin) -> None:
-        """Launch a decision and keep the record."""
-        number = max((one.number for one in self.records), default=-1) + 1
-        prepared = prepared_launch(
-            self.plan, decision, self.candidates[decision], number, self.scratch, self.reached
-        )
-        self.by.on_message(f"trial {number}: {_title(decision)}")
-        record = _launched(prepared, origin=origin, by=self.by)
-        log = "" if record.status == "ok" else kept_log(prepared.folder)
-        write_trial(self.folder, record, log=log)
-        self.records.append(record)
-        shutil.rmtree(prepared.folder, ignore_errors=True)
+    def repeat(self, records: Sequence[ServeTrialRecord]) -> ServeDecision | None:
+        """Return the decision whose repetition may change the conclusion."""
+        numbers = {one.decision: one.number for one in reversed(records) if one.status == "ok"}
+        # Failures are launched again for another reason.
+        repeats = [
+            one.decision
+            for one in records
+            if one.origin == "repeat" and numbers.get(one.decision, one.number) < one.number
+        ]
+        if len(repeats) >= self.repeats:
+            return None
+        return min(contenders(self.space.plan, records), key=repeats.count, default=None)
 
 
 def deployment_trials(
@@ -241,7 +229,7 @@ def deployment_trials(
 
 
 def _launched(
-    launch: DeploymentLaunch, *, origin: ServeOrigin, by: DeploymentLauncher
+    launch: DeploymentLaunch, *, origin: Origin, by: DeploymentLauncher
 ) -> ServeTrialRecord:
     broken = unlaunchable(
         VerifiedServing(plan=launch.plan, decision=launch.decision, predicted=launch.predicted)
@@ -250,8 +238,6 @@ def _launched(
         result = by(launch) if not broken else _unlaunched("; ".join(broken))
     except UnsuitedPlacementError as error:
         result = _unlaunched(str(error))
-    if result.status != "ok":
-        by.on_message(f"{result.status}: {result.reason}")
     return ServeTrialRecord(
         number=launch.number,
         origin=origin,
@@ -321,11 +307,3 @@ def _measured(won: ServeTrial) -> str:
         f"TTFT mean {format_s(won.measured_ttft_s)}, TPOT mean {format_s(won.measured_tpot_s)},"
         f" {0.0 if rate is None else rate:.4g} requests/s, medians of {won.runs} runs."
     )
-
-
-def _title(decision: ServeDecision) -> str:
-    groups = ", ".join(
-        f"{group.count} x {group.devices} {group.role.value} on {group.pool}"
-        for group in decision.instances
-    )
-    return f"{decision.num_devices} devices, {decision.mode}: {groups}"

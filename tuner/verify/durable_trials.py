@@ -10,7 +10,7 @@ numbered by the study, so several verifications may share the parent folder.
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -49,7 +49,7 @@ class Stored(Proposal):
     plan_sha256: str
 
 
-def note(folder: Path, proposal: Proposal, *, plan_sha256: str) -> None:
+def note(folder: Path, proposal: Proposal[Any], *, plan_sha256: str) -> None:
     """Write the proposal of a trial into its folder.
 
     Raises:
@@ -75,7 +75,7 @@ def read_running_trials(place: Path, *, plan_sha256: str) -> tuple[Proposal, ...
 
 
 def adopt_trial(
-    place: Path, launcher: DurableLauncher, proposal: Proposal, *, plan_sha256: str
+    place: Path, launcher: DurableLauncher, proposal: Proposal[Any], *, plan_sha256: str
 ) -> bool:
     """Whether a trial still runs and can be awaited here; otherwise remove what is left of it."""
     folder = trial_folder(place, proposal.number)

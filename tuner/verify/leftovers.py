@@ -12,6 +12,8 @@ verification are found and those of others are left alone; scratch folders have 
     next verification   of the plan, on this machine: does the same where the guardian was killed,
                         too, or has not finished. The lock ends with its holder
 
+Deployments of a plan share ports, so one verification at a time launches them (deployments.lock).
+
 Not covered: file systems without locks, on which every verification counts as running; processes on
 other machines or of another user. A next verification removes no folder outside the plan's.
 """
@@ -24,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +42,10 @@ DISMISS_S: Final = 5.0
 
 GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""
+
+SCRATCH_PREFIX: Final = "deployments-"
+"""In the folder of trials: files and logs of the running deployment."""
+LOCK_NAME: Final = "deployments.lock"
 
 HELD_BACK: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 """Signals that a guardian survives: a scheduler sends them to every process at once."""
@@ -84,6 +91,41 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
                     own.unlink(missing_ok=True)
                 if guardian is not None:
                     _dismiss(guardian)
+
+
+@contextmanager
+def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
+    """Lock a plan's deployments, end leftovers, and yield the scratch folder.
+
+    Args:
+        trials: folder of the plan's trials.
+        plan: folder of the plan, for the message.
+
+    Raises:
+        OutputError: the folder cannot be written, or another verification has it.
+        EnvironmentMissingError: no shell can be started.
+    """
+    try:
+        trials.mkdir(exist_ok=True)
+        lock = (trials / LOCK_NAME).open("wb")
+    except OSError as error:
+        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"{plan}: another `moetune verify` launches this plan's deployments; wait for it,"
+                " or copy the plan"
+            ) from error
+        except OSError:
+            pass  # No locks there, see above.
+        end_leftovers(trials)
+        for left in trials.glob(f"{SCRATCH_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=trials))
+        with register_scratch(trials, scratch=scratch):
+            yield scratch
 
 
 def _dismiss(guardian: subprocess.Popen[bytes]) -> None:

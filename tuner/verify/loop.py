@@ -18,7 +18,7 @@ processes.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.proposal import Decision, LaunchRequest, Proposal
@@ -34,30 +34,28 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class TrialRuns(Protocol[Decision, AnyRecord]):
+class TrialRuns(Generic[Decision, AnyRecord]):
     """How decisions of one kind are launched, and which of them."""
 
     def start(
-        self, proposal: Proposal[Decision], records: Sequence[AnyRecord]
+        self, proposal: Proposal[Decision], _records: Sequence[AnyRecord], /
     ) -> Callable[[], AnyRecord]:
         """Prepare a trial; return what runs it to its record, perhaps in another thread."""
+        raise NotImplementedError
 
     def new(
-        self, progress: "StudySnapshot[Decision, AnyRecord]", *, trials: int
+        self, _progress: "StudySnapshot[Decision, AnyRecord]", /, *, trials: int
     ) -> Sequence[LaunchRequest[Decision]]:
         """Return the new decisions to launch next, of which `trials` may still begin."""
+        return [LaunchRequest()] if trials else []
 
-    def retry(self, failed: AnyRecord) -> bool:
+    def retry(self, _failed: AnyRecord, /) -> bool:
         """Whether a failed trial of an earlier call can be launched again."""
+        return True
 
-    def repeat(self, records: Sequence[AnyRecord]) -> Decision | None:
+    def repeat(self, records: Sequence[AnyRecord], /) -> Decision | None:
         """Return the decision whose repetition may change the conclusion."""
-
-    def ended(self, record: AnyRecord) -> None:
-        """Report a trial whose record is written."""
-
-    def stop(self) -> None:
-        """End parallel launches after an exception."""
+        raise NotImplementedError
 
 
 def run_trials(
@@ -65,7 +63,9 @@ def run_trials(
     runs: TrialRuns[Decision, AnyRecord],
     *,
     trials: int,
+    ended: Callable[[AnyRecord], None],
     parallel: int = 1,
+    stop: Callable[[], None] = lambda: None,
     failures: FailureWatch | None = None,
 ) -> tuple[AnyRecord, ...]:
     """Launch proposals until there are enough trials or nothing new is left.
@@ -74,7 +74,9 @@ def run_trials(
         study: proposes decisions and keeps their records.
         runs: launches them.
         trials: most decisions to launch, those of earlier calls included.
+        ended: called with each record of this call, once it is written.
         parallel: launches at once.
+        stop: ends parallel launches if this is left by an exception.
         failures: stops the trials after identical failures.
 
     Returns:
@@ -97,17 +99,17 @@ def run_trials(
         return wanted if repeat is None else [*wanted, LaunchRequest(decision=repeat)]
 
     running: dict[Future[AnyRecord], Proposal[Decision]] = {}
-    with launch_threads(parallel, stop=runs.stop) as threads:
+    with launch_threads(parallel, stop=stop) as threads:
         while True:
             next_step = study.propose(requests) if len(running) < parallel else None
             if isinstance(next_step, Proposal):
                 running[threads.submit(runs.start(next_step, study.records))] = next_step
             elif running:
-                ended, _ = wait(running, return_when=FIRST_COMPLETED)
-                first = min(ended, key=lambda one: running[one].number)
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                first = min(done, key=lambda one: running[one].number)
                 proposal, record = running.pop(first), first.result()
                 if study.record(proposal, record):
-                    runs.ended(record)
+                    ended(record)
             elif next_step is None:
                 return study.records
             else:

@@ -23,6 +23,7 @@ from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
 from tuner.verify.launcher import TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
+from tuner.verify.loop import TrialRuns
 from tuner.verify.neighbourhood import TrainSpace
 from tuner.verify.proposal import LaunchRequest, Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
@@ -58,8 +59,8 @@ class Watcher:
 
 
 @dataclass(kw_only=True, eq=False)
-class TrainTrials:
-    """`TrialRuns` of training runs."""
+class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
+    """Launches training runs, full-scale or scaled down."""
 
     jobs: TrialOptions
     """The full-scale and scaled-down jobs that may be launched."""
@@ -70,7 +71,6 @@ class TrainTrials:
     watcher: Watcher
     begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
     """Called before a launch, with the folder of its trial."""
-    stop: Callable[[], None] = lambda: None
     spending: Spending | None = None
     """A budget that decides what is launched; None: `effort` alone does."""
 
@@ -111,7 +111,7 @@ class TrainTrials:
             origin = "alternative"
         return [LaunchRequest(decision=decision, scale=choice.job.scale, origin=origin)]
 
-    def retry(self, failed: TrialRecord) -> bool:
+    def retry(self, failed: TrialRecord, /) -> bool:
         """Whether a failed trial of an earlier call fits the devices of this one."""
         return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
 
@@ -125,10 +125,6 @@ class TrainTrials:
         if self.spending is not None and not self.spending.affords(decision, records):
             return None
         return decision
-
-    def ended(self, record: TrialRecord) -> None:
-        """Report a trial whose record is written."""
-        self.watcher.ended(record)
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:

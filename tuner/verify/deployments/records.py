@@ -7,6 +7,7 @@
 Times are seconds; percentiles are over the requests of a run that completed.
 """
 
+import statistics
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -18,26 +19,18 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.tables import Rows
-from tuner.verify.records import TrialStatus
+from tuner.verify.proposal import Origin
+from tuner.verify.records import LaunchRecord, TrialStatus
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-ServeOrigin = Literal["plan", "alternative", "repeat"]
 
 
-class ServeTrialRecord(Record):
+class ServeTrialRecord(LaunchRecord[ServeDecision]):
     """`trials/NNNN.json` of a deployment: one launch that ended."""
 
-    schema_version: Literal[1] = 1
-    number: Size
-    origin: ServeOrigin
-    """A repeat launches a decision once more."""
-    decision: ServeDecision
-    status: TrialStatus
-    reason: str = ""
-    """One line when the status is not ok."""
     last_lines: tuple[str, ...] = ()
     """The tail of the server's or client's log if the status is not ok."""
     predicted: ServePrediction
@@ -45,16 +38,28 @@ class ServeTrialRecord(Record):
     """Every benchmark run with a readable result."""
     ready_s: Seconds | None = None
     """From the start until every server was ready."""
-    wall_s: Seconds
-    engine: str
     client: str
+
+    @property
+    def sampled_value(self) -> float | None:
+        """Device-seconds of a request that meets the SLOs, of any where goodput is unknown.
+
+        None if nothing was measured.
+        """
+        rates = [
+            run.requests_per_s if run.goodput_requests_per_s is None else run.goodput_requests_per_s
+            for run in self.runs
+        ]
+        if self.status != "ok" or not rates or not statistics.median(rates):
+            return None
+        return self.decision.num_devices / statistics.median(rates)
 
 
 class ServeTrial(Record):
     """A deployment as `verified.json` shows it: all its launches together."""
 
     decision: ServeDecision
-    origin: ServeOrigin
+    origin: Origin
     status: TrialStatus
     reason: str = ""
     num_devices: Count

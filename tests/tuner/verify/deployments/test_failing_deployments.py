@@ -295,6 +295,7 @@ def test_no_tie_is_launched_again_after_two_failures_alike(
         more = {name: 1.5 * value for name, value in rates.items()}
         record["runs"] = [run | rates, run | more]
         file.write_text(json.dumps(record))
+    (folder / "trials/study.db").unlink()
     assert len(contenders(read_serve_plan(folder), read_serve_trials(folder))) == 2
     broken = server("--say", "RuntimeError: no such weights")
     verify(folder, broken, client(), trials=3, repeats=4, resume=True)

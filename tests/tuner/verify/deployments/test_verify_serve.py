@@ -15,8 +15,8 @@ from tuner.cli import app as frame
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.plans.folder import read_verified_as
-from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.records import ServeVerified
+from tuner.verify.leftovers import exclusive_use
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
@@ -92,6 +92,23 @@ def test_resume_launches_only_what_has_no_record(
     (folder / "trials/0001.json").write_text(before.decode()[:-20])
     with pytest.raises(PlanUnreadableError, match=r"0001\.json.*delete it and go on with"):
         verify(folder, server(), client(), resume=True)
+
+
+def test_old_records_go_on_without_a_study_and_those_of_another_plan_are_refused(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    folder = write_plan()
+    verify(folder, server(), client(), trials=1)
+    study, file = folder / "trials/study.db", folder / "trials/0000.json"
+    study.unlink()
+    outcome = verify(folder, server(), client(), trials=2, resume=True)
+    assert [one.num_devices for one in outcome.trials] == [8, 16]
+    study.unlink()
+    record = json.loads(file.read_text())
+    record["decision"]["instances"][0]["count"] = 7
+    file.write_text(json.dumps(record))
+    with pytest.raises(PlanUnreadableError, match=r"launched 56 devices, .* plan does not name"):
+        verify(folder, server(), client(), trials=2, resume=True)
 
 
 def test_repeats_are_launched_while_noise_keeps_the_order_open(

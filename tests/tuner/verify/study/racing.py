@@ -132,7 +132,12 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
             scratch=own / "scratch",
             watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
         )
-        records = run_trials(StudySearch(space, shared), runs, trials=requested.trials)
+        records = run_trials(
+            StudySearch(space, shared),
+            runs,
+            trials=requested.trials,
+            ended=lambda _record: None,
+        )
     for record in records:
         if not trial_file(own, record.number).is_file():
             raise FileNotFoundError(trial_file(own, record.number))
