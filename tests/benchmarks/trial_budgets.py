@@ -21,7 +21,7 @@ from tuner.costs.train.calibration import shipped
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
-from tuner.verify.budget.estimates import estimates
+from tuner.verify.budget.extrapolation import estimates
 from tuner.verify.budget.production import production_prices
 from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.budget.trial_options import TrialOptions

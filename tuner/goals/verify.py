@@ -26,8 +26,8 @@ from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.routing import RoutingRecord, read_routing
-from tuner.verify.budget.measured import work_of as work_of
 from tuner.verify.budget.prices import build_pricer
+from tuner.verify.budget.prices import work_of as work_of
 from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.build_locks import abandoned_locks

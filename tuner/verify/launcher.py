@@ -16,6 +16,7 @@ Not covered: processes of a trial that clear their environment or belong to anot
 
 import contextlib
 import importlib.util
+import json
 import math
 import os
 import re
@@ -39,7 +40,6 @@ from tuner.errors import EnvironmentMissingError
 from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.build_locks import release_builds
-from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import TrialStatus
 from tuner.verify.termination import GRACE_S, ensure_ended, start_marked
 
@@ -428,3 +428,16 @@ def _ended_by(exit_code: int) -> str:
 def _printable(line: str) -> str:
     line = COLOUR.sub("", line)
     return "".join(letter if letter.isprintable() else " " for letter in line).strip()
+
+
+PROGRESS_NAME: Final = "progress.jsonl"
+MOST_BYTES: Final = 64 * 2**20
+
+
+def steps_so_far(folder: Path) -> tuple[float, ...]:
+    """Return the timed steps of a trial so far, in seconds; incomplete lines are skipped."""
+    try:
+        text = read_bounded(folder / PROGRESS_NAME, most_bytes=MOST_BYTES).decode()
+        return tuple(float(json.loads(line)["step_s"]) for line in text.split("\n")[:-1])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()

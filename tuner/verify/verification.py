@@ -16,7 +16,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
-from tuner.verify.budget.estimates import estimates, pooled_by_scale
+from tuner.verify.budget.extrapolation import estimates, pooled_by_scale
 from tuner.verify.budget.scheduler import Spending
 from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.durable_trials import trial_folder

@@ -20,10 +20,10 @@ from tuner.verify.launcher import (
     LaunchResult,
     exit_result,
     launch_command,
+    steps_so_far,
     trial_command,
     trial_environment,
 )
-from tuner.verify.progress import steps_so_far
 from tuner.verify.termination import TRIAL_MARK
 
 Run = Callable[..., LaunchResult]

@@ -21,6 +21,7 @@ Not covered: heterogeneous pools, whose ranks differ; fewer micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
 
@@ -33,7 +34,6 @@ from tuner.engines.capabilities import launchable, refusals
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan
 from tuner.spec.model import Layer, ModelSpec
-from tuner.verify.budget.obstacles import Obstacle, too_large
 
 LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
 """Shares of a stage's layers to try; 0 keeps one of each kind."""
@@ -53,6 +53,63 @@ class Scale(Record):
     def num_devices(self) -> int:
         """Devices that the scaled-down job needs."""
         return self.decision.num_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """Why nothing can be launched for one candidate."""
+
+    rule: str
+    """The same text for all candidates that it excludes."""
+    detail: str = ""
+    """Details of this candidate."""
+    least: TrainDecision | None = None
+    """The candidate's smallest job, if that needs more devices than are allowed."""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.detail}" if self.detail else self.rule
+
+
+def too_large(least: TrainDecision, *, max_devices: int) -> Obstacle:
+    """Return the obstacle of a candidate whose smallest job needs too many devices."""
+    return Obstacle(rule=f"more than the {max_devices} allowed", least=least)
+
+
+def describe_obstacles(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
+    """List every reason once; for several candidates the range of devices they need."""
+    rules: dict[str, list[Obstacle]] = {}
+    for one in obstacles:
+        rules.setdefault(one.rule, []).append(one)
+    return tuple(_describe(rule, same_rule) for rule, same_rule in rules.items())
+
+
+def _describe(rule: str, same_rule: Sequence[Obstacle]) -> str:
+    leasts = [one.least for one in same_rule if one.least is not None]
+    if leasts:
+        whose = "its smallest job needs" if len(same_rule) == 1 else "their smallest jobs need"
+        return f"{whose} {_devices(leasts)}, {rule}"
+    details = list(dict.fromkeys(one.detail for one in same_rule if one.detail))
+    if not details:
+        return rule
+    more = f" (and {len(details) - 1} more like it)" if len(details) > 1 else ""
+    return f"{rule}: {details[0]}{more}"
+
+
+def _devices(jobs: Sequence[TrainDecision]) -> str:
+    """Say how many devices jobs need, and the parallel degrees of the smallest one."""
+    least = min(jobs, key=lambda one: one.num_devices)
+    most = max(one.num_devices for one in jobs)
+    groups = (
+        f"TP {least.tensor_model_parallel_size}, CP {least.context_parallel_size}, "
+        f"EP {least.expert_model_parallel_size}, DP {least.data_parallel_size}, "
+        f"PP {least.pipeline_model_parallel_size}"
+    )
+    which = groups if len(jobs) == 1 else f"the smallest with {groups}"
+    return f"{_range(least.num_devices, most)} ({which})"
+
+
+def _range(fewest: int, most: int) -> str:
+    return f"{fewest} devices" if fewest == most else f"{fewest} to {most} devices"
 
 
 def launchable_scales(

@@ -3,8 +3,8 @@
     before every launch, from all measurements so far:
         infer    the step of every candidate and scaled-down job       extrapolation.py
         price    start-up + (warm-up + timed steps) * step             learnt from trials
-        choose   the most valuable set that fits the budget            allocation.py
-        start    its most valuable trial, or stop and say why
+        choose   the trial that is worth most per second of its cost
+        start    it, or stop and say why
 
 A trial is started only if it is predicted to end in time: at the upper end of its step's error
 band, with the longest start-up seen. Before the first successful trial, start-up is START_UP_S. A
@@ -12,24 +12,38 @@ trial that still runs at the end of the budget is ended after a grace period of 
 budget, a minute at most. If the budget covers all requested trials at full scale, nothing is
 decided here.
 
+The value of a trial is the expected saving: with beliefs mean m_j and covariance C over the steps
+of the candidates, a trial x moves the means along one line, m + b z with z standard normal and
+b_j = C_jx / sqrt(C_xx + noise^2), so that it saves
+
+    w(x) = min_j m_j - E_z min_j (m_j + b_j z)        seconds of a step
+
+by changing the choice (Frazier, Powell, Dayanik, "The knowledge-gradient policy for correlated
+normal beliefs", INFORMS J. Computing 21(4), 2009). The expectation is taken at 255 quantiles of z.
+To check the plan's prediction too, w includes a hundredth of the reduction of the standard
+deviation of the best candidate's step; that decides if there is only one candidate.
+
 The budget is wall time of one call; the devices are those of all parallel launches.
 
 Not covered: queueing time of a job counts as start-up, once it was seen.
+
+Letters: J candidates, X possible trials.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Final
 
+import numpy as np
+
+from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.units import format_ratio, format_s
-from tuner.verify.budget.allocation import Item, best_set, values_X
-from tuner.verify.budget.estimates import trial_evidence
-from tuner.verify.budget.extrapolation import Belief, infer_belief
-from tuner.verify.budget.obstacles import Obstacle, describe_obstacles, describe_with_choice
-from tuner.verify.budget.scale import Scale
+from tuner.verify.budget.extrapolation import Belief, infer_belief, trial_evidence
+from tuner.verify.budget.scale import Obstacle, Scale, describe_obstacles
 from tuner.verify.budget.trial_options import TrialOption, TrialOptions
 from tuner.verify.evidence import measured_s
 from tuner.verify.records import TrialRecord
@@ -43,6 +57,9 @@ WORTH_RATIO: Final = 1e-3
 
 STEP_NOISE_RATIO: Final = 0.02
 """Standard error expected of a trial's median step: 5 % a step, eight steps."""
+
+QUANTILES: Final = np.array([NormalDist().inv_cdf((one + 0.5) / 255) for one in range(255)])
+PROMISE: Final = 0.01
 
 GRACE_RATIO: Final = 0.05
 MOST_GRACE_S: Final = 60.0
@@ -60,6 +77,14 @@ class Budget:
     def grace_s(self) -> float:
         """Grace period after the end of the budget, for a running trial."""
         return min(GRACE_RATIO * self.wall_s, MOST_GRACE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A possible trial."""
+
+    cost_s: float
+    value: float
 
 
 Jobs = Sequence[tuple[TrainDecision, Scale | None]]
@@ -164,17 +189,11 @@ class Spending:
             self.stopped = ""
             return own
         worthy = [place for place in affordable if items[place].value >= WORTH_RATIO * best_s]
-        left_s = self.left_s * self.parallel
-        left_s -= sum(self._whole_cost_s(one, records) for one in running_options)
-        chosen = best_set(
-            [items[place] for place in worthy], budget_s=max(0.0, left_s), most=trials
-        )
-        if not chosen:
+        if trials < 1 or not worthy:
             self.stopped = self._why_stopped(items, affordable=affordable, trials=trials)
             return None
         self.stopped = ""
-        first = max((worthy[place] for place in chosen), key=lambda place: items[place].value)
-        return options[first]
+        return options[max(worthy, key=lambda place: items[place].value / items[place].cost_s)]
 
     def _own_first(
         self,
@@ -235,12 +254,12 @@ class Spending:
         if not candidates:
             return "no candidate of the plan fits in memory: nothing can be launched; plan anew"
         # Without a limit the full-scale jobs are options.
-        own, *others = (self.possible.why_none(one) for one in candidates)
+        reasons = describe_obstacles([self.possible.why_none(one) for one in candidates])
         fewest = self.possible.fewest_devices()
         remedy = "" if fewest is None else f"; give --max-devices {fewest} or more"
         return (
             f"--max-devices {self.possible.most_devices}: no trial is small enough:"
-            f" {describe_with_choice(own, others)}{remedy}"
+            f" {'; '.join(reasons)}{remedy}"
         )
 
     def _why_untried(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> Obstacle:
@@ -285,7 +304,6 @@ class Spending:
         )
         items = [
             Item(
-                group=candidates.index(option.job.candidate),
                 cost_s=self._cost_s(option, belief, place, records)
                 if seen
                 else self._first_cost_s(option),
@@ -339,3 +357,28 @@ class Spending:
             if one.status == "ok"
         ]
         return max(0.0, max(spent, default=START_UP_S[self.runs_reference]))
+
+
+def values_X(
+    belief: Belief, *, candidates: Sequence[int], trials: Sequence[int], noise_s: Sequence[float]
+) -> Floats:
+    """Return the value of each trial, in seconds of a step.
+
+    Args:
+        belief: about full-scale jobs and trials together.
+        candidates: indices of the full-scale jobs in it.
+        trials: indices of the trials.
+        noise_s: standard error of each trial's step.
+    """
+    mean_J = belief.mean_s_T[list(candidates)]
+    covariance = belief.covariance_TT
+    best = int(np.argmin(mean_J))
+    before_s = math.sqrt(max(0.0, float(covariance[candidates[best], candidates[best]])))
+    value_X = np.zeros(len(trials))
+    for place, (trial, noise) in enumerate(zip(trials, noise_s, strict=True)):
+        spread = math.sqrt(float(covariance[trial, trial]) + noise**2)
+        line_J = covariance[list(candidates), trial] / spread if spread > 0.0 else 0.0 * mean_J
+        after_s = np.min(mean_J[:, None] + np.outer(line_J, QUANTILES), axis=0).mean()
+        left_s = math.sqrt(max(0.0, before_s**2 - float(line_J[best]) ** 2))
+        value_X[place] = max(0.0, mean_J[best] - after_s) + PROMISE * (before_s - left_s)
+    return value_X

@@ -36,23 +36,26 @@ from tuner.units import format_s
 from tuner.verify.launcher import (
     CONFIG_NAME,
     LOG_NAME,
+    PROGRESS_NAME,
     REPORT_NAME,
     Launch,
     LaunchResult,
 )
-from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm import queue
-from tuner.verify.slurm.folder import (
+from tuner.verify.slurm.options import Options, without_overrides
+from tuner.verify.slurm.outcome import (
     WITHDRAWN_NAME,
+    Lost,
     Ticket,
+    check_overrun,
+    detect_lost,
     exit_code,
+    job_result,
     read_report,
     read_ticket,
     renew_lease,
     write_ticket,
 )
-from tuner.verify.slurm.options import Options, without_overrides
-from tuner.verify.slurm.outcome import Lost, check_overrun, detect_lost, job_result
 from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState, SlurmAwayError
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,

@@ -21,8 +21,7 @@ from typing import Final
 
 from tuner.engines.launchers.sbatch import directives, training_resources
 from tuner.engines.launchers.shape import LaunchShape
-from tuner.verify.launcher import CONFIG_NAME, REPORT_NAME
-from tuner.verify.progress import PROGRESS_NAME
+from tuner.verify.launcher import CONFIG_NAME, PROGRESS_NAME, REPORT_NAME
 from tuner.verify.slurm.options import Options
 from tuner.verify.termination import GRACE_S, TRIAL_MARK
 

@@ -14,7 +14,7 @@ from profilers.records import Profile
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plans.train import Plan
-from tuner.verify.budget.measured import measured_prices
+from tuner.verify.budget.prices import measured_prices
 from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.neighbourhood import Neighbourhood
 

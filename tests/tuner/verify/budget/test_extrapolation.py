@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.verify.budget.estimates import Estimates, estimates
-from tuner.verify.budget.extrapolation import NINE_OF_TEN, MeasuredTrial, infer_belief
-from tuner.verify.budget.jobs import PARTS, STATE, TrialJob, parts_s_K
+from tuner.verify.budget.extrapolation import (
+    NINE_OF_TEN,
+    Estimates,
+    MeasuredTrial,
+    estimates,
+    infer_belief,
+)
 from tuner.verify.budget.scheduler import Budget, Spending
+from tuner.verify.budget.trial_options import PARTS, STATE, TrialJob, parts_s_K
 
 Hidden = Callable[..., Any]
 

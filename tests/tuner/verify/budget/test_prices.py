@@ -17,11 +17,10 @@ from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
 from tuner.plans.folder import TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
-from tuner.verify.budget.jobs import EMBEDDING_HEAD, parts_s_K
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scale import launchable_scales, scaled_plan
 from tuner.verify.budget.scheduler import Budget
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.trial_options import EMBEDDING_HEAD, TrialOptions, parts_s_K
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.records import read_trials
 from tuner.verify.verification import Effort, Watcher

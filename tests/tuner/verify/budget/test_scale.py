@@ -13,8 +13,7 @@ from tuner.config.train import TrainDecision
 from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
 from tuner.spec.model import ModelSpec
-from tuner.verify.budget.obstacles import describe_obstacles
-from tuner.verify.budget.scale import launchable_scales, scaled_plan, why_none
+from tuner.verify.budget.scale import describe_obstacles, launchable_scales, scaled_plan, why_none
 from tuner.verify.neighbourhood import Neighbourhood
 
 DENSE, MOE = LayerKind.DENSE, LayerKind.MOE

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.verify.budget.estimates import estimates
+from tuner.verify.budget.extrapolation import estimates
 from tuner.verify.budget.scheduler import MOST_GRACE_S, START_UP_S, Budget, Spending
 from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.records import TrialRecord
@@ -164,7 +164,7 @@ def test_the_refusal_names_as_many_devices_as_are_enough(spend: Spend, hidden: H
     with pytest.raises(SpecError) as refused:
         spend(hidden(0), max_devices=1).check()
     (line,) = str(refused.value).splitlines()
-    assert line.count(" needs ") == 1
+    assert line.count("smallest jobs need ") == 1
     assert line.count("allowed") == 1
     enough = int(line.rsplit("give --max-devices ", 1)[1].split()[0])
     spend(hidden(0), max_devices=enough).check()
@@ -175,7 +175,7 @@ def test_the_refusal_names_as_many_devices_as_are_enough(spend: Spend, hidden: H
 def test_a_budget_for_no_trial_is_refused_in_one_line(spend: Spend, hidden: Hidden) -> None:
     with pytest.raises(SpecError, match=r"^--budget 1.00 s: the shortest trial is predicted to"):
         spend(hidden(0), wall_s=1.0).check()
-    with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: the"):
+    with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: their"):
         spend(hidden(0), max_devices=1).check()
     spend(hidden(0), max_devices=8).check()
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from tuner.config.train import TrainDecision
 from tuner.plans.train import TrainPrediction
-from tuner.verify.budget.jobs import PARTS, STATE, build_job
 from tuner.verify.budget.scale import Scale, scaled_plan
 from tuner.verify.budget.scheduler import Spending
-from tuner.verify.budget.trial_options import Price, TrialOptions
+from tuner.verify.budget.trial_options import PARTS, STATE, Price, TrialOptions, build_job
 from tuner.verify.records import TrialRecord
 
 FACTOR, SYNC, CANDIDATE, JOB, STEP = 0.3, 0.15, 0.04, 0.03, 0.03

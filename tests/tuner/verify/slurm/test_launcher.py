@@ -13,10 +13,9 @@ from profilers.steps.config import StepReport
 from tests.rows import each_row
 from tuner.errors import SchedulerError
 from tuner.goals.train_folder import read_plan
-from tuner.verify.launcher import LOG_NAME, REPORT_NAME, Launch
-from tuner.verify.progress import PROGRESS_NAME
-from tuner.verify.slurm.folder import TICKET_NAME, WITHDRAWN_NAME
+from tuner.verify.launcher import LOG_NAME, PROGRESS_NAME, REPORT_NAME, Launch
 from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
+from tuner.verify.slurm.outcome import TICKET_NAME, WITHDRAWN_NAME
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,
     EXIT_NAME,

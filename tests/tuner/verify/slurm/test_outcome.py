@@ -5,8 +5,7 @@ from pathlib import Path
 from tests.rows import each_row
 from tuner.goals.train_folder import read_plan
 from tuner.verify.launcher import Launch
-from tuner.verify.slurm.folder import Ticket
-from tuner.verify.slurm.outcome import check_overrun
+from tuner.verify.slurm.outcome import Ticket, check_overrun
 from tuner.verify.slurm.queue import JobState
 
 

@@ -15,7 +15,7 @@ import pytest
 from tuner.goals.study_folder import RUNNING_NAME
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.slurm.folder import TICKET_NAME
+from tuner.verify.slurm.outcome import TICKET_NAME
 from tuner.verify.termination import TRIAL_MARK
 
 if TYPE_CHECKING:
