@@ -8,7 +8,7 @@ trials/NNNN.json                    one record per launch (tuner/verify/deployme
 verified.json                       what the trials say
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,8 @@ from tuner.plans.folder import (
     PLAN_NAME,
     TRIALS_NAME,
     VERIFIED_NAME,
+    former_files,
+    linked_folder,
     model_config,
     read_plan_as,
     read_trials_as,
@@ -135,7 +137,6 @@ def write_serve_verified(
     *,
     plan: ServePlan,
     launch: LaunchFiles | None,
-    stale: Iterable[str] = (),
 ) -> None:
     """Write what the launches say, and launch files that rest on it.
 
@@ -143,14 +144,15 @@ def write_serve_verified(
         folder: of the plan.
         verified: the conclusion.
         plan: of the folder; its list of files is kept true.
-        launch: files of the winner; None where there is no winner, and the files stay as they are.
-        stale: files of other decisions, which go.
+        launch: files of the winner, in place of those that the plan lists; None where there is no
+            winner, and the files stay as they are.
 
     Raises:
         OutputError: the folder cannot be written.
     """
     files: dict[str, str | bytes] = dict(launch.contents) if launch else {}
-    gone = {name for name in stale if launch and name not in files}
+    former = former_files(folder) - files.keys() if launch else frozenset()
+    gone = {one for one in former if one.startswith("launch/") and not linked_folder(folder, one)}
     named = (*sorted({*plan.files, *files} - gone - {PLAN_NAME}), PLAN_NAME)
     if launch and set(named) != set(plan.files):
         files[PLAN_NAME] = plan.model_copy(update={"files": named}).model_dump_json(indent=2) + "\n"

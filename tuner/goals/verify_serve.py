@@ -6,7 +6,6 @@ A plan is locked by one verification at a time; a guardian ends what a killed on
 machine (tuner/verify/leftovers.py).
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from profilers.files import read_bounded
 from tuner.config.serve import ServeDecision
-from tuner.engines.files import LaunchFiles, launch_files
+from tuner.engines.files import launch_files
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
@@ -263,39 +262,20 @@ def _write(
     folder: Path,
     plan: ServePlan,
     verified: ServeVerified,
-    candidates: Mapping[ServeDecision, ServePrediction],
+    predicted: Mapping[ServeDecision, ServePrediction],
     placement: VerifiedPlacement | None,
 ) -> None:
     """Write the conclusion, and the launch files of the winner in place of any other's."""
-    if verified.winner is None:
+    winner = verified.winner
+    if winner is None:
         write_serve_verified(folder, verified, plan=plan, launch=None)
         return
-    won = next(one for one in verified.trials if one.decision == verified.winner)
-    emitted = {
-        decision: files
-        for decision, predicted in candidates.items()
-        if (
-            files := _files(
-                VerifiedServing(
-                    plan=plan,
-                    decision=decision,
-                    predicted=predicted,
-                    measured=_measured(won) if decision == verified.winner else "",
-                ),
-                placement,
-            )
-        )
-    }
-    stale = {name for files in emitted.values() for name in files.contents}
-    write_serve_verified(folder, verified, plan=plan, launch=emitted[verified.winner], stale=stale)
-
-
-def _files(verified: VerifiedServing, placement: VerifiedPlacement | None) -> LaunchFiles | None:
-    if unlaunchable(verified):
-        return None
-    with contextlib.suppress(UnsuitedPlacementError):
-        return launch_files(emit_all_serving(verified, placement=placement))
-    return None
+    won = next(one for one in verified.trials if one.decision == winner)
+    chosen = VerifiedServing(
+        plan=plan, decision=winner, predicted=predicted[winner], measured=_measured(won)
+    )
+    files = launch_files(emit_all_serving(chosen, placement=placement))
+    write_serve_verified(folder, verified, plan=plan, launch=files)
 
 
 def _measured(won: ServeTrial) -> str:

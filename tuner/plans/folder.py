@@ -302,7 +302,7 @@ def _replace_plan(
         # Of a writer that was killed. Where a file system has no locks, another may be at work.
         if time.time() - unfinished.stat().st_mtime > STAGED_S:
             shutil.rmtree(unfinished, ignore_errors=True)
-    stale = _former_files(folder) - files.keys()
+    stale = former_files(folder) - files.keys()
     if (folder / PLAN_NAME).exists():
         stale |= _trial_files(folder) | {
             f"{FEWER_NODES}/{name}" for name in _trial_files(folder / FEWER_NODES)
@@ -373,7 +373,7 @@ def _swap(folder: Path, staged: Path, *, stale: Iterable[str], names: Sequence[s
         raise
 
 
-def _former_files(folder: Path) -> frozenset[str]:
+def former_files(folder: Path) -> frozenset[str]:
     """Return the files of the existing plan; empty where it is unreadable."""
     try:
         names = _raw_plan(folder).get("files")

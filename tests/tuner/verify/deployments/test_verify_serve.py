@@ -194,8 +194,14 @@ def test_files_of_other_decisions_go_with_the_refresh(
     stale = folder / "launch/sglang/router.sh"
     stale.parent.mkdir(parents=True)
     stale.write_text("of an alternative")
+    plan = json.loads((folder / "plan.json").read_text())
+    beside = folder.parent / "of nobody's plan"
+    beside.touch()
+    plan["files"] = ["launch/sglang/router.sh", f"launch/../../{beside.name}", "plan.json"]
+    (folder / "plan.json").write_text(json.dumps(plan))
     verify(folder, server(), client())
     assert not stale.exists()
+    assert beside.exists()
     named = read_serve_plan(folder).files
     assert all((folder / name).is_file() for name in named)
     assert "launch/sglang/aggregated.sh" in named
