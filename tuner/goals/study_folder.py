@@ -35,6 +35,7 @@ from tuner.verify.durable_trials import (
     trial_folder,
 )
 from tuner.verify.kept_logs import kept_log
+from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.neighbourhood import DecisionSpace
 from tuner.verify.proposal import Decision, Proposal
 from tuner.verify.records import AnyRecord, LaunchRecord
@@ -144,12 +145,26 @@ def _refusal(folder: Path, finished: Sequence[LaunchRecord[Any]]) -> str:
 
 
 @contextmanager
-def trial_folders(folder: Path, *, by: DurableLauncher | None) -> Iterator[Path]:
-    """Yield the folder of the trials' folders; with a durable launcher it outlives this process."""
+def trial_folders(
+    folder: Path, *, by: DurableLauncher | None, on_message: Callable[[str], None]
+) -> Iterator[Path]:
+    """Yield the folder of the trials' folders, guarded, or one that outlives this process.
+
+    Args:
+        folder: of the plan; what a killed verification left running is ended.
+        by: what runs trials that outlive this process; None where none do.
+        on_message: gets a line if something was ended.
+    """
+    trials = folder / TRIALS_NAME
+    if end_leftovers(trials):
+        on_message("a verification of this plan was killed; its processes here are ended")
     if by is not None:
-        yield folder / TRIALS_NAME / RUNNING_NAME
+        yield trials / RUNNING_NAME
         return
-    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="moetune-") as scratch,
+        register_scratch(trials, scratch=Path(scratch)),
+    ):
         yield Path(scratch)
 
 

@@ -3,7 +3,6 @@
 Launchers enter here, and trials and conclusions are written into the folder of the plan.
 """
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -37,7 +36,6 @@ from tuner.verify.durable_trials import note
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
 from tuner.verify.launches import engine_of, total_steps
-from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.loop import run_trials
 from tuner.verify.metrics import find_adapter
 from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
@@ -120,7 +118,7 @@ def verify(
             on_message(line)
     failures, sha256 = FailureWatch(), plan_sha256(folder)
     with (
-        trial_folders(folder, by=durable) as scratch,
+        trial_folders(folder, by=durable, on_message=on_message) as scratch,
         opened_study(
             folder,
             space,
@@ -132,12 +130,7 @@ def verify(
             storage=storage,
             on_message=on_message,
         ) as study,
-        register_scratch(folder / TRIALS_NAME, scratch=scratch)
-        if durable is None
-        else contextlib.nullcontext(),
     ):
-        if end_leftovers(folder / TRIALS_NAME):
-            on_message("a verification of this plan was killed; its processes here are ended")
 
         def begin(trial: Path, proposal: Proposal) -> None:
             if durable is not None:

@@ -130,7 +130,7 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
     done = subprocess.run([*own_mounts, started], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
-    assert line == f"moetune: {planned / TRIALS_NAME}: Read-only file system"
+    assert line == f"moetune: cannot write '{planned / TRIALS_NAME}': Read-only file system"
     assert not (planned / TRIALS_NAME).exists()
 
 
