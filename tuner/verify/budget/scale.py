@@ -63,53 +63,17 @@ class Obstacle:
     """The same text for all candidates that it excludes."""
     detail: str = ""
     """Details of this candidate."""
-    least: TrainDecision | None = None
-    """The candidate's smallest job, if that needs more devices than are allowed."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.detail}" if self.detail else self.rule
 
 
-def too_large(least: TrainDecision, *, max_devices: int) -> Obstacle:
-    """Return the obstacle of a candidate whose smallest job needs too many devices."""
-    return Obstacle(rule=f"more than the {max_devices} allowed", least=least)
-
-
 def describe_obstacles(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
-    """List every reason once; for several candidates the range of devices they need."""
-    rules: dict[str, list[Obstacle]] = {}
+    """List every rule once, with the details of the first candidate that it excludes."""
+    firsts: dict[str, Obstacle] = {}
     for one in obstacles:
-        rules.setdefault(one.rule, []).append(one)
-    return tuple(_describe(rule, same_rule) for rule, same_rule in rules.items())
-
-
-def _describe(rule: str, same_rule: Sequence[Obstacle]) -> str:
-    leasts = [one.least for one in same_rule if one.least is not None]
-    if leasts:
-        whose = "its smallest job needs" if len(same_rule) == 1 else "their smallest jobs need"
-        return f"{whose} {_devices(leasts)}, {rule}"
-    details = list(dict.fromkeys(one.detail for one in same_rule if one.detail))
-    if not details:
-        return rule
-    more = f" (and {len(details) - 1} more like it)" if len(details) > 1 else ""
-    return f"{rule}: {details[0]}{more}"
-
-
-def _devices(jobs: Sequence[TrainDecision]) -> str:
-    """Say how many devices jobs need, and the parallel degrees of the smallest one."""
-    least = min(jobs, key=lambda one: one.num_devices)
-    most = max(one.num_devices for one in jobs)
-    groups = (
-        f"TP {least.tensor_model_parallel_size}, CP {least.context_parallel_size}, "
-        f"EP {least.expert_model_parallel_size}, DP {least.data_parallel_size}, "
-        f"PP {least.pipeline_model_parallel_size}"
-    )
-    which = groups if len(jobs) == 1 else f"the smallest with {groups}"
-    return f"{_range(least.num_devices, most)} ({which})"
-
-
-def _range(fewest: int, most: int) -> str:
-    return f"{fewest} devices" if fewest == most else f"{fewest} to {most} devices"
+        firsts.setdefault(one.rule, one)
+    return tuple(map(str, firsts.values()))
 
 
 def launchable_scales(
@@ -138,7 +102,14 @@ def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> Obstac
     )
     if least.num_devices <= max_devices:
         return Obstacle(rule="scaled-down jobs break a rule of the target")
-    return too_large(least, max_devices=max_devices)
+    return Obstacle(
+        rule=f"its smallest job needs more than the {max_devices} devices allowed",
+        detail=(
+            f"{least.num_devices} (TP {least.tensor_model_parallel_size}, CP"
+            f" {least.context_parallel_size}, EP {least.expert_model_parallel_size}, DP"
+            f" {least.data_parallel_size}, PP {least.pipeline_model_parallel_size})"
+        ),
+    )
 
 
 def scaled_plan(plan: Plan, scale: Scale) -> Plan:

@@ -216,17 +216,10 @@ class TrialOptions:
         return refused or why_none(self.space.plan, candidate, max_devices=self.most_devices)
 
     def fewest_devices(self) -> int | None:
-        """Return the smallest number of devices on which some candidate has a trial.
-
-        None if no number below full scale is enough.
-        """
-        obstacles = [self.why_none(one) for one in self.candidates()]
-        counts = {one.least.num_devices for one in obstacles if one.least is not None}
-        for count in sorted(counts):
-            roomier = TrialOptions(space=self.space, price=self.price, max_devices=count)
-            if any(roomier.options_of(one) for one in self.candidates()):
-                return count
-        return None
+        """Return the smallest number of devices on which some candidate has a trial, if any."""
+        roomy = TrialOptions(space=self.space, price=self.price)
+        jobs = [option.job for one in self.candidates() for option in roomy.options_of(one)]
+        return min((job.num_devices for job in jobs), default=None)
 
     def _scaled(self, candidate: TrainDecision, scale: Scale) -> TrialOption | None:
         assert self.price is not None

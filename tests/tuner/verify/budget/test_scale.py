@@ -106,7 +106,7 @@ def test_experts_need_their_group_whole_and_a_plan_says_so(job: Job) -> None:
     assert launchable_scales(plan, decision, max_devices=4) == ()
     why = why_none(plan, decision, max_devices=4)
     assert describe_obstacles([why]) == (
-        "its smallest job needs 8 devices (TP 1, CP 1, EP 8, DP 8, PP 1), more than the 4 allowed",
+        "its smallest job needs more than the 4 devices allowed: 8 (TP 1, CP 1, EP 8, DP 8, PP 1)",
     )
 
 

@@ -157,14 +157,13 @@ def test_why_the_plans_own_choice_has_no_trial_is_one_line(
         assert sum("own choice" in line for line in said) == len(lines[devices])
         assert len(said) <= 3
     assert lines[2][0].startswith("the plan's own choice has no trial: its smallest job needs ")
-    assert lines[2][0].endswith("more than the 2 allowed")
 
 
 def test_the_refusal_names_as_many_devices_as_are_enough(spend: Spend, hidden: Hidden) -> None:
     with pytest.raises(SpecError) as refused:
         spend(hidden(0), max_devices=1).check()
     (line,) = str(refused.value).splitlines()
-    assert line.count("smallest jobs need ") == 1
+    assert line.count("smallest job needs ") == 1
     assert line.count("allowed") == 1
     enough = int(line.rsplit("give --max-devices ", 1)[1].split()[0])
     spend(hidden(0), max_devices=enough).check()
@@ -175,7 +174,7 @@ def test_the_refusal_names_as_many_devices_as_are_enough(spend: Spend, hidden: H
 def test_a_budget_for_no_trial_is_refused_in_one_line(spend: Spend, hidden: Hidden) -> None:
     with pytest.raises(SpecError, match=r"^--budget 1.00 s: the shortest trial is predicted to"):
         spend(hidden(0), wall_s=1.0).check()
-    with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: their"):
+    with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: its"):
         spend(hidden(0), max_devices=1).check()
     spend(hidden(0), max_devices=8).check()
 

@@ -203,7 +203,7 @@ def test_an_impossible_budget_is_one_line_and_exit_code_2(eight: Path, capsys: C
     assert frame.run(["verify", str(eight), "--max-devices", "1"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough: their")
+    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough: its")
     assert "; give --max-devices 2 or more" in lines[0]
     assert frame.run(["verify", str(eight), "--budget", "1s"]) == 2
     assert "the shortest trial is predicted to take up to" in capsys.readouterr().err
