@@ -13,9 +13,10 @@ Reasons are compared without what differs between launches: folders, ports, addr
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final
 
 from tuner.verify.launcher import NO_REPORT
+from tuner.verify.records import AnyRecord, LaunchRecord, Trial
 
 ENOUGH: Final = 2
 """Identical failures."""
@@ -37,30 +38,7 @@ HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_RESPONSE} \d+ s:")
 ready."""
 
 
-class TrialOutcome(Protocol):
-    """How a trial ended."""
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-class Ended(TrialOutcome, Protocol):
-    """A trial that ended."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def origin(self) -> str: ...
-
-
-Trial = TypeVar("Trial", bound=Ended)
-
-
-def failure_cause(ended: TrialOutcome) -> str:
+def failure_cause(ended: LaunchRecord[Any] | Trial) -> str:
     """Return the cause of a failure, equal for identical failures; empty if unknown."""
     if ended.status == "timeout":
         return "timeout" if HUNG.match(ended.reason) else ""
@@ -72,9 +50,9 @@ def failure_cause(ended: TrialOutcome) -> str:
     return f"crashed: {' '.join(cause.split())}"
 
 
-def identical_failures(records: Sequence[Trial]) -> tuple[Trial, ...]:
+def identical_failures(records: Sequence[AnyRecord]) -> tuple[AnyRecord, ...]:
     """Return the failures with one cause since the last success, if there are enough."""
-    by_cause: dict[str, list[Trial]] = {}
+    by_cause: dict[str, list[AnyRecord]] = {}
     for record in records:
         if record.status == "ok":
             by_cause.clear()
@@ -90,18 +68,18 @@ class FailureWatch:
     _earlier: frozenset[int] | None = field(default=None, init=False)
     """Numbers of trials that ended before the call."""
 
-    def is_over(self, records: Sequence[Ended]) -> bool:
+    def is_over(self, records: Sequence[LaunchRecord[Any]]) -> bool:
         """Whether to start no more trials; the first call notes the trials of earlier calls."""
         if self._earlier is None:
             self._earlier = frozenset(record.number for record in records)
         return bool(identical_failures(self._own(records)))
 
-    def to_repeat(self, records: Sequence[Trial]) -> tuple[Trial, ...]:
+    def to_repeat(self, records: Sequence[AnyRecord]) -> tuple[AnyRecord, ...]:
         """Return the failures that stopped an earlier call: their cause may be fixed by now."""
         own = {record.number for record in self._own(records)}
         return identical_failures([one for one in records if one.number not in own])
 
-    def stop_notes(self, records: Sequence[Ended], *, trials: int) -> tuple[str, ...]:
+    def stop_notes(self, records: Sequence[LaunchRecord[Any]], *, trials: int) -> tuple[str, ...]:
         """Say why no more trials were started; nothing if failures were not the reason.
 
         Args:
@@ -117,6 +95,6 @@ class FailureWatch:
             " launched; fix the cause and verify with --resume, which retries these first",
         )
 
-    def _own(self, records: Sequence[Trial]) -> list[Trial]:
+    def _own(self, records: Sequence[AnyRecord]) -> list[AnyRecord]:
         earlier = self._earlier or frozenset()
         return [one for one in records if one.number not in earlier]

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
 from tuner.verify.launcher import LaunchResult, timeout_result
-from tuner.verify.records import Verified, read_trials
+from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort
 
 Captured = pytest.CaptureFixture[str]
@@ -25,18 +24,14 @@ Launcher = Callable[..., FakeLauncher]
 Verify = Callable[..., Verified]
 
 
-@dataclass(frozen=True)
-class One:
+def one(number: int, status: str, reason: str = "") -> TrialRecord:
     """A trial that ended."""
-
-    number: int
-    status: str
-    reason: str = ""
-    origin: str = "plan"
+    fields: dict[str, Any] = {"number": number, "status": status, "reason": reason}
+    return TrialRecord.model_construct(origin="plan", **fields)
 
 
-def ended(*statuses: tuple[str, str]) -> list[One]:
-    return [One(number, status, reason) for number, (status, reason) in enumerate(statuses)]
+def ended(*statuses: tuple[str, str]) -> list[TrialRecord]:
+    return [one(number, status, reason) for number, (status, reason) in enumerate(statuses)]
 
 
 LACK = ("crashed", "ModuleNotFoundError: No module named 'megatron'")
@@ -61,15 +56,15 @@ def test_causes_are_compared_without_what_differs_from_launch_to_launch() -> Non
         ("2026-11-23 20:01:02,123 Error: at 0x7f00", "2026-11-23 20:05:09,001 Error: at 0x7f3a"),
         ("[rank3] Error: no device", "[rank0] Error: no device"),
     ]
-    for one, other in alike:
-        assert failure_cause(One(0, "crashed", one)) == failure_cause(One(1, "crashed", other))
+    for first, other in alike:
+        assert failure_cause(one(0, "crashed", first)) == failure_cause(one(1, "crashed", other))
     apart = [
         ("No module named 'megatron'", "No module named 'deep_ep'"),
         ("shapes 4 and 8 do not match", "shapes 2 and 8 do not match"),
         ("exit code 1", "exit code 127"),
     ]
-    for one, other in apart:
-        assert failure_cause(One(0, "crashed", one)) != failure_cause(One(1, "crashed", other))
+    for first, other in apart:
+        assert failure_cause(one(0, "crashed", first)) != failure_cause(one(1, "crashed", other))
 
 
 def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:

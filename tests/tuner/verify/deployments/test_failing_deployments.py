@@ -5,7 +5,6 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,13 @@ from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.verify.deployments.conclusion import contenders
-from tuner.verify.deployments.records import ServeVerified
+from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
 from tuner.verify.identical_failures import NO_RESPONSE, failure_cause
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
 Verify = Callable[..., ServeVerified]
 LeftRunning = Callable[[Path], list[int]]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a deployment ended."""
-
-    status: str
-    reason: str
 
 
 def test_a_server_that_ends_at_its_start_is_named_by_its_last_line(
@@ -313,4 +304,6 @@ def test_deployments_that_never_answer_fail_alike_and_lack_of_memory_does_not(
     outcome = verify(write_plan(), server("--say", said), client(), trials=3)
     assert [one.status for one in outcome.trials] == ["out_of_memory"] * 3
     silent = f"http://127.0.0.1:1/health {NO_RESPONSE} 9 s: nothing listens there"
-    assert failure_cause(Ended(status="timeout", reason=silent)) == "timeout"
+    fields: dict[str, Any] = {"status": "timeout", "reason": silent}
+    record = ServeTrialRecord.model_construct(**fields)
+    assert failure_cause(record) == "timeout"
