@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import columns, print_stderr, print_text, printable
+from tuner.cli.text import columns, print_stderr, print_text
+from tuner.report.printable import printable
 
 if TYPE_CHECKING:
     from tuner.regress.records import Check, ScenarioResult

@@ -5,30 +5,27 @@ tabs, direction marks) are escaped here for all text.
 """
 
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tuner.plans.breakdown import breakdown_rows
+from tuner.report.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from profilers.records import Record
     from tuner.config.host_memory import HostMemory
+    from tuner.report.content import Depth
+    from tuner.report.terminal import Screen
 
 AnyResult = TypeVar("AnyResult", bound="Record")
 
 LABEL_WIDTH: Final = 15
 LINE_WIDTH: Final = 100
-
-
-def printable(text: str) -> str:
-    """Escape every character that controls a terminal, newlines included."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def print_text(text: str = "") -> None:
@@ -47,6 +44,18 @@ def print_result(result: AnyResult, text: Callable[[AnyResult], str], *, as_json
         print_exact(result.model_dump_json(indent=2))
     else:
         print_text(text(result))
+
+
+def screen(depth: "Depth | None" = None, *, verbose: bool = False) -> "Screen":
+    """Return what stdout shows: the terminal's width, or that of a pipe; all with `verbose`."""
+    from tuner.report.content import Depth
+    from tuner.report.terminal import NARROWEST, PIPE_WIDTH, WIDEST, Screen
+
+    width = PIPE_WIDTH
+    if sys.stdout.isatty():
+        width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+    shown = Depth.MORE if verbose else depth or Depth.FIRST
+    return Screen(width=width, depth=shown, is_whole=verbose)
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tuner.cli.plan_text import decision_lines
-from tuner.cli.text import columns, printable
+from tuner.cli.text import columns
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision
 from tuner.plans.folder import TRIALS_NAME
+from tuner.report.printable import printable
 from tuner.units import format_ratio, format_s
 from tuner.verify.identical_failures import failure_cause
 from tuner.verify.kept_logs import kept_logs_line

@@ -10,17 +10,37 @@
     Report    the headline and the sections
 
 `key` is the path of a number in `plan.json`, e.g. `predicted.stages.0.forward_s`. Layout and style
-are in tuner/report/page.py and markdown.py.
+are in tuner/report/page.py, markdown.py and terminal.py. The page and Markdown show everything; a
+terminal shows the sections and blocks whose `depth` is at most that of the screen.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_SIGNIFICANT: Final = 1000.0
 """From here on numbers have no decimals; below, four significant digits."""
+
+
+class Depth(IntEnum):
+    """How far a reader has to go for a section or block."""
+
+    FIRST = 0
+    """The first screen of a command."""
+    MORE = 1
+    """`--verbose`, and `moetune explain`."""
+    PAGE = 2
+    """`moetune report` only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """Content for screens from a depth on."""
+
+    depth: Depth = Depth.FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +54,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Marked):
     """Rows under a header; the first column names the row."""
 
     caption: str
@@ -47,7 +67,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedValues:
+class NamedValues(Marked):
     """Names with values."""
 
     facts: tuple[tuple[str, Cell], ...]
@@ -56,9 +76,11 @@ class NamedValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Figure:
+class Figure(Marked):
     """A plot in Plotly's terms, https://plotly.com/javascript/reference/."""
 
+    depth: Depth = Depth.PAGE
+    """Depth of the screens that show its table."""
     name: str
     """Unique within the report; letters, digits and hyphens."""
     title: str
@@ -74,23 +96,26 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paragraph:
+class Paragraph(Marked):
     """Running text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
+class Notes(Marked):
     """A list of sentences."""
 
     notes: tuple[str, ...]
+    counted_as: str = ""
+    """What several are called where a screen only counts them; empty where all are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Marked):
     """A launch file."""
 
+    depth: Depth = Depth.PAGE
     path: str
     text: str
     shown_bytes: int
@@ -102,7 +127,7 @@ Block = Paragraph | Notes | NamedValues | Table | Figure | File
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Section:
+class Section(Marked):
     """Blocks under a heading."""
 
     name: str
