@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tuner.report.content import Cell, NamedValues, Notes, Section, some, word
+from tuner.report.content import Cell, Depth, NamedValues, Notes, Section, some, word
 
 SHOWN_DIGITS = 16
 """Characters of a SHA-256 that are shown."""
@@ -31,5 +31,8 @@ def provenance_section(
     return Section(
         name="provenance",
         heading="Provenance",
-        blocks=some(NamedValues(facts=tuple(facts)), Notes(notes=tuple(notes)) if notes else None),
+        blocks=some(
+            NamedValues(facts=tuple(facts), depth=Depth.PAGE),
+            Notes(notes=tuple(notes), counted_as="notes") if notes else None,
+        ),
     )
