@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import breakdown_text, columns, format_times, host_lines, labelled, shortened
+from tuner.cli.text import breakdown_text, columns, format_times, host_lines, labelled
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
 from tuner.report.checkpoint_levels import interval_doubt
 from tuner.report.memory_headroom import lost_starts_words
+from tuner.report.printable import shortened
 from tuner.units import (
     format_bytes,
     format_counted,

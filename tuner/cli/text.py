@@ -99,10 +99,6 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
     )
 
 
-MOST_LISTED: Final = 40
-"""Names of a list that are printed; JSON has all."""
-
-
 def host_lines(host: "HostMemory | None") -> Iterator[str]:
     """Say what a node's memory holds, and whether that was checked."""
     if host is not None:
@@ -124,12 +120,6 @@ def labelled(label: str, text: str) -> Iterator[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def shortened(words: Sequence[str]) -> str:
-    """Return a list in one text, with its first words where it is long."""
-    more = len(words) - MOST_LISTED
-    return ", ".join(words[:MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def breakdown_text(seconds: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ are in tuner/report/page.py, markdown.py and terminal.py. The page and Markdown 
 terminal shows the sections and blocks whose `depth` is at most that of the screen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -93,6 +93,8 @@ class Figure(Marked):
     """Pixels."""
     is_small: bool = False
     """Two fit side by side."""
+    is_table_open: bool = False
+    """The table is shown without a click."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,3 +203,21 @@ def between(band: Sequence[float], *, unit: str = "s") -> Cell:
 def some(*blocks: Block | None) -> tuple[Block, ...]:
     """Return the blocks that are not None."""
     return tuple(block for block in blocks if block is not None)
+
+
+def maybe(write: Callable[..., Cell], value: float | None, *, key: str = "") -> Cell:
+    """Return a number's cell, or a dash where there is none."""
+    return word("-") if value is None else write(value, key=key)
+
+
+def bullets(
+    notes: Iterable[str], *, counted_as: str = "", depth: Depth = Depth.FIRST
+) -> Notes | None:
+    """Return the sentences as a list; None where there are none."""
+    listed = tuple(notes)
+    return Notes(notes=listed, counted_as=counted_as, depth=depth) if listed else None
+
+
+def add_if(section: Section) -> tuple[Section, ...]:
+    """Return the section, unless it is empty."""
+    return (section,) if section.blocks else ()
