@@ -1,8 +1,13 @@
 """Text that commands print, as tests read it."""
 
-from tuner.cli.text import LABEL_WIDTH
+import re
 
 
 def unwrapped(text: str) -> str:
     """Join the lines of every labelled statement."""
-    return text.replace("\n" + " " * LABEL_WIDTH, " ")
+    return re.sub(r"\n {15,}", " ", text)
+
+
+def flat(text: str) -> str:
+    """Join all lines, with one space between words."""
+    return " ".join(text.split())

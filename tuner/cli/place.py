@@ -48,12 +48,15 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 
 def explanation(explained: "ExplainedPlacePlan", *, folder: Path, verbose: bool) -> str:
     """Return the text of an explained plan."""
-    from tuner.cli.explain_text import why_lines
     from tuner.cli.place_text import place_explanation
+    from tuner.cli.text import screen
+    from tuner.report.content import Depth
+    from tuner.report.terminal import sections_text
+    from tuner.report.what_if_curves import why_sections
 
     del folder
-    why = why_lines(explained.why, verbose=verbose)
-    return "\n".join((place_explanation(explained, verbose=verbose), *why))
+    why = sections_text(why_sections(explained.why), screen(Depth.MORE, verbose=verbose))
+    return f"{place_explanation(explained, verbose=verbose)}\n\n{why}"
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

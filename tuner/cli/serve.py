@@ -62,12 +62,15 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 
 def explanation(explained: "ExplainedServePlan", *, folder: Path, verbose: bool) -> str:
     """Return the text of an explained plan."""
-    from tuner.cli.explain_text import why_lines
     from tuner.cli.serve_text import serve_explanation
+    from tuner.cli.text import screen
+    from tuner.report.content import Depth
+    from tuner.report.terminal import sections_text
+    from tuner.report.what_if_curves import why_sections
 
     del folder
-    why = why_lines(explained.why, verbose=verbose)
-    return "\n".join((serve_explanation(explained, verbose=verbose), *why))
+    why = sections_text(why_sections(explained.why), screen(Depth.MORE, verbose=verbose))
+    return f"{serve_explanation(explained, verbose=verbose)}\n\n{why}"
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

@@ -125,8 +125,3 @@ def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
             yield from labelled(label, line)
     elif lines:
         yield from labelled(label, f"{len(lines)}, shown by --verbose")
-
-
-def format_times(band: tuple[float, float]) -> str:
-    """Format a band of a time ratio: `0.95 to 1.21 times`."""
-    return f"{band[0]:.2f} to {band[1]:.2f} times"
