@@ -1,8 +1,9 @@
 """A training plan and its trials as text: sections of the report, as deep as a command shows."""
 
 from pathlib import Path
+from typing import Final
 
-from tuner.cli.text import quote_path, screen
+from tuner.cli.text import explained_text, quote_path, screen
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME, read_verified_as
 from tuner.plans.train import Plan
@@ -11,9 +12,10 @@ from tuner.report.content import Block, Depth, Paragraph, named
 from tuner.report.terminal import blocks_text, report_text
 from tuner.report.train_page import TrainEvidence, decision_facts, train_report
 from tuner.report.trials import trials_section
-from tuner.report.what_if_curves import why_sections
 from tuner.verify.kept_logs import kept_logs_line
 from tuner.verify.records import Verified
+
+NO_WHY: Final = Why(rivals=())
 
 
 def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
@@ -28,15 +30,13 @@ def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
 
 
 def explanation(
-    plan: Plan, *, why: Why | None = None, folder: Path | None = None, verbose: bool = False
+    plan: Plan, *, why: Why = NO_WHY, folder: Path | None = None, verbose: bool = False
 ) -> str:
     """Explain why this plan was chosen, with its trials if the folder holds any."""
-    evidence = TrainEvidence(
-        verified=None if folder is None else read_verified_as(Verified, folder),
-        # The breakdown has the seconds in which runners-up differ.
-        further=() if why is None else why_sections(why.model_copy(update={"rivals": ()})),
-    )
-    return report_text(train_report(plan, evidence), screen(Depth.MORE, verbose=verbose))
+    verified = None if folder is None else read_verified_as(Verified, folder)
+    # The breakdown of a step has the seconds in which runners-up differ.
+    report = train_report(plan, TrainEvidence(verified=verified))
+    return explained_text(report, why.model_copy(update={"rivals": ()}), verbose=verbose)
 
 
 def verified_text(verified: Verified, *, folder: Path) -> str:

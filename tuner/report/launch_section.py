@@ -70,5 +70,5 @@ def launch_section(files: Sequence[File], *, names: Sequence[str]) -> Section:
         said = f"Not shown, but in the plan's folder: {rest}, which are binary or too large."
         blocks.append(Paragraph(text=said))
     return Section(
-        name="launch", heading="Launch files", blocks=(*blocks, *files), depth=Depth.PAGE
+        name="launch", heading="Launch files", depth=Depth.PAGE, blocks=(*blocks, *files)
     )

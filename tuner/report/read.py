@@ -33,7 +33,7 @@ def train_report_of(folder: Path, *, what_if: Section | None = None, **_other: A
         verified=read_verified_as(Verified, folder),
         trials=read_trials(folder / TRIALS_NAME),
         files=read_launch_files(folder, plan.files),
-        further=() if what_if is None else (what_if,),
+        what_if=what_if,
     )
     return train_report(plan, evidence)
 

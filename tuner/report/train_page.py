@@ -74,8 +74,8 @@ class TrainEvidence:
     trials: tuple[TrialRecord, ...] = ()
     """All trials, in launch order."""
     files: tuple[File, ...] = ()
-    further: tuple[Section, ...] = ()
-    """What-ifs, if any."""
+    what_if: Section | None = None
+    """Results under other limits, if any."""
 
 
 def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
@@ -99,7 +99,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
                 are_large=True,
             ),
             proof=f"Certificate: {proof}.",
-            sections=(*_relaxations(plan), *evidence.further, _provenance(plan)),
+            sections=(*_relaxations(plan), _provenance(plan)),
         )
     return Report(
         title=_title(plan),
@@ -118,7 +118,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
             loads_section(plan, evidence.trials, verified.winner if verified else None),
             failures_section(plan),
             _choice(plan, predicted),
-            *evidence.further,
+            evidence.what_if,
             *_relaxations(plan),
             launch_section(evidence.files, names=plan.files),
             _provenance(plan),
