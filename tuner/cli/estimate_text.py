@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import breakdown_text, columns, format_times, host_lines, labelled
+from tuner.cli.text import breakdown_text, columns, host_lines, labelled
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
@@ -16,6 +16,7 @@ from tuner.units import (
     format_number,
     format_ratio,
     format_s,
+    format_times,
 )
 
 SHOWN_RANKS = 8

@@ -68,13 +68,11 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 
 def explanation(explained: "ExplainedServePlan", *, folder: Path, verbose: bool) -> str:
     """Return the text of an explained plan."""
-    from tuner.cli.explain_text import why_lines
     from tuner.cli.text import explained_text
     from tuner.report.serve_page import serve_report
 
     del folder
-    why = why_lines(explained.why, verbose=verbose)
-    return "\n".join((explained_text(serve_report(explained), verbose=verbose), *why))
+    return explained_text(serve_report(explained), explained.why, verbose=verbose)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from profilers.records import Record
     from tuner.config.host_memory import HostMemory
+    from tuner.plans.what_if import Why
     from tuner.report.content import Depth, Report
     from tuner.report.terminal import Screen
 
@@ -69,12 +71,14 @@ def planned_text(
     return f"{text}\n\nwritten to {folder}; next: moetune explain {quote_path(folder)}"
 
 
-def explained_text(report: "Report", *, verbose: bool) -> str:
-    """Return what `moetune explain` prints of a plan."""
+def explained_text(report: "Report", why: "Why", *, verbose: bool) -> str:
+    """Return what `moetune explain` prints of a plan, and what would change it."""
     from tuner.report.content import Depth
     from tuner.report.terminal import report_text
+    from tuner.report.what_if_curves import why_sections
 
-    return report_text(report, screen(Depth.MORE, verbose=verbose))
+    whole = replace(report, sections=(*report.sections, *why_sections(why)))
+    return report_text(whole, screen(Depth.MORE, verbose=verbose))
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:
@@ -134,8 +138,3 @@ def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
             yield from labelled(label, line)
     elif lines:
         yield from labelled(label, f"{len(lines)}, shown by --verbose")
-
-
-def format_times(band: tuple[float, float]) -> str:
-    """Format a band of a time ratio: `0.95 to 1.21 times`."""
-    return f"{band[0]:.2f} to {band[1]:.2f} times"

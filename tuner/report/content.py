@@ -17,7 +17,7 @@ terminal shows the sections and blocks whose `depth` is at most that of the scre
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tuner.units import format_bytes, format_ratio, format_s
 
@@ -137,6 +137,9 @@ class Section(Marked):
     blocks: tuple[Block, ...]
 
 
+Part = TypeVar("Part", Block, Section)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
     """The report on one plan."""
@@ -200,14 +203,27 @@ def between(band: Sequence[float], *, unit: str = "s") -> Cell:
     return Cell(text=f"{write(low)} to {write(high)}")
 
 
-def some(*blocks: Block | None) -> tuple[Block, ...]:
-    """Return the blocks that are not None."""
-    return tuple(block for block in blocks if block is not None)
-
-
 def maybe(write: Callable[..., Cell], value: float | None, *, key: str = "") -> Cell:
-    """Return a number's cell, or a dash where there is none."""
+    """Return a number's cell, or `-` where there is none."""
     return word("-") if value is None else write(value, key=key)
+
+
+def named(
+    *facts: tuple[str, object], are_large: bool = False, depth: Depth = Depth.FIRST
+) -> NamedValues:
+    """Return the names with a value: a cell, or a text; what is neither, or empty, is left out."""
+    cells = ((name, word(value) if isinstance(value, str) else value) for name, value in facts)
+    kept = tuple(
+        (name, cell)
+        for name, cell in cells
+        if isinstance(cell, Cell) and cell.text not in ("", "-")
+    )
+    return NamedValues(facts=kept, are_large=are_large, depth=depth)
+
+
+def some(*parts: Part | None) -> tuple[Part, ...]:
+    """Return the blocks or sections that are not None."""
+    return tuple(part for part in parts if part is not None)
 
 
 def bullets(
@@ -218,6 +234,9 @@ def bullets(
     return Notes(notes=listed, counted_as=counted_as, depth=depth) if listed else None
 
 
-def add_if(section: Section) -> tuple[Section, ...]:
-    """Return the section, unless it is empty."""
-    return (section,) if section.blocks else ()
+def section(
+    name: str, heading: str, *blocks: Block | None, depth: Depth = Depth.FIRST
+) -> Section | None:
+    """Return the blocks that are not None under a heading; None where there are none."""
+    kept = tuple(block for block in blocks if block is not None)
+    return Section(name=name, heading=heading, blocks=kept, depth=depth) if kept else None

@@ -3,7 +3,7 @@
 `moetune plan`, `explain` and `verify` print the parts of it that are marked for their screens.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,13 +21,16 @@ from tuner.report.content import (
     Depth,
     File,
     NamedValues,
-    Notes,
     Paragraph,
     Report,
     Section,
     Table,
+    bullets,
+    maybe,
+    named,
     number,
     seconds,
+    section,
     share,
     size,
     some,
@@ -64,59 +67,54 @@ NO_EVIDENCE: Final = PlaceEvidence()
 def place_report(plan: PlacePlan, evidence: PlaceEvidence = NO_EVIDENCE) -> Report:
     """Build the report on a placement's plan."""
     decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
+    relaxations = section("ways-out", "Relaxations", bullets(plan.relaxations))
     if decision is None or predicted is None or verdict is None:
         return Report(
             title=f"Experts on {plan.goal.ranks} ranks",
             kind="Expert placement",
             verdict="No placement meets the limits of the spec.",
             is_found=False,
-            facts=NamedValues(
-                facts=(("certificate", word(plan.certificate.status)),), are_large=True
-            ),
+            facts=named(("certificate", plan.certificate.status), are_large=True),
             proof=f"Infeasible because of: {plan.binding_constraint}.",
-            sections=(*_relaxations(plan), _provenance(plan)),
+            sections=some(relaxations, _provenance(plan)),
         )
     return Report(
         title=f"{decision.num_experts} experts on {decision.ranks} ranks",
         kind="Expert placement",
         verdict=f"{verdict.word.capitalize()}: {verdict.reason}. {_words(decision)}",
         is_found=True,
-        facts=NamedValues(facts=tuple(_headline(plan, predicted, verdict)), are_large=True),
+        facts=named(*_headline(plan, predicted, verdict), are_large=True),
         proof=f"{_proof(plan)} Bound by: {plan.binding_constraint}.",
-        sections=(
-            Section(
-                name="workloads",
-                heading="Before and after",
-                blocks=some(
-                    _against_eplb(plan, predicted, verdict),
-                    imbalance_figure(predicted),
-                    times_figure(predicted),
-                    _traffic(plan, predicted),
-                    _traffic_times(predicted),
-                    _links(predicted.links),
+        sections=some(
+            section(
+                "workloads",
+                "Before and after",
+                _against_eplb(plan, predicted, verdict),
+                imbalance_figure(predicted),
+                times_figure(predicted),
+                _traffic(plan, predicted),
+                _traffic_times(predicted),
+                _links(predicted.links),
+            ),
+            _maps(evidence.maps, workloads=len(predicted.outcomes)),
+            section("unseen", "Unrecorded traffic", left_out_figure(predicted)),
+            place_trials_section(evidence.verified) if evidence.verified else None,
+            section(
+                "choice",
+                "Why this one",
+                bounds_figure(plan.certificate),
+                _alternatives(plan),
+                _dispatches(predicted),
+                bullets(_dispatch_notes(predicted)),
+                bullets(f"Not launchable: {one.words}" for one in plan.unlaunchable),
+                bullets(
+                    f"Made for {mark.words}; plan again when one of these changes."
+                    for mark in plan.made_for
                 ),
             ),
-            *_maps(evidence.maps, workloads=len(predicted.outcomes)),
-            *_left_out_traffic(predicted),
-            *([place_trials_section(evidence.verified)] if evidence.verified else []),
-            Section(
-                name="choice",
-                heading="Why this one",
-                blocks=some(
-                    bounds_figure(plan.certificate),
-                    _alternatives(plan),
-                    _dispatches(predicted),
-                    _notes(_dispatch_notes(predicted)),
-                    _notes(f"Not launchable: {one.words}" for one in plan.unlaunchable),
-                    _notes(
-                        f"Made for {mark.words}; plan again when one of these changes."
-                        for mark in plan.made_for
-                    ),
-                ),
-            ),
-            *([evidence.what_if] if evidence.what_if else []),
-            *_relaxations(plan),
-            *_move(predicted.migration),
+            evidence.what_if,
+            relaxations,
+            section("move", "Migration", _move(predicted.migration)),
             launch_section(evidence.files, names=plan.files),
             _provenance(plan),
         ),
@@ -274,10 +272,8 @@ def _links(links: LinkFacts | None) -> Table | None:
     )
 
 
-def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
-    if not maps:
-        return
-    figures = tuple(
+def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Section | None:
+    figures = (
         heat_map_figure(
             heat,
             name=f"heat-map-{at}",
@@ -289,24 +285,13 @@ def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
         for at, heat in enumerate(maps)
     )
     rest = workloads - len(maps)
-    more = Paragraph(text=f"Maps of {rest} more workloads are in the plan's folder, in report/.")
-    yield Section(
-        name="loads",
-        depth=Depth.PAGE,
-        heading="Loads by layer and rank",
-        blocks=some(*figures, more if rest > 0 else None),
-    )
-
-
-def _left_out_traffic(predicted: PlacePrediction) -> Iterator[Section]:
-    figure = left_out_figure(predicted)
-    if figure is not None:
-        yield Section(name="unseen", heading="Unrecorded traffic", blocks=(figure,))
+    said = f"Maps of {rest} more workloads are in the plan's folder, in report/."
+    more = Paragraph(text=said) if maps and rest > 0 else None
+    return section("loads", "Loads by layer and rank", *figures, more, depth=Depth.PAGE)
 
 
 def place_trials_section(verified: PlaceVerified) -> Section:
     """Return what the placements took that were measured."""
-    nothing = word("-")
     table = Table(
         caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
         header=("placement", "status", "predicted", "measured"),
@@ -314,10 +299,8 @@ def place_trials_section(verified: PlaceVerified) -> Section:
             (
                 word(trial.decision),
                 word(trial.status),
-                *(
-                    nothing if time_s is None else seconds(time_s)
-                    for time_s in (trial.predicted_layer_time_s, trial.measured_layer_time_s)
-                ),
+                maybe(seconds, trial.predicted_layer_time_s),
+                maybe(seconds, trial.measured_layer_time_s),
             )
             for trial in verified.trials
         ),
@@ -329,7 +312,7 @@ def place_trials_section(verified: PlaceVerified) -> Section:
     return Section(
         name="verified",
         heading="Predicted and measured",
-        blocks=some(NamedValues(facts=tuple(facts)), table, _notes(verified.notes)),
+        blocks=some(NamedValues(facts=tuple(facts)), table, bullets(verified.notes)),
     )
 
 
@@ -390,32 +373,16 @@ def _dispatch_notes(predicted: PlacePrediction) -> Iterator[str]:
         yield "The objective is that of the mean fit pass."
 
 
-def _notes(notes: Iterable[str]) -> Notes | None:
-    listed = tuple(notes)
-    return Notes(notes=listed) if listed else None
-
-
-def _relaxations(plan: PlacePlan) -> Iterator[Section]:
-    if plan.relaxations:
-        yield Section(
-            name="ways-out",
-            heading="Relaxations",
-            blocks=(Notes(notes=plan.relaxations),),
-        )
-
-
-def _move(moved: MigrationCost | None) -> Iterator[Section]:
+def _move(moved: MigrationCost | None) -> NamedValues | None:
     if moved is None:
-        return
+        return None
     path = "predicted.migration"
-    facts = [("experts to load", number(moved.moved_experts, key=f"{path}.moved_experts"))]
-    if moved.moved_bytes is not None:
-        facts.append(("bytes", size(moved.moved_bytes, key=f"{path}.moved_bytes")))
-    if moved.transfer_s is not None:
-        facts.append(("transfer", seconds(moved.transfer_s, key=f"{path}.transfer_s")))
-    if moved.break_even_s is not None:
-        facts.append(("break-even after", seconds(moved.break_even_s, key=f"{path}.break_even_s")))
-    yield Section(name="move", heading="Migration", blocks=(NamedValues(facts=tuple(facts)),))
+    return named(
+        ("experts to load", number(moved.moved_experts, key=f"{path}.moved_experts")),
+        ("bytes", maybe(size, moved.moved_bytes, key=f"{path}.moved_bytes")),
+        ("transfer", maybe(seconds, moved.transfer_s, key=f"{path}.transfer_s")),
+        ("break-even after", maybe(seconds, moved.break_even_s, key=f"{path}.break_even_s")),
+    )
 
 
 def _provenance(plan: PlacePlan) -> Section:

@@ -17,9 +17,10 @@ from tuner.report.content import (
     Table,
     bullets,
     maybe,
+    named,
     number,
     seconds,
-    some,
+    section,
     word,
 )
 from tuner.report.front_figure import front_figure
@@ -31,20 +32,18 @@ SHOWN_RATIO: Final = 0.005
 """Least saving of an option without a release that is stated."""
 
 
-def choice_section(plan: ServePlan) -> Section:
-    """Return the section on what was compared, empty where nothing was."""
+def choice_section(plan: ServePlan) -> Section | None:
+    """Return the section on what was compared; None where nothing was."""
     is_found = plan.decision is not None
-    return Section(
-        name="choice",
-        heading="Why this one" if is_found else "What was tried",
-        blocks=some(
-            _modes(plan),
-            _near_miss(plan),
-            _candidates(plan) if is_found else None,
-            front_figure(plan) if is_found else None,
-            _illegal(plan),
-            bullets(_unlaunchable(plan), counted_as="options not launchable" * is_found),
-        ),
+    return section(
+        "choice",
+        "Why this one" if is_found else "What was tried",
+        _modes(plan),
+        _near_miss(plan),
+        _candidates(plan) if is_found else None,
+        front_figure(plan) if is_found else None,
+        _illegal(plan),
+        bullets(_unlaunchable(plan), counted_as="options not launchable" * is_found),
     )
 
 
@@ -67,7 +66,7 @@ def _near_miss(plan: ServePlan) -> NamedValues | None:
     )
     compared = f"; {near.comparison}" * bool(near.comparison)
     said = f"{short_serve(near.decision)} misses {missed}, less than the error band{compared}"
-    return NamedValues(facts=(("near miss", word(said)),))
+    return named(("near miss", said))
 
 
 def _illegal(plan: ServePlan) -> Table | None:

@@ -15,14 +15,14 @@ from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.report.content import (
     Cell,
     File,
-    NamedValues,
     Paragraph,
     Report,
     Section,
     Table,
-    add_if,
+    named,
     number,
     seconds,
+    section,
     share,
     some,
     word,
@@ -61,7 +61,7 @@ NO_EVIDENCE: Final = ServeEvidence()
 def serve_report(plan: ServePlan, evidence: ServeEvidence = NO_EVIDENCE) -> Report:
     """Build the report on a deployment's plan."""
     decision, predicted = plan.decision, plan.predicted
-    goal = NamedValues(facts=tuple(_goal(plan)))
+    goal = named(*_goal(plan))
     if decision is None or predicted is None:
         pools = (f"{pool.num_devices} {pool.device or pool.name}" for pool in plan.cluster.pools)
         does = "meets the SLO" if plan.goal.slo.is_stated else "serves the traffic"
@@ -70,14 +70,12 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence = NO_EVIDENCE) -> Repo
             kind="Deployment",
             verdict=f"No deployment on these pools {does}.",
             is_found=False,
-            facts=NamedValues(
-                facts=(("certificate", word(plan.certificate.status)),), are_large=True
-            ),
+            facts=named(("certificate", plan.certificate.status), are_large=True),
             proof=f"Infeasible because of: {plan.binding_constraint}.",
-            sections=(
-                Section(name="decision", heading="What was asked", blocks=(goal,)),
-                *add_if(choice_section(plan)),
-                *_relaxations(plan),
+            sections=some(
+                section("decision", "What was asked", goal),
+                choice_section(plan),
+                _relaxations(plan),
                 _provenance(plan),
             ),
         )
@@ -86,28 +84,27 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence = NO_EVIDENCE) -> Repo
         kind="Deployment",
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
-        facts=NamedValues(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
+        facts=named(*_headline(plan, decision, predicted), are_large=True),
         proof=f"{_proof(plan)} Bound by {plan.binding_constraint}.",
-        sections=(
-            Section(
-                name="decision",
-                heading="What to launch",
-                blocks=(
-                    NamedValues(facts=tuple(decision_facts(decision, predicted.prefix_hits))),
-                    goal,
-                    instances_figure(plan, decision),
-                ),
+        sections=some(
+            section(
+                "decision",
+                "What to launch",
+                named(*decision_facts(decision, predicted.prefix_hits)),
+                goal,
+                instances_figure(plan, decision),
             ),
             _requests(plan, predicted, evidence.replay),
-            *([serve_trials_section(evidence.verified)] if evidence.verified else []),
-            Section(
-                name="work",
-                heading="Where the time goes",
-                blocks=(use_figure(predicted), decode_figure(plan, predicted)),
+            serve_trials_section(evidence.verified) if evidence.verified else None,
+            section(
+                "work",
+                "Where the time goes",
+                use_figure(predicted),
+                decode_figure(plan, predicted),
             ),
             choice_section(plan),
-            *([evidence.what_if] if evidence.what_if else []),
-            *_relaxations(plan),
+            evidence.what_if,
+            _relaxations(plan),
             launch_section(evidence.files, names=plan.files),
             _provenance(plan),
         ),
@@ -210,35 +207,29 @@ def _goal(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
     yield "engine", word(f"{goal.engine.name} {goal.engine.version}".strip())
     for pool, engine in goal.engines.items():
         yield f"engine on {pool}", word(f"{engine.name} {engine.version}".strip())
-    sources = plan.provenance.profile_source
-    kinds = sorted(set(sources.values()))
-    told = kinds if len(kinds) == 1 else [f"{pool} {source}" for pool, source in sources.items()]
-    yield "kernels", word(", ".join(told))
 
 
-def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None) -> Section:
+def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None) -> Section | None:
     slo = plan.goal.slo
     rows = {
         "TTFT": (predicted.ttft_s, predicted.ttft_s_band, slo.ttft),
         "TPOT": (predicted.tpot_s, predicted.tpot_s_band, slo.tpot),
     }
-    return Section(
-        name="requests",
-        heading=f"Latency{' and goodput' * slo.is_stated}",
-        blocks=some(
-            latency_table({name: row for name, row in rows.items() if row[0].mean > 0.0}),
-            *(
-                latency_figure(
-                    name.lower(),
-                    *row,
-                    key=f"predicted.{name.lower()}_s",
-                    simulated_s=getattr(replay, f"{name.lower()}_s") if replay else (),
-                )
-                for name, row in rows.items()
-            ),
-            goodput_figure(replay) if replay else None,
-            _replay_difference(predicted, replay) if replay else None,
+    return section(
+        "requests",
+        f"Latency{' and goodput' * slo.is_stated}",
+        latency_table({name: row for name, row in rows.items() if row[0].mean > 0.0}),
+        *(
+            latency_figure(
+                name.lower(),
+                *row,
+                key=f"predicted.{name.lower()}_s",
+                simulated_s=getattr(replay, f"{name.lower()}_s") if replay else (),
+            )
+            for name, row in rows.items()
         ),
+        goodput_figure(replay) if replay else None,
+        _replay_difference(predicted, replay) if replay else None,
     )
 
 
@@ -258,21 +249,22 @@ def _replay_difference(predicted: ServePrediction, replay: Replay) -> Paragraph 
     )
 
 
-def _relaxations(plan: ServePlan) -> Iterator[Section]:
-    if plan.relaxations:
-        table = Table(
-            caption="Limits that make it infeasible",
-            header=("limit", "effect of relaxing it", "decision"),
-            rows=tuple(
-                (
-                    word(one.limit),
-                    word(one.change),
-                    word(short_serve(one.decision) if one.decision else "-"),
-                )
-                for one in plan.relaxations
-            ),
-        )
-        yield Section(name="ways-out", heading="Relaxations", blocks=(table,))
+def _relaxations(plan: ServePlan) -> Section | None:
+    if not plan.relaxations:
+        return None
+    table = Table(
+        caption="Limits that make it infeasible",
+        header=("limit", "effect of relaxing it", "decision"),
+        rows=tuple(
+            (
+                word(one.limit),
+                word(one.change),
+                word(short_serve(one.decision) if one.decision else "-"),
+            )
+            for one in plan.relaxations
+        ),
+    )
+    return section("ways-out", "Relaxations", table)
 
 
 def _provenance(plan: ServePlan) -> Section:

@@ -34,7 +34,7 @@ PIPE_WIDTH: Final = 100
 LABEL_WIDTH: Final = 15
 """Least columns of a label with the space after it."""
 GAP: Final = "  "
-MOST_ROWS: Final = 12
+MOST_ROWS: Final = 24
 """Rows of a table unless all are wanted."""
 MOST_LINES: Final = 6
 """Lines of a wrapped cell; where one has more, rows are stacked."""
@@ -55,8 +55,8 @@ class Screen:
 def report_text(report: Report, screen: Screen) -> str:
     """Return the headline and the sections of the screen's depth."""
     head: tuple[Block, ...] = (
-        Paragraph(text=f"{report.kind}: {report.title}"),
         *([NamedValues(facts=(("WARNING", word(report.warning)),))] if report.warning else []),
+        Paragraph(text=f"{report.kind}: {report.title}"),
         Paragraph(text=report.verdict),
         report.facts,
         *([Paragraph(text=report.proof)] if report.proof else []),

@@ -10,17 +10,46 @@ and the table gives the reason.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from tuner.plans.breakdown import cause_words
 from tuner.plans.serve import ServePlan
-from tuner.plans.what_if import LimitChange, WhatIf, WhatIfOutcome
+from tuner.plans.what_if import IDLE, LimitChange, WhatIf, WhatIfOutcome, Why
 from tuner.report.axes import axis, layout
-from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, number, word
+from tuner.report.content import (
+    Block,
+    Cell,
+    Figure,
+    Notes,
+    Paragraph,
+    Section,
+    Table,
+    number,
+    some,
+    word,
+)
+from tuner.report.figure_names import FIGURES, figure_text
 from tuner.report.palette import BLUE, GREY
 from tuner.spec.serving.goal import Percentiles
-from tuner.units import format_s
+from tuner.units import format_counted, format_ratio, format_s
 
+MOST_TERMS: Final = 6
+"""Causes by which two steps differ that are named."""
+NO_GAIN_RATIO: Final = 0.0005
+"""Of the objective; less is no change."""
+MORE_IS_BETTER: Final = frozenset({"tokens_per_s", "requests_per_s", "goodput_per_device"})
+UNSOLVED: Final[Mapping[str, str]] = {
+    "refused": "not possible",
+    "out_of_time": "not solved",
+    "infeasible": "nothing fits",
+    "unknown": "not decided",
+}
+SHOWN_FIGURES: Final = (
+    *("step_time_s", "tokens_per_s", "peak_memory_bytes", "num_devices", "cost_per_hour"),
+    *("requests_per_s", "ttft_p90_s", "tpot_p90_s", "goodput_per_device", "busiest_rank_ratio"),
+    "objective",
+)
 TRAIN_CURVES: Final = (
     "nodes=x2",
     "sequence-length=x2",
@@ -36,16 +65,6 @@ TRAIN_CURVES: Final = (
 """Changes that are drawn, the most important first, as time may run out."""
 PLACE_CURVES: Final = ("slots=+1", "slots=+2", "slots=+4")
 
-_LABELS: Final = {
-    "tokens_per_s": "tokens/s, whole job",
-    "tokens_per_s_per_device": "tokens/s per device",
-    "num_devices": "devices",
-    "cost_per_hour": "cost per hour",
-    "goodput_per_device": "goodput, requests/s per device",
-    "requests_per_s": "requests/s",
-    "objective": "objective",
-    "busiest_rank_ratio": "most-loaded rank, share of a layer",
-}
 _TITLES: Final = {
     "nodes": "Other numbers of nodes",
     "sequence-length": "Other sequence lengths",
@@ -113,14 +132,53 @@ def what_if_section(
         _figure(key, points, result.base, drawn=drawn(key, result.base.objective))
         for key, points in curves.items()
     )
-    said = (
-        f"Every point is a solve of the plan's problem with one limit changed, "
-        f"{result.time_limit_s:.0f} s for all of them; 1 is the plan's own limit."
+    return Section(
+        name="what-if",
+        heading="What if",
+        blocks=some(
+            Paragraph(
+                text="Every point is a solve of the plan's problem with one limit changed, "
+                f"{result.time_limit_s:.0f} s for all of them; 1 is the plan's own limit."
+            ),
+            *figures,
+            _table(result),
+        ),
     )
-    blocks: list[Block] = [Paragraph(text=said)]
-    blocks += [figure for figure in figures if figure is not None]
-    blocks.append(_table(result))
-    return Section(name="what-if", heading="What if", blocks=tuple(blocks))
+
+
+def why_sections(why: Why) -> tuple[Section, ...]:
+    """Return what would change a plan, and the terms in which its runners-up differ."""
+    what_if, rivals = why.what_if, [rival for rival in why.rivals if rival.terms_s]
+    blocks: dict[str, tuple[Block, ...]] = {}
+    if rivals:
+        terms = tuple(f"{rival.decision}: {terms_words(rival.terms_s)}" for rival in rivals)
+        name = "Runners-up, by the seconds in which they differ from the plan"
+        blocks[name] = (Notes(notes=terms, counted_as="runners-up"),)
+    if what_if is not None:
+        solved = sum(one.status != "out_of_time" for one in what_if.outcomes)
+        total_s = sum(one.solve_s for one in what_if.outcomes)
+        cases = (
+            f"what-if: {format_counted(solved, 'case')} solved again in {format_s(total_s)} "
+            f"(--time-limit {format_s(what_if.time_limit_s)} for their searches)"
+        )
+        blocks["What if"] = (Paragraph(text=cases), _table(what_if))
+    if why.notes:
+        blocks["Notes on what-ifs"] = (Notes(notes=why.notes, counted_as="notes"),)
+    return tuple(Section(name="why", heading=name, blocks=own) for name, own in blocks.items())
+
+
+def terms_words(terms_s: Mapping[str, float]) -> str:
+    """Say by which seconds a step differs: in all, and the largest causes."""
+    terms = list(terms_s.items())
+    shown = ", ".join(
+        f"{cause_words(name)} {_signed_s(spent)}" for name, spent in terms[:MOST_TERMS]
+    )
+    more = f" and {len(terms) - MOST_TERMS} smaller" if len(terms) > MOST_TERMS else ""
+    return f"{_signed_s(sum(terms_s.values()))} = {shown}{more}"
+
+
+def _signed_s(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_s(abs(seconds))}"
 
 
 def _factor(change: LimitChange, *, slots: int | None) -> float | None:
@@ -144,7 +202,7 @@ def _figure(
     solved = [point for point in every if drawn in point.outcome.figures]
     if len(solved) < 2:
         return None
-    said = _LABELS.get(drawn, drawn.replace("_", " "))
+    said = FIGURES.get(drawn, drawn.replace("_", " "))
     values = [point.outcome.figures[drawn] for point in solved]
     traces: list[dict[str, object]] = []
     if key in ("nodes", "rate", "concurrency") and drawn in ("tokens_per_s", "num_devices"):
@@ -253,25 +311,45 @@ def _value(outcome: WhatIfOutcome, drawn: str) -> Cell:
 
 
 def _table(result: WhatIf) -> Table:
-    def row(one: WhatIfOutcome) -> tuple[Cell, ...]:
-        value = one.figures.get(one.objective)
-        gain = one.gain_ratio
-        return (
-            word(one.says or one.change or "as planned"),
-            word(one.status.replace("_", " ")),
-            word("-" if value is None else _objective(one.objective, value)),
-            word("-") if gain is None else Cell(text=f"{100.0 * gain:+.1f} %", value=gain),
-            word("; ".join(one.decision_changes) or ("" if one.figures else one.reason)),
-        )
-
     return Table(
         caption="All results",
-        header=("limit", "certificate", "objective", "improvement", "what changes"),
-        rows=tuple(row(one) for one in (result.base, *result.outcomes)),
+        header=("limit", "result", "figures", "what changes"),
+        rows=tuple(
+            (
+                word(one.says or one.change or "as planned"),
+                _gain(one),
+                word(
+                    ", ".join(
+                        f"{FIGURES[name]} {figure_text(name, one.figures[name])}"
+                        for name in SHOWN_FIGURES
+                        if name in one.figures
+                    )
+                ),
+                word(_what_changes(one)),
+            )
+            for one in (result.base, *result.outcomes)
+        ),
     )
 
 
-def _objective(name: str, value: float) -> str:
-    said = _LABELS.get(name, name.removesuffix("_s").replace("_", " "))
-    is_time = name.endswith("_time_s")
-    return f"{format_s(value) if is_time else number(value).text} ({said})"
+def _gain(one: WhatIfOutcome) -> Cell:
+    gain = one.gain_ratio
+    if one.status in UNSOLVED or not one.change:
+        return word(UNSOLVED.get(one.status, one.status))
+    if gain is None:
+        return word("fits")
+    if abs(gain) < NO_GAIN_RATIO:
+        return word("no change")
+    grows = gain > 0 if one.objective in MORE_IS_BETTER else gain < 0
+    name = FIGURES.get(one.objective, one.objective)
+    text = f"{'+' if grows else '-'}{format_ratio(abs(gain))} {name}"
+    return Cell(text=text, value=gain)
+
+
+def _what_changes(one: WhatIfOutcome) -> str:
+    """Say how the decision differs, or why nothing fits."""
+    if not one.figures:
+        return one.reason
+    if one.change and one.gain_ratio is None:
+        return one.decision
+    return "; ".join((*one.decision_changes, *([IDLE] if IDLE in one.reason else [])))

@@ -70,7 +70,6 @@ def hostile(
             verified=poisoned(verified),
             trials=tuple(map(poisoned, read_trials(verified_folder / "trials"))),
             files=files,
-            what_if=None,
         ),
     )
     serve = serve_report(

@@ -64,7 +64,7 @@ def test_a_long_table_and_notes_are_cut_unless_wanted_whole() -> None:
         "",
         "2 notes, shown by --verbose",
     ]
-    assert shown(*blocks, is_whole=True)[-4:] == ["  13", "", "- first", "- second"]
+    assert shown(*blocks, is_whole=True)[-4:] == [f"  {MOST_ROWS + 1}", "", "- first", "- second"]
 
 
 def test_a_screen_shows_what_is_marked_for_its_depth() -> None:
