@@ -1,14 +1,18 @@
 """Text that commands print, as tests read it."""
 
 import re
+from collections.abc import Sequence
 
-from tuner.report.content import Depth, Report
-from tuner.report.terminal import Screen, report_text
+from tuner.report.content import Depth, Report, Section
+from tuner.report.terminal import Screen, report_text, sections_text
 
 
-def words_of(report: Report, *, depth: Depth = Depth.MORE) -> str:
-    """Return what the screens of a report say, on one line."""
-    return flat(report_text(report, Screen(width=10_000, depth=depth, is_whole=True)))
+def words_of(report: Report | Sequence[Section], *, depth: Depth = Depth.MORE) -> str:
+    """Return what the screens of a report, or of sections, say, on one line."""
+    screen = Screen(width=10_000, depth=depth, is_whole=True)
+    if isinstance(report, Report):
+        return flat(report_text(report, screen))
+    return flat(sections_text(report, screen))
 
 
 def unwrapped(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import screen, shortened
+from tuner.cli.text import screen
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
@@ -11,6 +11,7 @@ from tuner.report.breakdown import breakdown_table
 from tuner.report.checkpoint_levels import interval_doubt
 from tuner.report.content import Block, NamedValues, Paragraph, Table, named, size, word
 from tuner.report.memory_headroom import lost_starts_words
+from tuner.report.printable import shortened
 from tuner.report.terminal import blocks_text
 from tuner.units import (
     format_bytes,

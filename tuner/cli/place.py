@@ -67,6 +67,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     verified = verify_place(folder, budget_s=BUDGET_S)
     print_result(
         verified,
-        lambda one: sections_text((place_trials_section(one),), screen()),
+        lambda one: sections_text((place_trials_section(one),), screen(verbose=True)),
         as_json=options.as_json,
     )

@@ -14,7 +14,7 @@ are in tuner/report/page.py, markdown.py and terminal.py. The page and Markdown 
 terminal shows the sections and blocks whose `depth` is at most that of the screen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -93,6 +93,8 @@ class Figure(Marked):
     """Pixels."""
     is_small: bool = False
     """Two fit side by side."""
+    is_table_open: bool = False
+    """The table is shown without a click."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,3 +224,16 @@ def named(
 def some(*parts: Part | None) -> tuple[Part, ...]:
     """Return the blocks or sections that are not None."""
     return tuple(part for part in parts if part is not None)
+
+
+def bullets(
+    notes: Iterable[str], *, counted_as: str = "", depth: Depth = Depth.FIRST
+) -> Notes | None:
+    """Return the sentences as a list; None where there are none."""
+    listed = tuple(notes)
+    return Notes(notes=listed, counted_as=counted_as, depth=depth) if listed else None
+
+
+def add_if(section: Section) -> tuple[Section, ...]:
+    """Return the section, unless it is empty."""
+    return (section,) if section.blocks else ()

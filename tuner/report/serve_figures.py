@@ -3,12 +3,23 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.config.serve_words import group_degrees
 from tuner.plans.breakdown import cause_words
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, limit_line, time_axis
-from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
+from tuner.report.content import (
+    Cell,
+    Depth,
+    Figure,
+    Table,
+    maybe,
+    number,
+    seconds,
+    share,
+    size,
+    word,
+)
 from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS, filled
 from tuner.units import format_bytes, format_ratio, format_s
 
@@ -124,10 +135,15 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
         (f"runner-up {at + 1}", f"alternatives.{at}.predicted", other.predicted)
         for at, other in enumerate(plan.alternatives[:4])
     ]
+    is_mixed = plan.decision is not None and any(
+        group.role is Role.AGGREGATED for group in plan.decision.instances
+    )
+    prompts = "; a step that also computes a chunk of a prompt takes longer" * is_mixed
     parts = list(dict.fromkeys(part for *_, one in rows for part in one.breakdown_s))
     parts.sort(key=lambda part: -max(one.breakdown_s.get(part, 0.0) for *_, one in rows))
     return Figure(
         name="decode-step",
+        depth=Depth.MORE,
         title="Where the time of a decode step goes",
         reading="Predicted seconds of one decode step of the slowest group, by cause.",
         traces=tuple(
@@ -152,20 +168,25 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
             barmode="stack",
         ),
         table=Table(
-            caption="Seconds of a decode step by cause",
-            header=("", *map(cause_words, parts)),
-            rows=tuple(
+            caption=f"Seconds of a decode step by cause, in the slowest group{prompts}",
+            header=("", *(name for name, *_ in rows)),
+            rows=(
+                *(
+                    (
+                        word(cause_words(part)),
+                        *(
+                            maybe(
+                                seconds, one.breakdown_s.get(part), key=f"{key}.breakdown_s.{part}"
+                            )
+                            for _, key, one in rows
+                        ),
+                    )
+                    for part in parts
+                ),
                 (
-                    word(name),
-                    *(
-                        seconds(
-                            one.breakdown_s.get(part, 0.0),
-                            key=f"{key}.breakdown_s.{part}" if part in one.breakdown_s else "",
-                        )
-                        for part in parts
-                    ),
-                )
-                for name, key, one in rows
+                    word("whole step"),
+                    *(seconds(sum(one.breakdown_s.values())) for *_, one in rows),
+                ),
             ),
         ),
         height=190 + 44 * len(rows),
@@ -178,6 +199,7 @@ def use_figure(predicted: ServePrediction) -> Figure:
     values = [predicted.utilisation_ratio[name] for name in names]
     return Figure(
         name="use",
+        depth=Depth.FIRST,
         title="Utilisation of each group",
         reading="Predicted share of time in which a group's instances work; the rest is headroom "
         "for bursts.",
@@ -209,7 +231,16 @@ def use_figure(predicted: ServePrediction) -> Figure:
             caption="Utilisation and memory of each group",
             header=("group", "busy", "memory per device"),
             rows=tuple(
-                (word(name), _use(predicted, name), _memory(predicted, name)) for name in names
+                (
+                    word(name),
+                    _use(predicted, name),
+                    maybe(
+                        size,
+                        predicted.memory_bytes.get(name),
+                        key=f"predicted.memory_bytes.{name}",
+                    ),
+                )
+                for name in names
             ),
         ),
         height=130 + 46 * len(names),
@@ -218,13 +249,6 @@ def use_figure(predicted: ServePrediction) -> Figure:
 
 def _use(predicted: ServePrediction, name: str) -> Cell:
     return share(predicted.utilisation_ratio[name], key=f"predicted.utilisation_ratio.{name}")
-
-
-def _memory(predicted: ServePrediction, name: str) -> Cell:
-    used_bytes = predicted.memory_bytes.get(name)
-    return (
-        word("-") if used_bytes is None else size(used_bytes, key=f"predicted.memory_bytes.{name}")
-    )
 
 
 def alternatives_rows(plan: ServePlan) -> Iterator[tuple[str, str, ServeDecision, ServePrediction]]:

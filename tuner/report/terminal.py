@@ -36,6 +36,8 @@ LABEL_WIDTH: Final = 15
 GAP: Final = "  "
 MOST_ROWS: Final = 24
 """Rows of a table unless all are wanted."""
+MOST_LINES: Final = 6
+"""Lines of a wrapped cell; where one has more, rows are stacked."""
 LEAST_WRAPPED: Final = 16
 """Letters of a cell below which its words are not wrapped."""
 
@@ -137,7 +139,7 @@ def _fitted(
     *,
     width: int,
 ) -> list[int] | None:
-    """Return the columns' widths, words of the widest wrapped; None where the table is too wide."""
+    """Return the columns' widths, words of the widest wrapped; None where rows must be stacked."""
     least, natural = [], []
     for name, *cells, is_number in zip(header, *rows, are_numbers, strict=True):
         words = (
@@ -150,7 +152,8 @@ def _fitted(
     for cap in range(min(room, max(natural)), 0, -1):
         widths = [min(own, max(low, cap)) for low, own in zip(least, natural, strict=True)]
         if sum(widths) <= room:
-            return widths
+            texts = ((cell, fit) for row in rows for cell, fit in zip(row, widths, strict=True))
+            return None if any(len(cell) > MOST_LINES * fit for cell, fit in texts) else widths
     return None
 
 
