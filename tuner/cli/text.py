@@ -7,28 +7,22 @@ tabs, direction marks) are escaped here for all text.
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from textwrap import wrap
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from tuner.plans.breakdown import breakdown_rows
 from tuner.report.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from profilers.records import Record
-    from tuner.config.host_memory import HostMemory
     from tuner.plans.what_if import Why
     from tuner.report.content import Depth, Report
     from tuner.report.terminal import Screen
 
 AnyPlan = TypeVar("AnyPlan")
 AnyResult = TypeVar("AnyResult", bound="Record")
-
-LABEL_WIDTH: Final = 15
-LINE_WIDTH: Final = 100
 
 
 def print_text(text: str = "") -> None:
@@ -103,38 +97,6 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
     )
 
 
-def host_lines(host: "HostMemory | None") -> Iterator[str]:
-    """Say what a node's memory holds, and whether that was checked."""
-    if host is not None:
-        yield from labelled("host memory" if host.fits else "DOES NOT FIT", host.words)
-
-
 def quote_path(path: "Path") -> str:
     """Return a path as a shell's user types it, where it cannot be taken for an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
-
-
-def labelled(label: str, text: str) -> Iterator[str]:
-    """Yield a labelled statement in lines of a bounded width, the text in one column."""
-    yield from wrap(
-        text,
-        LINE_WIDTH,
-        initial_indent=f"{label:<{LABEL_WIDTH}}",
-        subsequent_indent=" " * LABEL_WIDTH,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def breakdown_text(seconds: Mapping[str, float]) -> str:
-    """Return the seconds of a step by cause as an indented table."""
-    return columns([(f"  {cause}", *cells) for cause, *cells in breakdown_rows(seconds)])
-
-
-def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
-    """Yield each statement after its label, or only their number; a single one is never hidden."""
-    if verbose or len(lines) == 1:
-        for line in lines:
-            yield from labelled(label, line)
-    elif lines:
-        yield from labelled(label, f"{len(lines)}, shown by --verbose")

@@ -23,9 +23,9 @@ def provenance_section(
         name="provenance",
         heading="Provenance",
         blocks=some(
-            named(*((f"prices of {pool}", source) for pool, source in sources.items())),
             named(
                 ("made by", f"moetune {version}"),
+                *((f"prices of {pool}", source) for pool, source in sources.items()),
                 *((name, f"SHA-256 {sha[:SHOWN_DIGITS]}…") for name, sha in hashed.items()),
                 *more,
                 depth=Depth.PAGE,

@@ -55,8 +55,8 @@ def _router_text(router: ServeRouter, hits: PlannedHits | None) -> str:
     if router.ranks is not None:
         kinds.reverse()
     (noun, count, _), (other, others, otherwise) = kinds
-    is_told = otherwise is not None and hits.ranks > hits.instances
-    rest = f"; {format_ratio(otherwise or 0.0)} if to {format_counted(others, other)}" * is_told
-    found = f"{format_ratio(hits.ratio)} of prompt tokens found{rest}"
+    is_split = otherwise is not None and hits.ranks > hits.instances
+    rest = f"; {format_ratio(otherwise or 0.0)} if to {format_counted(others, other)}" * is_split
+    hit_words = f"{format_ratio(hits.ratio)} of prompt tokens found{rest}"
     _, decode, decode_words = words.partition("; decode")
-    return f"by prefix, to {format_counted(count, noun)} ({found}){decode}{decode_words}"
+    return f"by prefix, to {format_counted(count, noun)} ({hit_words}){decode}{decode_words}"

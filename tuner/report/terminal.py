@@ -146,7 +146,7 @@ def _fitted(
             len(cell) if is_number else max(min(len(cell), LEAST_WRAPPED), _longest_word(cell))
             for cell in cells
         )
-        least.append(max(_longest_word(name), *words, 0))
+        least.append(max(_longest_word(name), *words, 1))
         natural.append(max(1, *(len(cell) for cell in (name, *cells))))
     room = width - len(GAP) * (len(header) - 1)
     for cap in range(min(room, max(natural)), 0, -1):

@@ -216,6 +216,7 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
                     if unequal
                     else number(decision.num_microbatches(goal.global_batch_size)),
                 ),
+                ("kernels", ", ".join(sorted(set(plan.provenance.profile_source.values())))),
                 *(_placement(plan.placement) if plan.placement else ()),
             ),
             token,
