@@ -7,7 +7,7 @@ from tuner.compare.comparison import ComparedPlan, Comparison
 from tuner.report.content import Paragraph, Section, Table, named, word
 from tuner.report.figure_names import FIGURES, figure_text
 from tuner.report.terminal import blocks_text, sections_text
-from tuner.report.what_if_curves import terms_words
+from tuner.report.what_if import terms_words
 from tuner.units import format_times
 
 

@@ -69,7 +69,7 @@ def explained_text(report: "Report", why: "Why", *, verbose: bool) -> str:
     """Return what `moetune explain` prints of a plan, and what would change it."""
     from tuner.report.content import Depth
     from tuner.report.terminal import report_text
-    from tuner.report.what_if_curves import why_sections
+    from tuner.report.what_if import why_sections
 
     whole = replace(report, sections=(*report.sections, *why_sections(why)))
     return report_text(whole, screen(Depth.MORE, verbose=verbose))
