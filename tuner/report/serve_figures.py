@@ -5,9 +5,9 @@ from typing import Final
 
 from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.config.serve_words import group_degrees
-from tuner.plans.breakdown import cause_words
 from tuner.plans.serve import ServePlan, ServePrediction
-from tuner.report.axes import axis, layout, limit_line, time_axis
+from tuner.report.axes import axis, layout, limit_line
+from tuner.report.breakdown import MOST_COMPARED, breakdown_figure
 from tuner.report.content import (
     Cell,
     Depth,
@@ -15,13 +15,12 @@ from tuner.report.content import (
     Table,
     maybe,
     number,
-    seconds,
     share,
     size,
     word,
 )
-from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS, filled
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS
+from tuner.units import format_bytes, format_ratio
 
 MOST_ROWS: Final = 48
 """Instances of one group with a row each; more share one row."""
@@ -129,67 +128,20 @@ def _groups(decision: ServeDecision, free: dict[str, int]) -> Table:
 
 
 def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
-    """Draw one decode step of the most-loaded group, with those of the runners-up."""
-    rows = [("the plan", "predicted", predicted)]
-    rows += [
-        (f"runner-up {at + 1}", f"alternatives.{at}.predicted", other.predicted)
-        for at, other in enumerate(plan.alternatives[:4])
-    ]
+    """Draw one decode step of the slowest group, with those of the runners-up."""
+    prompts = "; a step that also computes a chunk of a prompt takes longer"
     is_mixed = plan.decision is not None and any(
         group.role is Role.AGGREGATED for group in plan.decision.instances
     )
-    prompts = "; a step that also computes a chunk of a prompt takes longer" * is_mixed
-    parts = list(dict.fromkeys(part for *_, one in rows for part in one.breakdown_s))
-    parts.sort(key=lambda part: -max(one.breakdown_s.get(part, 0.0) for *_, one in rows))
-    return Figure(
+    return breakdown_figure(
+        {"the plan": predicted.breakdown_s}
+        | {
+            f"runner-up {number}": other.predicted.breakdown_s
+            for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
+        },
         name="decode-step",
-        depth=Depth.MORE,
-        title="Where the time of a decode step goes",
+        title=f"Where the time of a decode step goes, in the slowest group{prompts * is_mixed}",
         reading="Predicted seconds of one decode step of the slowest group, by cause.",
-        traces=tuple(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": cause_words(part),
-                "y": [name for name, *_ in rows],
-                "x": [one.breakdown_s.get(part, 0.0) for *_, one in rows],
-                "marker": filled(place),
-                "hovertext": [
-                    f"{cause_words(part)}: {format_s(one.breakdown_s.get(part, 0.0))}"
-                    for *_, one in rows
-                ],
-                "hoverinfo": "text",
-            }
-            for place, part in enumerate(parts)
-        ),
-        layout=layout(
-            x=time_axis("decode step time"),
-            y=axis("", autorange="reversed", type="category"),
-            barmode="stack",
-        ),
-        table=Table(
-            caption=f"Seconds of a decode step by cause, in the slowest group{prompts}",
-            header=("", *(name for name, *_ in rows)),
-            rows=(
-                *(
-                    (
-                        word(cause_words(part)),
-                        *(
-                            maybe(
-                                seconds, one.breakdown_s.get(part), key=f"{key}.breakdown_s.{part}"
-                            )
-                            for _, key, one in rows
-                        ),
-                    )
-                    for part in parts
-                ),
-                (
-                    word("whole step"),
-                    *(seconds(sum(one.breakdown_s.values())) for *_, one in rows),
-                ),
-            ),
-        ),
-        height=190 + 44 * len(rows),
     )
 
 

@@ -207,6 +207,10 @@ def _goal(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
     yield "engine", word(f"{goal.engine.name} {goal.engine.version}".strip())
     for pool, engine in goal.engines.items():
         yield f"engine on {pool}", word(f"{engine.name} {engine.version}".strip())
+    sources = plan.provenance.profile_source
+    by_pool = (f"{pool} {source}" for pool, source in sources.items())
+    kinds = set(sources.values())
+    yield "kernels", word(", ".join(kinds if len(kinds) == 1 else by_pool))
 
 
 def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None) -> Section | None:

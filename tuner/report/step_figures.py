@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
-from tuner.plans.breakdown import cause_words
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
-from tuner.report.breakdown import breakdown_table
+from tuner.report.breakdown import MOST_COMPARED, breakdown_figure
 from tuner.report.content import (
     Cell,
     Depth,
@@ -25,55 +24,24 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.palette import BLUE, ORANGE, filled, second_bars
-from tuner.units import format_bytes, format_s, parse_bytes
-
-MOST_COMPARED: Final = 4
-"""Runners-up drawn with the plan's decision."""
+from tuner.units import format_bytes, parse_bytes
 
 KINDS: Final = ("weights", "gradients", "optimizer", "activations", "buffers")
 """What a device's memory is taken by."""
 
 
-def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
+def step_breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     """Draw the step's seconds by cause, with those of the runners-up."""
-    steps = {"the plan": predicted.breakdown_s} | {
-        f"runner-up {number}": other.predicted.breakdown_s
-        for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
-    }
-    largest: dict[str, float] = {}
-    for causes in steps.values():
-        largest |= {name: max(spent, largest.get(name, 0.0)) for name, spent in causes.items()}
-    traces = tuple(
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": cause_words(cause),
-            "y": list(steps),
-            "x": [causes.get(cause, 0.0) for causes in steps.values()],
-            "marker": filled(place),
-            "hovertext": [
-                f"{cause_words(cause)}: {format_s(causes.get(cause, 0.0))}"
-                for causes in steps.values()
-            ],
-            "hoverinfo": "text",
-        }
-        for place, cause in enumerate(sorted(largest, key=lambda name: -largest[name]))
-        if largest[cause] > 0.0
-    )
-    return Figure(
+    return breakdown_figure(
+        {"the plan": predicted.breakdown_s}
+        | {
+            f"runner-up {number}": other.predicted.breakdown_s
+            for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
+        },
         name="breakdown",
         title="Where a step's time goes",
         reading="Predicted seconds of one step by cause, for the plan and its runners-up. "
         "Overlapped communication is not counted.",
-        traces=traces,
-        layout=layout(
-            x=time_axis("step time"),
-            y=axis("", autorange="reversed", type="category"),
-            barmode="stack",
-        ),
-        table=breakdown_table(steps, key="predicted.breakdown_s"),
-        height=190 + 44 * len(steps),
-        depth=Depth.MORE,
     )
 
 

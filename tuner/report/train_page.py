@@ -40,7 +40,7 @@ from tuner.report.memory_headroom import (
 )
 from tuner.report.provenance import provenance_section
 from tuner.report.run_section import run_section
-from tuner.report.step_figures import breakdown_figure, memory_figure, stage_time_figure
+from tuner.report.step_figures import memory_figure, stage_time_figure, step_breakdown_figure
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
 from tuner.spec.accounting import (
@@ -289,7 +289,7 @@ def _step(plan: Plan, decision: TrainDecision, predicted: TrainPrediction) -> Se
                 ("simulated", maybe(seconds, simulated_s, key="predicted.played_step_time_s")),
                 depth=Depth.MORE,
             ),
-            breakdown_figure(plan, predicted),
+            step_breakdown_figure(plan, predicted),
             timeline_figure(plan, predicted),
             stage_time_figure(decision, predicted),
         ),

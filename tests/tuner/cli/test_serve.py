@@ -33,7 +33,7 @@ def test_examples_are_planned_explained_and_emitted(
     expected = json.loads(next(out.glob("launch/*/expected.json")).read_text())
     assert expected["num_devices"] == devices
     assert run(["explain", str(out), "--what-if", "none"]) == 0
-    assert "Seconds of a decode step by cause" in capsys.readouterr().out
+    assert "Where the time of a decode step goes" in capsys.readouterr().out
 
 
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

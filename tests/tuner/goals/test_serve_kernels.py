@@ -79,7 +79,7 @@ def test_installed_tables_change_no_answer_and_are_named(
     assert installed.predicted == plain.predicted
     for plan in (plain, installed):
         assert plan.provenance.profile_source == {"a": "datasheet"}
-        assert "prices of a datasheet" in words_of(serve_report(plan))
+        assert "kernels datasheet" in words_of(serve_report(plan))
     assert plain.provenance.kernels_sha256 == installed.provenance.kernels_sha256
     (note,) = set(installed.provenance.notes) - set(plain.provenance.notes)
     assert f"--profile {package / 'systems'}" in note
