@@ -32,6 +32,7 @@ from tuner.report.expert_loads import loads_section
 from tuner.report.failures import failures_section
 from tuner.report.launch_section import launch_section
 from tuner.report.memory_headroom import (
+    HARDLY_ANY,
     chance_sentence,
     memory_warning,
     needs_memory_warning,
@@ -62,8 +63,6 @@ from tuner.units import (
 from tuner.verify.records import TrialRecord, Verified
 
 SHOWN_NODES: Final = 16
-HARDLY_ANY: Final = 0.001
-"""Chances below it are not given in figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
