@@ -23,8 +23,8 @@ CYCLE: Final = (
     *(BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW, GREY),
     *("#332288", "#882255", "#999933", "#44aa99"),
 )
-"""As many as a step has causes, so that dense and expert layers never share a colour; the last four
-are of Paul Tol's muted scheme (https://personal.sron.nl/~pault/)."""
+"""Enough for the twelve largest causes of a step, so that dense and expert layers share no colour;
+the last four are of Paul Tol's muted scheme (https://personal.sron.nl/~pault/)."""
 HATCHING: Final = ("", "/", ".", "x", "\\", "-", "+", "|")
 """Plotly's `marker.pattern.shape`."""
 
