@@ -144,7 +144,7 @@ def _headline(
     after = predicted.outcomes[worst].imbalance_after
     key = f"predicted.outcomes.{worst}.imbalance_after"
     yield "imbalance, worst workload", Cell(text=f"{after:.4f}", value=after, key=key)
-    yield "gap to the bound", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
+    yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
 
 
 def _against_eplb(
@@ -198,7 +198,7 @@ def _proof(plan: PlacePlan) -> str:
     dispatches = () if predicted is None else predicted.dispatches
     runs = dispatches[0].rule if dispatches else rule
     return (
-        f"{certificate.status.capitalize()} by {certificate.method.replace('_', ' ')}:"
+        f"Certificate ({certificate.status}, {certificate.method.replace('_', ' ')}):"
         f" {plan.goal.objective.value.replace('_', ' ')} {reached}{unit}{sampled * (error > 0.0)},"
         f" lower bound {bound}{unit}{f', dispatch {rule}' * (rule != 'even')}"
         f"{f' (it runs under {runs})' * (runs != rule)}; solved in {format_s(certificate.solve_s)}."

@@ -150,7 +150,7 @@ def _proof(plan: ServePlan) -> str:
     others = "other deployment is" if count == 1 else "other deployments are"
     ties = f" {least}{count:,} {others} within the error band."
     return (
-        f"{certificate.status.capitalize()} by {certificate.method}:"
+        f"Certificate ({certificate.status}, {certificate.method}):"
         f" {named.get(objective, objective)} {certificate.objective:.6g},"
         f" {'upper' if objective == 'rate' else 'lower'} bound {certificate.bound:.6g}{covers};"
         f" {certificate.space.priced:,} instance options priced, {certificate.space.illegal:,}"
@@ -183,7 +183,7 @@ def _headline(
             yield f"cost per million {name} tokens", number(value, key=key, unit=unit)
         key = "predicted.token_cost.input_ratio"
         yield "device time of prompts", share(cost.input_ratio, key=key)
-    yield "gap to the bound", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
+    yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
 
 
 def _goal(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
