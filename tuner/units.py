@@ -233,6 +233,11 @@ def format_ratio(ratio: float, *, digits: int = 1) -> str:
     return f"{100.0 * ratio:.{digits}f} %"
 
 
+def format_times(band: tuple[float, float]) -> str:
+    """Write a band of a ratio of times, e.g. `0.95 to 1.21 times`."""
+    return f"{band[0]:.2f} to {band[1]:.2f} times"
+
+
 def format_number(value: float) -> str:
     """Write a number to four significant digits, from 1,000 on whole with grouped digits."""
     return f"{value:,.0f}" if abs(value) >= 999.95 else f"{value:.4g}"

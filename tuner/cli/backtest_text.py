@@ -1,69 +1,71 @@
 """Backtests and cross-validations as tables for people."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from tuner.backtest.records import Backtest, Errors
 from tuner.calibrate.records import CalibrationReport
-from tuner.cli.left_out import UnpredictedRow, left_out_text
-from tuner.cli.text import columns
+from tuner.cli.text import screen
+from tuner.report.content import Block, Cell, Notes, Paragraph, Table, some, word
+from tuner.report.terminal import blocks_text
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
+MOST_REASONS: Final = 24
+LONGEST_ID: Final = 80
+"""Characters of an id that are shown."""
 
 
 def backtest_text(backtest: Backtest) -> str:
     """Return errors per source, for MoE models, by generation, and what is left out."""
-    parts = [
-        f"residuals: {backtest.residuals}"
-        + (
-            "\n(fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
-            if backtest.is_in_sample
-            else ""
-        ),
+    fitted = " (fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
+    covered = f"inside the printed band: {percent(backtest.coverage_ratio)} of runs"
+    return tables_text(
+        Paragraph(text=f"residuals: {backtest.residuals}{fitted * backtest.is_in_sample}"),
         errors_table("all models", {**backtest.sources, "total": backtest.total}),
-    ]
-    if backtest.moe_only:
-        parts.append(
-            errors_table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
-        )
-    if backtest.generations:
-        parts.append(errors_table("by generation", backtest.generations))
-    parts.append(_memory(backtest))
-    if backtest.coverage_ratio is not None:
-        parts.append(f"inside the printed band: {percent(backtest.coverage_ratio)} of runs")
-    parts.append(_left_out(backtest))
-    return "\n\n".join(part for part in parts if part)
+        errors_table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
+        if backtest.moe_only
+        else None,
+        errors_table("by generation", backtest.generations) if backtest.generations else None,
+        _memory({**backtest.sources, "total": backtest.total}),
+        None if backtest.coverage_ratio is None else Paragraph(text=covered),
+        left_out((row.id, row.source, row.reason) for row in backtest.rows),
+    )
 
 
 def report_text(report: CalibrationReport) -> str:
     """Return the cross-validation of a calibration."""
     fitted = report.residuals
-    parts = [
-        f"{fitted.rows} runs of {fitted.groups} recipes fitted, {report.skipped} rows left out"
-        " ('moetune backtest' says why)",
+    blocks: list[Block] = [
+        Paragraph(
+            text=f"{fitted.rows} runs of {fitted.groups} recipes fitted, {report.skipped} rows left"
+            " out ('moetune backtest' says why)"
+        )
     ]
     for name, errors in report.cross_validation.items():
-        parts.append(
-            errors_table(
-                f"without runs of the same {name}", {**errors.sources, "total": errors.total}
-            )
-        )
+        title, all_errors = f"without runs of the same {name}", {"total": errors.total}
+        blocks.append(errors_table(title, {**errors.sources, **all_errors}))
         if errors.moe_only:
-            parts.append(
-                errors_table(
-                    "  models with experts", {**errors.moe_only, "total": errors.moe_total}
-                )
-            )
+            moe = {**errors.moe_only, "total": errors.moe_total}
+            blocks.append(errors_table(f"{title}, models with experts", moe))
     if fitted.covered_ratio is not None:
-        parts.append(
-            f"bands: stated {percent(fitted.stated_ratio)}, covered"
-            f" {percent(fitted.covered_ratio)} of held-out recipes"
+        blocks.append(
+            Paragraph(
+                text=f"bands: stated {percent(fitted.stated_ratio)}, covered"
+                f" {percent(fitted.covered_ratio)} of held-out recipes"
+            )
         )
-    return "\n\n".join(parts)
+    return tables_text(*blocks)
 
 
-def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = True) -> str:
+def tables_text(*blocks: Block | None) -> str:
+    """Return the blocks that are there, each table whole."""
+    return blocks_text(some(*blocks), screen(verbose=True))
+
+
+def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = True) -> Table:
     """Return errors as a table, a row each; with the regret of the best three where it is known."""
-    header = (title, *HEADER[1 : len(HEADER) if has_best else -1])
+    header = HEADER if has_best else HEADER[:-1]
     rows = [
         (
             name,
@@ -79,10 +81,16 @@ def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = T
         )[: len(header)]
         for name, one in errors.items()
     ]
-    return columns(rows, header=header)
+    return words_table(title, header, rows)
 
 
-def _memory(backtest: Backtest) -> str:
+def words_table(title: str, header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> Table:
+    """Return a table of texts and counts."""
+    cells: Iterable[tuple[Cell, ...]] = (tuple(map(word, row)) for row in rows)
+    return Table(caption=title, header=header, rows=tuple(cells))
+
+
+def _memory(errors: Mapping[str, Errors]) -> Table | None:
     rows = [
         (
             name,
@@ -93,27 +101,31 @@ def _memory(backtest: Backtest) -> str:
             "-" if one.false_fits is None else one.false_fits,
             "-" if one.false_misfits is None else one.false_misfits,
         )
-        for name, one in {**backtest.sources, "total": backtest.total}.items()
+        for name, one in errors.items()
         if one.memory_rows or one.false_fits or one.false_misfits
     ]
-    header = (
-        "peak memory",
-        "rows",
-        "median",
-        "P90",
-        "max",
-        "predicted to fit, OOM",
-        "ran, predicted OOM",
-    )
-    return columns(rows, header=header) if rows else ""
+    wrong = ("predicted to fit, OOM", "ran, predicted OOM")
+    header = ("", "rows", "median", "P90", "max", *wrong)
+    return words_table("peak memory", header, rows) if rows else None
 
 
-def _left_out(backtest: Backtest) -> str:
-    return left_out_text(
-        UnpredictedRow(id=row.id, source=row.source, reason=row.reason)
-        for row in backtest.rows
-        if row.reason
-    )
+def left_out(rows: Iterable[tuple[str, str, str | None]]) -> Notes | None:
+    """List each reason why rows were not predicted, with its rows counted and the first one named.
+
+    Args:
+        rows: id, source and reason of each; ids, of a stranger's table, are quoted and cut.
+    """
+    unpredicted = [row for row in rows if row[2]]
+    counts = Counter(row[1:] for row in unpredicted)
+    first = {row[1:]: row[0][:LONGEST_ID] for row in reversed(unpredicted)}
+    notes = [
+        f"{count} of {key[0]}: {key[1]} ({'first ' * (count > 1)}{first[key]!r})"
+        for key, count in counts.most_common(MOST_REASONS)
+    ]
+    further = len(counts) - len(notes)
+    head = "not predicted, with the first row of each reason; --json has every row:"
+    more = (f"... and {further} further reasons",) if further else ()
+    return Notes(notes=(head, *notes, *more)) if notes else None
 
 
 def percent(ratio: float | None, *, signed: bool = False) -> str:

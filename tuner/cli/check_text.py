@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import columns, print_stderr, print_text, printable
+from tuner.cli.text import print_stderr, print_text, screen
+from tuner.report.content import Paragraph, Table, named, word
+from tuner.report.printable import printable
+from tuner.report.terminal import blocks_text
 
 if TYPE_CHECKING:
     from tuner.regress.records import Check, ScenarioResult
@@ -14,16 +17,15 @@ if TYPE_CHECKING:
 
 def check_text(check: "Check") -> str:
     """Return a table of the scenarios and the count of each verdict."""
-    rows = [
-        (printable(one.name), one.verdict.value, printable(one.reason)) for one in check.scenarios
-    ]
+    cells = ((one.name, one.verdict.value, one.reason) for one in check.scenarios)
+    rows = tuple(tuple(map(word, row)) for row in cells)
     counts = ", ".join(f"{count} {name}" for name, count in check.counts().items())
-    lines = [columns(rows, header=("scenario", "verdict", "reason")), ""]
-    if check.against:
-        lines.append(f"against: {check.against}")
-    lines += [f"wrote: {name}" for name in check.updated]
-    lines.append(f"{'FAILED' if check.failed else 'passed'}: {counts}")
-    return "\n".join(lines)
+    blocks = (
+        Table(caption="", header=("scenario", "verdict", "reason"), rows=rows),
+        named(("against", check.against), *(("wrote", name) for name in check.updated)),
+        Paragraph(text=f"{'FAILED' if check.failed else 'passed'}: {counts}"),
+    )
+    return blocks_text(blocks, screen(verbose=True))
 
 
 def print_table(check: "Check") -> None:

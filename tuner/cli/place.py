@@ -1,11 +1,12 @@
 """What the commands ask and print where the goal is to place experts."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
-from tuner.cli.text import print_result
+from tuner.cli.text import print_result, screen
 
 if TYPE_CHECKING:
     from tuner.goals.place import ExplainedPlacePlan
@@ -20,10 +21,11 @@ BUDGET_S: Final = 30.0
 
 def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., str]]":
     """Plan a placement, write it, and return it and what formats it."""
-    from tuner.cli.place_text import place_text
     from tuner.cli.progress import planning_progress
+    from tuner.cli.text import planned_text
     from tuner.goals.place_folder import write_place_plan
     from tuner.goals.place_plan import place
+    from tuner.report.place_page import place_report
 
     with planning_progress(
         "placing",
@@ -36,7 +38,8 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., st
             time_limit_s=options.time_limit_s,
             calibrated=not options.uncalibrated,
         )
-    return write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps), place_text
+    written = write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
+    return written, partial(planned_text, place_report)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -48,18 +51,22 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 
 def explanation(explained: "ExplainedPlacePlan", *, folder: Path, verbose: bool) -> str:
     """Return the text of an explained plan."""
-    from tuner.cli.explain_text import why_lines
-    from tuner.cli.place_text import place_explanation
+    from tuner.cli.text import explained_text
+    from tuner.report.place_page import place_report
 
     del folder
-    why = why_lines(explained.why, verbose=verbose)
-    return "\n".join((place_explanation(explained, verbose=verbose), *why))
+    return explained_text(place_report(explained), explained.why, verbose=verbose)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:
     """Measure a placement and its alternatives here and print the conclusion."""
-    from tuner.cli.place_text import place_verified_text
     from tuner.goals.place_plan import verify_place
+    from tuner.report.place_page import place_trials_section
+    from tuner.report.terminal import sections_text
 
     verified = verify_place(folder, budget_s=BUDGET_S)
-    print_result(verified, place_verified_text, as_json=options.as_json)
+    print_result(
+        verified,
+        lambda one: sections_text((place_trials_section(one),), screen(verbose=True)),
+        as_json=options.as_json,
+    )

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tuner.cli import profile_import, profile_links, profile_routing
-from tuner.cli.text import columns, print_exact, print_result, print_stderr, print_text, printable
+from tuner.cli.text import columns, print_exact, print_result, print_stderr, print_text
 from tuner.errors import TunerError
 from tuner.output import write_csv
+from tuner.report.printable import printable
 
 if TYPE_CHECKING:
     from profilers.records import Profile, ProfileHeader, TableInfo

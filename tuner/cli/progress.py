@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import printable
+from tuner.report.printable import printable
 from tuner.units import format_s
 
 if TYPE_CHECKING:

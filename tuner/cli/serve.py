@@ -1,13 +1,14 @@
 """What the commands ask and print where the goal is to serve."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
 from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
-from tuner.cli.text import print_result, print_stderr
+from tuner.cli.text import print_result, print_stderr, print_text, screen
 
 if TYPE_CHECKING:
     from tuner.goals.serve import ExplainedServePlan
@@ -21,9 +22,10 @@ OTHER_LAUNCHER: Final = ""
 def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., str]]":
     """Plan a deployment, write it, and return it and what formats it."""
     from tuner.cli.progress import planning_progress
-    from tuner.cli.serve_text import serve_text
+    from tuner.cli.text import planned_text
     from tuner.goals.serve_folder import write_serve_plan
     from tuner.goals.serve_plan import deploy
+    from tuner.report.serve_page import serve_report
 
     with planning_progress(
         "planning",
@@ -33,16 +35,16 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., st
         made = deploy(
             spec, profiles=tuple(options.profile or ()), time_limit_s=options.time_limit_s
         )
-    return write_serve_plan(
-        options.out, made.plan, spec=made.spec, profiles=made.profiles
-    ), serve_text
+    written = write_serve_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
+    return written, partial(planned_text, serve_report)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
     """Price a server's launch and print it."""
     from tuner.cli.progress import planning_progress
-    from tuner.cli.serving_estimate_text import serving_estimate_text
     from tuner.goals.estimate import estimate_serving
+    from tuner.report.serving_estimate import serving_estimate_sections
+    from tuner.report.terminal import sections_text
 
     with planning_progress("pricing", text="the launch, and changes of one thing"):
         result = estimate_serving(
@@ -54,7 +56,11 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
             instances=options.instances,
             role=options.role,
         )
-    print_result(result, serving_estimate_text, as_json=options.as_json)
+    print_result(
+        result,
+        lambda one: sections_text(serving_estimate_sections(one), screen(verbose=True)),
+        as_json=options.as_json,
+    )
     halves = (result,) if result.other is None else (result, result.other)
     if any(half.load is None or not half.load.keeps_up for half in halves):
         raise typer.Exit(1)
@@ -62,12 +68,11 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 
 def explanation(explained: "ExplainedServePlan", *, folder: Path, verbose: bool) -> str:
     """Return the text of an explained plan."""
-    from tuner.cli.explain_text import why_lines
-    from tuner.cli.serve_text import serve_explanation
+    from tuner.cli.text import explained_text
+    from tuner.report.serve_page import serve_report
 
     del folder
-    why = why_lines(explained.why, verbose=verbose)
-    return "\n".join((serve_explanation(explained, verbose=verbose), *why))
+    return explained_text(serve_report(explained), explained.why, verbose=verbose)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:
@@ -76,11 +81,14 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     Raises:
         TunerError: an option is not for deployments, or cannot be read.
     """
-    from tuner.cli.deploy_text import serving_verified_text
     from tuner.cli.options import seconds
     from tuner.errors import SpecError
     from tuner.goals.serve_trial import Reached
     from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+    from tuner.plans.folder import TRIALS_NAME
+    from tuner.report.serve_trials import serve_trials_section
+    from tuner.report.terminal import sections_text
+    from tuner.verify.kept_logs import kept_logs_line
 
     if options.launcher != "command":
         raise SpecError(
@@ -103,7 +111,12 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         reached=Reached(url=options.url, health=tuple(options.health or ())),
     )
     print_result(
-        verified, lambda one: serving_verified_text(one, folder=folder), as_json=options.as_json
+        verified,
+        lambda one: sections_text((serve_trials_section(one),), screen(verbose=True)),
+        as_json=options.as_json,
     )
+    if not options.as_json:
+        launch = [] if verified.winner is None else [f"launch files: {folder / 'launch'}"]
+        print_text("\n".join((*launch, *kept_logs_line(folder / TRIALS_NAME))))
     if verified.winner is None:
         raise typer.Exit(1)

@@ -5,30 +5,24 @@ tabs, direction marks) are escaped here for all text.
 """
 
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from textwrap import wrap
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
-from tuner.plans.breakdown import breakdown_rows
+from tuner.report.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from profilers.records import Record
-    from tuner.config.host_memory import HostMemory
+    from tuner.plans.what_if import Why
+    from tuner.report.content import Depth, Report
+    from tuner.report.terminal import Screen
 
+AnyPlan = TypeVar("AnyPlan")
 AnyResult = TypeVar("AnyResult", bound="Record")
-
-LABEL_WIDTH: Final = 15
-LINE_WIDTH: Final = 100
-
-
-def printable(text: str) -> str:
-    """Escape every character that controls a terminal, newlines included."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def print_text(text: str = "") -> None:
@@ -47,6 +41,38 @@ def print_result(result: AnyResult, text: Callable[[AnyResult], str], *, as_json
         print_exact(result.model_dump_json(indent=2))
     else:
         print_text(text(result))
+
+
+def screen(depth: "Depth | None" = None, *, verbose: bool = False) -> "Screen":
+    """Return what stdout shows: the terminal's width, or that of a pipe; all with `verbose`."""
+    from tuner.report.content import Depth
+    from tuner.report.terminal import NARROWEST, PIPE_WIDTH, WIDEST, Screen
+
+    width = PIPE_WIDTH
+    if sys.stdout.isatty():
+        width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+    shown = Depth.MORE if verbose else depth or Depth.FIRST
+    return Screen(width=width, depth=shown, is_whole=verbose)
+
+
+def planned_text(
+    build: "Callable[[AnyPlan], Report]", plan: "AnyPlan", *, folder: "Path", verbose: bool
+) -> str:
+    """Return what `moetune plan` prints: the plan, where it is written, and what comes next."""
+    from tuner.report.terminal import report_text
+
+    text = report_text(build(plan), screen(verbose=verbose))
+    return f"{text}\n\nwritten to {folder}; next: moetune explain {quote_path(folder)}"
+
+
+def explained_text(report: "Report", why: "Why", *, verbose: bool) -> str:
+    """Return what `moetune explain` prints of a plan, and what would change it."""
+    from tuner.report.content import Depth
+    from tuner.report.terminal import report_text
+    from tuner.report.what_if import why_sections
+
+    whole = replace(report, sections=(*report.sections, *why_sections(why)))
+    return report_text(whole, screen(Depth.MORE, verbose=verbose))
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:
@@ -71,53 +97,6 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
     )
 
 
-MOST_LISTED: Final = 40
-"""Names of a list that are printed; JSON has all."""
-
-
-def host_lines(host: "HostMemory | None") -> Iterator[str]:
-    """Say what a node's memory holds, and whether that was checked."""
-    if host is not None:
-        yield from labelled("host memory" if host.fits else "DOES NOT FIT", host.words)
-
-
 def quote_path(path: "Path") -> str:
     """Return a path as a shell's user types it, where it cannot be taken for an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
-
-
-def labelled(label: str, text: str) -> Iterator[str]:
-    """Yield a labelled statement in lines of a bounded width, the text in one column."""
-    yield from wrap(
-        text,
-        LINE_WIDTH,
-        initial_indent=f"{label:<{LABEL_WIDTH}}",
-        subsequent_indent=" " * LABEL_WIDTH,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def shortened(words: Sequence[str]) -> str:
-    """Return a list in one text, with its first words where it is long."""
-    more = len(words) - MOST_LISTED
-    return ", ".join(words[:MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def breakdown_text(seconds: Mapping[str, float]) -> str:
-    """Return the seconds of a step by cause as an indented table."""
-    return columns([(f"  {cause}", *cells) for cause, *cells in breakdown_rows(seconds)])
-
-
-def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
-    """Yield each statement after its label, or only their number; a single one is never hidden."""
-    if verbose or len(lines) == 1:
-        for line in lines:
-            yield from labelled(label, line)
-    elif lines:
-        yield from labelled(label, f"{len(lines)}, shown by --verbose")
-
-
-def format_times(band: tuple[float, float]) -> str:
-    """Format a band of a time ratio: `0.95 to 1.21 times`."""
-    return f"{band[0]:.2f} to {band[1]:.2f} times"

@@ -65,16 +65,9 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 
 def explanation(explained: "ExplainedPlan", *, folder: Path, verbose: bool) -> str:
     """Return the text of an explained plan, with its trials if there are any."""
-    from tuner.cli.explain_text import why_lines
     from tuner.cli.plan_text import explanation as explained_text
-    from tuner.cli.verify_text import verdict_text
-    from tuner.plans.folder import read_verified_as
-    from tuner.verify.records import Verified
 
-    verified = read_verified_as(Verified, folder)
-    trials = () if verified is None else ("", verdict_text(verified))
-    why = why_lines(explained.why, verbose=verbose)
-    return "\n".join((explained_text(explained, verbose=verbose), *why, *trials))
+    return explained_text(explained, why=explained.why, folder=folder, verbose=verbose)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:
@@ -83,8 +76,8 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     Raises:
         TunerError: an option cannot be read.
     """
+    from tuner.cli.plan_text import verified_text
     from tuner.cli.trials import live_table
-    from tuner.cli.verify_text import verified_text
     from tuner.goals.verify import verify as verify_plan
     from tuner.verify.verification import Effort
 

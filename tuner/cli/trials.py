@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import print_stderr, printable
+from tuner.cli.text import print_stderr
 from tuner.config.train_words import short_decision
+from tuner.report.printable import printable
 from tuner.units import format_s
 from tuner.verify.identical_failures import failure_cause
 from tuner.verify.verification import Watcher

@@ -28,13 +28,11 @@ from tuner.goals.plan import plan as plan_spec
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plans.what_if import LimitChange, WhatIf, WhatIfOutcome
+from tuner.plans.what_if import IDLE, LimitChange, WhatIf, WhatIfOutcome
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.spec.files import shown_path
 
 AS_PLANNED: Final = "as planned"
-IDLE: Final = "a plan must use every device; without the added nodes the plan stays as it is"
-"""Note where more nodes bring no gain."""
 LEAST_S: Final = 1.0
 """Minimum search time of one what-if."""
 

@@ -7,9 +7,8 @@ from tuner.errors import TunerError
 from tuner.explain.other_limits import what_ifs
 from tuner.goals.registry import goal_of_folder
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plans.what_if import parse_changes
 from tuner.report.content import Report
-from tuner.report.what_if_curves import what_if_section
+from tuner.report.what_if import what_if_section
 from tuner.search.progress import ProgressListener, ignore_progress
 
 
@@ -40,14 +39,13 @@ def report(
     profiles = to_paths(profiles)
     goal = goal_of_folder(folder)
     plan = goal.read(folder)
-    # A report without a decision shows the plan's relaxations and no curves.
+    # A report without a decision shows the plan's relaxations and no what-ifs.
     if not with_what_if or plan.decision is None:
         return goal.report(folder)
-    changes = parse_changes(",".join(goal.curves(plan)))
     try:
         result = what_ifs(
             folder,
-            changes,
+            goal.usual_changes(plan),
             profiles=profiles,
             time_limit_s=time_limit_s,
             calibrated=calibrated,
@@ -56,7 +54,4 @@ def report(
         replay = goal.replay(folder, profiles=profiles, watch=watch)
     except (TunerError, ProfilerError) as error:
         raise type(error)(f"{error}; --no-what-if reports on what is stored") from error
-    curves = what_if_section(
-        result, changes, drawn=goal.curve_figure, slots=goal.slots(plan.decision)
-    )
-    return goal.report(folder, what_if=curves, replay=replay)
+    return goal.report(folder, what_if=what_if_section(result), replay=replay)

@@ -85,12 +85,8 @@ class Goal:
     """Limits that a what-if can change (tuner/plans/what_if.py)."""
     usual_changes: Callable[[Any], tuple[LimitChange, ...]]
     """What-ifs of a plan that names none."""
-    curves: Callable[[Any], tuple[str, ...]]
-    """Changes that a report draws as curves, the most important first, as time may run out."""
-    curve_figure: Callable[[str, str], str]
-    """The figure that the curve of a limit draws: of the limit and of the objective."""
     report: Callable[..., Report]
-    """Of a folder; `what_if`, its section of curves, and for a deployment `replay`."""
+    """Of a folder; `what_if`, its section, and for a deployment `replay`."""
     ratio_band: Callable[[Any, Any, str], PlanRatio | None]
     """Of two plans and a figure: the band of the ratio, other over first."""
     stored_figures: Callable[[Mapping[str, Any]], Iterator[StoredFigure]]
@@ -103,8 +99,6 @@ class Goal:
     """Notes where a plan solved again would rest on other kernels."""
     replay: Callable[..., Any] = lambda *_options, **_more: None
     """Of a folder and profiles: what its report simulates again."""
-    slots: Callable[[Any], int | None] = lambda _decision: None
-    """Of a decision that places experts: the most slots of a rank."""
     has_price: bool = False
     """The first stored figure, in seconds, is what the search minimises, and a spec's `search` can
     be limited to a decision, so that any decision can be priced again."""

@@ -21,7 +21,6 @@ from tuner.goals.wanted_sizes import place_sizes
 from tuner.plans.place import PlacePlan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.read import place_report_of
-from tuner.report.what_if_curves import PLACE_CURVES
 from tuner.spec.place import Objective
 from tuner.units import spans
 from tuner.verify.placement_records import PlaceVerified
@@ -141,9 +140,6 @@ GOAL: Final = Goal(
     rivals=_rivals,
     changes=("nodes", "bandwidth", "slots"),
     usual_changes=_usual_changes,
-    slots=lambda decision: max(decision.slots_per_rank),
-    curves=lambda _plan: PLACE_CURVES,
-    curve_figure=lambda _limit, objective: objective,
     report=place_report_of,
     wanted_sizes=place_sizes,
     ratio_band=place_ratio_band,

@@ -40,7 +40,6 @@ from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.read import serve_report_of
 from tuner.report.replay import Replay, at_planned_rate, replayed
-from tuner.report.what_if_curves import serve_curves
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.serve.prefix_reuse import recorded_prompts
 from tuner.spec.serving.read import read_serve_spec
@@ -251,8 +250,6 @@ GOAL: Final = Goal(
         *("input-tokens", "output-tokens", "ttft", "tpot"),
     ),
     usual_changes=_usual_changes,
-    curves=serve_curves,
-    curve_figure=lambda _limit, objective: objective,
     report=serve_report_of,
     replay=_replay,
     wanted_sizes=serve_sizes,

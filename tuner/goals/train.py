@@ -24,7 +24,6 @@ from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.read import train_report_of
-from tuner.report.what_if_curves import TRAIN_CURVES, train_curve_figure
 from tuner.verify.records import Verified
 
 
@@ -135,8 +134,6 @@ GOAL: Final = Goal(
     rivals=_rivals,
     changes=("nodes", "memory", "bandwidth", "batch", "sequence-length"),
     usual_changes=_usual_changes,
-    curves=lambda _plan: TRAIN_CURVES,
-    curve_figure=train_curve_figure,
     report=train_report_of,
     wanted_sizes=train_sizes,
     ratio_band=train_ratio_band,

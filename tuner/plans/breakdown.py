@@ -1,4 +1,4 @@
-"""Seconds of a step by cause, as one table for the plan, `explain`, `estimate` and the report.
+"""Causes of the seconds of a step, in words.
 
 Files keep short keys (`breakdown_s` of tuner/plans/train.py and tuner/plans/serve.py); people read
 what they stand for. Communication counts where it is exposed: what computation hides takes no time.
@@ -6,8 +6,6 @@ what they stand for. Communication counts where it is exposed: what computation 
 
 from collections.abc import Mapping
 from typing import Final
-
-from tuner.units import format_ratio, format_s
 
 CAUSES: Final[Mapping[str, str]] = {
     # A training step.
@@ -43,20 +41,3 @@ CAUSES: Final[Mapping[str, str]] = {
 def cause_words(cause: str) -> str:
     """Name a cause for people."""
     return CAUSES.get(cause, cause.replace("_", " "))
-
-
-def breakdown_rows(seconds: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """Return cause, seconds and share of the step, the longest first, then the whole step.
-
-    Causes that take no time are left out.
-    """
-    whole_s = sum(seconds.values())
-    ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    return [
-        *(
-            (cause_words(cause), format_s(spent_s), format_ratio(spent_s / whole_s))
-            for cause, spent_s in ordered
-            if spent_s != 0.0
-        ),
-        ("step", format_s(whole_s), ""),
-    ]

@@ -33,6 +33,8 @@ KEYS: Final = {
 }
 """What can be changed, and what it means."""
 
+IDLE: Final = "a plan must use every device; without the added nodes the plan stays as it is"
+"""Note where more nodes bring no gain."""
 MOST_CHANGES: Final = 32
 """Per call; each is solved by itself."""
 

@@ -1,4 +1,4 @@
-"""The candidates that a training plan keeps, time against memory.
+"""The candidates that a training plan keeps, time against memory, and why they lost.
 
 A search prices or bounds every legal decision and stores few: the Pareto front of the priced ones,
 the runners-up, and the ties. Only those can be drawn; the certificate counts the rest.
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tuner.config.train import TrainDecision
-from tuner.config.train_words import train_words
-from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
-from tuner.report.content import Cell, Figure, Table, seconds, size, word
+from tuner.config.train_words import short_decision, train_words
+from tuner.plans.train import Alternative, Plan, TrainPrediction
+from tuner.report.axes import axis, layout, time_axis
+from tuner.report.content import Depth, Figure, Table, maybe, seconds, share, size, word
 from tuner.report.palette import BLUE, GREY, SKY, VERMILLION
-from tuner.report.step_figures import memory_unit
+from tuner.report.step_figures import memory_unit, usable_limit
 from tuner.search.layout_groups import variants_words
-from tuner.units import format_bytes, format_count, format_s
+from tuner.units import format_bytes, format_count, format_s, format_times
 
 
 class _CandidatePoint(NamedTuple):
@@ -23,35 +23,68 @@ class _CandidatePoint(NamedTuple):
     decision: TrainDecision
     step_time_s: float
     peak_bytes: float
-    key: str
-    """Of the step in the plan; empty: drawn alone, another point has the row."""
-    lost_by: str
-    variants: str = ""
 
 
 _CHOSEN: Final = "the plan"
 _TIE: Final = "tie: within the error band"
 _OTHER: Final = "runner-up"
 _FRONT: Final = "Pareto front"
+_STYLES: Final = (
+    (_FRONT, "lines+markers", GREY, "circle-open", 9),
+    (_OTHER, "markers", BLUE, "square", 9),
+    (_TIE, "markers", SKY, "diamond", 10),
+    (_CHOSEN, "markers", VERMILLION, "star", 18),
+)
+"""Group, Plotly's mode, colour, symbol and size."""
+
+
+def rivals_table(plan: Plan, predicted: TrainPrediction) -> Table:
+    """List the plan and its runners-up, one for each other layout, and why they lost."""
+    assert plan.decision is not None
+    chosen = Alternative(
+        decision=plan.decision, predicted=predicted, within_band=False, lost_by="chosen"
+    )
+    rivals = {"predicted": chosen} | {
+        f"alternatives.{index}.predicted": one for index, one in enumerate(plan.alternatives)
+    }
+    return Table(
+        caption="Why not the others (z ZeRO stage, b micro-batch, c chunks of MoE layers, pp4x8:"
+        " VPP 8)",
+        header=("decision", "step", "vs chosen", "memory", "OOM risk", "why it lost"),
+        rows=tuple(
+            (
+                word(short_decision(one.decision)),
+                seconds(one.predicted.step_time_s, key=f"{key}.step_time_s"),
+                word("" if one.ratio_band is None else format_times(one.ratio_band)),
+                size(max(one.predicted.peak_memory_bytes)),
+                maybe(share, one.predicted.out_of_memory_probability),
+                word("; ".join(_reasons(plan, one))),
+            )
+            for key, one in rivals.items()
+        ),
+        depth=Depth.MORE,
+    )
+
+
+def _reasons(plan: Plan, one: Alternative) -> Iterator[str]:
+    yield f"{'tie: ' * one.within_band}{one.lost_by}"
+    if variants := variants_words(plan, one):
+        yield f"{variants} of the same layout"
 
 
 def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     """Draw the candidates that the plan stores."""
-    points = list(_points(plan, predicted))
-    limit = predicted.memory_limit_bytes
+    points, limit = list(_points(plan, predicted)), predicted.memory_limit_bytes
     unit, unit_bytes = memory_unit(max(point.peak_bytes for point in points))
-    marks = {}
-    if limit is not None:
-        marks = {
-            "shapes": [limit_line(limit / unit_bytes, is_vertical=True)],
-            "annotations": [
-                limit_text(f"usable: {format_bytes(limit)} ", limit / unit_bytes, is_vertical=True)
-            ],
-        }
+    marks = {} if limit is None else usable_limit(limit, unit_bytes, is_vertical=True)
+    space = plan.certificate.space
     return Figure(
         name="candidates",
         title="The candidates: time against memory",
-        reading=_reading(plan),
+        reading=f"Of the search's candidates, {format_count(space.priced)} were priced and "
+        f"{format_count(space.bounded)} proven slower by their bounds. A plan stores the Pareto "
+        "front of those priced, the runners-up, the best of each layout, and listed ties: the "
+        "points here. Hover for the decision.",
         traces=tuple(_traces(points, unit_bytes)),
         layout=layout(
             x=axis(f"{unit} on the device with the highest peak"),
@@ -61,83 +94,56 @@ def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
         ),
         table=Table(
             caption="Candidates stored in the plan",
-            header=("decision", "what it is", "step", "peak memory", "why it lost"),
-            rows=tuple(_row(point) for point in points if point.key),
+            header=("decision", "what it is", "step", "peak memory"),
+            rows=tuple(
+                (
+                    word(train_words(point.decision)),
+                    word(point.group),
+                    seconds(point.step_time_s),
+                    size(point.peak_bytes),
+                )
+                for point in points
+            ),
         ),
         height=440,
     )
 
 
-def _reading(plan: Plan) -> str:
-    space, least = plan.certificate.space, plan.certificate.within_band_is_least
-    ties = f"{'at least ' if least else ''}{plan.certificate.within_band}"
-    return (
-        f"Of the search's candidates, {format_count(space.priced)} were priced and "
-        f"{format_count(space.bounded)} proven slower by their bounds. A plan stores the Pareto "
-        "front of those priced, the runners-up, the best of each layout, and listed ties: the "
-        "points here (+N: variants of a layout with other options); "
-        f"{ties} other parallel layouts are ties: within the error band of the choice. "
-        "Hover for the decision."
-    )
-
-
 def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_CandidatePoint]:
-    chosen = plan.decision
-    assert chosen is not None
-    peak = max(predicted.peak_memory_bytes)
-    yield _CandidatePoint(_CHOSEN, chosen, predicted.step_time_s, peak, "predicted.step_time_s", "")
-    listed = {chosen: predicted}
-    for index, one in enumerate(plan.alternatives):
-        listed[one.decision] = one.predicted
-        yield _CandidatePoint(
-            _TIE if one.within_band else _OTHER,
-            one.decision,
-            one.predicted.step_time_s,
-            max(one.predicted.peak_memory_bytes),
-            f"alternatives.{index}.predicted.step_time_s",
-            one.lost_by,
-            variants_words(plan, one),
-        )
-    for index, point in enumerate(plan.pareto):
-        if (known := listed.get(point.decision)) is not None:
-            # Its row is above, with every pass of the pipeline simulated; here it is only drawn.
-            known_peak = max(known.peak_memory_bytes)
-            yield _CandidatePoint(_FRONT, point.decision, known.step_time_s, known_peak, "", "")
-            continue
-        yield _CandidatePoint(
-            _FRONT,
-            point.decision,
-            point.step_time_s,
-            point.peak_memory_bytes,
-            f"pareto.{index}.step_time_s",
-            "by the closed form of the pipeline, its passes not simulated",
-        )
+    assert plan.decision is not None
+    listed = {plan.decision: predicted}
+    groups = {plan.decision: _CHOSEN}
+    for other in plan.alternatives:
+        listed[other.decision] = other.predicted
+        groups[other.decision] = _TIE if other.within_band else _OTHER
+    for decision, one in listed.items():
+        peak = max(one.peak_memory_bytes)
+        yield _CandidatePoint(groups[decision], decision, one.step_time_s, peak)
+    for point in plan.pareto:
+        # A listed decision's step was simulated with every pass of the pipeline.
+        known = listed.get(point.decision)
+        step_s = point.step_time_s if known is None else known.step_time_s
+        peak = point.peak_memory_bytes if known is None else max(known.peak_memory_bytes)
+        yield _CandidatePoint(_FRONT, point.decision, step_s, peak)
 
 
 def _traces(points: list[_CandidatePoint], unit_bytes: int) -> Iterator[dict[str, object]]:
-    styles = (
-        (_FRONT, "lines+markers", GREY, "circle-open", 9),
-        (_OTHER, "markers", BLUE, "square", 9),
-        (_TIE, "markers", SKY, "diamond", 10),
-        (_CHOSEN, "markers", VERMILLION, "star", 18),
-    )
-    for group, mode, colour, symbol, width in styles:
+    for group, mode, colour, symbol, width in _STYLES:
         own = [point for point in points if point.group == group]
-        if not own:
-            continue
         if group == _FRONT:
             own = sorted(own, key=lambda point: point.peak_bytes)
-        yield {
-            "type": "scatter",
-            "mode": mode,
-            "name": group,
-            "x": [point.peak_bytes / unit_bytes for point in own],
-            "y": [point.step_time_s for point in own],
-            "marker": {"color": colour, "symbol": symbol, "size": width},
-            "line": {"color": colour, "dash": "dot", "width": 1.5, "shape": "hv"},
-            "hovertext": [_hover(point) for point in own],
-            "hoverinfo": "text",
-        }
+        if own:
+            yield {
+                "type": "scatter",
+                "mode": mode,
+                "name": group,
+                "x": [point.peak_bytes / unit_bytes for point in own],
+                "y": [point.step_time_s for point in own],
+                "marker": {"color": colour, "symbol": symbol, "size": width},
+                "line": {"color": colour, "dash": "dot", "width": 1.5, "shape": "hv"},
+                "hovertext": [_hover(point) for point in own],
+                "hoverinfo": "text",
+            }
 
 
 def _hover(point: _CandidatePoint) -> str:
@@ -145,14 +151,4 @@ def _hover(point: _CandidatePoint) -> str:
     return (
         f"{point.group}\n{format_s(point.step_time_s)}, {format_bytes(point.peak_bytes)}"
         f"\n{decision}"
-    )
-
-
-def _row(point: _CandidatePoint) -> tuple[Cell, ...]:
-    return (
-        word(train_words(point.decision)),
-        word(f"{point.group} ({point.variants})" if point.variants else point.group),
-        seconds(point.step_time_s, key=point.key),
-        size(point.peak_bytes),
-        word(point.lost_by),
     )

@@ -10,17 +10,37 @@
     Report    the headline and the sections
 
 `key` is the path of a number in `plan.json`, e.g. `predicted.stages.0.forward_s`. Layout and style
-are in tuner/report/page.py and markdown.py.
+are in tuner/report/page.py, markdown.py and terminal.py. The page and Markdown show everything; a
+terminal shows the sections and blocks whose `depth` is at most that of the screen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import IntEnum
+from typing import Any, Final, TypeVar
 
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_SIGNIFICANT: Final = 1000.0
 """From here on numbers have no decimals; below, four significant digits."""
+
+
+class Depth(IntEnum):
+    """How far a reader has to go for a section or block."""
+
+    FIRST = 0
+    """The first screen of a command."""
+    MORE = 1
+    """`--verbose`, and `moetune explain`."""
+    PAGE = 2
+    """`moetune report` only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """Content for screens from a depth on."""
+
+    depth: Depth = Depth.FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +54,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Marked):
     """Rows under a header; the first column names the row."""
 
     caption: str
@@ -47,7 +67,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedValues:
+class NamedValues(Marked):
     """Names with values."""
 
     facts: tuple[tuple[str, Cell], ...]
@@ -56,9 +76,11 @@ class NamedValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Figure:
+class Figure(Marked):
     """A plot in Plotly's terms, https://plotly.com/javascript/reference/."""
 
+    depth: Depth = Depth.PAGE
+    """Depth of the screens that show its table."""
     name: str
     """Unique within the report; letters, digits and hyphens."""
     title: str
@@ -71,26 +93,31 @@ class Figure:
     """Pixels."""
     is_small: bool = False
     """Two fit side by side."""
+    is_table_open: bool = False
+    """The table is shown without a click."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paragraph:
+class Paragraph(Marked):
     """Running text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
+class Notes(Marked):
     """A list of sentences."""
 
     notes: tuple[str, ...]
+    counted_as: str = ""
+    """What several are called where a screen only counts them; empty where all are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Marked):
     """A launch file."""
 
+    depth: Depth = Depth.PAGE
     path: str
     text: str
     shown_bytes: int
@@ -102,12 +129,15 @@ Block = Paragraph | Notes | NamedValues | Table | Figure | File
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Section:
+class Section(Marked):
     """Blocks under a heading."""
 
     name: str
     heading: str
     blocks: tuple[Block, ...]
+
+
+Part = TypeVar("Part", Block, Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,6 +203,40 @@ def between(band: Sequence[float], *, unit: str = "s") -> Cell:
     return Cell(text=f"{write(low)} to {write(high)}")
 
 
-def some(*blocks: Block | None) -> tuple[Block, ...]:
-    """Return the blocks that are not None."""
-    return tuple(block for block in blocks if block is not None)
+def maybe(write: Callable[..., Cell], value: float | None, *, key: str = "") -> Cell:
+    """Return a number's cell, or `-` where there is none."""
+    return word("-") if value is None else write(value, key=key)
+
+
+def named(
+    *facts: tuple[str, object], are_large: bool = False, depth: Depth = Depth.FIRST
+) -> NamedValues:
+    """Return the names with a value: a cell, or a text; what is neither, or empty, is left out."""
+    cells = ((name, word(value) if isinstance(value, str) else value) for name, value in facts)
+    kept = tuple(
+        (name, cell)
+        for name, cell in cells
+        if isinstance(cell, Cell) and cell.text not in ("", "-")
+    )
+    return NamedValues(facts=kept, are_large=are_large, depth=depth)
+
+
+def some(*parts: Part | None) -> tuple[Part, ...]:
+    """Return the blocks or sections that are not None."""
+    return tuple(part for part in parts if part is not None)
+
+
+def bullets(
+    notes: Iterable[str], *, counted_as: str = "", depth: Depth = Depth.FIRST
+) -> Notes | None:
+    """Return the sentences as a list; None where there are none."""
+    listed = tuple(notes)
+    return Notes(notes=listed, counted_as=counted_as, depth=depth) if listed else None
+
+
+def section(
+    name: str, heading: str, *blocks: Block | None, depth: Depth = Depth.FIRST
+) -> Section | None:
+    """Return the blocks that are not None under a heading; None where there are none."""
+    kept = tuple(block for block in blocks if block is not None)
+    return Section(name=name, heading=heading, blocks=kept, depth=depth) if kept else None

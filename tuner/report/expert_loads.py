@@ -8,7 +8,7 @@ from profilers.steps.config import LayerKind
 from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Plan
-from tuner.report.content import Section
+from tuner.report.content import Depth, Section
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure
 from tuner.verify.records import TrialRecord
@@ -33,6 +33,7 @@ def loads_section(
     return Section(
         name="loads",
         heading="Expert loads",
+        depth=Depth.PAGE,
         blocks=(
             heat_map_figure(
                 heat,

@@ -5,9 +5,10 @@ from typing import Final
 
 from tuner.faults.failure_rates import LEVEL, ObservedRate, exponential_test, observed_rates
 from tuner.plans.train import Plan
-from tuner.report.axes import axis, layout, time_axis
+from tuner.report.axes import axis, layout
 from tuner.report.content import (
     Cell,
+    Depth,
     Figure,
     NamedValues,
     Section,
@@ -18,71 +19,41 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.palette import GREY, filled
+from tuner.report.palette import BLUE, GREY
 from tuner.spec.failure_log import FailureLog
 from tuner.units import format_ratio, format_s
 
+DAY_S: Final = 86_400.0
 MOST_DRAWN: Final = 2000
 """Failures; of more, evenly spread ones."""
 
 
 def failures_section(plan: Plan) -> Section | None:
-    """Draw the failure log; None where the plan has none."""
+    """Show the failure log; None where the plan has none."""
     log = plan.failures
     if log is None:
         return None
+    rates = Table(
+        caption="Failures by component, with the mean time between those of one device, or one"
+        " machine for the others, and the interval that covers the true one with a chance of"
+        f" {format_ratio(LEVEL, digits=0)}",
+        header=("component", "failures", "mean time between them", "interval"),
+        rows=tuple(
+            (
+                word(rate.component),
+                number(rate.count, key=f"failures.counts.{rate.component}"),
+                _every(rate.mtbf_s),
+                _interval(rate),
+            )
+            for rate in observed_rates(log)
+        ),
+    )
     return Section(
         name="failures",
         heading="Failures in the log",
-        blocks=some(_by_component(log), _over_time(log), _facts(log)),
+        blocks=some(rates, _over_time(log), _facts(log)),
+        depth=Depth.PAGE,
     )
-
-
-def _by_component(log: FailureLog) -> Figure:
-    rates = observed_rates(log)
-    return Figure(
-        name="failures",
-        title="Failures by component",
-        reading=f"Failures in the log of goal.reliability, and the mean time between those of one"
-        f" device, or one machine for the others, with the interval that covers the true one with a"
-        f" chance of {format_ratio(LEVEL, digits=0)}.",
-        traces=(
-            {
-                "type": "bar",
-                "name": "failures",
-                "x": [rate.component for rate in rates],
-                "y": [rate.count for rate in rates],
-                "marker": filled(0),
-                "hovertext": [_words(rate) for rate in rates],
-                "hoverinfo": "text",
-            },
-        ),
-        layout=layout(x=axis("component", type="category"), y=axis("failures", rangemode="tozero")),
-        table=Table(
-            caption="Failures by component",
-            header=("component", "failures", "mean time between them", "interval"),
-            rows=tuple(
-                (
-                    word(rate.component),
-                    number(rate.count, key=f"failures.counts.{rate.component}"),
-                    _mtbf(rate),
-                    _interval(rate),
-                )
-                for rate in rates
-            ),
-        ),
-        height=320,
-    )
-
-
-def _words(rate: ObservedRate) -> str:
-    if not rate.count:
-        return f"{rate.component}: none"
-    return f"{rate.component}: {rate.count:,}, one in {format_s(rate.mtbf_s)}"
-
-
-def _mtbf(rate: ObservedRate) -> Cell:
-    return seconds(rate.mtbf_s) if math.isfinite(rate.mtbf_s) else word("none was seen")
 
 
 def _interval(rate: ObservedRate) -> Cell:
@@ -100,27 +71,30 @@ def _over_time(log: FailureLog) -> Figure | None:
     return Figure(
         name="failures-over-time",
         title="Failures over time",
-        reading="Failures since the log began, over observed time; a steady rate is a straight"
+        reading="Failures since the log began, over observed days; a steady rate is a straight"
         " line, a burst is a step.",
         traces=(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": "seen",
-                "x": [times[place] for place in drawn],
+                "x": [times[place] / DAY_S for place in drawn],
                 "y": [place + 1 for place in drawn],
-                "line": {"shape": "hv", "color": filled(0)["color"]},
+                "line": {"shape": "hv", "color": BLUE},
             },
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": "at a steady rate",
-                "x": [0.0, log.period_s],
+                "x": [0.0, log.period_s / DAY_S],
                 "y": [0.0, len(times)],
                 "line": {"dash": "dot", "color": GREY},
             },
         ),
-        layout=layout(x=time_axis("observed time"), y=axis("failures", rangemode="tozero")),
+        layout=layout(
+            x=axis("days since the log began", rangemode="tozero"),
+            y=axis("failures", rangemode="tozero"),
+        ),
         table=Table(
             caption="Failures over time",
             header=("failure", "at"),
@@ -148,4 +122,5 @@ def _facts(log: FailureLog) -> NamedValues:
 
 
 def _every(mtbf_s: float | None) -> Cell:
-    return word("none was seen") if mtbf_s is None else seconds(mtbf_s)
+    is_seen = mtbf_s is not None and math.isfinite(mtbf_s)
+    return seconds(mtbf_s or 0.0) if is_seen else word("none was seen")

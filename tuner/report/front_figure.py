@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.report.axes import axis, layout, limit_line, limit_text
-from tuner.report.content import Cell, Figure, Table, number, seconds, word
+from tuner.report.content import Cell, Depth, Figure, Table, maybe, number, seconds, word
 from tuner.report.palette import CYCLE, GREEN, SYMBOLS, VERMILLION
 from tuner.units import format_s
 
@@ -18,14 +18,17 @@ def front_figure(plan: ServePlan) -> Figure | None:
     if not plan.pareto:
         return None
     target_s = strictest_tpot_s(plan)
+    speeds = [point.tokens_per_s_per_user for point in plan.pareto]
+    widest = 1.05 * max(*speeds, *([1.0 / target_s] if target_s else []))
     shapes, notes = [], []
     if target_s is not None:
         speed = 1.0 / target_s
-        shapes = [limit_line(speed, is_vertical=True), _region(speed)]
+        shapes = [limit_line(speed, is_vertical=True), _region(speed, to=widest)]
         said = f"SLO of {format_s(target_s)} per token"
         notes = [limit_text(said, speed, is_vertical=True)]
     return Figure(
         name="front",
+        depth=Depth.MORE,
         title="Throughput per device against speed per user",
         reading="Output tokens/s per device against tokens/s of one request, with every instance "
         "at full batch and no queueing; no priced option of a mode beats its line in both. "
@@ -33,7 +36,7 @@ def front_figure(plan: ServePlan) -> Figure | None:
         "queueing and idle time included.",
         traces=tuple(_traces(plan)),
         layout=layout(
-            x=axis("output tokens/s per user", rangemode="tozero"),
+            x=axis("output tokens/s per user", range=[0.0, widest]),
             y=axis("output tokens/s per device", rangemode="tozero"),
             shapes=shapes,
             annotations=notes,
@@ -51,13 +54,12 @@ def strictest_tpot_s(plan: ServePlan) -> float | None:
     return min((one for one in stated if one is not None), default=None)
 
 
-def _region(speed: float) -> dict[str, Any]:
+def _region(speed: float, *, to: float) -> dict[str, Any]:
     """Return the shaded region of speeds that meet the SLO."""
     return {
         "type": "rect",
         "x0": speed,
-        "x1": 1,
-        "x1ref": "x domain",
+        "x1": to,
         "xref": "x",
         "y0": 0,
         "y1": 1,
@@ -113,29 +115,37 @@ def _hover(point: FrontPoint) -> str:
     )
 
 
+def _degrees(instance: str) -> str:
+    """Return the degrees of an instance without its batch."""
+    before, knobs, _ = instance.partition(";")
+    return f"{before})" if knobs else before
+
+
 def _table(plan: ServePlan) -> Table:
+    has_slo = plan.goal.slo.is_stated
+
     def row(at: int, point: FrontPoint) -> tuple[Cell, ...]:
         path = f"pareto.{at}"
-        each = point.prefill_per_instance
         return (
-            word(point.mode.replace("_", " ")),
             number(point.tokens_per_s_per_user, key=f"{path}.tokens_per_s_per_user"),
             number(point.tokens_per_s_per_device, key=f"{path}.tokens_per_s_per_device"),
+            *((word("yes" if point.within_targets else "no"),) if has_slo else ()),
+            word("yes" if point.on_joint_front else "no"),
+            word(point.mode.replace("_", " ")),
             number(point.running, key=f"{path}.running"),
             seconds(point.ttft_s, key=f"{path}.ttft_s"),
-            word("yes" if point.within_targets else "no"),
-            word("yes" if point.on_joint_front else "no"),
-            word(point.instance),
-            word(point.prefill or "-"),
-            word("-") if each is None else number(each, key=f"{path}.prefill_per_instance"),
+            maybe(number, point.prefill_per_instance, key=f"{path}.prefill_per_instance"),
+            word(" + ".join(_degrees(one) for one in (point.prefill, point.instance) if one)),
         )
 
+    order = sorted(enumerate(plan.pareto), key=lambda pair: not pair[1].on_joint_front)
     return Table(
-        caption="Pareto front of every mode",
+        caption="Pareto front of tokens/s per user and per device, every instance full, no "
+        "queueing; that of all modes together first",
         header=(
-            *("mode", "tokens/s per user", "tokens/s per device", "sequences per rank"),
-            *("prompt alone", "within targets", "best of all modes"),
-            *("instance", "prefill instance", "prefill instances per decode instance"),
+            *("per user", "per device", *(("SLO met",) if has_slo else ())),
+            *("best of all modes", "mode"),
+            *("sequences per rank", "prompt alone", "prefill per decode instance", "instance"),
         ),
-        rows=tuple(row(at, point) for at, point in enumerate(plan.pareto)),
+        rows=tuple(row(at, point) for at, point in order),
     )

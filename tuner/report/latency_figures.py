@@ -5,11 +5,12 @@ was simulated again (tuner/report/replay.py) the whole distribution is drawn; ot
 quantiles are joined.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from tuner.plans.serve import Band, Latency
 from tuner.report.axes import axis, layout, limit_line, seconds_axis
-from tuner.report.content import Cell, Figure, Table, number, seconds, share, word
+from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, word
 from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION
 from tuner.report.replay import QUANTILES, Replay
 from tuner.spec.serving.goal import Percentiles
@@ -18,6 +19,32 @@ from tuner.units import format_ratio, format_s
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MEAN_HEIGHT: Final = 0.25
 """Vertical position of the mean, which is no quantile."""
+
+
+NO_LIMIT: Final = Percentiles()
+
+
+def latency_table(rows: Mapping[str, tuple[Latency, Band, Percentiles]]) -> Table:
+    """Return latencies over requests by name, each with the band of its mean and its SLO."""
+
+    def cell(latency: Latency, limits: Percentiles, kind: str) -> Cell:
+        value, limit_s = getattr(latency, kind), getattr(limits, kind)
+        limit = "" if limit_s is None else f" (SLO {format_s(limit_s)})"
+        return Cell(text=f"{format_s(value)}{limit}", value=value)
+
+    return Table(
+        caption="Over requests, predicted",
+        header=("", "mean", "80 % band of the mean", *(kind.upper() for kind in _QUANTILES)),
+        rows=tuple(
+            (
+                word(name),
+                cell(latency, limits, "mean"),
+                between(band),
+                *(cell(latency, limits, kind) for kind in _QUANTILES),
+            )
+            for name, (latency, band, limits) in rows.items()
+        ),
+    )
 
 
 def latency_figure(

@@ -10,7 +10,7 @@ from typing import Final
 from profilers.files import open_regular
 from tuner.errors import PlanUnreadableError
 from tuner.plans.folder import linked_folder
-from tuner.report.content import Block, File, Paragraph, Section
+from tuner.report.content import Block, Depth, File, Paragraph, Section
 
 MOST_FILES: Final = 40
 MOST_FILE_BYTES: Final = 64 * 1024
@@ -69,4 +69,6 @@ def launch_section(files: Sequence[File], *, names: Sequence[str]) -> Section:
         rest = named - len(files)
         said = f"Not shown, but in the plan's folder: {rest}, which are binary or too large."
         blocks.append(Paragraph(text=said))
-    return Section(name="launch", heading="Launch files", blocks=(*blocks, *files))
+    return Section(
+        name="launch", heading="Launch files", depth=Depth.PAGE, blocks=(*blocks, *files)
+    )

@@ -1,9 +1,9 @@
 """Running out of memory in words: the warning, the cost of more headroom, the preference."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from tuner.config.train import TrainDecision
+from tuner.config.train_words import train_words
 from tuner.plans.train import Plan, Preference, TrainPrediction
 from tuner.search.train.memory_risk import SMALL, loss_prices, whole_loss_s
 from tuner.search.train.preference import TOLERANCE_RATIO, is_excluded, memory_step
@@ -14,12 +14,12 @@ HARDLY_ANY: Final = 0.001
 """Smaller probabilities are not given in figures: there are too few published peaks."""
 
 
-def memory_warning(plan: Plan, *, name: Callable[[TrainDecision], str]) -> str | None:
+def memory_warning(plan: Plan) -> str | None:
     """Warn that the plan's decision may run out of memory; None if it is unlikely."""
     predicted = plan.predicted
     if predicted is None or not needs_memory_warning(predicted):
         return None
-    return f"{chance_sentence(predicted, plan.goal)}. {_relaxation_words(plan, name)}"
+    return f"{chance_sentence(predicted, plan.goal)}. {_relaxation_words(plan)}"
 
 
 def needs_memory_warning(predicted: TrainPrediction) -> bool:
@@ -136,7 +136,7 @@ def _expected_words(one: Preference) -> Iterator[str]:
     )
 
 
-def _relaxation_words(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
+def _relaxation_words(plan: Plan) -> str:
     one = plan.roomier
     if one is None and plan.relaxations:
         options = "; ".join(f"{option.limit}: {option.change}" for option in plan.relaxations)
@@ -169,7 +169,7 @@ def _relaxation_words(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
         has = format_bytes(one.rank_at_risk.memory_capacity_bytes)
         peak += f" of the {has} of pool {one.rank_at_risk.pool!r}"
     return (
-        f"{name(one.decision)}{where} has {format_ratio(one.out_of_memory_probability)} "
+        f"{train_words(one.decision)}{where} has {format_ratio(one.out_of_memory_probability)} "
         f"({peak}) and takes {format_ratio(one.slower_ratio)} "
         f"longer, {format_s(one.slower_s)} of the run. Running out of memory and continuing with "
         f"it is expected to cost {format_s(lost_s)} of the run."

@@ -191,6 +191,7 @@ def _figure(figure: Figure) -> Fragment:
             "details",
             element("summary", f"Data of '{figure.title}'"),
             _table(figure.table, is_bare=False),
+            open=figure.is_table_open,
         ),
     )
 

@@ -19,9 +19,14 @@ PURPLE: Final = "#cc79a7"
 GREY: Final = "#8c959f"
 """Neutral; readable on white and on near-black."""
 
-CYCLE: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW, GREY)
+CYCLE: Final = (
+    *(BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW, GREY),
+    *("#332288", "#882255", "#999933", "#44aa99"),
+)
+"""Enough for the twelve largest causes of a step, so that dense and expert layers share no colour;
+the last four are of Paul Tol's muted scheme (https://personal.sron.nl/~pault/)."""
 HATCHING: Final = ("", "/", ".", "x", "\\", "-", "+", "|")
-"""Plotly's `marker.pattern.shape`, in step with `CYCLE`."""
+"""Plotly's `marker.pattern.shape`."""
 
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
 

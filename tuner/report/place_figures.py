@@ -3,10 +3,14 @@
 Loads are ratios to the mean of their layer: 1 is perfect.
 """
 
+from typing import Final
+
 from tuner.plans.place import LayerTimes, PlaceCertificate, PlacePrediction
 from tuner.report.axes import axis, layout, time_axis
-from tuner.report.content import Cell, Figure, Table, number, seconds, word
+from tuner.report.content import Cell, Depth, Figure, Table, between, number, seconds, word
 from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, hatched, second_bars
+
+_SPREADS: Final = {"pass_before": "before", "pass_after": "plan"}
 
 
 def imbalance_figure(predicted: PlacePrediction) -> Figure:
@@ -45,6 +49,7 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
         traces.append(trace)
     return Figure(
         name="imbalance",
+        depth=Depth.FIRST,
         title="Imbalance of every workload",
         reading="Largest rank load over the mean on hold-out passes; 1 is perfect. The line on "
         "the plan's bar covers 90 % of the passes.",
@@ -55,33 +60,37 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
             barmode="group",
         ),
         table=Table(
-            caption="Imbalance and its spread over passes and layers",
+            caption="Largest rank load over the mean, and its spread over passes and layers; "
+            "passes: planned from + hold-out",
             header=(
-                "workload",
-                "before",
-                "EPLB",
-                "the plan",
-                "P50 before",
-                "P50 plan",
-                "P99 before",
-                "P99 plan",
+                *("workload", "passes", "before", "EPLB", "the plan"),
+                *(f"{kind} {which}" for kind in ("P50", "P99") for which in _SPREADS.values()),
             ),
             rows=tuple(
                 (
                     word(one.workload),
-                    _ratio(one.imbalance_before, f"predicted.outcomes.{at}.imbalance_before"),
-                    _ratio(one.imbalance_rule, f"predicted.outcomes.{at}.imbalance_rule"),
-                    _ratio(one.imbalance_after, f"predicted.outcomes.{at}.imbalance_after"),
-                    _ratio(one.pass_before.p50, f"predicted.outcomes.{at}.pass_before.p50"),
-                    _ratio(one.pass_after.p50, f"predicted.outcomes.{at}.pass_after.p50"),
-                    _ratio(one.pass_before.p99, f"predicted.outcomes.{at}.pass_before.p99"),
-                    _ratio(one.pass_after.p99, f"predicted.outcomes.{at}.pass_after.p99"),
+                    word(f"{one.passes_planned_from}+{one.passes_judged}"),
+                    *(
+                        _ratio(getattr(one, name), f"predicted.outcomes.{at}.{name}")
+                        for name in ("imbalance_before", "imbalance_rule", "imbalance_after")
+                    ),
+                    *(
+                        _ratio(
+                            getattr(getattr(one, name), kind),
+                            f"predicted.outcomes.{at}.{name}.{kind}",
+                        )
+                        for kind in ("p50", "p99")
+                        for name in _SPREADS
+                    ),
                 )
                 for at, one in enumerate(outcomes)
             ),
         ),
         height=360,
     )
+
+
+_FOLD: Final = ("imbalance_before", "imbalance_rule", "imbalance_after", "worst_rank_ratio")
 
 
 def left_out_figure(predicted: PlacePrediction) -> Figure | None:
@@ -97,6 +106,7 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
     )
     return Figure(
         name="left-out",
+        depth=Depth.FIRST,
         title="Leave-one-out",
         reading="Planned from the other workloads and evaluated on the one left out: what to "
         "expect on unrecorded traffic.",
@@ -118,14 +128,21 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
         ),
         table=Table(
             caption="Leave-one-out by workload",
-            header=("left out", "before", "EPLB", "planned without it", "worst layer"),
+            header=(
+                *("left out", "before", "EPLB", "planned without it", "worst layer"),
+                *(("traffic before", "EPLB", "plan") if folds[0].traffic else ()),
+            ),
             rows=tuple(
                 (
                     word(one.workload),
-                    _ratio(one.imbalance_before, f"predicted.left_out.{at}.imbalance_before"),
-                    _ratio(one.imbalance_rule, f"predicted.left_out.{at}.imbalance_rule"),
-                    _ratio(one.imbalance_after, f"predicted.left_out.{at}.imbalance_after"),
-                    _ratio(one.worst_rank_ratio, f"predicted.left_out.{at}.worst_rank_ratio"),
+                    *(
+                        _ratio(getattr(one, name), f"predicted.left_out.{at}.{name}")
+                        for name in _FOLD
+                    ),
+                    *(
+                        number(value, key=f"predicted.left_out.{at}.traffic.{place}")
+                        for place, value in enumerate(one.traffic or ())
+                    ),
                 )
                 for at, one in enumerate(folds)
             ),
@@ -142,6 +159,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
     names = [str(one.layer) for one in layers]
     return Figure(
         name="bounds",
+        depth=Depth.MORE,
         title="Each layer against its bound",
         reading="The plan's objective in each layer, and the proven lower bound.",
         traces=(
@@ -169,7 +187,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
         ),
         layout=layout(x=axis("layer", type="category"), y=axis("objective")),
         table=Table(
-            caption="Objective and bound of every layer",
+            caption="Objective and bound of every layer, the largest gap first",
             header=("layer", "the plan", "bound"),
             rows=tuple(
                 (
@@ -177,7 +195,9 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
                     number(one.objective, key=f"certificate.layers.{at}.objective"),
                     number(one.bound, key=f"certificate.layers.{at}.bound"),
                 )
-                for at, one in enumerate(layers)
+                for at, one in sorted(
+                    enumerate(layers), key=lambda pair: pair[1].bound - pair[1].objective
+                )
             ),
         ),
         height=330,
@@ -197,6 +217,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
     )
     return Figure(
         name="layer-times",
+        depth=Depth.FIRST,
         title="Expert layers of one pass",
         reading="Predicted seconds of all expert layers of one pass, mean over hold-out passes.",
         traces=second_bars(names, series),
@@ -205,7 +226,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
         ),
         table=Table(
             caption="Seconds of the expert layers of one pass",
-            header=("workload", "before", "EPLB", "the plan", "of it all-to-all"),
+            header=("workload", "before", "EPLB", "the plan", "its band", "of it all-to-all"),
             rows=tuple(_times_row(one, at) for at, one in enumerate(times)),
         ),
         height=340,
@@ -219,6 +240,7 @@ def _times_row(one: LayerTimes, at: int) -> tuple[Cell, ...]:
         seconds(one.before_s, key=f"{path}.before_s"),
         seconds(one.rule_s, key=f"{path}.rule_s"),
         seconds(one.after_s, key=f"{path}.after_s"),
+        between(one.after_s_band),
         seconds(one.exchange_after_s, key=f"{path}.exchange_after_s"),
     )
 

@@ -1,28 +1,36 @@
-"""The report on a placement: verdict, rank loads before and after, evidence."""
+"""The report on a placement: verdict, rank loads before and after, evidence.
+
+`moetune plan`, `explain` and `verify` print the parts of it that are marked for their screens.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from solvers.placement.balance.check import LAUNCHES
 from tuner.config.place import PlaceDecision
 from tuner.plans.place import (
     LinkFacts,
     MigrationCost,
-    PlaceCertificate,
     PlacePlan,
     PlacePrediction,
     Verdict,
 )
 from tuner.report.content import (
     Cell,
+    Depth,
     File,
     NamedValues,
-    Notes,
     Paragraph,
     Report,
     Section,
     Table,
+    bullets,
+    maybe,
+    named,
     number,
     seconds,
+    section,
     share,
     size,
     some,
@@ -39,7 +47,7 @@ from tuner.report.place_figures import (
 )
 from tuner.report.provenance import provenance_section
 from tuner.spec.place import Objective
-from tuner.units import format_ratio
+from tuner.units import format_ratio, format_s
 from tuner.verify.placement_records import PlaceVerified
 
 
@@ -47,66 +55,66 @@ from tuner.verify.placement_records import PlaceVerified
 class PlaceEvidence:
     """What accompanies a placement's plan."""
 
-    maps: tuple[HeatMap, ...]
-    files: tuple[File, ...]
-    verified: PlaceVerified | None
-    what_if: Section | None
+    maps: tuple[HeatMap, ...] = ()
+    files: tuple[File, ...] = ()
+    verified: PlaceVerified | None = None
+    what_if: Section | None = None
 
 
-def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
+NO_EVIDENCE: Final = PlaceEvidence()
+
+
+def place_report(plan: PlacePlan, evidence: PlaceEvidence = NO_EVIDENCE) -> Report:
     """Build the report on a placement's plan."""
     decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
+    relaxations = section("ways-out", "Relaxations", bullets(plan.relaxations))
     if decision is None or predicted is None or verdict is None:
         return Report(
             title=f"Experts on {plan.goal.ranks} ranks",
             kind="Expert placement",
             verdict="No placement meets the limits of the spec.",
             is_found=False,
-            facts=NamedValues(
-                facts=(("certificate", word(plan.certificate.status)),), are_large=True
-            ),
+            facts=named(("certificate", plan.certificate.status), are_large=True),
             proof=f"Infeasible because of: {plan.binding_constraint}.",
-            sections=(*_relaxations(plan), _provenance(plan)),
+            sections=some(relaxations, _provenance(plan)),
         )
     return Report(
         title=f"{decision.num_experts} experts on {decision.ranks} ranks",
         kind="Expert placement",
         verdict=f"{verdict.word.capitalize()}: {verdict.reason}. {_words(decision)}",
         is_found=True,
-        facts=NamedValues(facts=tuple(_headline(plan, predicted, verdict)), are_large=True),
-        proof=f"{_proof(plan.certificate)} Bound by: {plan.binding_constraint}.",
-        sections=(
-            Section(
-                name="workloads",
-                heading="Before and after",
-                blocks=some(
-                    imbalance_figure(predicted),
-                    times_figure(predicted),
-                    _traffic(plan, predicted),
-                    _traffic_times(predicted),
-                    _links(predicted.links),
+        facts=named(*_headline(plan, predicted, verdict), are_large=True),
+        proof=f"{_proof(plan)} Bound by: {plan.binding_constraint}.",
+        sections=some(
+            section(
+                "workloads",
+                "Before and after",
+                _against_eplb(plan, predicted, verdict),
+                imbalance_figure(predicted),
+                times_figure(predicted),
+                _traffic(plan, predicted),
+                _traffic_times(predicted),
+                _links(predicted.links),
+            ),
+            _maps(evidence.maps, workloads=len(predicted.outcomes)),
+            section("unseen", "Unrecorded traffic", left_out_figure(predicted)),
+            place_trials_section(evidence.verified) if evidence.verified else None,
+            section(
+                "choice",
+                "Why this one",
+                bounds_figure(plan.certificate),
+                _alternatives(plan),
+                _dispatches(predicted),
+                bullets(_dispatch_notes(predicted)),
+                bullets(f"Not launchable: {one.words}" for one in plan.unlaunchable),
+                bullets(
+                    f"Made for {mark.words}; plan again when one of these changes."
+                    for mark in plan.made_for
                 ),
             ),
-            *_maps(evidence.maps, workloads=len(predicted.outcomes)),
-            *_left_out_traffic(predicted),
-            *_measured(evidence.verified),
-            Section(
-                name="choice",
-                heading="Why this one",
-                blocks=some(
-                    NamedValues(facts=tuple(_certificate(plan))),
-                    bounds_figure(plan.certificate),
-                    _alternatives(plan),
-                    _dispatches(predicted),
-                    Notes(notes=tuple(f"Not launchable: {one.words}" for one in plan.unlaunchable))
-                    if plan.unlaunchable
-                    else None,
-                    _marks(plan),
-                ),
-            ),
-            *([evidence.what_if] if evidence.what_if else []),
-            *_relaxations(plan),
-            *_move(predicted.migration),
+            evidence.what_if,
+            relaxations,
+            section("move", "Migration", _move(predicted.migration)),
             launch_section(evidence.files, names=plan.files),
             _provenance(plan),
         ),
@@ -124,7 +132,6 @@ def _words(decision: PlaceDecision) -> str:
 def _headline(
     plan: PlacePlan, predicted: PlacePrediction, verdict: Verdict
 ) -> Iterator[tuple[str, Cell]]:
-    yield "verdict", word(verdict.word)
     saved = "traffic saved" if predicted.traffic else "peak load saved"
     saved = "expert time saved" if predicted.layer_times else saved
     yield saved, share(verdict.gain_ratio, key="verdict.gain_ratio")
@@ -140,27 +147,62 @@ def _headline(
     yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
 
 
-def _proof(certificate: PlaceCertificate) -> str:
-    if certificate.status == "optimal":
-        return "Proven optimal under the model."
-    gap = format_ratio(certificate.gap_ratio)
-    return f"The gap to the proven lower bound is {gap} of the objective."
+def _against_eplb(
+    plan: PlacePlan, predicted: PlacePrediction, verdict: Verdict
+) -> NamedValues | None:
+    """Compare the saving with that of EPLB's rule; nothing where that has none to compare."""
+    weights = [workload.weight for workload in plan.goal.workloads]
+    if predicted.layer_times:
+        pairs = [(one.before_s, one.rule_s) for one in predicted.layer_times]
+    elif predicted.traffic:
+        ((before, rule, _),) = predicted.traffic.values()
+        weights, pairs = [1.0], [(before, rule)]
+    else:
+        pairs = [(one.imbalance_before, one.imbalance_rule) for one in predicted.outcomes]
+    total = sum(weight * before for weight, (before, _) in zip(weights, pairs, strict=True))
+    left = sum(weight * rule for weight, (_, rule) in zip(weights, pairs, strict=True))
+    if total <= 0.0:
+        return None
+    limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
+    unlimited = "" if limits == (None, None) else ", without the migration limit,"
+    folds = predicted.left_out
+    better = sum(one.imbalance_after < one.imbalance_rule for one in folds)
+    unseen = (
+        f"; left out of the planning, {better} of {len(folds)} workloads are more even than by it"
+    )
+    said = (
+        f"EPLB's rule{unlimited} would {_saved(1.0 - left / total, 'save', 'add')}, the plan"
+        f" {_saved(verdict.gain_ratio, 'saves', 'adds')}{unseen if folds else ''}"
+    )
+    return NamedValues(facts=(("against EPLB", word(said)),))
 
 
-def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
-    certificate = plan.certificate
-    links = None if plan.predicted is None else plan.predicted.links
+def _saved(ratio: float, saves: str, adds: str) -> str:
+    return f"{saves if ratio >= 0.0 else adds} {format_ratio(abs(ratio))}"
+
+
+def _proof(plan: PlacePlan) -> str:
+    """State objective, bound, method and rule; the gap is in the headline."""
+    certificate, predicted = plan.certificate, plan.predicted
+    links = None if predicted is None else predicted.links
     in_seconds = links is not None and links.unit == "seconds"
     is_time = in_seconds or plan.goal.objective is Objective.LAYER_TIME
-    write = seconds if is_time else number
-    yield "objective", word(plan.goal.objective.value.replace("_", " "))
-    yield "certificate", word(certificate.status)
-    if certificate.objective is not None:
-        yield "reached", write(certificate.objective, key="certificate.objective")
-    if certificate.bound is not None:
-        yield "lower bound", write(certificate.bound, key="certificate.bound")
-    yield "method", word(certificate.method.replace("_", " "))
-    yield "solved in", seconds(certificate.solve_s, key="certificate.solve_s")
+    unit = "" if links is None else f" {plan.goal.traffic_unit}"
+    reached, bound = (
+        "nothing proven" if value is None else f"{format_s(value) if is_time else f'{value:.6g}'}"
+        for value in (certificate.objective, certificate.bound)
+    )
+    error = certificate.objective_error
+    sampled = f" (a mean over {LAUNCHES} drawn launches, standard error {error:.2g})"
+    rule = certificate.dispatch
+    dispatches = () if predicted is None else predicted.dispatches
+    runs = dispatches[0].rule if dispatches else rule
+    return (
+        f"Certificate ({certificate.status}, {certificate.method.replace('_', ' ')}):"
+        f" {plan.goal.objective.value.replace('_', ' ')} {reached}{unit}{sampled * (error > 0.0)},"
+        f" lower bound {bound}{unit}{f', dispatch {rule}' * (rule != 'even')}"
+        f"{f' (it runs under {runs})' * (runs != rule)}; solved in {format_s(certificate.solve_s)}."
+    )
 
 
 def _traffic(plan: PlacePlan, predicted: PlacePrediction) -> Table | None:
@@ -222,17 +264,16 @@ def _links(links: LinkFacts | None) -> Table | None:
         rows.append((word("between domains"), cost, word(links.between_source or "")))
     slowest = write(links.slowest_cost, key=f"{path}.slowest_cost")
     rows.append((word("at most"), slowest, word(f"from rank {one} to rank {two}")))
+    relative = ", relative: seconds need model, and a cluster whose links are known"
     return Table(
-        caption="Cost of a token copy from rank to rank",
+        caption=f"Cost of a token copy from rank to rank{relative * (links.unit == 'relative')}",
         header=("", "cost", "from"),
         rows=tuple(rows),
     )
 
 
-def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
-    if not maps:
-        return
-    figures = tuple(
+def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Section | None:
+    figures = (
         heat_map_figure(
             heat,
             name=f"heat-map-{at}",
@@ -244,24 +285,13 @@ def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
         for at, heat in enumerate(maps)
     )
     rest = workloads - len(maps)
-    more = Paragraph(text=f"Maps of {rest} more workloads are in the plan's folder, in report/.")
-    yield Section(
-        name="loads",
-        heading="Loads by layer and rank",
-        blocks=some(*figures, more if rest > 0 else None),
-    )
+    said = f"Maps of {rest} more workloads are in the plan's folder, in report/."
+    more = Paragraph(text=said) if maps and rest > 0 else None
+    return section("loads", "Loads by layer and rank", *figures, more, depth=Depth.PAGE)
 
 
-def _left_out_traffic(predicted: PlacePrediction) -> Iterator[Section]:
-    figure = left_out_figure(predicted)
-    if figure is not None:
-        yield Section(name="unseen", heading="Unrecorded traffic", blocks=(figure,))
-
-
-def _measured(verified: PlaceVerified | None) -> Iterator[Section]:
-    if verified is None:
-        return
-    nothing = word("-")
+def place_trials_section(verified: PlaceVerified) -> Section:
+    """Return what the placements took that were measured."""
     table = Table(
         caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
         header=("placement", "status", "predicted", "measured"),
@@ -269,24 +299,20 @@ def _measured(verified: PlaceVerified | None) -> Iterator[Section]:
             (
                 word(trial.decision),
                 word(trial.status),
-                nothing
-                if trial.predicted_layer_time_s is None
-                else seconds(trial.predicted_layer_time_s),
-                nothing
-                if trial.measured_layer_time_s is None
-                else seconds(trial.measured_layer_time_s),
+                maybe(seconds, trial.predicted_layer_time_s),
+                maybe(seconds, trial.measured_layer_time_s),
             )
             for trial in verified.trials
         ),
     )
-    yield Section(
+    facts = [("measured on", word(verified.device))]
+    if verified.winner is not None and verified.regret_ratio is not None:
+        behind = f"{verified.winner}; the plan is {format_ratio(verified.regret_ratio)} behind it"
+        facts.append(("best", word(behind)))
+    return Section(
         name="verified",
         heading="Predicted and measured",
-        blocks=some(
-            NamedValues(facts=(("measured on", word(verified.device)),)),
-            table,
-            Notes(notes=verified.notes) if verified.notes else None,
-        ),
+        blocks=some(NamedValues(facts=tuple(facts)), table, bullets(verified.notes)),
     )
 
 
@@ -294,6 +320,7 @@ def _alternatives(plan: PlacePlan) -> Table | None:
     if not plan.alternatives:
         return None
     return Table(
+        depth=Depth.MORE,
         caption="Other placements",
         header=("placement", "objective", "meets the limits", "why it lost"),
         rows=tuple(
@@ -330,38 +357,32 @@ def _dispatches(predicted: PlacePrediction) -> Table | None:
     )
 
 
-def _marks(plan: PlacePlan) -> Notes | None:
-    if not plan.made_for:
-        return None
-    return Notes(
-        notes=tuple(
-            f"Made for {mark.words}; plan again when one of these changes."
-            for mark in plan.made_for
+def _dispatch_notes(predicted: PlacePrediction) -> Iterator[str]:
+    outcomes = predicted.dispatches
+    static = next((one for one in outcomes if one.rule == "static"), None)
+    if static is not None:
+        above = " (the workloads above: under one)" if outcomes[0] is static else ""
+        of = (
+            f"mean over {static.tables} tables that a launch may draw{above}, as not all layers"
+            " that it draws for were recorded"
+            if static.tables > 1
+            else "the engine's own table"
         )
-    )
+        yield f"static: {of}"
+    if outcomes and not outcomes[0].rule.endswith("lp"):
+        yield "The objective is that of the mean fit pass."
 
 
-def _relaxations(plan: PlacePlan) -> Iterator[Section]:
-    if plan.relaxations:
-        yield Section(
-            name="ways-out",
-            heading="Relaxations",
-            blocks=(Notes(notes=plan.relaxations),),
-        )
-
-
-def _move(moved: MigrationCost | None) -> Iterator[Section]:
+def _move(moved: MigrationCost | None) -> NamedValues | None:
     if moved is None:
-        return
+        return None
     path = "predicted.migration"
-    facts = [("experts to load", number(moved.moved_experts, key=f"{path}.moved_experts"))]
-    if moved.moved_bytes is not None:
-        facts.append(("bytes", size(moved.moved_bytes, key=f"{path}.moved_bytes")))
-    if moved.transfer_s is not None:
-        facts.append(("transfer", seconds(moved.transfer_s, key=f"{path}.transfer_s")))
-    if moved.break_even_s is not None:
-        facts.append(("break-even after", seconds(moved.break_even_s, key=f"{path}.break_even_s")))
-    yield Section(name="move", heading="Migration", blocks=(NamedValues(facts=tuple(facts)),))
+    return named(
+        ("experts to load", number(moved.moved_experts, key=f"{path}.moved_experts")),
+        ("bytes", maybe(size, moved.moved_bytes, key=f"{path}.moved_bytes")),
+        ("transfer", maybe(seconds, moved.transfer_s, key=f"{path}.transfer_s")),
+        ("break-even after", maybe(seconds, moved.break_even_s, key=f"{path}.break_even_s")),
+    )
 
 
 def _provenance(plan: PlacePlan) -> Section:

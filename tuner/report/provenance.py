@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tuner.report.content import Cell, NamedValues, Notes, Section, some, word
+from tuner.report.content import Cell, Depth, Notes, Section, named, some
 
 SHOWN_DIGITS = 16
 """Characters of a SHA-256 that are shown."""
@@ -18,18 +18,18 @@ def provenance_section(
     more: Sequence[tuple[str, Cell]] = (),
 ) -> Section:
     """Say which version made the plan, and from which inputs."""
-    facts = [
-        ("made by", word(f"moetune {version}")),
-        ("spec", word(f"SHA-256 {spec_sha256[:SHOWN_DIGITS]}…")),
-        *((f"prices of {pool}", word(source)) for pool, source in sources.items()),
-        *(
-            (f"input {name}", word(f"SHA-256 {sha[:SHOWN_DIGITS]}…"))
-            for name, sha in hashes.items()
-        ),
-        *more,
-    ]
+    hashed = {"spec": spec_sha256} | {f"input {name}": sha for name, sha in hashes.items()}
     return Section(
         name="provenance",
         heading="Provenance",
-        blocks=some(NamedValues(facts=tuple(facts)), Notes(notes=tuple(notes)) if notes else None),
+        blocks=some(
+            named(
+                ("made by", f"moetune {version}"),
+                *((f"prices of {pool}", source) for pool, source in sources.items()),
+                *((name, f"SHA-256 {sha[:SHOWN_DIGITS]}…") for name, sha in hashed.items()),
+                *more,
+                depth=Depth.PAGE,
+            ),
+            Notes(notes=tuple(notes), counted_as="notes") if notes else None,
+        ),
     )

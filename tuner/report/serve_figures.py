@@ -3,14 +3,24 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.config.serve_words import group_degrees
-from tuner.plans.breakdown import cause_words
 from tuner.plans.serve import ServePlan, ServePrediction
-from tuner.report.axes import axis, layout, limit_line, time_axis
-from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
-from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS, filled
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.report.axes import axis, layout, limit_line
+from tuner.report.breakdown import MOST_COMPARED, breakdown_figure
+from tuner.report.content import (
+    Cell,
+    Depth,
+    Figure,
+    Table,
+    maybe,
+    number,
+    share,
+    size,
+    word,
+)
+from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS
+from tuner.units import format_bytes, format_ratio
 
 MOST_ROWS: Final = 48
 """Instances of one group with a row each; more share one row."""
@@ -118,57 +128,20 @@ def _groups(decision: ServeDecision, free: dict[str, int]) -> Table:
 
 
 def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
-    """Draw one decode step of the most-loaded group, with those of the runners-up."""
-    rows = [("the plan", "predicted", predicted)]
-    rows += [
-        (f"runner-up {at + 1}", f"alternatives.{at}.predicted", other.predicted)
-        for at, other in enumerate(plan.alternatives[:4])
-    ]
-    parts = list(dict.fromkeys(part for *_, one in rows for part in one.breakdown_s))
-    parts.sort(key=lambda part: -max(one.breakdown_s.get(part, 0.0) for *_, one in rows))
-    return Figure(
+    """Draw one decode step of the slowest group, with those of the runners-up."""
+    prompts = "; a step that also computes a chunk of a prompt takes longer"
+    is_mixed = plan.decision is not None and any(
+        group.role is Role.AGGREGATED for group in plan.decision.instances
+    )
+    return breakdown_figure(
+        {"the plan": predicted.breakdown_s}
+        | {
+            f"runner-up {number}": other.predicted.breakdown_s
+            for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
+        },
         name="decode-step",
-        title="Where the time of a decode step goes",
+        title=f"Where the time of a decode step goes, in the slowest group{prompts * is_mixed}",
         reading="Predicted seconds of one decode step of the slowest group, by cause.",
-        traces=tuple(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": cause_words(part),
-                "y": [name for name, *_ in rows],
-                "x": [one.breakdown_s.get(part, 0.0) for *_, one in rows],
-                "marker": filled(place),
-                "hovertext": [
-                    f"{cause_words(part)}: {format_s(one.breakdown_s.get(part, 0.0))}"
-                    for *_, one in rows
-                ],
-                "hoverinfo": "text",
-            }
-            for place, part in enumerate(parts)
-        ),
-        layout=layout(
-            x=time_axis("decode step time"),
-            y=axis("", autorange="reversed", type="category"),
-            barmode="stack",
-        ),
-        table=Table(
-            caption="Seconds of a decode step by cause",
-            header=("", *map(cause_words, parts)),
-            rows=tuple(
-                (
-                    word(name),
-                    *(
-                        seconds(
-                            one.breakdown_s.get(part, 0.0),
-                            key=f"{key}.breakdown_s.{part}" if part in one.breakdown_s else "",
-                        )
-                        for part in parts
-                    ),
-                )
-                for name, key, one in rows
-            ),
-        ),
-        height=190 + 44 * len(rows),
     )
 
 
@@ -178,6 +151,7 @@ def use_figure(predicted: ServePrediction) -> Figure:
     values = [predicted.utilisation_ratio[name] for name in names]
     return Figure(
         name="use",
+        depth=Depth.FIRST,
         title="Utilisation of each group",
         reading="Predicted share of time in which a group's instances work; the rest is headroom "
         "for bursts.",
@@ -209,7 +183,16 @@ def use_figure(predicted: ServePrediction) -> Figure:
             caption="Utilisation and memory of each group",
             header=("group", "busy", "memory per device"),
             rows=tuple(
-                (word(name), _use(predicted, name), _memory(predicted, name)) for name in names
+                (
+                    word(name),
+                    _use(predicted, name),
+                    maybe(
+                        size,
+                        predicted.memory_bytes.get(name),
+                        key=f"predicted.memory_bytes.{name}",
+                    ),
+                )
+                for name in names
             ),
         ),
         height=130 + 46 * len(names),
@@ -218,13 +201,6 @@ def use_figure(predicted: ServePrediction) -> Figure:
 
 def _use(predicted: ServePrediction, name: str) -> Cell:
     return share(predicted.utilisation_ratio[name], key=f"predicted.utilisation_ratio.{name}")
-
-
-def _memory(predicted: ServePrediction, name: str) -> Cell:
-    used_bytes = predicted.memory_bytes.get(name)
-    return (
-        word("-") if used_bytes is None else size(used_bytes, key=f"predicted.memory_bytes.{name}")
-    )
 
 
 def alternatives_rows(plan: ServePlan) -> Iterator[tuple[str, str, ServeDecision, ServePrediction]]:

@@ -4,96 +4,50 @@ All numbers are the plan's (`predicted` of tuner/plans/train.py); nothing is pri
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from tuner.config.equal_stages import equal_stages
-from tuner.config.train_words import train_words
-from tuner.plans.breakdown import cause_words
-from tuner.plans.train import Plan, StagePrediction, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
-from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, size, word
-from tuner.report.palette import BLUE, GREEN, ORANGE, filled, second_bars
-from tuner.units import format_bytes, format_s, parse_bytes
+from tuner.report.breakdown import MOST_COMPARED, breakdown_figure
+from tuner.report.content import (
+    Cell,
+    Depth,
+    Figure,
+    Table,
+    between,
+    number,
+    seconds,
+    share,
+    size,
+    word,
+)
+from tuner.report.palette import BLUE, ORANGE, filled, second_bars
+from tuner.units import format_bytes, parse_bytes
 
-MOST_COMPARED: Final = 4
-"""Runners-up drawn with the plan's decision."""
-
-_PARTS: Final = ("parameter", "gradient", "optimizer", "activation", "other")
-_PART_WORDS: Final = ("parameters", "gradients", "optimizer state", "activations", "buffers")
+KINDS: Final = ("weights", "gradients", "optimizer", "activations", "buffers")
+"""What a device's memory is taken by."""
 
 
-def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
+def step_breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     """Draw the step's seconds by cause, with those of the runners-up."""
-    others = plan.alternatives[:MOST_COMPARED]
-    rows = [("the plan", "predicted", predicted)]
-    rows += [
-        (f"runner-up {number}", f"alternatives.{number - 1}.predicted", other.predicted)
-        for number, other in enumerate(others, start=1)
-    ]
-    causes = list(dict.fromkeys(cause for *_, one in rows for cause in one.breakdown_s))
-    largest = {cause: max(one.breakdown_s.get(cause, 0.0) for *_, one in rows) for cause in causes}
-    causes = sorted((cause for cause in causes if largest[cause] > 0.0), key=lambda c: -largest[c])
-    names = [name for name, *_ in rows]
-    traces = tuple(
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": cause_words(cause),
-            "y": names,
-            "x": [one.breakdown_s.get(cause, 0.0) for *_, one in rows],
-            "marker": filled(place),
-            "hovertext": [
-                f"{cause_words(cause)}: {format_s(one.breakdown_s.get(cause, 0.0))}"
-                for *_, one in rows
-            ],
-            "hoverinfo": "text",
-        }
-        for place, cause in enumerate(causes)
-    )
-    decisions = [train_words(one.decision) for one in others]
-    table = Table(
-        caption="Seconds of a step by cause",
-        header=("", *(cause_words(cause) for cause in causes), "step", "decision"),
-        rows=tuple(
-            (
-                word(name),
-                *(
-                    seconds(
-                        one.breakdown_s.get(cause, 0.0),
-                        key=f"{key}.breakdown_s.{cause}" if cause in one.breakdown_s else "",
-                    )
-                    for cause in causes
-                ),
-                seconds(one.step_time_s, key=f"{key}.step_time_s"),
-                word(said),
-            )
-            for (name, key, one), said in zip(
-                rows,
-                (train_words(plan.decision) if plan.decision else "", *decisions),
-                strict=True,
-            )
-        ),
-    )
-    return Figure(
+    return breakdown_figure(
+        {"the plan": predicted.breakdown_s}
+        | {
+            f"runner-up {number}": other.predicted.breakdown_s
+            for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
+        },
         name="breakdown",
         title="Where a step's time goes",
         reading="Predicted seconds of one step by cause, for the plan and its runners-up. "
         "Overlapped communication is not counted.",
-        traces=traces,
-        layout=layout(
-            x=time_axis("step time"),
-            y=axis("", autorange="reversed", type="category"),
-            barmode="stack",
-        ),
-        table=table,
-        height=190 + 44 * len(rows),
     )
 
 
-def stage_time_figure(predicted: TrainPrediction) -> Figure:
+def stage_time_figure(decision: TrainDecision, predicted: TrainPrediction) -> Figure:
     """Draw the seconds of one micro-batch on each stage."""
     stages = predicted.stages
-    names = _stage_names(stages)
     parts = (
         ("forward", [one.forward_s for one in stages], BLUE, ""),
         ("backward", [one.backward_s for one in stages], ORANGE, "/"),
@@ -103,27 +57,31 @@ def stage_time_figure(predicted: TrainPrediction) -> Figure:
         title="Time of a micro-batch by stage",
         reading="Predicted seconds of one micro-batch, stage by stage in execution order; "
         "recomputation counts as backward. The slowest stage sets the pace.",
-        traces=second_bars(names, parts),
+        traces=second_bars([str(index) for index in range(len(stages))], parts),
         layout=layout(
             x=axis("stage", type="category"),
             y=time_axis("micro-batch time", rangemode="tozero"),
             barmode="stack",
         ),
         table=Table(
-            caption="Seconds of one micro-batch by stage",
-            header=("stages", "layers", "forward", "backward"),
+            caption="A micro-batch on each stage",
+            header=("stages", "layers", "recompute", "forward", "backward"),
             rows=_equal_rows(
                 [
                     (
-                        number(one.layers, key=f"predicted.stages.{index}.layers"),
-                        seconds(one.forward_s, key=f"predicted.stages.{index}.forward_s"),
-                        seconds(one.backward_s, key=f"predicted.stages.{index}.backward_s"),
+                        number(stage.layers, key=f"predicted.stages.{index}.layers"),
+                        word(f"{recompute}{f', {chunks} chunks' if chunks > 1 else ''}"),
+                        seconds(stage.forward_s, key=f"predicted.stages.{index}.forward_s"),
+                        seconds(stage.backward_s, key=f"predicted.stages.{index}.backward_s"),
                     )
-                    for index, one in enumerate(stages)
+                    for index, (stage, recompute, chunks) in enumerate(
+                        zip(stages, decision.stage_recompute, decision.chunks, strict=True)
+                    )
                 ]
             ),
         ),
         height=340,
+        depth=Depth.MORE,
     )
 
 
@@ -135,133 +93,89 @@ def memory_unit(most_bytes: float) -> tuple[str, int]:
     return unit, parse_bytes(f"1{unit}")
 
 
-def stage_memory_figure(predicted: TrainPrediction) -> Figure:
-    """Draw the bytes of each stage by kind."""
-    stages = predicted.stages
-    unit, unit_bytes = memory_unit(max(stage.total_bytes for stage in stages))
-    names = _stage_names(stages)
+def usable_limit(limit_bytes: int, unit_bytes: int, *, is_vertical: bool) -> dict[str, Any]:
+    """Return a layout's line at the memory that may be used, and its label."""
+    drawn, text = limit_bytes / unit_bytes, f"usable: {format_bytes(limit_bytes)} "
+    return {
+        "shapes": [limit_line(drawn, is_vertical=is_vertical)],
+        "annotations": [limit_text(text, drawn, is_vertical=is_vertical)],
+    }
+
+
+def memory_figure(predicted: TrainPrediction) -> Figure:
+    """Draw the peak of each pipeline rank by kind, with its band, against usable memory."""
+    peaks, bands = predicted.peak_memory_bytes, predicted.peak_memory_bytes_band
+    limit, ranks = predicted.memory_limit_bytes, range(len(predicted.peak_memory_bytes))
+    unit, unit_bytes = memory_unit(max(peaks))
+    parts = [_rank_parts(predicted, rank) for rank in ranks]
+    names = [f"rank {rank}" for rank in ranks]
+    band: dict[str, Any] = {
+        "type": "data",
+        "symmetric": False,
+        "array": [(bands[rank][1] - peaks[rank]) / unit_bytes for rank in ranks],
+        "arrayminus": [(peaks[rank] - bands[rank][0]) / unit_bytes for rank in ranks],
+        "color": "ink",
+        "thickness": 1.5,
+    }
+    marks = {} if limit is None else usable_limit(limit, unit_bytes, is_vertical=False)
     return Figure(
-        name="stage-memory",
-        title="Memory by stage",
-        reading="Predicted bytes of each stage, on its device with the highest peak.",
+        name="peak",
+        title="Peak memory against what may be used",
+        reading="Predicted peak of each pipeline rank's devices, the highest, by what takes it; the"
+        " line on top of a bar is the error band from published peaks.",
         traces=tuple(
             {
                 "type": "bar",
-                "name": said,
+                "name": kind,
                 "x": names,
-                "y": [_bytes(one, part) / unit_bytes for one in stages],
+                "y": [own[place] / unit_bytes for own in parts],
                 "marker": filled(place),
-                "hovertext": [f"{said}: {format_bytes(_bytes(one, part))}" for one in stages],
+                "hovertext": [f"{kind}: {format_bytes(own[place])}" for own in parts],
                 "hoverinfo": "text+x",
+                **({"error_y": band} if kind == KINDS[-1] else {}),
             }
-            for place, (part, said) in enumerate(zip(_PARTS, _PART_WORDS, strict=True))
+            for place, kind in enumerate(KINDS)
         ),
-        layout=layout(
-            x=axis("stage", type="category"),
-            y=axis(unit, rangemode="tozero"),
-            barmode="stack",
-        ),
-        table=Table(
-            caption="Bytes of each stage on its device with the highest peak",
-            header=("stages", *_PART_WORDS, "total"),
-            rows=_equal_rows(
-                [
-                    (
-                        *(
-                            size(_bytes(one, part), key=f"predicted.stages.{index}.{part}_bytes")
-                            for part in _PARTS
-                        ),
-                        size(one.total_bytes),
-                    )
-                    for index, one in enumerate(stages)
-                ]
-            ),
-        ),
-        height=360,
-    )
-
-
-def peak_figure(predicted: TrainPrediction) -> Figure:
-    """Draw the peak of each pipeline rank with its band, against usable memory."""
-    peaks, bands = predicted.peak_memory_bytes, predicted.peak_memory_bytes_band
-    limit = predicted.memory_limit_bytes
-    unit, unit_bytes = memory_unit(max(peaks))
-    names = [f"rank {rank}" for rank in range(len(peaks))]
-    traces = (
-        {
-            "type": "bar",
-            "name": "predicted peak and its band",
-            "x": names,
-            "y": [peak / unit_bytes for peak in peaks],
-            "marker": {"color": GREEN},
-            "error_y": {
-                "type": "data",
-                "symmetric": False,
-                "array": [
-                    (high - peak) / unit_bytes for peak, (_, high) in zip(peaks, bands, strict=True)
-                ],
-                "arrayminus": [
-                    (peak - low) / unit_bytes for peak, (low, _) in zip(peaks, bands, strict=True)
-                ],
-                "color": "ink",
-                "thickness": 1.5,
-            },
-            "hovertext": [
-                f"{format_bytes(peak)}, {format_bytes(low)} to {format_bytes(high)}"
-                for peak, (low, high) in zip(peaks, bands, strict=True)
-            ],
-            "hoverinfo": "text+x",
-        },
-    )
-    marks = {}
-    if limit is not None:
-        text = f"usable: {format_bytes(limit)}"
-        marks = {
-            "shapes": [limit_line(limit / unit_bytes, is_vertical=False)],
-            "annotations": [limit_text(text, limit / unit_bytes, is_vertical=False)],
-        }
-    return Figure(
-        name="peak",
-        title="Peak against usable memory",
-        reading="Predicted highest peak of each pipeline rank's devices; the line on top of a bar "
-        "is the error band from published peaks.",
-        traces=traces,
         layout=layout(
             x=axis("pipeline rank", type="category"),
             y=axis(unit, rangemode="tozero"),
+            barmode="stack",
             bargap=0.5,
             **marks,
         ),
         table=Table(
-            caption="Peak of each pipeline rank",
-            header=("pipeline rank", "peak", "band", "activations", "of usable memory"),
-            rows=tuple(
-                (
-                    word(name),
-                    size(peak, key=f"predicted.peak_memory_bytes.{rank}"),
-                    between(bands[rank], unit="bytes"),
-                    size(
-                        predicted.activation_bytes[rank], key=f"predicted.activation_bytes.{rank}"
-                    ),
-                    word("not stated") if limit is None else share(peak / limit),
-                )
-                for rank, (name, peak) in enumerate(zip(names, peaks, strict=True))
+            caption="Peak memory of a device, by pipeline rank",
+            header=("ranks", *KINDS, "total", "band", *(("of usable",) if limit else ())),
+            rows=_equal_rows(
+                [
+                    (
+                        *map(size, parts[rank]),
+                        size(peaks[rank], key=f"predicted.peak_memory_bytes.{rank}"),
+                        between(bands[rank], unit="bytes"),
+                        *((share(peaks[rank] / limit),) if limit else ()),
+                    )
+                    for rank in ranks
+                ]
             ),
         ),
-        height=340,
+        height=360,
+        depth=Depth.MORE,
     )
 
 
-def _bytes(stage: StagePrediction, part: str) -> int:
-    value: int = getattr(stage, f"{part}_bytes")
-    return value
+def _rank_parts(predicted: TrainPrediction, rank: int) -> tuple[int, ...]:
+    """Return the bytes of each of `KINDS` at the peak of a rank."""
+    own = predicted.stages[rank :: len(predicted.peak_memory_bytes)]
+    stated = (
+        sum(stage.parameter_bytes for stage in own),
+        sum(stage.gradient_bytes for stage in own),
+        sum(stage.optimizer_bytes for stage in own),
+        predicted.activation_bytes[rank],
+    )
+    return (*stated, max(0, predicted.peak_memory_bytes[rank] - sum(stated)))
 
 
 def _equal_rows(rows: Sequence[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], ...]:
-    """Yield a row per kind of stage, with the numbers of the first one."""
+    """Return a row per kind of stage, with the numbers of the first one."""
     printed = [tuple(cell.text for cell in row) for row in rows]
     return tuple((word(one.label), *rows[one.stages[0]]) for one in equal_stages(printed))
-
-
-def _stage_names(stages: Sequence[StagePrediction]) -> list[str]:
-    return [str(index) for index in range(len(stages))]

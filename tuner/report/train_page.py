@@ -1,24 +1,26 @@
-"""The report on a training plan: decision, step time, memory, evidence."""
+"""A training plan as a report: decision, step, memory, evidence; for a terminal, too."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
 
 from tuner.config.train import TrainDecision
-from tuner.config.train_words import train_words
-from tuner.plans.proof import gap_words, proof_words
-from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.candidates import candidates_figure
+from tuner.config.train_words import degrees, knobs, short_decision, train_words, unequal_words
+from tuner.plans.proof import certificate_line, gap_words
+from tuner.plans.stage_placement import NodeOrder, SinglePoolBaseline, StagePlacement
+from tuner.plans.train import Certificate, Plan, TrainPrediction
+from tuner.report.candidates import candidates_figure, rivals_table
 from tuner.report.content import (
-    Block,
-    Cell,
+    Depth,
     File,
     NamedValues,
     Notes,
-    Paragraph,
     Report,
     Section,
     Table,
-    between,
+    maybe,
+    named,
     number,
     seconds,
     share,
@@ -26,102 +28,111 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.decision_section import decision_section
 from tuner.report.expert_loads import loads_section
 from tuner.report.failures import failures_section
 from tuner.report.launch_section import launch_section
 from tuner.report.memory_headroom import (
+    HARDLY_ANY,
     chance_sentence,
     memory_warning,
+    needs_memory_warning,
     peak_band_words,
     trade_words,
 )
 from tuner.report.provenance import provenance_section
-from tuner.report.run_decisions import run_decisions
-from tuner.report.step_figures import (
-    breakdown_figure,
-    peak_figure,
-    stage_memory_figure,
-    stage_time_figure,
-)
+from tuner.report.run_section import run_section
+from tuner.report.step_figures import memory_figure, stage_time_figure, step_breakdown_figure
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
+from tuner.spec.accounting import (
+    active_parameters,
+    kv_bytes_per_token,
+    num_parameters,
+    training_flop_per_token,
+)
 from tuner.spec.goal import TrainGoal
-from tuner.units import format_ratio, format_s
+from tuner.spec.tune import adapters_words
+from tuner.units import (
+    format_bytes,
+    format_count,
+    format_counted,
+    format_ratio,
+    format_s,
+    format_times,
+)
 from tuner.verify.records import TrialRecord, Verified
+
+SHOWN_NODES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainEvidence:
     """What accompanies a training plan."""
 
-    verified: Verified | None
-    trials: tuple[TrialRecord, ...]
+    verified: Verified | None = None
+    trials: tuple[TrialRecord, ...] = ()
     """All trials, in launch order."""
-    files: tuple[File, ...]
-    what_if: Section | None
+    files: tuple[File, ...] = ()
+    what_if: Section | None = None
     """Results under other limits, if any."""
 
 
 def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
     """Build the report on a training plan."""
-    decision, predicted = plan.decision, plan.predicted
-    title = f"{plan.model.name} on {_devices(plan, decision)}"
+    decision, predicted, verified = plan.decision, plan.predicted, evidence.verified
+    certificate = plan.certificate
+    proof = f"{certificate_line(certificate)}, solved in {format_s(certificate.solve_s)}"
     if decision is None or predicted is None:
+        is_open = certificate.status == "unknown"
         return Report(
-            title=title,
+            title=_title(plan),
             kind="Training plan",
-            verdict=(
-                "Not decided: the search ended before it found a configuration or excluded all."
-                if plan.certificate.status == "unknown"
-                else "Nothing fits: no legal configuration meets the limits of the spec."
-            ),
+            verdict="Not decided: the search ended before it found a configuration or excluded all."
+            if is_open
+            else "Nothing fits: no legal configuration meets the limits of the spec.",
             is_found=False,
-            facts=NamedValues(facts=tuple(_requested(plan)), are_large=True),
-            proof=(
-                f"{'Not decided' if plan.certificate.status == 'unknown' else 'Limit not met'}: "
-                f"{plan.binding_constraint}."
+            facts=named(
+                ("sequences", number(plan.goal.global_batch_size, key="goal.global_batch_size")),
+                ("tokens of each", number(plan.goal.sequence_length, key="goal.sequence_length")),
+                ("not decided" if is_open else "limit not met", plan.binding_constraint),
+                are_large=True,
             ),
+            proof=f"Certificate: {proof}.",
             sections=(*_relaxations(plan), _provenance(plan)),
         )
-    loads = loads_section(
-        plan, evidence.trials, evidence.verified.winner if evidence.verified else None
-    )
-    failures = failures_section(plan)
-    sections = [
-        decision_section(plan, decision),
-        *([trials_section(evidence.verified, predicted)] if evidence.verified else []),
-        _step(plan, predicted),
-        _memory(predicted, plan.goal),
-        *([loads] if loads else []),
-        *([failures] if failures else []),
-        _choice(plan, predicted),
-        *([evidence.what_if] if evidence.what_if else []),
-        *_relaxations(plan),
-        launch_section(evidence.files, names=plan.files),
-        _provenance(plan),
-    ]
     return Report(
-        title=title,
+        title=_title(plan),
         kind="Training plan",
-        warning=memory_warning(plan, name=train_words) or "",
-        verdict=_verdict(plan, decision, predicted, evidence.verified),
+        warning=memory_warning(plan) or "",
+        verdict=_verdict(plan, decision, predicted, verified),
         is_found=True,
-        facts=NamedValues(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
-        proof=f"{_certificate_words(plan)} Bound by {plan.binding_constraint}.",
-        sections=tuple(sections),
+        facts=_headline(decision, predicted, certificate),
+        proof=f"Certificate: {proof}. Bound by {plan.binding_constraint}.",
+        sections=some(
+            decision_section(plan, decision),
+            trials_section(verified, predicted) if verified else None,
+            _step(plan, decision, predicted),
+            run_section(predicted.run, currency=plan.cluster.currency) if predicted.run else None,
+            _memory(predicted, plan.goal),
+            loads_section(plan, evidence.trials, verified.winner if verified else None),
+            failures_section(plan),
+            _choice(plan, predicted),
+            evidence.what_if,
+            *_relaxations(plan),
+            launch_section(evidence.files, names=plan.files),
+            _provenance(plan),
+        ),
     )
 
 
-def _devices(plan: Plan, decision: TrainDecision | None) -> str:
+def _title(plan: Plan) -> str:
     pools = " + ".join(
         f"{pool.num_devices} {pool.device or f'devices of {pool.name}'}"
         for pool in plan.cluster.pools
     )
-    total = sum(pool.num_devices for pool in plan.cluster.pools)
-    if decision is not None and decision.num_devices < total:
-        return f"{decision.num_devices} of {pools}"
-    return pools
+    is_less = plan.decision is not None and plan.decision.num_devices < plan.cluster.num_devices
+    used = f"{plan.decision.num_devices} of " if is_less and plan.decision else ""
+    return f"{plan.model.name} on {used}{pools}"
 
 
 def _verdict(
@@ -131,19 +142,13 @@ def _verdict(
     said = (
         f"Launch {train_words(decision)} with {', '.join(plan.emit)}: a step of "
         f"{plan.goal.global_batch_size:,} sequences of {plan.goal.sequence_length:,} tokens is "
-        f"expected to take {format_s(predicted.step_time_s)} (between {format_s(low)} and "
+        f"expected to take {format_s(predicted.step_time_s)} (90 % band: {format_s(low)} to "
         f"{format_s(high)})."
     )
-    if verified is None or verified.winner_step_s is None:
+    if verified is None or verified.winner is None or verified.winner_step_s is None:
         return f"{said} Not measured yet."
     is_same = verified.winner == decision
-    whose = (
-        "This configuration"
-        if is_same
-        else f"Another configuration, {train_words(verified.winner)},"
-        if verified.winner
-        else ""
-    )
+    whose = "This configuration" if is_same else f"Another one, {train_words(verified.winner)},"
     measured = f"{format_s(verified.winner_step_s)} measured."
     if verified.winner_extrapolated is not None:
         error = format_ratio(verified.winner_extrapolated.error_ratio)
@@ -155,150 +160,173 @@ def _verdict(
 
 
 def _headline(
-    plan: Plan, decision: TrainDecision, predicted: TrainPrediction
-) -> Iterator[tuple[str, Cell]]:
-    yield "step time, predicted", seconds(predicted.step_time_s, key="predicted.step_time_s")
-    yield (
-        "tokens/s per device",
-        number(predicted.tokens_per_s_per_device, key="predicted.tokens_per_s_per_device"),
-    )
-    peak = max(predicted.peak_memory_bytes)
+    decision: TrainDecision, predicted: TrainPrediction, certificate: Certificate
+) -> NamedValues:
+    peak, own_gap = max(predicted.peak_memory_bytes), certificate.decision_gap_ratio
     rank = predicted.peak_memory_bytes.index(peak)
-    yield "peak memory per device", size(peak, key=f"predicted.peak_memory_bytes.{rank}")
-    if predicted.host_memory is not None:
-        yield "host memory per node", size(predicted.host_memory.node_bytes)
-    if predicted.mfu_ratio is not None:
-        yield "MFU", share(predicted.mfu_ratio, key="predicted.mfu_ratio")
-    yield "devices", number(decision.num_devices)
-    key = "gap_ratio" if plan.certificate.decision_gap_ratio is None else "decision_gap_ratio"
-    yield "gap to optimal", share(getattr(plan.certificate, key), key=f"certificate.{key}")
-    run = predicted.run
-    if run is not None and run.wall_clock_s is not None:
-        yield "whole run", seconds(run.wall_clock_s, key="predicted.run.wall_clock_s")
-
-
-def _certificate_words(plan: Plan) -> str:
-    """Return the certificate in words: of the fastest found, and of the preferred decision."""
-    certificate = plan.certificate
-    space = certificate.space
-    parts = (
-        (space.priced, "candidates were priced"),
-        (space.bounded, "proven slower by their bounds"),
-        (space.illegal, "are illegal"),
-        (space.open, "were neither solved nor ruled out"),
-    )
-    counted = ", ".join(f"{count:,} {said}" for count, said in parts if count)
-    proven = proof_words(certificate)
-    if plan.preferred is None:
-        return f"{proven[:1].upper()}{proven[1:]}: {counted}."
-    gap = certificate.decision_gap_ratio
-    own = "" if gap is None else f" The decision itself is within {gap_words(gap)} of optimal."
-    return f"The fastest found is {proven}: {counted}.{own}"
-
-
-def _step(plan: Plan, predicted: TrainPrediction) -> Section:
-    timeline = timeline_figure(plan, predicted)
-    missing = Paragraph(
-        text="The schedule is not drawn: the plan lacks what the simulation needs, or it has too "
-        "many passes."
-    )
-    facts: list[tuple[str, Cell]] = [
+    run_s = predicted.run.wall_clock_s if predicted.run else None
+    return named(
         ("step time", seconds(predicted.step_time_s, key="predicted.step_time_s")),
-        ("its band", between(predicted.step_time_s_band)),
         (
-            "exposed communication and waiting",
-            seconds(predicted.communication_s, key="predicted.communication_s"),
+            "tokens/s per device",
+            number(predicted.tokens_per_s_per_device, key="predicted.tokens_per_s_per_device"),
         ),
-    ]
-    if predicted.played_step_time_s is not None:
-        simulated = seconds(predicted.played_step_time_s, key="predicted.played_step_time_s")
-        facts.append(("schedule simulated pass by pass", simulated))
+        ("peak memory", size(peak, key=f"predicted.peak_memory_bytes.{rank}")),
+        ("MFU", maybe(share, predicted.mfu_ratio, key="predicted.mfu_ratio")),
+        ("devices", number(decision.num_devices)),
+        ("gap to optimal", gap_words(certificate.gap_ratio if own_gap is None else own_gap)),
+        ("whole run", maybe(seconds, run_s, key="predicted.run.wall_clock_s")),
+        are_large=True,
+    )
+
+
+def decision_section(plan: Plan, decision: TrainDecision) -> Section:
+    """Say what is trained, with which degrees, stages and knobs, and where."""
+    model, goal = plan.model, plan.goal
+    flop = training_flop_per_token(
+        model, sequence_length=goal.sequence_length, mtp_layers=decision.mtp_num_layers
+    )
+    unequal = unequal_words(decision, global_batch_size=goal.global_batch_size)
+    token = named(
+        (
+            "a token",
+            f"{format_count(flop)} FLOP to train,"
+            f" {format_bytes(kv_bytes_per_token(model, bytes_per_element=2.0))} of bf16 KV cache to"
+            " serve",
+        ),
+        depth=Depth.MORE,
+    )
+    return Section(
+        name="decision",
+        heading="What to launch",
+        blocks=(
+            named(
+                (
+                    "model",
+                    f"{model.name}, {format_count(num_parameters(model))} parameters, "
+                    f"{format_count(active_parameters(model))} active per token; "
+                    f"{goal.precision.value}",
+                ),
+                ("trained", goal.adapters and adapters_words(goal.adapters)),
+                *decision_facts(decision),
+                (
+                    "micro-batches",
+                    f"{unequal} on the replicas"
+                    if unequal
+                    else number(decision.num_microbatches(goal.global_batch_size)),
+                ),
+                ("kernels", ", ".join(sorted(set(plan.provenance.profile_source.values())))),
+                *(_placement(plan.placement) if plan.placement else ()),
+            ),
+            token,
+        ),
+    )
+
+
+def decision_facts(decision: TrainDecision) -> Iterator[tuple[str, str]]:
+    """Yield the degrees, the knobs that are switched on, and what each stage does."""
+    listed = ", ".join(f"{name} {degree}" for name, degree in degrees(decision).items())
+    yield "plan", f"{format_counted(decision.num_devices, 'device')}: {listed}"
+    yield "with", ", ".join(knobs(decision))
+    stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
+    yield (
+        "stages",
+        "; ".join(
+            f"{len(list(group))} of {layers} layers, recompute {recompute}"
+            f"{f', {chunks} chunks of MoE layers' if chunks > 1 else ''}"
+            for (layers, recompute, chunks), group in groupby(stages)
+        ),
+    )
+
+
+def _placement(placement: StagePlacement) -> Iterator[tuple[str, str]]:
+    """Yield which pool runs which stages, and what each pool would do by itself."""
+    runs = ((pool, list(run)) for pool, run in groupby(placement.stages, lambda one: one.pool))
+    listed = (
+        f"{format_counted(len(stages), 'stage')} of "
+        f"{'/'.join(dict.fromkeys(str(one.layers) for one in stages))} layers on {pool}"
+        for pool, stages in runs
+    )
+    yield "placement", ", then ".join(listed)
+    yield from (("single pool", _single_pool(one)) for one in placement.alone)
+    yield from (("node order", _node_order(one)) for one in placement.node_orders)
+    for pool, devices in placement.unused_devices.items():
+        yield "unused", f"{format_counted(devices, 'device')} of {pool}"
+    yield from (("note", note) for note in placement.notes)
+
+
+def _single_pool(one: SinglePoolBaseline) -> str:
+    takes = "does not fit" if one.step_time_s is None else format_s(one.step_time_s)
+    chance = one.out_of_memory_probability
+    if chance is not None:
+        some_chance = "hardly any" if chance < HARDLY_ANY else format_ratio(chance)
+        takes += f", {some_chance} chance of running out of memory"
+    return f"{one.pool}, {format_counted(one.devices, 'device')}: {takes}"
+
+
+def _node_order(order: NodeOrder) -> str:
+    spare = f"; spare: {_listed(order.spare)}" if order.spare else ""
+    return (
+        f"{order.pool}: {format_s(order.step_time_after_s)} a step instead of "
+        f"{format_s(order.step_time_before_s)} in the listed order; no order is faster than "
+        f"{format_s(order.bound_s)}: {_listed(order.nodes)}{spare}"
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    left = len(names) - SHOWN_NODES
+    return ", ".join(names[:SHOWN_NODES]) + (f" and {left} more" if left > 0 else "")
+
+
+def _step(plan: Plan, decision: TrainDecision, predicted: TrainPrediction) -> Section:
+    simulated_s = predicted.played_step_time_s
     return Section(
         name="step",
         heading="One step",
         blocks=some(
-            NamedValues(facts=tuple(facts)),
-            breakdown_figure(plan, predicted),
-            timeline or missing,
-            stage_time_figure(predicted),
-            _run(predicted, plan.cluster.currency),
+            named(
+                ("simulated", maybe(seconds, simulated_s, key="predicted.played_step_time_s")),
+                depth=Depth.MORE,
+            ),
+            step_breakdown_figure(plan, predicted),
+            timeline_figure(plan, predicted),
+            stage_time_figure(decision, predicted),
         ),
     )
 
 
-def _run(predicted: TrainPrediction, currency: str | None) -> NamedValues | None:
-    run = predicted.run
-    if run is None:
-        return None
-    facts: list[tuple[str, Cell]] = []
-    if run.effective_time_ratio is not None:
-        facts.append(
-            (
-                "of the time training",
-                share(run.effective_time_ratio, key="predicted.run.effective_time_ratio"),
-            )
-        )
-    if run.device_hours is not None:
-        facts.append(("device hours", number(run.device_hours, key="predicted.run.device_hours")))
-    if run.cost is not None:
-        key = "predicted.run.cost"
-        facts.append(("cost", number(run.cost, key=key, unit=currency or "")))
-    if run.expected_failures:
-        facts.append(
-            (
-                "failures expected",
-                number(run.expected_failures, key="predicted.run.expected_failures"),
-            )
-        )
-    facts += [(label, word(sentence)) for label, sentence in run_decisions(run)]
-    return NamedValues(facts=tuple(facts)) if facts else None
-
-
 def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
+    host, limit = predicted.host_memory, predicted.memory_limit_bytes
+    chance = "bytes were counted on the reference step, without a probability"
+    if predicted.out_of_memory_probability is not None:
+        chance = chance_sentence(predicted, goal)
+    peaks = predicted.peak_memory_bytes
     return Section(
         name="memory",
         heading="Memory",
-        blocks=(peak_figure(predicted), stage_memory_figure(predicted), _room(predicted, goal)),
+        blocks=(
+            named(
+                ("usable", maybe(size, limit, key="predicted.memory_limit_bytes")),
+                (
+                    "peak",
+                    f"{format_bytes(max(peaks))} on pipeline rank {peaks.index(max(peaks))}, the "
+                    f"highest of {len(peaks):,}; the lowest is {format_bytes(min(peaks))}",
+                ),
+                (
+                    "memory band",
+                    f"{peak_band_words(predicted)}, by the largest errors of published peaks",
+                ),
+                ("OOM risk", "see the warning" if needs_memory_warning(predicted) else chance),
+                *((("host memory" if host.fits else "DOES NOT FIT", host.words),) if host else ()),
+            ),
+            memory_figure(predicted),
+        ),
     )
 
 
-def _room(predicted: TrainPrediction, goal: TrainGoal) -> Paragraph:
-    """Say how likely a rank runs out of memory, with the band of its peak."""
-    band = f"With the largest errors of published peaks, {peak_band_words(predicted)}"
-    if predicted.out_of_memory_probability is None:
-        return Paragraph(
-            text=f"{band}; bytes were counted on the reference step, without a probability."
-        )
-    return Paragraph(text=f"{band}: {chance_sentence(predicted, goal)}.")
-
-
 def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
-    certificate = plan.certificate
-    facts: list[tuple[str, Cell]] = [
-        ("certificate", word(certificate.status)),
-        ("method", word(certificate.method)),
-        ("solved in", seconds(certificate.solve_s, key="certificate.solve_s")),
-    ]
-    if certificate.objective is not None:
-        is_resized = certificate.objective > predicted.step_time_s
-        said = (
-            "fastest found, with the engine's gradient buckets" if is_resized else "fastest found"
-        )
-        facts.insert(1, (said, seconds(certificate.objective, key="certificate.objective")))
-    if certificate.bound is not None:
-        facts.insert(2, ("lower bound", seconds(certificate.bound, key="certificate.bound")))
-    if certificate.decision_gap_ratio is not None:
-        gap = share(certificate.decision_gap_ratio, key="certificate.decision_gap_ratio")
-        facts.append(("the decision's own gap", gap))
-    preferred: Block | None = None
-    if plan.preferred is not None:
-        one = plan.preferred
-        preferred = Paragraph(
-            text=f"The decision is {format_ratio(one.slower_ratio)} slower than the fastest found "
-            f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}; "
-            f"{proof_words(certificate)}). It was preferred because of {', '.join(one.reasons)}."
-            + "".join(f" Trade: {said}." for said in trade_words(plan))
-        )
+    certificate, preferred = plan.certificate, plan.preferred
+    least = "at least " if certificate.within_band_is_least else ""
     missing = tuple(
         f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.why}"
         for one in plan.unlaunchable
@@ -307,18 +335,35 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
         name="choice",
         heading="Why this one",
         blocks=some(
-            NamedValues(facts=tuple(facts)),
-            preferred,
+            named(
+                (
+                    "preferred",
+                    preferred
+                    and f"{format_ratio(preferred.slower_ratio)} slower than the fastest found "
+                    f"({short_decision(preferred.fastest)}, {format_s(preferred.fastest_step_s)})",
+                ),
+                ("reason", preferred and ", ".join(preferred.reasons)),
+                ("trade", "; ".join(trade_words(plan))),
+                (
+                    "ties",
+                    f"{least}{certificate.within_band:,} other parallel layouts are within the "
+                    "error band",
+                ),
+                *(
+                    (
+                        "runner-up",
+                        f"{short_decision(one.decision)}: a step takes "
+                        f"{format_times(one.ratio_band)} as long",
+                    )
+                    for one in plan.alternatives[:1]
+                    if one.ratio_band is not None
+                ),
+            ),
+            Notes(notes=missing, counted_as="features not launchable") if missing else None,
+            rivals_table(plan, predicted),
             candidates_figure(plan, predicted),
-            Notes(notes=missing) if missing else None,
         ),
     )
-
-
-def _requested(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    yield "sequences per step", number(plan.goal.global_batch_size, key="goal.global_batch_size")
-    yield "sequence length", number(plan.goal.sequence_length, key="goal.sequence_length")
-    yield "certificate", word(plan.certificate.status)
 
 
 def _relaxations(plan: Plan) -> Iterator[Section]:
@@ -327,13 +372,12 @@ def _relaxations(plan: Plan) -> Iterator[Section]:
             (
                 word(relaxation.limit),
                 word(relaxation.change),
-                word(train_words(relaxation.decision) if relaxation.decision else "-"),
-                seconds(
-                    relaxation.predicted.step_time_s,
+                word(short_decision(relaxation.decision) if relaxation.decision else "-"),
+                maybe(
+                    seconds,
+                    relaxation.predicted.step_time_s if relaxation.predicted else None,
                     key=f"relaxations.{index}.predicted.step_time_s",
-                )
-                if relaxation.predicted
-                else word("-"),
+                ),
             )
             for index, relaxation in enumerate(plan.relaxations)
         )
@@ -343,9 +387,8 @@ def _relaxations(plan: Plan) -> Iterator[Section]:
             if plan.decision is None
             else ("More memory headroom", "Changes that give a configuration memory headroom")
         )
-        table = Table(
-            caption=caption, header=("limit", "change", "configuration", "step"), rows=rows
-        )
+        header = ("limit", "change", "it would allow", "step")
+        table = Table(caption=caption, header=header, rows=rows)
         yield Section(name="ways-out", heading=heading, blocks=(table,))
 
 
@@ -353,11 +396,11 @@ def _provenance(plan: Plan) -> Section:
     own = plan.provenance
     hashes = {f"profile of {pool}": sha for pool, sha in own.profile_sha256.items()}
     hashes |= {f"links of {pool}": sha for pool, sha in own.links_sha256.items()}
-    notes = [*own.notes, *(f"priced outside the measured range: {one}" for one in own.extrapolated)]
+    outside = ", ".join(own.extrapolated)
     return provenance_section(
         version=own.moetune_version,
         spec_sha256=own.spec_sha256,
         sources=own.profile_source,
         hashes=hashes,
-        notes=notes,
+        notes=(*own.notes, *([f"priced outside the measured range: {outside}"] if outside else [])),
     )

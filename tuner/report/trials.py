@@ -1,82 +1,146 @@
 """Trials of a training plan: measured against predicted."""
 
-from typing import Final
+from collections.abc import Iterator
 
-from tuner.config.train_words import train_words
+from tuner.config.train import TrainDecision
+from tuner.config.train_words import short_decision, train_words
 from tuner.plans.train import TrainPrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
-    Block,
     Cell,
+    Depth,
     Figure,
     NamedValues,
     Notes,
     Section,
     Table,
-    number,
+    maybe,
+    named,
     seconds,
-    share,
     size,
     some,
     word,
 )
 from tuner.report.palette import BLUE, GREEN, VERMILLION
-from tuner.units import format_ratio, format_s
-from tuner.verify.records import Trial, Verified
-
-NAME: Final = "verified"
+from tuner.units import format_counted, format_ratio, format_s
+from tuner.verify.identical_failures import failure_cause
+from tuner.verify.records import Extrapolated, Trial, Verified
 
 
 def trials_section(verified: Verified, predicted: TrainPrediction) -> Section:
-    """Return the section on the trials."""
-    ran = [trial for trial in verified.trials if trial.measured_step_s is not None]
+    """Return the section on the trials: which won, and how accurate the model was."""
+    ran = any(trial.measured_step_s is not None for trial in verified.trials)
     return Section(
-        name=NAME,
-        heading="Predicted and measured",
+        name="verified",
+        heading="Verification",
         blocks=some(
-            _accuracy(verified),
-            _times(verified, predicted) if ran else None,
+            _times(verified, predicted) if verified.trials else None,
+            _verdict(verified),
             _memory(verified) if ran else None,
-            _failures(verified),
             Notes(notes=verified.notes) if verified.notes else None,
         ),
     )
 
 
-def _accuracy(verified: Verified) -> NamedValues:
-    accuracy = verified.accuracy
-    facts: list[tuple[str, Cell]] = [("trials", number(len(verified.trials)))]
-    if verified.winner is not None and verified.winner_step_s is not None:
-        facts.append(("fastest measured", seconds(verified.winner_step_s)))
-        facts.append(("its decision", word(train_words(verified.winner))))
-    if verified.regret_ratio is not None:
-        tie = ", within the noise of the steps" if verified.tie else ""
-        said = f"{format_ratio(verified.regret_ratio)} slower than the fastest{tie}"
-        facts.append(("the plan's own choice", Cell(text=said, value=verified.regret_ratio)))
-    if accuracy.rank_of_measured_best is not None:
-        place = accuracy.rank_of_measured_best
-        facts.append(("the fastest was predicted as", word(f"number {place}")))
-    if accuracy.predicted_median_ape is not None:
-        facts.append(("median error, before any trial", share(accuracy.predicted_median_ape)))
-    if accuracy.recalibrated_median_ape is not None:
-        said = "median error, corrected by the other trials"
-        facts.append((said, share(accuracy.recalibrated_median_ape)))
-    if accuracy.activation_max_ape is not None:
-        facts.append(("largest error of activation bytes", share(accuracy.activation_max_ape)))
-    return NamedValues(facts=tuple(facts))
+def _verdict(verified: Verified) -> NamedValues:
+    accuracy, step_s = verified.accuracy, verified.winner_step_s
+    measured = "" if step_s is None else format_s(step_s)
+    if verified.winner_extrapolated is not None:
+        measured = f"{_extrapolated_words(verified.winner_extrapolated)}, extrapolated"
+    if all(trial.decision != verified.winner for trial in verified.trials):
+        measured += "; no trial of it was launched, at full or smaller scale"
+    corrected = accuracy.recalibrated_median_ape
+    recalibrated = "" if corrected is None else f", {format_ratio(corrected)} recalibrated"
+    return named(
+        (
+            "winner",
+            f"{short_decision(verified.winner)}: {measured}"
+            if verified.winner
+            else "no trial ran: nothing is verified",
+        ),
+        ("first choice", verified.winner and _first_choice(verified)),
+        *_extrapolations(verified),
+        *_failures(verified),
+        (
+            "step time",
+            accuracy.predicted_median_ape is not None
+            and f"median error {format_ratio(accuracy.predicted_median_ape)}{recalibrated} from the"
+            " others"
+            * (corrected is not None),
+        ),
+        (
+            "activations",
+            accuracy.activation_max_ape is not None
+            and f"largest error {format_ratio(accuracy.activation_max_ape)}",
+        ),
+        (
+            "measured best",
+            accuracy.rank_of_measured_best
+            and f"ranked {accuracy.rank_of_measured_best} by the model",
+        ),
+    )
 
 
-def _names(trials: tuple[Trial, ...]) -> list[str]:
-    """Name trials by their order, smaller jobs also by their devices."""
-    return [
-        f"trial {index}" if trial.scale is None else f"trial {index}, {trial.scale.num_devices} dev"
-        for index, trial in enumerate(trials)
-    ]
+def _first_choice(verified: Verified) -> str:
+    if verified.regret_ratio is None:
+        return "did not run"
+    if verified.regret_ratio == 0.0:
+        return "it is the winner"
+    is_measured = all(trial.scale is None for trial in verified.trials)
+    doubt = "noise" if is_measured else "extrapolation error"
+    tie = f" (a tie: less than the {doubt})" if verified.tie else ""
+    return f"{format_ratio(verified.regret_ratio)} slower than the winner{tie}"
+
+
+def _extrapolated_words(extrapolated: Extrapolated) -> str:
+    """Format a step time with its 90 % error band, e.g. `12.3 s ± 6.0 %`."""
+    return f"{format_s(extrapolated.step_time_s)} ± {format_ratio(extrapolated.error_ratio)}"
+
+
+def _extrapolations(verified: Verified) -> Iterator[tuple[str, str]]:
+    """Yield the step times of jobs that were launched at a smaller scale only."""
+    largest: dict[TrainDecision, tuple[Trial, Extrapolated]] = {}
+    for trial in sorted(verified.trials, key=_size):
+        if trial.extrapolated is not None:
+            largest[trial.decision] = (trial, trial.extrapolated)
+    for decision, (trial, extrapolated) in largest.items():
+        unseen = "".join(f"; not launched: {one}" for one in extrapolated.unseen)
+        yield (
+            "extrapolated",
+            f"{short_decision(decision)}: {_extrapolated_words(extrapolated)} (90 % error band),"
+            f" from{_scale_words(trial).removeprefix(', on')}{unseen}",
+        )
+
+
+def _size(trial: Trial) -> tuple[int, int]:
+    return (0, 0) if trial.scale is None else (trial.scale.num_devices, len(trial.scale.layers))
+
+
+def _scale_words(trial: Trial) -> str:
+    """Say at which scale a trial launched the job; nothing for the full scale."""
+    scale, whole = trial.scale, trial.decision
+    if scale is None:
+        return ""
+    num_layers, fewer = sum(whole.pipeline_layout), len(scale.layers)
+    layers = f", {fewer} of {num_layers} layers" if fewer < num_layers else ""
+    return f", on {scale.num_devices} of {whole.num_devices} devices{layers}"
+
+
+def _failures(verified: Verified) -> Iterator[tuple[str, str]]:
+    """Yield why trials failed, each reason once."""
+    by_cause: dict[str, list[Trial]] = {}
+    for trial in verified.trials:
+        if trial.status != "ok":
+            cause = failure_cause(trial) or f"{trial.status}: {trial.reason}"
+            by_cause.setdefault(cause, []).append(trial)
+    for first, *others in by_cause.values():
+        count = format_counted(1 + len(others), "trial")
+        yield "failed", f"{count} {first.status.replace('_', ' ')}: {first.reason}"
 
 
 def _times(verified: Verified, predicted: TrainPrediction) -> Figure:
     trials = verified.trials
-    names = _names(trials)
+    names = [f"trial {number}" for number in range(len(trials))]
     low, high = (edge / predicted.step_time_s for edge in predicted.step_time_s_band)
     predicted_s = [trial.predicted_step_s for trial in trials]
     hover = [f"{name}\n{_hover(trial)}" for name, trial in zip(names, trials, strict=True)]
@@ -130,60 +194,49 @@ def _times(verified: Verified, predicted: TrainPrediction) -> Figure:
         layout=layout(x=axis("", type="category"), y=time_axis("step time", rangemode="tozero")),
         table=Table(
             caption="Trials in launch order",
-            header=("trial", "predicted", "corrected", "measured", "error", "decision"),
+            header=(
+                *("decision", "from", "status", "predicted", "corrected", "measured"),
+                *("error", "corrected error"),
+            ),
             rows=tuple(
                 (
-                    word(name),
+                    word(short_decision(trial.decision) + _scale_words(trial)),
+                    word(trial.origin),
+                    word(trial.status),
                     seconds(trial.predicted_step_s),
-                    _maybe(trial.recalibrated_step_s),
-                    _maybe(trial.measured_step_s) if trial.status == "ok" else word(trial.status),
-                    _error(trial),
-                    word(train_words(trial.decision)),
+                    maybe(seconds, trial.recalibrated_step_s),
+                    maybe(seconds, trial.measured_step_s),
+                    _error(trial.predicted_step_s, trial.measured_step_s),
+                    _error(trial.recalibrated_step_s, trial.measured_step_s),
                 )
-                for name, trial in zip(names, trials, strict=True)
+                for trial in trials
             ),
         ),
         height=420,
+        depth=Depth.MORE,
     )
 
 
 def _memory(verified: Verified) -> Table | None:
-    rows = [
+    rows = tuple(
         (
-            word(name),
+            word(short_decision(trial.decision)),
             size(max(trial.predicted_activation_bytes)),
             size(max(trial.measured_activation_bytes)),
-            word(train_words(trial.decision)),
         )
-        for name, trial in zip(_names(verified.trials), verified.trials, strict=True)
+        for trial in verified.trials
         if trial.measured_activation_bytes and trial.predicted_activation_bytes
-    ]
-    if not rows:
-        return None
-    return Table(
-        caption="Activation bytes of the peak-memory pipeline rank",
-        header=("trial", "predicted", "measured", "decision"),
-        rows=tuple(rows),
     )
+    caption = "Activation bytes of the peak-memory pipeline rank"
+    header = ("trial", "predicted", "measured")
+    table = Table(caption=caption, header=header, rows=rows, depth=Depth.PAGE)
+    return table if rows else None
 
 
-def _failures(verified: Verified) -> Block | None:
-    failed = tuple(
-        f"{name}: {trial.status.replace('_', ' ')}{f', {trial.reason}' if trial.reason else ''}"
-        for name, trial in zip(_names(verified.trials), verified.trials, strict=True)
-        if trial.status != "ok"
-    )
-    return Notes(notes=failed) if failed else None
-
-
-def _maybe(value: float | None) -> Cell:
-    return word("-") if value is None else seconds(value)
-
-
-def _error(trial: Trial) -> Cell:
-    if trial.measured_step_s is None:
+def _error(predicted_s: float | None, measured_s: float | None) -> Cell:
+    if predicted_s is None or not measured_s:
         return word("-")
-    error = (trial.predicted_step_s - trial.measured_step_s) / trial.measured_step_s
+    error = predicted_s / measured_s - 1.0
     return Cell(text=f"{100.0 * error:+.1f} %", value=error)
 
 

@@ -156,7 +156,7 @@ def test_nothing_in_the_table_is_a_command_to_github(
     word = lines[0].removeprefix("::stop-commands::")
     assert len(word) == 32
     assert lines[-1] == f"::{word}::"
-    assert sum(line.startswith("::error::z") for line in lines) == 1
+    assert sum(line.startswith("  ::error::z") for line in lines) == 1
     assert not any("\x1b" in line or line.startswith("::add-mask") for line in lines)
 
 

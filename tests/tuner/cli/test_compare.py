@@ -17,9 +17,9 @@ def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_pat
     out = tmp_path / "figures.csv"
     assert run(["compare", *names, "--csv", str(out)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"reference {names[0]}: ")
-    assert "\n  decision: with " in text
-    assert "\n  time, term by term: " in text
+    assert f"the reference is {names[0]}: " in " ".join(text.split())
+    assert "\ndecision       with " in text
+    assert "\ntime           term by term: " in text
     assert "\nbest by cost_per_hour: " in text
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert {row["plan"] for row in rows} == set(names)

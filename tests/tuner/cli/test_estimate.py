@@ -48,10 +48,10 @@ def test_a_person_reads_time_utilisation_memory_and_what_to_change(
         "Megatron's log ",
         "pipeline bubble",
         "exposed all-to-all",
-        "highest",
+        "Highest memory of a device",
         "fits  ",
         "smallest change that beats it: ",
-        "    --",
+        "\n  --",
         "ignored        --lr 1e-4, --normalization RMSNorm",
         "note           routing is assumed balanced",
     ):

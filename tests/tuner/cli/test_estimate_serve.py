@@ -28,21 +28,20 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
     for part in (
         "the command: deepseek-v3 with sglang 0.5.23 on h200-sxm",
         "aggregated     4 x 8 devices on h200: TP 8, DP 1, EP 8; 64 sequences, 8,192 batched",
-        "requests/s per device",
         "memory         ",
         "KV cache       ",
         "FALLS BEHIND   the traffic",
-        "smallest change that beats it: ",
-        "    --",
-        "other changes of one thing",
+        "smallest change that beats it",
+        " --",
+        "changes of one thing",
         "without price  --disable-overlap-schedule",
         "no effect      --model-path m, --trust-remote-code",
         "note           from the datasheet: ",
     ):
         assert part in shown, part
     for name in ("TTFT", "TPOT"):
-        assert re.search(rf"^{name} +mean .+ \(.+ to .+\), P50 .+, P90 .+, P99 ", shown, re.M), name
-    assert max(map(len, shown.splitlines())) < 160
+        assert re.search(rf"^  {name} .+ to .+", shown, re.M), name
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_json_holds_the_same_as_a_record(capsys: Captured) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from profilers.records import Profile
-from tests.printed import unwrapped
+from tests.printed import flat
 from tests.rows import each_row
 from tuner import api
 from tuner.cli import app as frame
@@ -68,18 +68,17 @@ def test_it_says_the_decision_what_is_proven_and_what_binds(
     assert printed.err == ""
     plan = read_plan(out)
     assert plan.decision is not None
-    assert printed.out.startswith("model          bound0, ")
+    assert "\nmodel          bound0, " in printed.out
     assert "\nplan           2 devices: TP 1, " in printed.out
     assert f"ZeRO {plan.decision.zero_stage}, micro-batch {plan.decision.micro_batch_size}" in (
         printed.out
     )
-    assert "certificate    proven optimal under the model (" in printed.out
-    assert f"bound by       {plan.binding_constraint}" in unwrapped(printed.out)
-    count = len(plan.provenance.notes)
-    assert f"notes          {count}, shown by --verbose" in printed.out
+    assert "\nCertificate: proven optimal under the model (" in printed.out
+    assert f"Bound by {plan.binding_constraint}" in flat(printed.out)
+    assert f"\n{len(plan.provenance.notes)} notes, shown by --verbose" in printed.out
     assert f"next: moetune verify {out}" in printed.out
     assert _plan(bound_spec, out, "--verbose") == 0
-    assert "notes          routing is assumed balanced" in capsys.readouterr().out
+    assert "\n- routing is assumed balanced" in capsys.readouterr().out
 
 
 def test_json_is_the_stored_plan(bound_spec: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -104,14 +103,14 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     search = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
     spec = tiny_spec(pool={"memory_per_device": "1MiB"}, search=search)
     assert _plan(spec, tmp_path / "plan") == 1
-    printed = unwrapped(capsys.readouterr().out)
-    assert printed.startswith("no plan        infeasible (")
-    assert "limit not met  memory_per_device" in printed
-    assert "to make it fit memory_per_device: " in printed
+    printed = flat(capsys.readouterr().out)
+    assert "Certificate: infeasible (" in printed
+    assert "limit not met memory_per_device" in printed
+    assert "Changes that make a configuration fit" in printed
     assert " more per device" in printed
     assert not (tmp_path / "plan" / "launch").exists()
     assert frame.run(["explain", str(tmp_path / "plan"), "--what-if", "none"]) == 1
-    assert "to make it fit memory_per_device" in capsys.readouterr().out
+    assert "Changes that make a configuration fit" in capsys.readouterr().out
     assert frame.run(["verify", str(tmp_path / "plan")]) == 2
     assert "the plan has nothing to launch" in capsys.readouterr().err
 
@@ -201,7 +200,7 @@ def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
     assert f"{format_ratio(plan.preferred.slower_ratio)} slower than the fastest found" in printed
     assert "chance of running out of memory" in printed
     assert frame.run(["explain", str(tmp_path / "plan"), "--what-if", "none"]) == 0
-    assert "preference: the plan gives up " in capsys.readouterr().out
+    assert "preference:" in capsys.readouterr().out
 
 
 def test_a_search_tells_its_stages_and_json_stays_alone_on_stdout(

@@ -34,12 +34,12 @@ def test_json_says_what_was_written(planned: Path, capsys: Captured) -> None:
     assert "what-if" not in written.sections
 
 
-def test_what_if_curves_are_solved_anew(planned: Path, capsys: Captured) -> None:
+def test_what_ifs_are_solved_anew(planned: Path, capsys: Captured) -> None:
     assert frame.run(["report", str(planned), "--format", "md", "--time-limit", "4s"]) == 0
     capsys.readouterr()
     text = (planned / "report.md").read_text(encoding="utf-8")
     assert "### What if" in text
-    assert "4 s for all of them" in text
+    assert "4.00 s for their searches" in text
     assert "as planned" in text
 
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from tuner.cli.serve_text import serve_explanation
+from tests.printed import words_of
 from tuner.goals.serve_plan import deploy
+from tuner.report.serve_page import serve_report
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -25,6 +26,6 @@ def test_reasons_that_differ_in_numbers_alone_take_one_line(tmp_path: Path) -> N
     counts = {"buffers hold 1024 tokens, not 2048": 3, "buffers hold 1024 tokens, not 4096": 2}
     space = plan.certificate.space.model_copy(update={"illegal_by": counts | {"no memory": 1}})
     certificate = plan.certificate.model_copy(update={"space": space})
-    shown = serve_explanation(plan.model_copy(update={"certificate": certificate})).splitlines()
-    assert "       5 buffers hold 1024 tokens, not 2048 (1 more such reason)" in shown
-    assert "       1 no memory" in shown
+    shown = words_of(serve_report(plan.model_copy(update={"certificate": certificate})))
+    assert "buffers hold 1024 tokens, not 2048 (1 more such reason) 5" in shown
+    assert "no memory 1" in shown

@@ -7,6 +7,7 @@ import pytest
 
 from tuner.cli import text
 from tuner.cli.app import run
+from tuner.report.printable import shortened
 
 FOUL = "a\x1b[31m\t\u202e\x9b\u2066\x07\rb"
 Captured = pytest.CaptureFixture[str]
@@ -57,5 +58,5 @@ def test_a_foul_name_reaches_no_terminal(tmp_path: Path, capsys: Captured) -> No
 
 def test_long_lists_are_shortened() -> None:
     few = [f"--x{number}" for number in range(40)]
-    assert text.shortened(few) == ", ".join(few)
-    assert text.shortened([*few, *["--y"] * 1960]).endswith("--x39 and 1,960 more")
+    assert shortened(few) == ", ".join(few)
+    assert shortened([*few, *["--y"] * 1960]).endswith("--x39 and 1,960 more")

@@ -13,8 +13,8 @@ from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
+from tuner.cli.plan_text import verified_text
 from tuner.cli.trials import live_table, time_left
-from tuner.cli.verify_text import verified_text
 from tuner.config.train_words import short_decision
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified
@@ -64,7 +64,7 @@ def test_resumed_trials_are_concluded_without_launching(
     assert "recalibrated from the others" in printed.out
     assert "activations    largest error 0.0 %" in printed.out
     assert " by the model" in printed.out
-    assert "note           the profile describes another machine" in printed.out
+    assert "\n- the profile describes another machine" in printed.out
     assert printed.out.rstrip().endswith(f"launch files: {planned / 'launch'}")
     assert frame.run(["verify", str(planned), "--resume", "--trials", "4", "--json"]) == 0
     text = capsys.readouterr().out

@@ -124,7 +124,7 @@ def test_it_says_how_much_room_checkpoints_take(
         assert [one.room.most, one.room.change, one.room.change_most] == expected, (flags, steps)
         assert one.run is not None
         size = format_bytes(one.run.checkpoint_bytes)
-        (line,) = (line for line in words.splitlines() if f"{size} each" in line)
+        (line,) = (line for line in unwrapped(words).splitlines() if f"{size} each" in line)
         assert (f" for {expected[0]} at most" in line) == (expected[0] is not None)
         assert f" with {expected[1]}" in line or not expected[1]
     assert checkpoints_of(estimated("")).room is None

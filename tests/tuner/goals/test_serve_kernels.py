@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.serve_text import serve_text
+from tests.printed import words_of
 from tuner.explain.explanation import explain
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_kernels import kernel_hashes, kernels_changed
 from tuner.goals.serve_plan import deploy
 from tuner.plans.what_if import LimitChange
+from tuner.report.serve_page import serve_report
 from tuner.spec.cluster import Cluster, Pool
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
@@ -78,7 +79,7 @@ def test_installed_tables_change_no_answer_and_are_named(
     assert installed.predicted == plain.predicted
     for plan in (plain, installed):
         assert plan.provenance.profile_source == {"a": "datasheet"}
-        assert "kernels        datasheet" in serve_text(plan, folder=tmp_path)
+        assert "kernels datasheet" in words_of(serve_report(plan))
     assert plain.provenance.kernels_sha256 == installed.provenance.kernels_sha256
     (note,) = set(installed.provenance.notes) - set(plain.provenance.notes)
     assert f"--profile {package / 'systems'}" in note

@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from tuner.config.train_words import train_words
+from tuner.config.train_words import short_decision, train_words
 from tuner.goals.train_folder import read_plan
-from tuner.report.candidates import candidates_figure
+from tuner.report.candidates import candidates_figure, rivals_table
 
 
 def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -> None:
@@ -31,9 +31,13 @@ def test_the_front_trades_memory_for_time(train_folder: Path) -> None:
     assert list(front["y"]) == sorted(front["y"], reverse=True)
 
 
-def test_what_is_not_stored_is_said(train_folder: Path) -> None:
+def test_every_rival_is_listed_with_why_it_lost(train_folder: Path) -> None:
     plan = read_plan(train_folder)
     assert plan.predicted is not None
-    reading = candidates_figure(plan, plan.predicted).reading
-    assert "were priced" in reading
-    assert "the points here" in reading
+    chosen, *rivals = rivals_table(plan, plan.predicted).rows
+    assert chosen[-1].text.startswith("chosen")
+    assert len(rivals) == len(plan.alternatives) > 0
+    for row, other in zip(rivals, plan.alternatives, strict=True):
+        assert row[0].text == short_decision(other.decision)
+        assert other.lost_by in row[-1].text
+        assert ("tie: " in row[-1].text) == other.within_band

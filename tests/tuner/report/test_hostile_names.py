@@ -70,7 +70,6 @@ def hostile(
             verified=poisoned(verified),
             trials=tuple(map(poisoned, read_trials(verified_folder / "trials"))),
             files=files,
-            what_if=None,
         ),
     )
     serve = serve_report(
@@ -78,9 +77,7 @@ def hostile(
     )
     plan = read_place_plan(place_folder)
     maps = read_heat_maps(place_folder, plan.files)
-    place = place_report(
-        poisoned(plan), PlaceEvidence(maps=maps, files=files, verified=None, what_if=None)
-    )
+    place = place_report(poisoned(plan), PlaceEvidence(maps=maps, files=files))
     return {"train": train, "serve": serve, "place": place}
 
 

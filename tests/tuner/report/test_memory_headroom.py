@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.printed import flat
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.train_words import short_decision
@@ -77,13 +78,13 @@ def test_a_page_begins_with_the_warning_where_the_chance_is_not_small(
 
 
 def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Path) -> None:
-    said = memory_warning(with_chance(own_folder, 0.34, is_roomier_found=True), name=str)
+    said = memory_warning(with_chance(own_folder, 0.34, is_roomier_found=True))
     assert said is not None
     # Of the run: 1.5 h of failed starts and restarts, and 0.34 of 3.4 h.
     in_all = "expected to cost 2.66 h of the run"
     for words in ("34.0 %", "17.0 %", "1.50 h", "66.0 GiB", "0.4 %", "1.4 %", "3.40 h", in_all):
         assert words in said, (words, said)
-    alone = memory_warning(with_chance(own_folder, 0.34), name=str)
+    alone = memory_warning(with_chance(own_folder, 0.34))
     assert alone is not None
     assert "The search for decisions with more headroom was not finished" in alone
 
@@ -91,12 +92,12 @@ def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Pa
 def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folder: Path) -> None:
     plan = with_chance(own_folder, 0.34)
     for ratio, is_said in ((None, False), (0.07, True)):
-        said = memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio}), name=str)
+        said = memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio}))
         assert said is not None
         assert ("No decision found within 7.0 %" in said) == is_said, said
         assert ("was not finished" in said) != is_said, said
         assert "add nodes, or lower usable_memory_ratio" in said
-    nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}), name=str)
+    nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}))
     assert nowhere is not None
     assert nowhere.endswith(
         "No decision found has a chance below 5.0 %: add nodes or memory per device."
@@ -128,7 +129,7 @@ def test_the_length_of_a_run_is_said_where_it_is_assumed(own_folder: Path) -> No
         said = chance_sentence(predicted, goal)
         assert words in said, said
         update = {"goal": goal, "predicted": predicted}
-        assert words in (memory_warning(plan.model_copy(update=update), name=str) or "")
+        assert words in (memory_warning(plan.model_copy(update=update)) or "")
 
 
 def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path) -> None:
@@ -213,19 +214,16 @@ def test_without_a_decision_that_has_room_no_step_is_expected(own_folder: Path) 
     assert said[1] == "45.0 % chance of running out of memory instead of 20.0 %"
 
 
-def test_the_preferred_line_is_short_and_explain_names_the_fastest_in_full(
-    own_folder: Path,
-) -> None:
+def test_what_was_preferred_to_the_fastest_is_said(own_folder: Path) -> None:
     plan = preferring(own_folder, 0.01)
     assert plan.preferred is not None
-    lines = plan_text(plan, folder=own_folder).splitlines()
-    at = next(place for place, line in enumerate(lines) if line.startswith("preferred"))
-    assert lines[at : at + 2] == [
-        "preferred      2.5 % slower than the fastest found (ZeRO 1 -> 3, 7.18 s), within 1.7 % of "
-        "optimal",
-        "reason         fewer pipeline stages (8 instead of 16)",
-    ]
-    assert short_decision(plan.preferred.fastest) in " ".join(explanation(plan).split())
+    text = plan_text(plan, folder=own_folder)
+    fastest = short_decision(plan.preferred.fastest)
+    for words in (
+        f"preferred 2.5 % slower than the fastest found ({fastest}, 7.18 s)",
+        "reason fewer pipeline stages (8 instead of 16)",
+    ):
+        assert words in flat(text)
 
 
 def test_a_stored_plan_without_a_chance_is_read_and_says_none(own_folder: Path) -> None:
@@ -235,5 +233,5 @@ def test_a_stored_plan_without_a_chance_is_read_and_says_none(own_folder: Path) 
         del values["predicted"][name]
     values.pop("roomier", None)
     plan = Plan.model_validate(values)
-    assert memory_warning(plan, name=str) is None
+    assert memory_warning(plan) is None
     assert "WARNING" not in plan_text(plan, folder=own_folder)

@@ -198,4 +198,4 @@ def test_a_number_that_json_lacks_is_not_drawn(
     figures = {
         one["name"]: one for one in json.loads(page.all("script", type="application/json")[0].text)
     }
-    assert figures["peak"]["traces"][0]["error_y"]["array"][0] is None
+    assert figures["peak"]["traces"][-1]["error_y"]["array"][0] is None

@@ -52,7 +52,7 @@ def test_many_large_maps_keep_the_page_small(
     page = page_of(
         place_report(
             plan,
-            PlaceEvidence(maps=(heat,) * MOST_MAPS, files=(), verified=None, what_if=None),
+            PlaceEvidence(maps=(heat,) * MOST_MAPS),
         )
     )
     assert len(page.encode()) < 3_000_000

@@ -74,7 +74,13 @@ def test_the_front_is_drawn_with_the_region_that_keeps_the_target() -> None:
     figure = front_figure(plan)
     assert figure is not None
     line, region = figure.layout["shapes"]
-    assert line["x0"] == region["x0"] == 1.0 / 0.04
+    assert (
+        line["x0"]
+        == region["x0"]
+        == 1.0 / 0.04
+        < region["x1"]
+        == figure.layout["xaxis"]["range"][1]
+    )
     front, star = figure.traces
     assert list(front["x"]) == [20.0, 40.0, 80.0]
     assert [symbol.endswith("-open") for symbol in front["marker"]["symbol"]] == [

@@ -10,8 +10,8 @@ import pytest
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
+from tuner.cli.plan_text import verified_text
 from tuner.cli.trials import live_table
-from tuner.cli.verify_text import verified_text
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures

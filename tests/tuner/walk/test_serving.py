@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.printed import words_of
 from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -17,7 +18,6 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
-from tuner.cli.serve_text import serve_explanation, serve_text
 from tuner.config.serve import Instances, Island, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.config.serve_words import short_serve
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
@@ -30,6 +30,8 @@ from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
 from tuner.goals.registry import load_goal
 from tuner.plans.serve import ServeAlternative, ServePlan, VerifiedServing
+from tuner.report.content import Depth
+from tuner.report.serve_page import serve_report
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -196,8 +198,7 @@ def test_every_field_has_a_pair_of_deployments() -> None:
 WORDINGS: Final[Mapping[str, Callable[[ServePlan, ServeDecision], str]]] = {
     "a cell of explain": lambda plan, decision: GOAL.words(decision),
     "a cell of the report": lambda plan, decision: short_serve(decision),
-    "the text of a plan": lambda plan, decision: serve_text(plan, folder=Path("plan")),
-    "explain": lambda plan, decision: serve_explanation(plan),
+    "the screen of a plan": lambda plan, decision: words_of(serve_report(plan), depth=Depth.FIRST),
 }
 
 

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.tuner.engines.testing import sample_verified
-from tuner.cli.plan_text import decision_lines, explanation, plan_text
+from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import train_words
 from tuner.engines.statement import statement
 from tuner.goals.registry import load_goal
 from tuner.plans.train import Alternative, Plan, VerifiedPlan
-from tuner.report.candidates import candidates_figure
-from tuner.report.content import Block
-from tuner.report.decision_section import decision_section
+from tuner.report.candidates import rivals_table
+from tuner.report.train_page import decision_facts, decision_section
 
 GOAL = load_goal("train")
 
@@ -31,13 +30,12 @@ def _plan(pair: Any, decision: TrainDecision, other: TrainDecision) -> Plan:
 
 
 def _section(plan: Plan, decision: TrainDecision) -> str:
-    shown: tuple[Block, ...] = decision_section(plan, decision).blocks
-    return str(shown)
+    return str(decision_section(plan, decision).blocks)
 
 
 def _candidate(plan: Plan) -> str:
     assert plan.predicted is not None
-    return str(candidates_figure(plan, plan.predicted).table.rows)
+    return str(rivals_table(plan, plan.predicted).rows)
 
 
 def _stated(plan: Plan, decision: TrainDecision) -> str:
@@ -49,7 +47,7 @@ def _stated(plan: Plan, decision: TrainDecision) -> str:
 
 OF_DECISION: Mapping[str, Callable[[Plan, TrainDecision], str]] = {
     "a cell of explain": lambda plan, decision: GOAL.words(decision),
-    "the lines of a plan": lambda plan, decision: "\n".join(decision_lines(decision)),
+    "the lines of a plan": lambda plan, decision: str(list(decision_facts(decision))),
     "a cell of the report": lambda plan, decision: train_words(decision),
     "the report's section": _section,
     "the head of emitted files": _stated,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.printed import unwrapped
-from tuner.cli.serving_estimate_text import serving_estimate_text
+from tests.printed import words_of
 from tuner.errors import SpecError
+from tuner.report.serving_estimate import serving_estimate_sections
 from tuner.spec.cluster import Cluster, Host
 
 Made = Callable[..., Any]
@@ -38,7 +38,7 @@ def test_caches_and_weights_on_hosts_are_counted_by_node(deployment: Made) -> No
 def test_a_host_holds_what_its_launches_ask_for_or_they_do_not_fit(deployment: Made) -> None:
     made = deployment()
     asked = f"{VLLM} --kv-offloading-size 256"
-    text = unwrapped(serving_estimate_text(made.estimate(asked)))
+    text = words_of(serving_estimate_sections(made.estimate(asked)))
     assert "not checked: state cluster.pools[].host" in text
     for memory, instances, fits in ((320, 1, True), (320, 2, False), (128, 1, False)):
         pool = made.spec.cluster.pools[0].model_copy(update={"host": Host(memory=memory * GIB)})

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.serving_estimate_text import serving_estimate_text
+from tests.printed import words_of
 from tuner.errors import TunerError
+from tuner.report.serving_estimate import serving_estimate_sections
 from tuner.units import format_s
 
 Made = Callable[..., Any]
@@ -261,7 +262,7 @@ def test_goodput_and_slos_are_named_where_one_is_stated(deployment: Made) -> Non
     traffic = "{concurrency: 8, input_tokens: 2000, output_tokens: 100}"
     for slo, is_stated in (("{}", False), ("{ttft: {p90: 1s}}", True)):
         result = deployment(traffic=traffic, slo=slo).estimate("vllm serve m -tp 4")
-        text = serving_estimate_text(result)
+        text = words_of(serving_estimate_sections(result))
         assert ("goodput" in text) == ("SLO" in text) == result.has_slo == is_stated
         assert "requests/s per device" in text
 
@@ -276,7 +277,7 @@ def test_random_traffic_is_estimated_or_refused_in_a_line(deployment: Made) -> N
         traffic = f"{{{load}, input_tokens: {inputs}, output_tokens: {outputs}}}"
         with contextlib.suppress(TunerError):  # Such as requests longer than the model takes.
             made = deployment(engine=engine, traffic=traffic, slo=slo)
-            serving_estimate_text(made.estimate(draw.choice(STARTS[engine])))
+            serving_estimate_sections(made.estimate(draw.choice(STARTS[engine])))
 
 
 def test_a_prompt_on_one_attention_data_rank_delays_what_runs_on_all(deployment: Made) -> None:

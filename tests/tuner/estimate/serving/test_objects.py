@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.printed import words_of
 from tests.rows import each_row
-from tuner.cli.serving_estimate_text import serving_estimate_text
 from tuner.config.serve import Role
 from tuner.engines.reading.serve_launch import Surroundings
 from tuner.errors import SpecError
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.estimate import estimate_serving
+from tuner.report.serving_estimate import serving_estimate_sections
 
 Made = Callable[..., Any]
 DEPLOYMENT = """
@@ -147,17 +148,17 @@ def test_both_halves_of_a_deployment_are_priced_with_each_other(
     assert found.other.load is not None
     assert found.other.load.requests_per_s == pytest.approx(found.load.requests_per_s, rel=0.02)
     assert found.load.capacity_per_s > 1.5 * first.load.capacity_per_s
-    text = serving_estimate_text(first)
+    words = words_of(serving_estimate_sections(first))
     # What is said of both halves is said once, behind them.
     shared = {*first.notes, *first.flags_ignored} & {*second.notes, *second.flags_ignored}
     assert shared
-    words, (_, behind) = " ".join(text.split()), text.split("\nboth halves    ")
+    _, _, behind = words.partition("Both halves ")
     for one in shared:
         said = " ".join(one.split())
         assert words.count(said) == 1, one
-        assert said in " ".join(behind.split())
-    assert "both halves    10 devices" in text
-    assert "the other half is the file's: 1 instance" in text
+        assert said in behind
+    assert "Both halves in all 10 devices" in words
+    assert "the other half is the file's: 1 instance" in words
     (tmp_path / "launch.yaml").write_text(APART.replace("--tp $TP", "--tp 8"))
     deployment(
         engine="sglang",

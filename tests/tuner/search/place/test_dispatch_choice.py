@@ -11,15 +11,14 @@ import pytest
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import draw
 from solvers.placement.ranks import Floats, Placement
-from tests.printed import unwrapped
+from tests.printed import words_of
 from tests.rows import each_row
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
-from tuner.cli.place_text import place_text
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.goals.place_plan import place
 from tuner.plans.place import DispatchOutcome, PlacePlan, VerifiedPlacement
-from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.place_page import place_report
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.comparison import source_loads
 from tuner.search.place.dispatch_choice import DRAWS, SEEDS, choose_dispatch, mean_error
@@ -87,9 +86,9 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     # 16 and 18, which differ by about 0.02 from one to the next.
     assert dynamic.imbalance < static.imbalance < static.imbalance_sampled + 0.03
     assert (static.tables, dynamic.tables) == (SEEDS, 1)
-    text = place_text(plan, folder=tmp_path)
-    assert f"  static: mean over {SEEDS} tables that a launch may draw, as not all layers" in text
-    assert "  the objective is that of the mean fit pass\n" in text
+    text = words_of(place_report(plan))
+    assert f"static: mean over {SEEDS} tables that a launch may draw, as not all layers" in text
+    assert "The objective is that of the mean fit pass" in text
     assert static.imbalance_sampled > dynamic.imbalance_sampled
     # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.
     assert dynamic.imbalance_sampled > dynamic.imbalance - 0.005
@@ -106,13 +105,9 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     assert (mark.dispatch, mark.a2a_backend) == (chosen.dispatch, "deepep")
     # The evaluated loads are those that the chosen rule expects.
     assert plan.predicted.outcomes[0].imbalance_after == pytest.approx(chosen.imbalance)
-    nothing = PlaceEvidence(maps=(), files=(), verified=None, what_if=None)
-    page = str(place_report(plan, nothing))
-    text = unwrapped(place_text(plan, folder=tmp_path))
-    assert "made for       sglang 0.5.23, 4 nodes, EP 16" in text
+    assert "Made for sglang 0.5.23, 4 nodes, EP 16" in text
     for one in found.values():
         assert one.words in text
-        assert one.words in page
 
 
 def on_devices(path: Path, device: str) -> Path:
@@ -436,10 +431,10 @@ def test_without_experts_a_token_the_noise_is_that_of_token_copies(tmp_path: Pat
         recording |= {"layer_ids": [0, 1], "top_k": top_k}
         recorded = {key: value for key, value in recording.items() if value is not None}
         (tmp_path / "chat.json").write_text(json.dumps(recorded))
-        text = place_text(place(path, time_limit_s=1.0).plan, folder=tmp_path)
-        said[top_k] = text.partition("with replicas drawn for ")[2].partition("\n")[0]
+        text = words_of(place_report(place(path, time_limit_s=1.0).plan))
+        said[top_k] = text.partition("with the noise of ")[2].partition(" per rank")[0]
     ranks = 48_000 // int(said[None].split()[0])
     assert said == {
-        6: f"{8_000 // ranks} tokens a rank",
-        None: f"{48_000 // ranks} token copies a rank",
+        6: f"{8_000 // ranks} tokens",
+        None: f"{48_000 // ranks} token copies",
     }

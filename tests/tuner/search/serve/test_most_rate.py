@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.serve_text import serve_text
+from tests.printed import words_of
 from tuner.config.serve import Role
 from tuner.goals.registry import goal_of
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
+from tuner.report.serve_page import serve_report
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.most_rate import RATE_STEP, at_rate, solve_goal
 from tuner.search.serve.routers import router_choices
@@ -180,10 +181,10 @@ def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Sp
     assert plan.goal.traffic.rate == certificate.objective
     assert [one.requests_per_s for one in plan.modes] == [certificate.objective]
     assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
-    shown = serve_text(plan, folder=Path("plan"))
-    assert "certificate    requests/s within the SLO " in shown
+    shown = words_of(serve_report(plan))
+    assert ": requests/s within the SLO " in shown
     assert ", upper bound " in shown
-    assert "devices  requests/s" in shown
+    assert "devices requests/s" in shown
     figures = goal_of(plan).figures(plan)
     assert figures is not None
     assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

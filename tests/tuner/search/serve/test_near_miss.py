@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.serve_text import serve_text
+from tests.printed import words_of
 from tuner.costs.serve.bands import PublishedMode
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
+from tuner.report.serve_page import serve_report
 from tuner.search.serve.near_miss import LONGER_RATIO
 from tuner.units import format_ratio
 
@@ -64,7 +65,7 @@ def test_the_cheapest_deployment_that_misses_by_less_than_its_band_is_named(
         assert missed.limit_s == pytest.approx(limit_s)
         assert limit_s < missed.seconds <= LONGER_RATIO * reached
         assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
-        shown = " ".join(serve_text(plan, folder=tmp_path).split())
+        shown = words_of(serve_report(plan))
         share = format_ratio(missed.seconds / missed.limit_s - 1.0, digits=1)
         assert f"misses {target.upper()} by {share} (" in shown
         assert "less than the error band; 3 devices, the chosen one takes 4" in shown

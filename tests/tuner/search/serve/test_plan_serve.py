@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import words_of
 from tests.rows import each_row
-from tuner.cli.serve_text import serve_text
 from tuner.config.serve import Role
 from tuner.errors import SpecError
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
+from tuner.report.serve_page import serve_report
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -269,7 +270,8 @@ def test_a_closed_loop_without_targets_is_planned_whatever_it_takes(tmp_path: Pa
         )
         assert made.decision is not None, load
         assert made.predicted is not None
-        text = serve_text(made, folder=tmp_path)
+        provenance = made.provenance.model_copy(update={"notes": ()})
+        text = words_of(serve_report(made.model_copy(update={"provenance": provenance})))
         assert "SLO" not in text
         assert "goodput" not in text
         # Instances are as busy as what they serve, not as a rate that nobody stated.

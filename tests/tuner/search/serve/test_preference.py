@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.printed import unwrapped
-from tuner.cli.serve_text import serve_explanation, serve_text
+from tests.printed import words_of
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
+from tuner.report.serve_page import serve_report
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
@@ -92,7 +92,7 @@ def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_on
 
 def test_the_text_names_what_is_proven_and_no_saving_of_nothing(tmp_path: Path) -> None:
     plan = planned(tmp_path, modes="aggregated, attention_expert, shared_device", engine="vllm")
-    for text in map(unwrapped, (serve_text(plan, folder=tmp_path), serve_explanation(plan))):
-        assert f", for {plan.certificate.covers} (gap" in text
-        assert "save 0%" not in text
-        assert "1 others" not in text
+    text = words_of(serve_report(plan))
+    assert f", for {plan.certificate.covers};" in text
+    assert "save 0%" not in text
+    assert "1 others" not in text

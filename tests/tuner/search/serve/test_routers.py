@@ -7,12 +7,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from tuner.cli.serve_text import serve_text
+from tests.printed import words_of
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import router_stacks
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
+from tuner.report.serve_page import serve_report
 from tuner.search.serve import options
 from tuner.search.serve import routed_simulation as playing_routed
 from tuner.search.serve.degrees import instance_degrees
@@ -187,7 +188,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
     assert whole.predicted is not None
     assert whole.predicted.prefix_hits is not None
     assert whole.predicted.prefix_hits.ratio_band == pytest.approx((0.85 / 4, 0.85))
-    text = " ".join(serve_text(whole, folder=tmp_path).split())
+    text = words_of(serve_report(whole))
     hits = whole.predicted.prefix_hits
     assert (
         f"router by prefix, to {hits.ranks} ranks (85.0 % of prompt tokens found; 21.2 % if to"

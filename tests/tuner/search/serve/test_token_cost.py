@@ -1,5 +1,6 @@
 """Cost of a million tokens: sums to the cost of all devices, and falls to the roles that work."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.cli.serve_text import token_cost_text
+from tests.printed import words_of
 from tuner.config.serve import Role
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import deploy
+from tuner.report.serve_page import serve_report
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration
@@ -84,8 +86,8 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
                 if group.role is Role.PREFILL
             )
             assert cost.input_ratio == pytest.approx(prefill / per_hour)
-        assert " EUR per million input tokens, " in token_cost_text(cost)
-        assert "cluster.currency" in token_cost_text(cost.model_copy(update={"currency": ""}))
+        text = words_of(serve_report(plan))
+        assert re.search(r"cost per million input tokens [\d.,]+ EUR", text)
 
 
 def test_an_aggregated_instance_is_split_by_the_seconds_of_prompts_and_outputs(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import flat
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_bridge.write import overrides
@@ -99,7 +100,7 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
     assert wide.predicted is not None
     size = decision.ddp_bucket_size
     for text in (plan_text(wide, folder=Path("plan")), explanation(wide)):
-        assert f"gradient buckets of {size} parameters" in text
+        assert f"gradient buckets of {size} parameters" in flat(text)
     verified = VerifiedPlan.waive(wide, reason="a test")
     arguments = emit("megatron-lm", verified)[0].text
     assert f"\n--ddp-bucket-size {size}\n" in arguments

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.printed import flat
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
-from tuner.cli.verify_text import verified_text
+from tuner.cli.plan_text import verified_text
 from tuner.errors import SpecError
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.plans.folder import TRIALS_NAME
@@ -178,23 +179,19 @@ def test_failed_smaller_jobs_are_told_like_any_other(
 
 def test_text_says_scale_extrapolation_and_error(small_jobs: tuple[Path, Verified]) -> None:
     folder, result = small_jobs
-    text = verified_text(result, folder=folder)
+    text = flat(verified_text(result, folder=folder))
     assert ", on 4 of 8 devices" in text
-    assert "extrapolated   " in text
+    assert "extrapolated tp" in text
     assert " ± " in text
-    assert ", from 4 of 8 devices" in text
-    assert "(± is the 90 % error band)" in text
-    winner = next(line for line in text.splitlines() if line.startswith("winner"))
-    assert winner.endswith("%, extrapolated")
+    assert " (90 % error band), from 4 of 8 devices" in text
+    assert "%, extrapolated first choice " in text
 
 
 def test_the_report_says_what_is_extrapolated(
     small_jobs: tuple[Path, Verified],
 ) -> None:
     folder, result = small_jobs
-    evidence = TrainEvidence(
-        verified=result, trials=read_trials(folder / TRIALS_NAME), files=(), what_if=None
-    )
+    evidence = TrainEvidence(verified=result, trials=read_trials(folder / TRIALS_NAME))
     text = markdown(train_report(read_plan(folder), evidence))
     assert "extrapolated from smaller jobs; no job of its own size was launched" in text
 

@@ -12,7 +12,6 @@ from profilers.imports.link_matrix import LinkMatrix
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
-from tuner.config.train_words import short_decision
 from tuner.engines.capabilities import intersection
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.train import Plan, Provenance, TrainPrediction
@@ -478,7 +477,7 @@ def test_a_single_pool_is_the_fallback_of_another_without_headroom(
     old = made.placement.alone[1]
     assert made.roomier.step_time_s == old.step_time_s
     assert made.roomier.out_of_memory_probability == old.out_of_memory_probability
-    said = memory_warning(made, name=short_decision)
+    said = memory_warning(made)
     assert said is not None
     assert " on 'old' instead has 0.0 %" in said
     # What runs on its own pool takes longer still.
@@ -505,7 +504,7 @@ def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out
     for one in made.relaxations:
         assert one.predicted is not None
         assert (one.predicted.out_of_memory_probability or 0.0) <= SMALL, one.change
-    said = memory_warning(made, name=short_decision)
+    said = memory_warning(made)
     assert said is not None
     assert "Relaxations: nodes: pool 'new': 4 working nodes instead of 2; " in said
     # Asked for, each way gives a plan that is likely to fit, or has a fallback that is.

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.printed import unwrapped
+from tests.printed import flat
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.config.train_words import short_decision
 from tuner.plans.train import Plan, Provenance
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.settings import SearchSettings
@@ -172,7 +171,7 @@ def wrong_words(plan: Plan) -> Iterator[str]:
     predicted = Plan.model_validate_json(plan.model_dump_json()).predicted
     assert predicted is not None
     chance = predicted.out_of_memory_probability or 0.0
-    warning = memory_warning(plan, name=short_decision)
+    warning = memory_warning(plan)
     if (warning is not None) != (chance > SMALL):
         yield f"warned at {chance}: {warning}"
     if warning is None:
@@ -184,7 +183,7 @@ def wrong_words(plan: Plan) -> Iterator[str]:
         peak = predicted.peak_memory_bytes[at_risk.pipeline_rank]
         if plan.placement.stages[at_risk.pipeline_rank].pool != at_risk.pool:
             yield f"rank {at_risk.pipeline_rank} is not on {at_risk.pool}"
-    for said in map(unwrapped, (plan_text(plan, folder=Path("plan")), explanation(plan))):
+    for said in map(flat, (plan_text(plan, folder=Path("plan")), explanation(plan))):
         for words in (format_ratio(chance), format_bytes(peak), warning):
             if words not in said:
                 yield f"{words} is not in {said}"

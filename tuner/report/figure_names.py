@@ -23,6 +23,7 @@ FIGURES: Final = {
     "cost_per_hour": "cost per hour",
     "cost_per_million_input_tokens": "cost per million input tokens",
     "cost_per_million_output_tokens": "cost per million output tokens",
+    "objective": "objective",
     "busiest_rank_ratio": "load of the most-loaded ranks",
 }
 """Names of the figures that plans are compared by (tuner/goals/goal.py)."""

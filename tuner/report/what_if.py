@@ -1,0 +1,119 @@
+"""A plan under other limits, each solved again, as sections of its report.
+
+what_if_section  the results, as a report and `explain` show them
+why_sections     all that `explain` adds to a plan
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.plans.breakdown import cause_words
+from tuner.plans.what_if import IDLE, WhatIf, WhatIfOutcome, Why
+from tuner.report.content import Cell, Paragraph, Section, Table, bullets, word
+from tuner.report.figure_names import FIGURES, figure_text
+from tuner.units import format_counted, format_ratio, format_s
+
+MOST_TERMS: Final = 6
+"""Causes by which two steps differ that are named."""
+NO_GAIN_RATIO: Final = 0.0005
+"""Of the objective; less is no change."""
+MORE_IS_BETTER: Final = frozenset({"tokens_per_s", "requests_per_s", "goodput_per_device"})
+UNSOLVED: Final[Mapping[str, str]] = {
+    "refused": "not possible",
+    "out_of_time": "not solved",
+    "infeasible": "nothing fits",
+    "unknown": "not decided",
+}
+SHOWN_FIGURES: Final = (
+    *("step_time_s", "tokens_per_s", "peak_memory_bytes", "num_devices", "cost_per_hour"),
+    *("requests_per_s", "ttft_p90_s", "tpot_p90_s", "goodput_per_device", "busiest_rank_ratio"),
+    "objective",
+)
+
+
+def why_sections(why: Why) -> tuple[Section, ...]:
+    """Return what would change a plan, and the terms in which its runners-up differ."""
+    terms = (f"{one.decision}: {terms_words(one.terms_s)}" for one in why.rivals if one.terms_s)
+    listed = {
+        "Runners-up, by the seconds in which they differ": bullets(terms, counted_as="runners-up"),
+        "Notes on what-ifs": bullets(why.notes, counted_as="notes"),
+    }
+    return (
+        *(() if why.what_if is None else (what_if_section(why.what_if),)),
+        *(
+            Section(name=heading.split()[0].lower(), heading=heading, blocks=(notes,))
+            for heading, notes in listed.items()
+            if notes is not None
+        ),
+    )
+
+
+def what_if_section(result: WhatIf) -> Section:
+    """Return the outcome of every change, and first that of none, solved in the same way."""
+    solved = sum(one.status != "out_of_time" for one in result.outcomes)
+    total_s = sum(one.solve_s for one in result.outcomes)
+    cases = (
+        f"what-if: {format_counted(solved, 'case')} solved again in {format_s(total_s)} "
+        f"(--time-limit {format_s(result.time_limit_s)} for their searches)"
+    )
+    blocks = (Paragraph(text=cases), _table(result))
+    return Section(name="what-if", heading="What if", blocks=blocks)
+
+
+def terms_words(terms_s: Mapping[str, float]) -> str:
+    """Say by which seconds a step differs: in all, and the largest causes."""
+    terms = list(terms_s.items())
+    shown = ", ".join(
+        f"{cause_words(name)} {_signed_s(spent)}" for name, spent in terms[:MOST_TERMS]
+    )
+    more = f" and {len(terms) - MOST_TERMS} smaller" if len(terms) > MOST_TERMS else ""
+    return f"{_signed_s(sum(terms_s.values()))} = {shown}{more}"
+
+
+def _signed_s(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_s(abs(seconds))}"
+
+
+def _table(result: WhatIf) -> Table:
+    return Table(
+        caption="All results",
+        header=("limit", "result", "figures", "what changes"),
+        rows=tuple(
+            (
+                word(one.says or one.change or "as planned"),
+                _gain(one),
+                word(
+                    ", ".join(
+                        f"{FIGURES[name]} {figure_text(name, one.figures[name])}"
+                        for name in SHOWN_FIGURES
+                        if name in one.figures
+                    )
+                ),
+                word(_what_changes(one)),
+            )
+            for one in (result.base, *result.outcomes)
+        ),
+    )
+
+
+def _gain(one: WhatIfOutcome) -> Cell:
+    gain = one.gain_ratio
+    if one.status in UNSOLVED or not one.change:
+        return word(UNSOLVED.get(one.status, one.status))
+    if gain is None:
+        return word("fits")
+    if abs(gain) < NO_GAIN_RATIO:
+        return word("no change")
+    grows = gain > 0 if one.objective in MORE_IS_BETTER else gain < 0
+    name = FIGURES.get(one.objective, one.objective)
+    text = f"{'+' if grows else '-'}{format_ratio(abs(gain))} {name}"
+    return Cell(text=text, value=gain)
+
+
+def _what_changes(one: WhatIfOutcome) -> str:
+    """Say how the decision differs, or why nothing fits."""
+    if not one.figures:
+        return one.reason
+    if one.change and one.gain_ratio is None:
+        return one.decision
+    return "; ".join((*one.decision_changes, *([IDLE] if IDLE in one.reason else [])))
