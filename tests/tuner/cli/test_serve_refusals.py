@@ -152,7 +152,7 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert run(["plan", str(write(**changes)), "-o", str(tmp_path / "out")]) == 1
     shown = unwrapped(capsys.readouterr().out)
-    assert f"\nno plan        no deployment meets the SLO: {binding}" in shown
+    assert f"Infeasible because of: {binding}" in shown
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["decision"] is None
     assert plan["binding_constraint"].startswith(binding)
