@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,5 +20,8 @@ def test_every_figure_is_printed_or_said_to_be_missing() -> None:
     )
     assert done.returncode in (0, 1), done.stderr[-2000:]
     assert "single times on Hopper with experts: nothing to measure" in done.stdout
-    assert "all rows with experts: " in done.stdout
+    # 4.2 %; a step time made 1.5 times as long leaves 34.5 %.
+    median = re.search(r"all rows with experts: 2, median ([\d.]+) %", done.stdout)
+    assert median is not None
+    assert float(median[1]) < 10.0
     assert "pairs, " in done.stdout

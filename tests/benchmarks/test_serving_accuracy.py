@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,20 @@ HEADER = (
     "id,silicon_data_source,backend,model_path,system,precision,mode,isl,osl,tp_size,"
     "silicon_ttft_ms,silicon_tpot_ms"
 )
-LINE = "{id},db-dump/1; silicon_concurrency={id},vllm,{model},h200_sxm,fp8,agg,512,64,4,5{id},9"
+LINE = (
+    "{id},db-dump/1; silicon_concurrency={id},vllm,{model},h200_sxm,fp8,agg,512,64,4,5{id},"
+    "{tpot_ms}"
+)
 
 
 def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
     runs = tmp_path / "runs.csv"
-    models = ("Llama-3.1-70B", "Llama-3.1-8B", "Qwen3-32B")
-    lines = [LINE.format(id=number, model=models[number % 3]) for number in range(1, 13)]
+    models = (("Llama-3.1-70B", 11.5), ("Llama-3.1-8B", 3.5), ("Qwen3-32B", 7))
+    lines = [
+        LINE.format(id=number, model=model, tpot_ms=tpot_ms)
+        for number in range(1, 13)
+        for model, tpot_ms in [models[number % 3]]
+    ]
     runs.write_text("\n".join([HEADER, *lines]) + "\n")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(runs)],
@@ -40,7 +48,14 @@ def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
             line = f"  {metric} bands stated as 80 % hold, {counted}: "
             assert any(other.startswith(line) for other in others)
         assert any(other.startswith(f"  {metric}, logarithms: interval score") for other in others)
-    assert "hopper, uncalibrated: 12 predictions" in done.stdout
+    # About 9 %; a step time made 1.5 times as long gives about 50 %.
+    median = re.search(
+        r"^hopper, uncalibrated: 12 predictions\n  TPOT median: ([\d.]+) %",
+        done.stdout,
+        re.MULTILINE,
+    )
+    assert median is not None
+    assert float(median[1]) < 20.0
     assert "blackwell, uncalibrated: nothing to measure" in done.stdout
     assert "hopper, after 3 launches: 60 predictions" in done.stdout
     assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in done.stdout
@@ -49,7 +64,7 @@ def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
 
 def launches_of_one_model(count: int) -> list[Pair]:
     """Launches that take twice the predicted time."""
-    line = LINE.format(id=1, model="Llama-3.1-8B")
+    line = LINE.format(id=1, model="Llama-3.1-8B", tpot_ms=9)
     cells = dict(zip(HEADER.split(","), line.split(","), strict=True))
     launch = parse_launch(documented(cells), number=1)
     latency = MeanLatency(ttft_s=launch.ttft_s / 2.0, tpot_s=launch.tpot_s / 2.0)

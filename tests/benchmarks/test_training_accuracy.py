@@ -1,28 +1,34 @@
-import os
-import subprocess
-import sys
+"""Step times of the small table keep near what it states; published figures keep their aims."""
+
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).with_name("training_accuracy.py")
-RUNS = SCRIPT.parents[1] / "tuner" / "backtest" / "runs.csv"
+from tests.benchmarks.published_training import read_published
+from tests.benchmarks.training_accuracy import main
+from tuner.calibrate.calibration import calibrate
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "tuner" / "backtest" / "runs.csv"
+PUBLISHED = ROOT.parent / "shared" / "data" / "published" / "training_points_dev.csv"
+FURTHEST = 1.25
+"""Predicted over stated step time; 0.85 to 1.16 without calibration, 0.89 to 1.09 with it."""
+
+
+def test_step_times_are_predicted_within_a_quarter() -> None:
+    made = calibrate(read_published(RUNS), origin="benchmark", data_sha256="")
+    generic_C = made.problem.price(made.problem.generic_KC) / made.problem.measured_C
+    for ratio_C in (generic_C, np.exp(made.held_out["group"])):
+        assert len(ratio_C) == 5
+        assert ratio_C.min() > 1.0 / FURTHEST
+        assert ratio_C.max() < FURTHEST
 
 
 @pytest.mark.slow
-def test_every_figure_is_printed_beside_its_aim() -> None:
-    # The small table has none of the sources that have aims, so that nothing can be missed but
-    # the bands' share, for which it has too few recipes.
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(RUNS)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode in (0, 1), done.stderr[-2000:]
-    assert "generic constants, nothing fitted" in done.stdout
-    assert "vtrain-multi mean: nothing to measure" in done.stdout
-    assert "runs that ran and are said not to fit: 0, aim 0, reached" in done.stdout
-    assert done.stdout.count("models with experts") == 2
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="needs the table of published runs")
+def test_every_figure_of_published_runs_keeps_its_aim(capsys: pytest.CaptureFixture[str]) -> None:
+    main(str(PUBLISHED))
+    missed = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MISSED")]
+    # README.md beside this states the cause.
+    assert [line.split(":")[0] for line in missed] == ["vtrain-multi best of three, largest regret"]

@@ -1,4 +1,4 @@
-"""Summaries: by hand, against closed forms, and against the public figures of a public trace."""
+"""Summaries: by hand and against closed forms."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,6 @@ from tuner.errors import SpecError
 from tuner.spec.serving import trace_summary, traces
 from tuner.spec.serving.trace_summary import TraceSummary, summarise_trace
 
-PUBLIC = Path(__file__).parents[5] / "shared" / "data" / "traces"
 Write = Callable[[str], Path]
 
 
@@ -94,28 +93,3 @@ def test_equal_seeds_sample_equal_pairs(write: Write, monkeypatch: pytest.Monkey
 def test_a_trace_of_one_request_is_no_load(write: Write) -> None:
     with pytest.raises(SpecError, match="input and output tokens: 1; a load has two"):
         described(write(burst([(0.0, 5, 5), (1.0, 5, 0)])))
-
-
-@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public Azure traces are not beside this tree")
-def test_the_figures_of_the_public_code_trace_are_reproduced() -> None:
-    summary = described(PUBLIC / "azure_llm_2023_code.csv")
-    # Figures of the whole file, computed independently of this reader.
-    assert (summary.requests, summary.failed) == (8819, 0)
-    assert summary.span_s == pytest.approx(3436, abs=1)
-    assert summary.rate_per_s == pytest.approx(2.57, abs=0.005)
-    assert summary.gap_cv == pytest.approx(13.2, abs=0.05)
-    assert summary.largest_gap_s == pytest.approx(217, abs=1)
-    peaks = [window.peak_ratio for window in summary.burstiness]
-    assert peaks == pytest.approx([26, 12.8, 4.2], rel=0.03)
-    indices = [window.dispersion for window in summary.burstiness]
-    assert indices == pytest.approx([13, 71, 161], rel=0.03)
-    prompts, outputs = summary.input_tokens, summary.output_tokens
-    assert prompts.mean_tokens == pytest.approx(2048, abs=1)
-    assert [prompts.quantile_tokens(q) for q in (0.5, 0.9, 0.99)] == pytest.approx(
-        [1469, 5194, 7436], abs=8
-    )
-    assert outputs.mean_tokens == pytest.approx(27.9, abs=0.05)
-    assert [outputs.quantile_tokens(q) for q in (0.5, 0.9, 0.99)] == pytest.approx(
-        [13, 55, 252], abs=2
-    )
-    assert abs(summary.correlation) < 0.01

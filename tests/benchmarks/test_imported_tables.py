@@ -11,7 +11,7 @@ from profilers.records import AXES, Measurement
 from profilers.series import Series, key_of
 from tests.rows import each_row
 
-TABLES = Path(__file__).parents[4] / "shared" / "data" / "aiconfigurator"
+TABLES = Path(__file__).parents[3] / "shared" / "data" / "aiconfigurator"
 NUM_HELD_OUT = 300
 
 
