@@ -51,6 +51,7 @@ from tuner.goals.registry import read_verified as read_verified
 from tuner.goals.serve_folder import write_serve_plan as write_serve_plan
 from tuner.goals.serve_plan import Deployed as Deployed
 from tuner.goals.serve_plan import deploy as deploy
+from tuner.goals.serve_planned import neighbours as neighbours
 from tuner.goals.train_folder import write_plan as write_plan
 from tuner.goals.train_plan import Planned as Planned
 from tuner.goals.train_plan import measured_profile as measured_profile

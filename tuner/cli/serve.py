@@ -83,6 +83,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     """
     from tuner.cli.options import seconds
     from tuner.errors import SpecError
+    from tuner.goals.serve_planned import neighbours
     from tuner.goals.serve_trial import Reached
     from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
     from tuner.plans.folder import TRIALS_NAME
@@ -109,6 +110,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
             on_message=lambda line: print_stderr(f"  {line}"),
         ),
         reached=Reached(url=options.url, health=tuple(options.health or ())),
+        neighbours=neighbours,
     )
     print_result(
         verified,

@@ -1,11 +1,8 @@
 """Deployments, from the spec to the report."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from tuner.config.serve import Instances, ServeDecision
 from tuner.config.serve_words import (
@@ -20,29 +17,26 @@ from tuner.goals.goal import (
     MOST_RIVALS,
     Figures,
     Goal,
-    PlannedSpec,
     changes_of_pools,
-    pools_of,
-    profiled_memory,
     seconds_by_cause,
     terms,
-    use_planned_profiles,
 )
 from tuner.goals.plan_ratios import serve_ratio_band
-from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
-from tuner.goals.serve_kernels import kernels_changed
-from tuner.goals.serve_plan import PROFILE, deploy, price_serving_pools
+from tuner.goals.serve_plan import deploy, price_serving_pools
+from tuner.goals.serve_planned import (
+    other_kernels,
+    planned_keys,
+    read_planned_serve_spec,
+    recorded_hits,
+)
 from tuner.goals.stored_figures import serve_figures
 from tuner.goals.wanted_sizes import serve_sizes
-from tuner.plans.folder import name_used_profiles
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.read import serve_report_of
-from tuner.report.replay import Replay, at_planned_rate, replayed
+from tuner.report.replay import Replay, replayed
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
-from tuner.search.serve.prefix_reuse import recorded_prompts
-from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.deployments.records import ServeVerified
 
 
@@ -50,27 +44,6 @@ class ExplainedServePlan(ServePlan):
     """What `moetune explain --json` prints of a deployment: `plan.json` and why."""
 
     why: Why
-
-
-def _spec(plan: ServePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
-    goal, stored = keys["goal"], plan.goal
-    if stored.traffic.trace is not None:
-        goal["traffic"]["trace"] = str(stored.traffic.trace.absolute())
-    if stored.routing is not None:
-        goal["routing"]["path"] = str(stored.routing.path.absolute())
-    if stored.placement is not None:
-        goal["placement"] = str(stored.placement.absolute())
-    use_planned_profiles(keys, plan.cluster)
-    sources = plan.provenance.profile_source
-    name_used_profiles(
-        pools_of(keys), [name for name, source in sources.items() if source == PROFILE], used
-    )
-    return PlannedSpec(
-        keys=keys,
-        cluster=plan.cluster,
-        residual=plan.provenance.residual,
-        memory_bytes=profiled_memory(keys),
-    )
 
 
 def _changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
@@ -209,25 +182,9 @@ def _replay(
     plan = read_serve_plan(folder)
     if plan.decision is None:
         return None
-    keys = read_planned_spec(folder, plan, _spec).keys
-    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
-        path = Path(scratch) / "spec.yaml"
-        path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
-        spec = at_planned_rate(read_serve_spec(path), plan.goal)
-        priced_pools = price_serving_pools(spec, profiles, residual=plan.provenance.residual)
-        hits = None
-        if plan.prefix_reuse is not None and plan.predicted is not None:
-            rate = plan.predicted.requests_per_s
-            prompts = recorded_prompts(spec, rate_per_s=rate)
-            hits = None if prompts is None else prompts.under(plan.prefix_reuse)
-        return replayed(spec, priced_pools, plan.decision, hits=hits)
-
-
-def _other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
-    """Say whose kernels changed since; the plan holds those that describe their own devices."""
-    sources, hashes = plan.provenance.profile_source, plan.provenance.kernels_sha256
-    given = {name: one for name, one in hashes.items() if sources.get(name) != PROFILE}
-    return kernels_changed(given, plan.cluster, profiles)
+    spec = read_planned_serve_spec(folder, plan)
+    priced_pools = price_serving_pools(spec, profiles, residual=plan.provenance.residual)
+    return replayed(spec, priced_pools, plan.decision, hits=recorded_hits(spec, plan))
 
 
 GOAL: Final = Goal(
@@ -240,7 +197,7 @@ GOAL: Final = Goal(
     ),
     read=read_serve_plan,
     verified=ServeVerified,
-    spec=_spec,
+    spec=planned_keys,
     words=short_serve,
     differences=lambda before, after: tuple(_changes(before, after)),
     figures=_figures,
@@ -256,5 +213,5 @@ GOAL: Final = Goal(
     ratio_band=serve_ratio_band,
     stored_figures=serve_figures,
     seconds=seconds_by_cause,
-    other_kernels=_other_kernels,
+    other_kernels=other_kernels,
 )

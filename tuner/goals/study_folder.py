@@ -52,7 +52,7 @@ RUNNING_NAME: Final = "under-way"
 @contextmanager
 def opened_study(
     folder: Path,
-    space: DecisionSpace[Decision],
+    space: DecisionSpace[Decision, AnyRecord],
     *,
     kind: "TrialKind[Decision, AnyRecord]",
     sha256: str,

@@ -17,7 +17,7 @@ from profilers.files import read_bounded
 from tuner.config.serve import ServeDecision
 from tuner.engines.files import launch_files
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
-from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
+from tuner.errors import PlanUnreadableError, SpecError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
     read_serve_plan,
     read_used_placement,
@@ -30,7 +30,6 @@ from tuner.plans.folder import MAX_PLAN_BYTES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.units import format_s
-from tuner.verify.candidates import PlannedDeployments
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.clients import find_client
 from tuner.verify.deployments.conclusion import conclude, contenders
@@ -47,10 +46,13 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
+from tuner.verify.deployments.space import PlannedDeployments
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.leftovers import exclusive_use
 from tuner.verify.loop import TrialRuns, run_trials
 from tuner.verify.proposal import Origin, Proposal
+
+Neighbours = Callable[[Path, ServePlan], Mapping[ServeDecision, ServePrediction]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ def verify_serve(
     resume: bool,
     by: DeploymentLauncher,
     reached: Reached | None = None,
+    neighbours: Neighbours = lambda _folder, _plan: {},
 ) -> ServeVerified:
     """Launch the deployments that a plan names, conclude, and refresh its launch files.
 
@@ -78,6 +81,8 @@ def verify_serve(
         effort: how much to launch.
         resume: keep the launches of an earlier call; otherwise they are an error.
         by: starts and measures deployments, see `deployment_trials`.
+        neighbours: prices what else may be launched, see `serve_planned.neighbours`; none: only
+            what the plan names.
         reached: their addresses; None: those of the emitted script for this machine.
 
     Raises:
@@ -96,7 +101,7 @@ def verify_serve(
             f"{folder}: the plan has nothing to launch ({plan.binding_constraint})"
         )
     placement = read_used_placement(folder)
-    space = PlannedDeployments(plan=plan)
+    space = PlannedDeployments(plan=plan, neighbours=_launchable(neighbours, folder, plan, by))
     with (
         exclusive_use(folder / TRIALS_NAME, plan=folder) as scratch,
         opened_study(
@@ -133,6 +138,22 @@ def verify_serve(
         verified = verified.model_copy(update={"notes": notes})
         _write(folder, plan, verified, space.predictions, placement)
     return verified
+
+
+def _launchable(
+    neighbours: Neighbours, folder: Path, plan: ServePlan, by: DeploymentLauncher
+) -> Mapping[ServeDecision, ServePrediction]:
+    """Return the neighbours of the plan's choice that its engine can launch."""
+    try:
+        priced = neighbours(folder, plan)
+    except (PlanUnreadableError, SpecError) as error:
+        by.on_message(f"only what the plan names is launched: {error}")
+        return {}
+    return {
+        decision: predicted
+        for decision, predicted in priced.items()
+        if not unlaunchable(VerifiedServing(plan=plan, decision=decision, predicted=predicted))
+    }
 
 
 def _sha256(folder: Path) -> str:

@@ -12,26 +12,20 @@ prefill.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from tuner.arrays import Floats
-from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve import ServeDecision
 from tuner.plans.serve import Latency
-from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
-from tuner.search.serve.instances import to_instance_group
+from tuner.search.serve.demand import PrefixHits
 from tuner.search.serve.options import ServingPool
-from tuner.search.serve.simulation import InstanceGroup, SimulationResult, latency_of
-from tuner.search.serve.solve_mode import (
-    ServeProblem,
-    build_serve_problem,
-    plainest_router,
-    simulate_traffic,
-)
+from tuner.search.serve.planned_instances import planned_groups, simulate_planned
+from tuner.search.serve.simulation import latency_of
+from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
 
 FACTORS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -74,14 +68,6 @@ class Replay:
         return next(one for one in self.rates if one.factor == 1.0)
 
 
-def at_planned_rate(spec: ServeSpec, planned: ServeGoal) -> ServeSpec:
-    """Return the spec at the planned rate, where the rate is the objective."""
-    if planned.objective != "rate":
-        return spec
-    traffic = spec.goal.traffic.model_copy(update={"rate": planned.traffic.rate})
-    return replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
-
-
 def replayed(
     spec: ServeSpec,
     priced_pools: Sequence[ServingPool],
@@ -105,14 +91,12 @@ def replayed(
     if planned is None or decision.mode in ("prefill_offload", "attention_expert"):
         return None
     problem = build_serve_problem(spec, tuple(priced_pools), SearchSettings(), hits=hits)
-    is_packed = any(one.link == "scale_up" for one in decision.handovers)
-    groups = [_matching_group(problem, group) for group in decision.instances]
-    known = [replace(group, is_packed=is_packed) for group in groups if group is not None]
-    if len(known) < len(groups):
+    known = planned_groups(problem, decision)
+    if known is None:
         return None
     at_rates, at_planned = [], None
     for factor in FACTORS:
-        simulated = _simulate(problem, decision, known, factor=factor)
+        simulated = simulate_planned(problem, decision, known, factor=factor)
         at_planned = simulated if factor == 1.0 else at_planned
         at_rates.append(
             LoadPoint(
@@ -132,48 +116,6 @@ def replayed(
         tpot_s=_quantile_traces(at_planned.tpot_s_R),
         rates=tuple(at_rates),
     )
-
-
-def _matching_group(problem: ServeProblem, wanted: Instances) -> InstanceGroup | None:
-    """Return the priced option that matches an instance of the plan; None without one."""
-    for option in problem.options.options:
-        if to_instance_group(option, count=wanted.count, island=wanted.island) == wanted:
-            return InstanceGroup(option=option, count=wanted.count, island=wanted.island)
-    return None
-
-
-def _simulate(
-    problem: ServeProblem,
-    decision: ServeDecision,
-    groups: Sequence[InstanceGroup],
-    *,
-    factor: float,
-) -> SimulationResult:
-    goal = problem.spec.goal
-    own = goal.traffic
-    traffic = own.model_copy(
-        update={"rate": own.rate * factor}
-        if own.rate is not None
-        else {"concurrency": max(1, round((own.concurrency or 1) * factor))}
-    )
-    goal = goal.model_copy(update={"traffic": traffic})
-    model = problem.spec.model
-    longest = min(goal.max_model_len or model.max_position, model.max_position)
-    demand = build_demand(goal, longest=longest)
-    if problem.hits is not None:
-        demand = with_hits(demand, problem.hits)
-    demand = replace(demand, hits_by_ranks=problem.demand.hits_by_ranks)
-    offered = replace(problem, spec=replace(problem.spec, goal=goal), demand=demand)
-    router = plainest_router(offered, decision.mode, groups)
-    if decision.router is not None:
-        router = replace(
-            router,
-            policy=decision.router.policy,
-            mixed_policy=decision.router.policy,
-            decode_policy=decision.router.decode_policy,
-            to_ranks=decision.router.ranks is not None,
-        )
-    return simulate_traffic(offered, decision.mode, groups, router=router)
 
 
 def _quantile_traces(values_R: Floats) -> tuple[float, ...]:

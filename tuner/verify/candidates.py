@@ -1,29 +1,29 @@
 """Launchable decisions of a plan that cannot be priced again: those that it names.
 
 Plans on datasheets or imported profiles are made for the user's engine, and launched by the user's
-own command, as deployments are. Their choice and its alternatives have their predictions in
-`plan.json`, so no model is run here; other decisions are not tried.
+own command. Their choice and its alternatives have their predictions in `plan.json`, so no model is
+run here. Beside them only the choice with other gradient buckets is tried.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
-from tuner.config.serve import ServeDecision
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision
+from tuner.engines.capabilities import intersection, refusals
 from tuner.errors import PlanUnreadableError
-from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.verify.neighbourhood import PLANNED, Point
-from tuner.verify.proposal import Decision
+from tuner.verify.neighbourhood import DecisionSpace, TrainSpace, priced_point
+from tuner.verify.proposal import Decision, PricedPoint
+from tuner.verify.records import AnyRecord, TrialRecord
 
 Prediction = TypeVar("Prediction", default=Any)
 
 
-class NamedDecisions(Generic[Decision, Prediction]):
+class NamedDecisions(DecisionSpace[Decision, AnyRecord], Generic[Decision, Prediction, AnyRecord]):
     """The decisions that a plan names, with their predictions."""
 
     @property
@@ -36,23 +36,9 @@ class NamedDecisions(Generic[Decision, Prediction]):
         raise NotImplementedError
 
     @property
-    def candidates(self) -> Mapping[str, Decision]:
-        """The plan's choice and its runners-up by rank, best first."""
-        return {f"choice {place}": one for place, one in enumerate(self.predictions)}
-
-    @property
-    def option_names(self) -> tuple[str, ...]:
-        """Only the plan's own."""
-        return (PLANNED,)
-
-    def decision_at(self, point: Point) -> Decision | None:
-        """Return the decision at a point."""
-        return self.candidates[point.degrees]
-
-    def find_point(self, decision: Decision) -> Point | None:
-        """Return the point of a decision; None when the plan does not name it."""
-        places = (name for name, one in self.candidates.items() if one == decision)
-        return next((Point(degrees=name, option=PLANNED) for name in places), None)
+    def candidates(self) -> tuple[Decision, ...]:
+        """The plan's choice and its runners-up, best first."""
+        return tuple(self.predictions)
 
     def predicted(self, decision: Decision) -> Prediction:
         """Return the plan's prediction for a decision.
@@ -69,13 +55,9 @@ class NamedDecisions(Generic[Decision, Prediction]):
             )
         return known
 
-    def seeds(self) -> tuple[Point, ...]:
-        """All candidates, in the plan's order."""
-        return tuple(Point(degrees=name, option=PLANNED) for name in self.candidates)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCandidates(NamedDecisions[TrainDecision, TrainPrediction]):
+class PlanCandidates(NamedDecisions[TrainDecision, TrainPrediction, TrialRecord], TrainSpace):
     """The decisions that a training plan names."""
 
     plan: Plan
@@ -83,61 +65,46 @@ class PlanCandidates(NamedDecisions[TrainDecision, TrainPrediction]):
     @property
     def predictions(self) -> Mapping[TrainDecision, TrainPrediction]:
         """The plan's choice and its runners-up, best first."""
-        others = ((one.decision, one.predicted) for one in self.plan.runners_up)
-        return _predictions(self.plan.decision, self.plan.predicted, others)
+        plan = self.plan
+        others = ((one.decision, one.predicted) for one in plan.runners_up)
+        buckets = ((one, plan.predicted) for one in self._other_buckets() if plan.predicted)
+        return predictions_of(plan.decision, plan.predicted, (*others, *buckets))
+
+    def _other_buckets(self) -> Iterator[TrainDecision]:
+        """Yield the choice with half and twice the gradient bucket, which no model prices."""
+        choice, plan = self.plan.decision, self.plan
+        if choice is None or choice.ddp_bucket_size is None:
+            return
+        able = intersection(plan.emit, device_kind=plan.provenance.kind_of_devices)
+        for size in (choice.ddp_bucket_size // 2, choice.ddp_bucket_size * 2):
+            near = choice.model_copy(update={"ddp_bucket_size": size})
+            if not refusals(able, model=plan.model, decision=near):
+                yield near
 
     def describe(self, decision: TrainDecision) -> str:
         """Name a decision in a message."""
         return short_decision(decision)
 
-    def predicted_step_s(self, point: Point) -> float:
-        """Return the predicted step time at a point."""
-        return self.predicted(self.candidates[point.degrees]).step_time_s
-
-    def excess_bytes(self, decision: TrainDecision) -> int:
-        """Bytes by which the decision exceeds the memory limit; negative if it fits."""
-        predicted = self.predicted(decision)
-        # On heterogeneous pools the plan has checked each device against its own limit.
-        limit_bytes = predicted.memory_limit_bytes or max(predicted.peak_memory_bytes)
-        return max(predicted.peak_memory_bytes) - limit_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedDeployments(NamedDecisions[ServeDecision, ServePrediction]):
-    """The decisions that the plan of a deployment names; all of them fit."""
-
-    plan: ServePlan
-
-    @property
-    def predictions(self) -> Mapping[ServeDecision, ServePrediction]:
-        """The plan's choice and its alternatives, best first."""
-        others = ((one.decision, one.predicted) for one in self.plan.alternatives)
-        return _predictions(self.plan.decision, self.plan.predicted, others)
-
-    def describe(self, decision: ServeDecision) -> str:
-        """Name a decision in a message."""
-        groups = ", ".join(
-            f"{group.count} x {group.devices} {group.role.value} on {group.pool}"
-            for group in decision.instances
-        )
-        return f"{decision.num_devices} devices, {decision.mode}: {groups}"
-
-    def predicted_step_s(self, point: Point) -> float:
-        """Return the predicted device-seconds of a request that meets the SLOs."""
-        rate = self.predicted(self.candidates[point.degrees]).goodput_per_device
-        return 1.0 / rate if rate else float("inf")
-
-    def excess_bytes(self, decision: ServeDecision) -> int:
-        """Return 0: the plan names what fits."""
-        del decision
-        return 0
+    def points(self) -> Mapping[TrainDecision, PricedPoint]:
+        """Return the candidates that fit."""
+        points = {}
+        for decision, predicted in self.predictions.items():
+            # On heterogeneous pools the plan has checked each device against its own limit.
+            limit_bytes = predicted.memory_limit_bytes or max(predicted.peak_memory_bytes)
+            peak_ratio = max(predicted.peak_memory_bytes) / limit_bytes
+            if peak_ratio <= 1.0:
+                points[decision] = priced_point(
+                    decision, predicted.step_time_s, peak_ratio=peak_ratio
+                )
+        return points
 
 
-def _predictions(
+def predictions_of(
     decision: Decision | None,
     predicted: Prediction | None,
     others: Iterable[tuple[Decision, Prediction]],
 ) -> dict[Decision, Prediction]:
+    """Return what a plan names, its choice first, with the predictions."""
     predictions: dict[Decision, Prediction] = {}
     if decision is not None and predicted is not None:
         predictions[decision] = predicted

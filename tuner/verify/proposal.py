@@ -4,6 +4,7 @@ What is generic here, in the study and in the search over it is a training run's
 is named: `Proposal` is `Proposal[TrainDecision]`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal
 
@@ -46,3 +47,16 @@ class LaunchRequest(Generic[Decision]):
     """The scaled-down job to launch instead of the decision."""
     origin: Origin = "repeat"
     """Origin of a named decision; only a repeat may have been launched before."""
+
+
+Knobs = Mapping[str, str | float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPoint:
+    """A launchable point of the search space."""
+
+    knobs: Knobs
+    """Equal names at every point."""
+    predicted: tuple[float, ...]
+    """The metric to minimise, then metrics over their limits; all positive."""

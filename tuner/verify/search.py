@@ -1,10 +1,7 @@
-"""Chooses the next decision to launch: the plan's own proposals, then Optuna's sampler.
+"""Chooses the next decision to launch: the plan's own, then what Optuna's sampler proposes.
 
-Seeds come first, in order; then TPE proposes points of the neighbourhood, with the excess over the
-memory limit as its constraint. It works on a copy of the study in memory, to which every decision
-is told that needs no launch: it was launched already, is being launched, cannot be launched by a
-target or does not fit. Once the sampler repeats itself, the remaining decision with the shortest
-predicted step is next.
+The sampler (tuner/verify/steering.py) starts from the model's predictions and learns from launches.
+It works on a copy of the study in memory, with the trials that ended and those that run.
 
 The search is over decisions of one kind. A space of another kind implements
 `neighbourhood.DecisionSpace`, its records extend `records.LaunchRecord`, and both are named where
@@ -14,34 +11,26 @@ study/ holds how the study is stored, how several processes share it, and what b
 of a process that died. The loop is the caller's: propose, launch, record.
 """
 
-import functools
 import random
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.verify.budget.scale import Scale
-from tuner.verify.neighbourhood import PLANNED, DecisionSpace, Point
-from tuner.verify.proposal import Decision, LaunchRequest, Origin, Proposal
+from tuner.verify.neighbourhood import DecisionSpace
+from tuner.verify.proposal import Decision, LaunchRequest, Proposal
 from tuner.verify.records import AnyRecord
+from tuner.verify.steering import METRICS, POINT, PriorSampler
 from tuner.verify.study.shared import (
-    FAILED_S,
     SharedStudy,
     StudySnapshot,
     Wanted,
     sampler_value_s,
 )
-
-EXCESS: Final = "excess_bytes"
-
-MOST_REPEATS: Final = 16
-"""Consecutive proposals without a launch after which the sampler is given up."""
 
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 1.0
@@ -64,21 +53,12 @@ class StudySearch(Generic[Decision, AnyRecord]):
 
     def __init__(
         self,
-        neighbourhood: DecisionSpace[Decision],
+        space: DecisionSpace[Decision, AnyRecord],
         shared: SharedStudy[Decision, AnyRecord],
-        *,
-        seed: int = 0,
     ) -> None:
-        self._neighbourhood = neighbourhood
+        self._points, self._measured = space.points(), space.measured
+        self._sampler = PriorSampler(tuple(self._points.values()), errors=space.errors)
         self._shared = shared
-        self._seeds = neighbourhood.seeds()
-        self._seed = seed
-        self._sampler = _sampler(seed)
-        self._space = {
-            "degrees": CategoricalDistribution(tuple(neighbourhood.candidates)),
-            "option": CategoricalDistribution(neighbourhood.option_names),
-        }
-        self._excess_bytes = functools.cache(neighbourhood.excess_bytes)
         self._known: dict[Decision, AnyRecord] = {}
         self._open: tuple[Decision, ...] = ()
         self._smaller: frozenset[tuple[Decision, Scale | None]] = frozenset()
@@ -132,9 +112,6 @@ class StudySearch(Generic[Decision, AnyRecord]):
         jobs = [(*one.job, one) for one in seen.records]
         self._known = {decision: one for decision, scale, one in jobs if scale is None}
         self._open = tuple(one.decision for one in seen.open if one.scale is None)
-        if self._open:
-            # One worker at most claims a number, so no two of them sample alike.
-            self._sampler = _sampler(self._seed + seen.num_trials)
         trials = [*(one.job for one in seen.records), *(one.job for one in seen.open)]
         self._smaller = frozenset(job for job in trials if job[1] is not None)
 
@@ -145,84 +122,37 @@ class StudySearch(Generic[Decision, AnyRecord]):
             is_known = (wish.decision, wish.scale) in self._smaller
         else:
             is_known = wish.decision in self._known
-            if wish.decision in self._open or self._neighbourhood.find_point(wish.decision) is None:
+            if wish.decision in self._open or wish.decision not in self._points:
                 return None
         if is_known and wish.origin != "repeat":
             return None
         return {"decision": wish.decision, "scale": wish.scale, "origin": wish.origin}
 
     def _new(self) -> Wanted | None:
-        """Return a decision that was not launched yet; None if all were."""
-        seed = next(filter(self._is_new, self._seeds), None)
-        point = seed or self._sampled() or self._fastest_left()
-        decision = None if point is None else self._neighbourhood.decision_at(point)
-        if point is None or decision is None:
+        """Return a decision that was not launched yet, the plan's first; None if all were."""
+        decisions = tuple(self._points)
+        left = [one for one in decisions if one not in self._known and one not in self._open]
+        if not left:
             return None
-        return {"decision": decision, "origin": self._origin(point)}
-
-    def _sampled(self) -> Point | None:
-        """Return a new point of the sampler; None once it repeats itself."""
+        if left[0] == decisions[0]:
+            return {"decision": left[0], "origin": "plan"}
         study = optuna.create_study(sampler=self._sampler)
-        study.add_trials(filter(None, map(self._sampler_trial, (*self._known, *self._open))))
-        for _ in range(MOST_REPEATS):
-            trial = study.ask(dict(self._space))
-            point = Point(degrees=trial.params["degrees"], option=trial.params["option"])
-            decision = self._neighbourhood.decision_at(point)
-            if self._is_new(point):
-                return point
-            if decision is None or decision in self._open:
-                study.tell(trial, state=TrialState.FAIL)
-            else:
-                trial.set_constraint(EXCESS, self._excess_bytes(decision))
-                study.tell(trial, self._value_s(decision))
-        return None
+        trials = (self._trial(place, one) for place, one in enumerate(decisions))
+        study.add_trials([trial for trial in trials if trial is not None])
+        return {
+            "decision": decisions[study.ask(self._sampler.space).params[POINT]],
+            "origin": "sampler",
+        }
 
-    def _sampler_trial(self, decision: Decision) -> FrozenTrial | None:
-        """Return the trial of a decision, as the sampler sees it."""
-        point = self._neighbourhood.find_point(decision)
-        if point is None:
-            return None
-        is_open = decision in self._open
-        return optuna.trial.create_trial(
-            state=TrialState.RUNNING if is_open else TrialState.COMPLETE,
-            value=None if is_open else self._value_s(decision),
-            params={"degrees": point.degrees, "option": point.option},
-            distributions=dict(self._space),
-            constraints={EXCESS: self._excess_bytes(decision)},
-        )
-
-    def _value_s(self, decision: Decision) -> float:
+    def _trial(self, place: int, decision: Decision) -> FrozenTrial | None:
+        """Return the trial of a decision, as the sampler sees it; None if it has none."""
         known = self._known.get(decision)
-        return FAILED_S if known is None else sampler_value_s(known)
-
-    def _is_new(self, point: Point) -> bool:
-        """Whether the decision at the point can be launched, fits and is new."""
-        decision = self._neighbourhood.decision_at(point)
-        if decision is None or decision in self._known or decision in self._open:
-            return False
-        return self._excess_bytes(decision) <= 0
-
-    def _fastest_left(self) -> Point | None:
-        decisions = self._neighbourhood
-        points = [
-            Point(degrees=degrees, option=option)
-            for degrees in decisions.candidates
-            for option in decisions.option_names
-        ]
-        return min(filter(self._is_new, points), key=decisions.predicted_step_s, default=None)
-
-    def _origin(self, point: Point) -> Origin:
-        if point not in self._seeds:
-            return "sampler"
-        if point.option != PLANNED:
-            return "neighbour"
-        return "plan" if point == self._seeds[0] else "alternative"
-
-
-def _sampler(seed: int) -> optuna.samplers.TPESampler:
-    with warnings.catch_warnings():
-        # The multivariate sampler is still marked experimental in Optuna.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=4
+        if known is None and decision not in self._open:
+            return None
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING if known is None else TrialState.COMPLETE,
+            value=None if known is None else sampler_value_s(known),
+            params={POINT: place},
+            distributions=self._sampler.space,
+            user_attrs={} if known is None else {METRICS: self._measured(known)},
         )

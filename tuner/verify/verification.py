@@ -107,7 +107,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
             return []
         decision, space = choice.job.candidate, self.jobs.space
         origin: Origin = "plan" if decision == space.plan.decision else "neighbour"
-        if origin == "neighbour" and decision in space.candidates.values():
+        if origin == "neighbour" and decision in space.candidates:
             origin = "alternative"
         return [LaunchRequest(decision=decision, scale=choice.job.scale, origin=origin)]
 

@@ -16,9 +16,9 @@ from profilers.store import read_profile
 from tests.tuner.search.testing import LayoutRuns, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
 from tuner.config.train import TrainDecision
+from tuner.config.train_words import short_decision
 from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
-from tuner.verify.neighbourhood import degrees_name
 
 EXAMPLE = Path(__file__).parents[3] / "examples/profiles/emulated-2x2"
 GIGABIT_BYTES_PER_S = 1.25e8
@@ -128,7 +128,8 @@ def test_layouts_run_in_the_order_that_the_plan_predicts(
         machine=machine_of(made.cluster.pools[0], read_profile(profile)),
     )
     lines = [
-        f"{degrees_name(one.decision)}: {one.median_s:.3f} s, predicted {said.step_time_s:.3f} s\n"
+        f"{short_decision(one.decision)}: {one.median_s:.3f} s,"
+        f" predicted {said.step_time_s:.3f} s\n"
         for one, said in zip(runs.layouts, found.predicted, strict=True)
     ]
     sys.stdout.write("".join(lines))

@@ -9,7 +9,8 @@ from tuner.config.serve import Island
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import Latency, ServePlan
 from tuner.report.latency_figures import goodput_figure, latency_figure
-from tuner.report.replay import QUANTILES, Replay, at_planned_rate, replayed
+from tuner.report.replay import QUANTILES, Replay, replayed
+from tuner.search.serve.planned_instances import at_planned_rate
 from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.read import ServeSpec
 

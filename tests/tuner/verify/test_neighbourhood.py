@@ -1,91 +1,42 @@
-"""What may be launched around a plan, and in which order its own proposals come."""
+"""What may be launched around a plan."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from tuner.engines.capabilities import intersection, refusals
-from tuner.verify.neighbourhood import PLANNED, Neighbourhood, Point
+from tuner.verify.candidates import PlanCandidates
+from tuner.verify.neighbourhood import Neighbourhood
 
 DecisionSpace = Callable[..., Neighbourhood]
 
 
-def _points(neighbourhood: Neighbourhood) -> list[Point]:
-    return [
-        Point(degrees=degrees, option=option)
-        for degrees in neighbourhood.candidates
-        for option in neighbourhood.option_names
-    ]
-
-
-def test_the_first_seed_is_the_plans_own_decision(bound_plan: Path, space: DecisionSpace) -> None:
-    one = space(bound_plan)
-    assert one.decision_at(one.seeds()[0]) == one.plan.decision
-
-
-def test_the_first_eight_seeds_span_chunks_and_kinds_of_parallelism(
-    bound_plan: Path, space: DecisionSpace
-) -> None:
-    one = space(bound_plan)
-    assert "memory_per_device" in one.plan.binding_constraint
-    first = [one.decision_at(seed) for seed in one.seeds()[:8]]
-    launched = [decision for decision in first if decision is not None]
-    assert len({chunks for decision in launched for chunks in decision.chunks}) >= 3
-    assert any(decision.data_parallel_size == 2 for decision in launched)
-    assert any(decision.expert_model_parallel_size == 2 for decision in launched)
-    assert any(decision.pipeline_model_parallel_size == 2 for decision in launched)
-
-
-def test_every_seed_fits_and_can_be_launched(bound_plan: Path, space: DecisionSpace) -> None:
-    one = space(bound_plan)
-    seeds = one.seeds()
-    assert len(set(seeds)) == len(seeds)
-    for seed in seeds:
-        decision = one.decision_at(seed)
-        assert decision is not None
-        assert one.excess_bytes(decision) <= 0
-
-
-def test_the_plans_candidates_are_priced_as_the_plan_priced_them(
+def test_the_plans_own_decision_is_first_and_its_candidates_are_priced_as_it_priced_them(
     bound_plan: Path, space: DecisionSpace
 ) -> None:
     one = space(bound_plan)
     plan = one.plan
     assert plan.decision is not None
+    assert next(iter(one.points())) == plan.decision
     assert one.predicted(plan.decision) == plan.predicted
     for other in plan.runners_up:
         assert one.predicted(other.decision) == other.predicted
-        assert one.excess_bytes(other.decision) <= 0
+        assert one.points()[other.decision].predicted[0] == other.predicted.step_time_s
 
 
-def test_a_decision_finds_back_to_its_point(bound_plan: Path, space: DecisionSpace) -> None:
+def test_every_point_fits_and_can_be_launched(bound_plan: Path, space: DecisionSpace) -> None:
     one = space(bound_plan)
-    result = 0
-    for point in _points(one):
-        decision = one.decision_at(point)
-        if decision is not None:
-            back = one.find_point(decision)
-            assert back is not None
-            assert one.decision_at(back) == decision
-            result += 1
-    assert result > 0
-    strange = one.plan.decision
-    assert strange is not None
-    assert one.find_point(strange.model_copy(update={"micro_batch_size": 64})) is None
-    assert one.find_point(strange.model_copy(update={"fp8_recipe": "x"})) is None
-
-
-def test_what_a_target_cannot_launch_is_at_no_point(bound_plan: Path, space: DecisionSpace) -> None:
-    one = space(bound_plan)
+    assert "memory_per_device" in one.plan.binding_constraint
     assert "megatron-lm" in one.plan.emit
     capable = intersection(one.plan.emit)
-    for point in _points(one):
-        decision = one.decision_at(point)
-        if point.option != PLANNED and decision is not None:
-            assert not refusals(capable, model=one.plan.model, decision=decision)
-    # Megatron-LM 0.16 has no chunks; the options that need them are not even listed.
+    for decision, point in one.points().items():
+        assert point.predicted[1] <= 1.0
+        assert not refusals(capable, model=one.plan.model, decision=decision)
+    assert len({decision.chunks for decision in one.points()}) >= 3
+    # Megatron-LM 0.16 has no chunks.
     older = space(bound_plan, emit=("reference", "megatron-lm-0.16"))
-    assert "selective/c1" in older.option_names
-    assert "selective/c2" not in older.option_names
+    named = {candidate.chunks for candidate in older.candidates}
+    near = {one.chunks for one in older.points()} - named
+    assert all(set(chunks) == {1} for chunks in near)
 
 
 def test_degrees_that_a_target_lacks_make_no_neighbour(
@@ -95,7 +46,23 @@ def test_degrees_that_a_target_lacks_make_no_neighbour(
     decision = one.plan.decision
     assert decision is not None
     sharded = decision.model_copy(update={"zero_stage": 2})
-    other = space(bound_plan, decision=sharded)
-    (name,) = (name for name, kept in other.candidates.items() if kept == sharded)
-    assert other.decision_at(Point(degrees=name, option="none")) is None
-    assert other.predicted_step_s(Point(degrees=name, option="none")) == float("inf")
+    points = space(bound_plan, decision=sharded).points()
+    assert {other for other in points if other.zero_stage == 2} <= {sharded}
+
+
+def test_a_plan_of_an_engine_is_tried_with_other_buckets_where_it_has_them(
+    bound_plan: Path, space: DecisionSpace
+) -> None:
+    plan = space(bound_plan).plan
+    assert plan.decision is not None
+    update = {"overlap_grad_reduce": True, "ddp_bucket_size": 80_000_000, "zero_stage": 0}
+    decision = plan.decision.model_copy(update=update)
+    for target, sizes in (
+        ("megatron-lm", [80_000_000, 40_000_000, 160_000_000]),
+        ("torchtitan", [80_000_000]),
+    ):
+        of = plan.model_copy(update={"decision": decision, "emit": (target,)})
+        points = PlanCandidates(plan=of).points()
+        assert [one.ddp_bucket_size for one in points if one.ddp_bucket_size] == sizes
+        own = points[decision].predicted
+        assert all(points[one].predicted == own for one in points if one.ddp_bucket_size)

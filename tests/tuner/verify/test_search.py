@@ -1,17 +1,11 @@
 """The study: what it proposes, and what is left of it after kills and damage."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import optuna
-import pytest
-from optuna.trial import FrozenTrial, TrialState
-
-from tuner.config.train import TrainDecision
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.spec.search import Search
-from tuner.verify.neighbourhood import Neighbourhood, Point
+from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import StudySearch, Waiting
@@ -54,76 +48,27 @@ def _run(
         yield proposal, reply
 
 
-def test_the_seeds_come_first_and_in_order(
-    planned: Path, space: DecisionSpace, record: Record, join: Join
-) -> None:
-    one = space(planned)
-    proposed = [proposal for proposal, _ in _run(join(one, planned), record, 8)]
-    wanted = list(dict.fromkeys(one.decision_at(seed) for seed in one.seeds()))[:8]
-    assert [proposal.decision for proposal in proposed] == wanted
-    assert proposed[0].decision == one.plan.decision
-    origins = [proposal.origin for proposal in proposed]
-    assert origins[0] == "plan"
-    assert set(origins) == {"plan", "neighbour", "alternative"}
-
-
-def test_the_sampler_never_repeats_nor_exceeds_memory(
-    planned: Path, space: DecisionSpace, record: Record, join: Join
-) -> None:
-    one = space(planned)
-    proposed = [proposal.decision for proposal, _ in _run(join(one, planned), record, 24)]
-    assert len(proposed) == 24
-    assert len(set(proposed)) == 24
-    assert len(one.seeds()) < 24
-    assert all(one.excess_bytes(decision) <= 0 for decision in proposed)
-
-
-def test_workers_sample_differently_and_from_running_trials_by_number(
-    planned: Path, space: DecisionSpace, join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    near, asked = space(planned), list[list[dict[str, Any]]]()
-    workers = [join(near, planned, worker=this_worker()) for _ in range(3)]
-    begun = [_next(workers[0]) for _ in set(map(near.decision_at, near.seeds()))]
-    points = [near.find_point(one.decision) for one in begun if one is not None]
-    add, ask = optuna.Study.add_trials, optuna.Study.ask
-
-    def added(study: optuna.Study, trials: Iterable[FrozenTrial]) -> None:
-        known = list(trials)
-        asked.append([])
-        in_order = [Point(**one.params) for one in known if one.state is TrialState.RUNNING]
-        assert in_order[: len(points)] == points
-        add(study, known)
-
-    def noted(study: optuna.Study, *what: Any) -> optuna.Trial:
-        trial = ask(study, *what)
-        asked[-1].append(trial.params)
-        return trial
-
-    monkeypatch.setattr(optuna.Study, "add_trials", added)
-    monkeypatch.setattr(optuna.Study, "ask", noted)
-    for worker in workers[1:]:
-        _next(worker)
-    first, second = asked
-    assert first[0] != second[0]
-
-
-def test_it_stops_when_everything_that_fits_was_launched(
+def test_the_sampler_never_repeats_and_ends_when_everything_that_fits_was_launched(
     planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     plan = space(planned).plan
     one = space(planned, search=NARROW, alternatives=plan.runners_up[:2], variants=())
-    points = {(degrees, option) for degrees in one.candidates for option in one.option_names}
-    assert len(points) == 9
-    fit: set[TrainDecision] = set()
-    for degrees, option in points:
-        decision = one.decision_at(type(one.seeds()[0])(degrees=degrees, option=option))
-        if decision is not None and one.excess_bytes(decision) <= 0:
-            fit.add(decision)
     study = join(one, planned)
-    proposed = [proposal.decision for proposal, _ in _run(study, record, 100)]
-    assert set(proposed) == fit
-    assert len(proposed) == len(fit)
+    proposed = [proposal for proposal, _ in _run(study, record, 100)]
+    assert len(proposed) == len(one.points()) > 3
+    assert {proposal.decision for proposal in proposed} == set(one.points())
+    assert proposed[0].decision == plan.decision
+    assert [proposal.origin for proposal in proposed[:3]] == ["plan", "sampler", "sampler"]
     assert _next(study) is None
+
+
+def test_workers_launch_different_decisions(
+    planned: Path, space: DecisionSpace, join: Join
+) -> None:
+    near = space(planned)
+    workers = [join(near, planned, worker=this_worker()) for _ in range(3)]
+    begun = [_next(worker) for worker in workers * 3]
+    assert len({one.decision for one in begun if one is not None}) == 9
 
 
 def test_a_killed_trial_of_the_plan_itself_is_the_first_to_be_launched_again(
@@ -155,12 +100,12 @@ def test_records_with_gaps_keep_their_numbers(
     planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     one = space(planned)
-    decisions = [one.decision_at(seed) for seed in one.seeds()]
+    decisions = list(one.points())
     finished = [record(3, decision=decisions[0]), record(9, decision=decisions[4])]
     proposal = _next(join(one, planned, finished))
     assert proposal is not None
     assert proposal.number == 10
-    assert proposal.decision == decisions[1]
+    assert proposal.decision not in (decisions[0], decisions[4])
 
 
 def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(

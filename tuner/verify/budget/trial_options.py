@@ -178,9 +178,8 @@ class TrialOptions:
 
     def candidates(self) -> tuple[TrainDecision, ...]:
         """Return the decisions that may win, the plan's own first."""
-        points = (self.space.decision_at(point) for point in self.space.seeds())
-        known = dict.fromkeys(one for one in points if one is not None)
-        return tuple(one for one in known if self.space.excess_bytes(one) <= 0)
+        points = self.space.points()
+        return tuple(one for one in self.space.candidates if one in points)
 
     def options_of(self, candidate: TrainDecision) -> tuple[TrialOption, ...]:
         """Return the possible jobs of a candidate, scaled-down ones first."""

@@ -20,7 +20,12 @@ import pytest
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
 from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+from tuner.goals.verify_serve import (
+    DeploymentEffort,
+    Neighbours,
+    deployment_trials,
+    verify_serve,
+)
 from tuner.plans.serve import Latency, ServeAlternative, ServePlan, ServePrediction
 from tuner.spec.huggingface.read import read_model
 from tuner.verify.deployments.records import ServeVerified
@@ -148,6 +153,7 @@ def verify(url: str) -> Callable[..., ServeVerified]:
         resume: bool = False,
         health: tuple[str, ...] = (),
         on_message: Callable[[str], None] = lambda _line: None,
+        neighbours: Neighbours = lambda _folder, _plan: {},
     ) -> ServeVerified:
         by = deployment_trials(
             folder=folder,
@@ -166,6 +172,7 @@ def verify(url: str) -> Callable[..., ServeVerified]:
             resume=resume,
             by=by,
             reached=Reached(url=url, health=health),
+            neighbours=neighbours,
         )
 
     return run

@@ -265,10 +265,10 @@ def test_two_deployments_that_fail_alike_end_the_verification(
     records = read_serve_trials(folder)
     assert [one.origin for one in records] == [
         "plan",
-        "alternative",
+        "sampler",
         "repeat",
         "repeat",
-        "alternative",
+        "sampler",
     ]
 
 
@@ -292,7 +292,7 @@ def test_no_tie_is_launched_again_after_two_failures_alike(
     verify(folder, broken, client(), trials=3, repeats=4, resume=True)
     new = read_serve_trials(folder)[2:]
     assert [(one.origin, one.status) for one in new] == [
-        ("alternative", "crashed"),
+        ("sampler", "crashed"),
         ("repeat", "crashed"),
     ]
 

@@ -63,6 +63,27 @@ def test_a_deployment_is_measured_and_the_model_calibrated(
     assert left_running(folder) == []
 
 
+def test_a_neighbour_that_is_predicted_to_be_better_is_launched_and_wins(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    folder = write_plan()
+    plan = read_serve_plan(folder)
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    (group,) = plan.decision.instances
+    smaller = group.model_copy(update={"max_batch": group.max_batch // 2})
+    near = plan.decision.model_copy(update={"instances": (smaller,)})
+    better = plan.predicted.model_copy(
+        update={"goodput_per_device": 2.0 * plan.predicted.goodput_per_device}
+    )
+    outcome = verify(folder, server(), client(), trials=2, neighbours=lambda *_: {near: better})
+    assert [(one.decision, one.origin) for one in outcome.trials] == [
+        (plan.decision, "plan"),
+        (near, "sampler"),
+    ]
+    assert outcome.winner in (plan.decision, near)
+
+
 def test_the_result_of_sglangs_client_is_read_too(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:

@@ -158,8 +158,7 @@ def _around(folder: Path) -> Neighbourhood:
         limits=plan.search,
     )
     # Priced once, for all workers to come.
-    for point in space.seeds():
-        space.predicted_step_s(point)
+    space.points()
     return space
 
 
