@@ -12,6 +12,7 @@ from tuner.goals.goal import PlannedSpec, pools_of, profiled_memory, use_planned
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.serve_kernels import kernels_changed
 from tuner.goals.serve_plan import PROFILE, price_serving_pools
+from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.search.serve.demand import PrefixHits
@@ -68,7 +69,7 @@ def other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
     return kernels_changed(given, plan.cluster, profiles)
 
 
-def neighbours(folder: Path, plan: ServePlan) -> Mapping[ServeDecision, ServePrediction]:
+def neighbours(folder: AnyPath, plan: ServePlan) -> Mapping[ServeDecision, ServePrediction]:
     """Price the neighbours of a plan's choice, with the kernels of the plan.
 
     Raises:
@@ -78,7 +79,7 @@ def neighbours(folder: Path, plan: ServePlan) -> Mapping[ServeDecision, ServePre
     traffic = plan.goal.traffic
     if traffic.trace is not None or other_kernels(plan, ()):
         return {}
-    spec = read_planned_serve_spec(folder, plan)
+    spec = read_planned_serve_spec(plan_folder(folder), plan)
     priced_pools = price_serving_pools(spec, (), residual=plan.provenance.residual)
     hits = recorded_hits(spec, plan)
     return batch_neighbours(

@@ -52,7 +52,7 @@ from tuner.verify.leftovers import exclusive_use
 from tuner.verify.loop import TrialRuns, run_trials
 from tuner.verify.proposal import Origin, Proposal
 
-Neighbours = Callable[[Path, ServePlan], Mapping[ServeDecision, ServePrediction]]
+Neighbours = Callable[[AnyPath, ServePlan], Mapping[ServeDecision, ServePrediction]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

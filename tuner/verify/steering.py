@@ -137,8 +137,8 @@ class PriorSampler(optuna.samplers.BaseSampler):
         covariance = self._covariance(metric, spread)
         mean = prior + covariance[:, seen] @ self._solved(covariance, seen, missed)
         seen = [*seen, *running]
-        held = covariance[:, seen]
-        known_N = np.sum(held * self._solved(covariance, seen, held.T).T, axis=1)
+        shared = covariance[:, seen]
+        known_N = np.sum(shared * self._solved(covariance, seen, shared.T).T, axis=1)
         return mean, np.asarray(np.sqrt(np.maximum(np.diag(covariance) - known_N, 1e-12)))
 
     def _likelihood(
@@ -171,16 +171,16 @@ def _holds(metrics: Sequence[float | None]) -> bool:
 
 
 def _shared_knobs(points: Sequence[Knobs]) -> NDArray[np.float64]:
-    """Return how alike the knobs of each two points are, 0 to 1; only knobs that differ count."""
+    """Return how similarity the knobs of each two points are, 0 to 1; only knobs that differ count."""
     names = [name for name in points[0] if len({one[name] for one in points}) > 1]
-    alike = np.ones((len(points), len(points)))
+    similarity = np.ones((len(points), len(points)))
     for one, other in itertools.combinations(range(len(points)), 2):
-        values = [_alike(points[one][name], points[other][name]) for name in names]
-        alike[one, other] = alike[other, one] = sum(values) / max(1, len(values))
-    return alike
+        values = [_similarity(points[one][name], points[other][name]) for name in names]
+        similarity[one, other] = similarity[other, one] = sum(values) / max(1, len(values))
+    return similarity
 
 
-def _alike(one: str | float, other: str | float) -> float:
+def _similarity(one: str | float, other: str | float) -> float:
     if one == other:
         return 1.0
     if isinstance(one, str) or isinstance(other, str) or min(one, other) <= 0.0:

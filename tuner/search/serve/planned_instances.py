@@ -96,7 +96,7 @@ def batch_neighbours(
     groups = None if decision is None else planned_groups(problem, decision)
     if decision is None or predicted is None or groups is None:
         return {}
-    found = {}
+    near_predictions = {}
     for place, group in enumerate(groups):
         for option in _other_batches(problem, group.option):
             others = (*groups[:place], replace(group, option=option), *groups[place + 1 :])
@@ -110,8 +110,10 @@ def batch_neighbours(
             )
             simulated = simulate_planned(problem, decision, others)
             if len(simulated.ttft_s_R) and len(simulated.tpot_s_R):
-                found[near] = _prediction(predicted, simulated, devices=decision.num_devices)
-    return found
+                near_predictions[near] = _prediction(
+                    predicted, simulated, devices=decision.num_devices
+                )
+    return near_predictions
 
 
 def _other_batches(problem: ServeProblem, option: Option) -> Iterator[Option]:
