@@ -172,7 +172,9 @@ def _holds(metrics: Sequence[float | None]) -> bool:
 
 def _shared_knobs(points: Sequence[Knobs]) -> NDArray[np.float64]:
     """Return the similarity of each two points, 0 to 1, by the knobs that differ somewhere."""
-    names = [name for name in points[0] if len({one[name] for one in points}) > 1]
+    names = [
+        name for name in (points[0] if points else ()) if len({one[name] for one in points}) > 1
+    ]
     similarity = np.ones((len(points), len(points)))
     for one, other in itertools.combinations(range(len(points)), 2):
         values = [_similarity(points[one][name], points[other][name]) for name in names]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tuner.config.serve import Role, ServeDecision
+from tuner.config.serve_words import short_serve
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.verify.candidates import NamedDecisions, predictions_of
@@ -46,11 +47,7 @@ class PlannedDeployments(NamedDecisions[ServeDecision, ServePrediction, ServeTri
 
     def describe(self, decision: ServeDecision) -> str:
         """Name a decision in a message."""
-        groups = ", ".join(
-            f"{group.count} x {group.devices} {group.role.value} on {group.pool}"
-            for group in decision.instances
-        )
-        return f"{decision.num_devices} devices, {decision.mode}: {groups}"
+        return short_serve(decision)
 
     @property
     def errors(self) -> tuple[float, ...]:

@@ -240,7 +240,7 @@ def test_the_command_line_tells_a_deployment_from_start_to_end(
     options = ["--launcher", "command", "--command", server(), "--bench", client(), "--url", url]
     assert frame.run(["verify", str(folder), *options, "--runs", "1", "--trials", "2"]) == 0
     shown = capsys.readouterr()
-    assert "trial 1: 16 devices, aggregated: 2 x 8 aggregated on h100" in shown.err
+    assert "trial 1: aggregated 2 x 8 on h100" in shown.err
     assert "1 x 8 aggregated, by devices\n" in shown.out
     assert shown.out.count(", median of 1 run\n") == 2
     assert " P99 " in shown.out
