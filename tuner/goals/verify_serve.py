@@ -20,6 +20,7 @@ from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.errors import PlanUnreadableError, SpecError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
     read_serve_plan,
+    read_serve_trials,
     read_used_placement,
     write_serve_verified,
 )
@@ -46,7 +47,7 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
-from tuner.verify.deployments.space import PlannedDeployments
+from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.leftovers import exclusive_use
 from tuner.verify.loop import TrialRuns, run_trials
@@ -143,13 +144,18 @@ def verify_serve(
 def _launchable(
     neighbours: Neighbours, folder: Path, plan: ServePlan, by: DeploymentLauncher
 ) -> Mapping[ServeDecision, ServePrediction]:
-    """Return the neighbours of the plan's choice that its engine can launch."""
+    """Return the neighbours of the plan's choice: those launched before, those launchable now."""
+    known = {
+        one.decision: one.predicted
+        for one in read_serve_trials(folder)
+        if plan.decision is not None and is_neighbour(one.decision, plan.decision)
+    }
     try:
         priced = neighbours(folder, plan)
     except (PlanUnreadableError, SpecError) as error:
         by.on_message(f"only what the plan names is launched: {error}")
-        return {}
-    return {
+        return known
+    return known | {
         decision: predicted
         for decision, predicted in priced.items()
         if not unlaunchable(VerifiedServing(plan=plan, decision=decision, predicted=predicted))

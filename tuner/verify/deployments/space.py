@@ -113,3 +113,14 @@ def _knobs(decision: ServeDecision) -> Iterator[tuple[str, Any]]:
         group = next((one for one in decision.instances if one.role is role), None)
         for name in KNOBS:
             yield f"{role.value} {name}", 0 if group is None else getattr(group, name)
+
+
+def is_neighbour(decision: ServeDecision, choice: ServeDecision) -> bool:
+    """Whether a decision differs from the plan's choice in its batches alone."""
+    return decision != choice and _without_batches(decision) == _without_batches(choice)
+
+
+def _without_batches(decision: ServeDecision) -> ServeDecision:
+    update = {"max_batch": 1, "max_batched_tokens": 1, "memory_ratio": None, "kv_tokens": 0}
+    groups = tuple(one.model_copy(update=update) for one in decision.instances)
+    return decision.model_copy(update={"instances": groups})

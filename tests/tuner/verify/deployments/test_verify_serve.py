@@ -82,6 +82,9 @@ def test_a_neighbour_that_is_predicted_to_be_better_is_launched_and_wins(
         (near, "sampler"),
     ]
     assert outcome.winner in (plan.decision, near)
+    # Gone on with where nothing can be priced any more, what was launched is known by its record.
+    resumed = verify(folder, server(), client(), trials=2, resume=True)
+    assert [one.decision for one in resumed.trials] == [plan.decision, near]
 
 
 def test_the_result_of_sglangs_client_is_read_too(
@@ -128,7 +131,9 @@ def test_old_records_go_on_without_a_study_and_those_of_another_plan_are_refused
     record = json.loads(file.read_text())
     record["decision"]["instances"][0]["count"] = 7
     file.write_text(json.dumps(record))
-    with pytest.raises(PlanUnreadableError, match=r"launched 56 devices, .* plan does not name"):
+    with pytest.raises(
+        PlanUnreadableError, match=r"launched aggregated 7 x 8 .* plan does not name"
+    ):
         verify(folder, server(), client(), trials=2, resume=True)
 
 
