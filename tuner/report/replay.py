@@ -88,7 +88,7 @@ def replayed(
     """
     traffic = spec.goal.traffic
     planned = traffic.rate if traffic.rate is not None else traffic.concurrency
-    if planned is None or decision.mode in ("prefill_offload", "attention_expert"):
+    if planned is None:
         return None
     problem = build_serve_problem(spec, tuple(priced_pools), SearchSettings(), hits=hits)
     known = planned_groups(problem, decision)

@@ -5,8 +5,10 @@ own command. Their choice and its alternatives have their predictions in `plan.j
 run here. Beside them only the choice with other gradient buckets is tried.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic
 
 from typing_extensions import TypeVar
@@ -27,13 +29,13 @@ class NamedDecisions(DecisionSpace[Decision, AnyRecord], Generic[Decision, Predi
     """The decisions that a plan names, with their predictions."""
 
     @property
+    @abstractmethod
     def predictions(self) -> Mapping[Decision, Prediction]:
         """The plan's choice and its runners-up, best first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, decision: Decision) -> str:
         """Name a decision in a message."""
-        raise NotImplementedError
 
     @property
     def candidates(self) -> tuple[Decision, ...]:
@@ -62,7 +64,7 @@ class PlanCandidates(NamedDecisions[TrainDecision, TrainPrediction, TrialRecord]
 
     plan: Plan
 
-    @property
+    @cached_property
     def predictions(self) -> Mapping[TrainDecision, TrainPrediction]:
         """The plan's choice and its runners-up, best first."""
         plan = self.plan

@@ -15,6 +15,7 @@ exception in this thread, Ctrl-C included, tells them to stop and waits until th
 processes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -34,14 +35,14 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class TrialRuns(Generic[Decision, AnyRecord]):
+class TrialRuns(ABC, Generic[Decision, AnyRecord]):
     """How decisions of one kind are launched, and which of them."""
 
+    @abstractmethod
     def start(
         self, proposal: Proposal[Decision], _records: Sequence[AnyRecord], /
     ) -> Callable[[], AnyRecord]:
         """Prepare a trial; return what runs it to its record, perhaps in another thread."""
-        raise NotImplementedError
 
     def new(
         self, _progress: "StudySnapshot[Decision, AnyRecord]", /, *, trials: int
@@ -53,9 +54,9 @@ class TrialRuns(Generic[Decision, AnyRecord]):
         """Whether a failed trial of an earlier call can be launched again."""
         return True
 
+    @abstractmethod
     def repeat(self, records: Sequence[AnyRecord], /) -> Decision | None:
         """Return the decision whose repetition may change the conclusion."""
-        raise NotImplementedError
 
 
 def run_trials(

@@ -7,6 +7,7 @@ A trial's file is written when the trial has ended and never changed, so a kille
 at most the running trial. `verified.json` is derived from the files.
 """
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal
 
@@ -52,9 +53,9 @@ class LaunchRecord(Record, Generic[Decision]):
         return self.decision, None
 
     @property
+    @abstractmethod
     def sampled_value(self) -> float | None:
         """What the sampler minimises; None if nothing was measured."""
-        raise NotImplementedError
 
 
 class TrialRecord(LaunchRecord[TrainDecision]):

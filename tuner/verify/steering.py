@@ -135,30 +135,28 @@ class PriorSampler(optuna.samplers.BaseSampler):
         missed = np.array([known[at] - prior[at] for at in seen])
         spread = max(SPREADS, key=lambda one: self._likelihood(missed, seen, metric, one))
         covariance = self._covariance(metric, spread)
-        mean = prior + covariance[:, seen] @ self._solved(covariance, seen, missed)
+        mean = prior + covariance[:, seen] @ np.linalg.solve(self._noisy(covariance, seen), missed)
         seen = [*seen, *running]
         shared = covariance[:, seen]
-        known_N = np.sum(shared * self._solved(covariance, seen, shared.T).T, axis=1)
+        known_N = np.sum(
+            shared * np.linalg.solve(self._noisy(covariance, seen), shared.T).T, axis=1
+        )
         return mean, np.asarray(np.sqrt(np.maximum(np.diag(covariance) - known_N, 1e-12)))
 
     def _likelihood(
         self, missed: NDArray[np.float64], seen: list[int], metric: int, spread: float
     ) -> float:
-        covariance = self._covariance(metric, spread)
-        noisy = covariance[np.ix_(seen, seen)] + NOISE**2 * np.eye(len(seen))
-        solved = self._solved(covariance, seen, missed)
-        return float(-0.5 * (missed @ solved + np.linalg.slogdet(noisy)[1]))
+        noisy = self._noisy(self._covariance(metric, spread), seen)
+        return float(-0.5 * (missed @ np.linalg.solve(noisy, missed) + np.linalg.slogdet(noisy)[1]))
 
     def _covariance(self, metric: int, spread: float) -> NDArray[np.float64]:
         own = np.eye(len(self._logs))
         covariance: NDArray[np.float64] = 0.5 * spread**2 * (self._shared + own)
         return covariance + self._errors[metric] ** 2
 
-    def _solved(
-        self, covariance: NDArray[np.float64], seen: list[int], right: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        noisy = covariance[np.ix_(seen, seen)] + NOISE**2 * np.eye(len(seen))
-        return np.asarray(np.linalg.solve(noisy, right))
+    def _noisy(self, covariance: NDArray[np.float64], seen: list[int]) -> NDArray[np.float64]:
+        """Return the covariance of launches at these points."""
+        return np.asarray(covariance[np.ix_(seen, seen)] + NOISE**2 * np.eye(len(seen)))
 
 
 def _normal(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -60,6 +60,9 @@ def test_a_plans_choice_has_neighbours_with_other_batches(
     assert next(iter(points)) == plan.decision
     assert len(points) > len(near)
     assert {len(one.predicted) for one in points.values()} == {2}
+    # The simulation of remote prefill needs its threshold, which is not looked up.
+    remote = plan.decision.model_copy(update={"mode": "prefill_offload"})
+    assert neighbours(folder, plan.model_copy(update={"decision": remote})) == {}
     shutil.rmtree(folder / "used")
     with pytest.raises(PlanUnreadableError):
         neighbours(folder, plan)

@@ -4,7 +4,7 @@ If one is missing (another release, other tables), nothing is. A neighbour of a 
 twice the sequences, or the tokens of a step, of one kind of its instances. The engine's runtime
 takes both as they come, and no model knows them best: `moetune verify` launches them.
 
-Not covered: traces, which have their own rate, and remote prefill.
+Not covered: traces, which have their own rate, remote prefill, and attention apart from experts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,9 @@ def at_planned_rate(spec: ServeSpec, planned: ServeGoal) -> ServeSpec:
 def planned_groups(
     problem: ServeProblem, decision: ServeDecision
 ) -> tuple[InstanceGroup, ...] | None:
-    """Return the priced instances of a decision; None where one has none."""
+    """Return the priced instances of a decision; None where they cannot be found."""
+    if decision.mode in ("prefill_offload", "attention_expert"):
+        return None
     is_packed = any(one.link == "scale_up" for one in decision.handovers)
     groups = [_matching_group(problem, group) for group in decision.instances]
     known = [replace(group, is_packed=is_packed) for group in groups if group is not None]

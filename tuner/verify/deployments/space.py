@@ -9,6 +9,7 @@ A neighbour is the plan's choice with other sizes of batches. Each decision is p
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from tuner.config.serve import Role, ServeDecision
@@ -38,7 +39,7 @@ class PlannedDeployments(NamedDecisions[ServeDecision, ServePrediction, ServeTri
     plan: ServePlan
     neighbours: Mapping[ServeDecision, ServePrediction] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def predictions(self) -> Mapping[ServeDecision, ServePrediction]:
         """The plan's choice, its alternatives, best first, and the neighbours."""
         others = ((one.decision, one.predicted) for one in self.plan.alternatives)
