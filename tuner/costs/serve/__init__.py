@@ -1,1 +1,1 @@
-"""What one iteration of a serving engine costs: operations from measured tables or datasheets."""
+"""Cost of one iteration of a serving engine: operations from measured tables or datasheets."""

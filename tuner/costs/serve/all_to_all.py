@@ -23,14 +23,15 @@ from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 ELEMENT_BYTES: Final = 2.0
 DISPATCH_BYTES: Final = 1.0
-"""Of an element that is dispatched in fp8."""
+"""Bytes of an element that is dispatched in fp8."""
 A2A_S: Final = 15e-6
 A2A_RATIO: Final = 0.6
-"""Latency of half an all-to-all by low-latency kernels, and what they draw of the link."""
+"""Seconds of latency of half an all-to-all by low-latency kernels, and the share of the link's
+bandwidth that they reach."""
 NORMAL_A2A_S: Final = 37e-6
 NORMAL_A2A_OUTSIDE_S: Final = 71e-6
-"""The same of normal kernels inside a domain and beyond it: mean of dispatch and combine of one
-token on 8 and 16 H200 in aiconfigurator's tables."""
+"""Seconds of latency of half an all-to-all by normal kernels, inside a domain and beyond it: mean
+of dispatch and combine of one token on 8 and 16 H200 in aiconfigurator's tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +43,7 @@ class ExpertTraffic:
     top_k: float
     """Copies of a token that are dispatched, mean."""
     ranks: int
-    """That share the experts."""
+    """Ranks that share the experts."""
     a2a_backend: A2aBackend
     software: str
 
@@ -63,7 +64,7 @@ class ExpertTraffic:
         return np.minimum(whole_Q, measured_Q)
 
     def _deepep_s(self, m_Q: Floats) -> Floats:
-        """By the kernels that were chosen."""
+        """Price dispatch and combine with the chosen DeepEP kernels."""
         normal_Q, low_Q = self.machine.deepep_s(
             m_Q, hidden=self.hidden, top_k=self.top_k, ranks=self.ranks
         )

@@ -16,7 +16,7 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.tables import KernelTables, Key
 
 STORED: Final = "bf16"
-"""Of the queries, in every table."""
+"""Number format of the queries, in every table."""
 
 
 def measured_attention_s(tables: KernelTables, op: Op) -> Floats | None:

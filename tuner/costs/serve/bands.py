@@ -81,11 +81,12 @@ class StoredBand(Record):
     kernels: Kernels
     engine: EngineName
     network: str = ""
-    """Of the model (`Decoder.network`); empty: any without rows of this engine."""
+    """Network of the model (`Decoder.network`); empty: any without rows of this engine."""
     ttft: Edges
     tpot: Edges
     rows: Annotated[int, Field(ge=0)]
-    """Of the pair, or where it is new of the engine's pairs, in this regime."""
+    """Rows of the pair (model, engine) in this regime; for a new pair, rows of all pairs of the
+    engine."""
     generations: tuple[str, ...]
     """Generations of devices of these rows."""
 
@@ -102,7 +103,7 @@ class Coverage(Record):
 
 
 class Widening(Record):
-    """What a group of launches without any row costs: factors that move both edges apart."""
+    """Factors that move both edges of a band apart for a group of launches without any row."""
 
     lacking: Lacking
     kernels: Kernels
@@ -126,7 +127,7 @@ class LatencyRatioBand(Record):
 
 
 class StoredBands(Record):
-    """What tests/benchmarks/serving_bands.py writes."""
+    """Content of bands.json, which tests/benchmarks/serving_bands.py writes."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     origin: str
@@ -160,14 +161,15 @@ class LatencyBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bands:
-    """Of one prediction."""
+    """Error bands of TTFT and TPOT of one prediction."""
 
     ttft: LatencyBand
     tpot: LatencyBand
     is_new: bool
-    """No calibration row shares its model and engine."""
+    """Whether no calibration row shares its model and engine."""
     lacking: tuple[str, ...] = ()
-    """What no calibration row is of, in words."""
+    """Properties of the prediction that no calibration row has, in words: its model on this engine,
+    release, generation of devices, or mode."""
 
     @property
     def note(self) -> str:

@@ -17,31 +17,32 @@ from tuner.engines.serve_rules.traits import MemoryFractionKind, MemoryRule
 
 HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
 HIDDEN_RATIO: Final = 0.0068
-"""Of a device's memory, what CUDA does not show."""
+"""Share of a device's memory that CUDA does not show, beside `HIDDEN_BYTES`."""
 ROUNDED_RATIO: Final = 0.05
-"""Of what is free, what a plan leaves to allocators, who round up what is counted."""
+"""Share of the free memory that a plan leaves to allocators, which round up what is counted."""
 GIB: Final = 1024.0 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What one device has for caches."""
+    """Memory of one device for KV caches."""
 
     cache_bytes: float
-    """As the engine makes it; not above 0 where the weights leave none."""
+    """Bytes of the cache that the engine allocates; not above 0 where the weights leave none."""
     left_bytes: float
-    """Beside weights and what steps take, whatever the engine's share."""
+    """Bytes left beside weights and what steps take, whatever the engine's share."""
     ratio: float
-    """The share that was applied; of a stated cache, what is taken in all."""
+    """Memory share that was applied; with a stated cache, the share of the visible memory that is
+    taken in all."""
 
     @property
     def safe_bytes(self) -> float:
-        """What a plan may count on."""
+        """Return the bytes of cache that a plan may rely on."""
         return min(self.cache_bytes, self.left_bytes)
 
     @property
     def lacking_bytes(self) -> float:
-        """What a server lacks once its steps are as large as they may be."""
+        """Return the bytes that a server lacks once its steps are as large as they may be."""
         return max(max(self.cache_bytes, 0.0) - self.left_bytes, 0.0)
 
 
@@ -92,5 +93,5 @@ def room_of(
 
 
 def visible_bytes(memory_bytes: float) -> float:
-    """What CUDA shows of a device's memory."""
+    """Return the bytes of a device's memory that CUDA shows."""
     return (1.0 - HIDDEN_RATIO) * memory_bytes - HIDDEN_BYTES

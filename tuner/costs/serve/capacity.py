@@ -1,4 +1,4 @@
-"""What one device of an instance holds: weights, the drafter, redundant experts, KV cache."""
+"""Memory of one device of an instance: weights, the drafter, redundant experts, KV cache."""
 
 import math
 from dataclasses import replace
@@ -121,7 +121,10 @@ def admission_bytes(iteration: Iteration, *, tokens: float, step_tokens: int) ->
 def instance_kv_bytes_per_token(
     iteration: Iteration, *, request_tokens: float | None = None
 ) -> float:
-    """Of one device, the drafter's cache included; windows count for requests of that length."""
+    """Return the KV cache bytes of one token on one device, the drafter's cache included.
+
+    Windows and states count as a share of a request of `request_tokens`; None: windows keep all.
+    """
     decoder, formats, degrees = iteration.decoder, iteration.cache_formats, iteration.degrees
     rule = iteration.memory_rule
     pool = None if request_tokens is None else instance_block_pool(iteration)
@@ -152,7 +155,7 @@ def filled_ratio(iteration: Iteration) -> float:
 
 
 def instance_state_bytes(iteration: Iteration) -> float:
-    """Of one device, the states of linear attention of one running request."""
+    """Return the bytes of linear-attention states of one running request on one device."""
     decoder, rule = iteration.decoder, iteration.memory_rule
     if all(group.attention.linear is None for group in decoder.layers):
         return 0.0

@@ -21,7 +21,7 @@ from tuner.spec.sparse_attention import Compressor, Indexer
 
 
 class AttentionKind(StrEnum):
-    """What a layer keeps of the past, and how it looks at it."""
+    """Kind of token mixer, by what a layer caches of past tokens and how it reads them."""
 
     GROUPED = "grouped"
     """Keys and values of a few heads (GQA)."""
@@ -50,20 +50,21 @@ class DecoderAttention:
     heads: int
     """Query heads; for linear attention value heads."""
     kv_heads: int
-    """For linear attention key heads."""
+    """Heads of keys and values; for linear attention key heads."""
     head_dim: int
     linear: LinearAttention | None = None
-    """Of linear attention: its widths."""
+    """Widths of linear attention; None: another kind."""
     indexer: Indexer | None = None
-    """Of sparse compressed attention: what picks the tokens."""
+    """Indexer of sparse compressed attention, which picks the tokens; None: another kind."""
     shares_index: bool = False
-    """The layer has no indexer: it attends to what the last one before it picked."""
+    """Whether the layer has no indexer and attends to what the last one before it picked."""
     compressor: Compressor | None = None
-    """Of shared keys: what merges tokens to entries; None: there is the window alone."""
+    """Compressor of shared keys, which merges tokens to entries; None: there is the window
+    alone."""
     output_groups: int = 0
-    """Of shared keys: groups of heads with an output projection of their own."""
+    """Groups of heads of shared keys, each with an output projection of its own."""
     output_rank: int = 0
-    """What each group is projected to."""
+    """Rank that the output of each group is projected to."""
     has_gate: bool = False
     """Queries come with an output gate of their own width (Qwen3.5)."""
     query_rank: int = 0
@@ -88,7 +89,7 @@ class DecoderAttention:
 
     @property
     def own_indexer(self) -> Indexer | None:
-        """What the layer itself picks tokens with."""
+        """Return the indexer that the layer runs; None where it has none or shares another's."""
         return None if self.shares_index else self.indexer
 
     @property
@@ -159,7 +160,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """What follows attention in layers with experts."""
+    """Routed and shared experts of the layers that have them."""
 
     num: int
     top_k: int
@@ -193,7 +194,7 @@ class Decoder:
     layers: tuple[Layers, ...]
     experts: Experts | None = None
     ffn_is_gated: bool = True
-    """Networks and experts have three matrices, else two."""
+    """Whether networks and experts have three matrices, else two."""
     is_tied: bool = False
     """The head is the embedding."""
     streams: int = 1
@@ -225,7 +226,7 @@ class Decoder:
 
     @property
     def matrices(self) -> int:
-        """Of a network."""
+        """Count the weight matrices of a network or an expert."""
         return 3 if self.ffn_is_gated else 2
 
     @property
@@ -280,10 +281,10 @@ BYTES: Final[Mapping[str, float]] = {
     "int4_wo": 0.5625,
     "mxfp4": 0.53125,
 }
-"""Of one weight. nvfp4: half a byte and an fp8 scale per 16 (Pretraining LLMs with NVFP4,
-arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors),
-`Formats.int4_bytes` where a checkpoint groups otherwise;
-mxfp4: half a byte and a shared exponent per 32 (OCP Microscaling Formats 1.0)."""
+"""Bytes of one weight by format. nvfp4: half a byte and an fp8 scale per 16 (Pretraining LLMs with
+NVFP4, arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors),
+`Formats.int4_bytes` where a checkpoint groups otherwise; mxfp4: half a byte and a shared exponent
+per 32 (OCP Microscaling Formats 1.0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,12 +293,12 @@ class Formats:
 
     attention: str
     output: str
-    """Of the projection behind attention."""
+    """Format of the output projection of attention."""
     ffn: str
-    """Of dense and shared networks."""
+    """Format of dense networks and shared experts."""
     experts: str
     kv: str
-    """Of cached keys and values: bf16 or fp8."""
+    """Format of cached keys and values: bf16 or fp8."""
     head: str = "bf16"
     linear: str = ""
     """Format of the projections of linear attention; empty: those of other attention."""

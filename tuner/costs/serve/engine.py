@@ -12,9 +12,10 @@ class A2aBackend(StrEnum):
     ALLGATHER = "allgather"
     """Every rank gathers all tokens; results are summed and scattered."""
     NORMAL = "deepep_normal"
-    """Copies go to their experts by DeepEP's kernels for many tokens."""
+    """DeepEP's kernels for many tokens send the copies to their experts."""
     LOW_LATENCY = "deepep_low_latency"
-    """By its kernels for few, and by the others where a step has more than their buffers hold."""
+    """DeepEP's kernels for few tokens; those for many where a step has more than their buffers
+    hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,5 +38,5 @@ class InstanceDegrees:
 
     @property
     def devices(self) -> int:
-        """Of one instance."""
+        """Count the devices of one instance."""
         return self.attention_tensor * self.attention_data * self.pipeline

@@ -44,9 +44,9 @@ class DecodePoint(Record):
 
     sequences: Instances
     past_tokens: Tokens
-    """Of each on average."""
+    """Tokens in the cache of each sequence, mean."""
     seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """Between two tokens of a sequence, a mean for each measurement."""
+    """Seconds between two tokens of a sequence, a mean for each measurement."""
 
 
 class LaunchSteps(Record):
@@ -64,9 +64,9 @@ class EngineSteps(Record):
     engine: str
     release: str
     device: str
-    """As the profile names it."""
+    """Name of the device, as in the profile."""
     command: str
-    """That started the server."""
+    """Command that started the server."""
     model: ModelSpec
     launches: Annotated[tuple[LaunchSteps, ...], Field(min_length=1, max_length=16)]
 

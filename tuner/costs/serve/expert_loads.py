@@ -38,7 +38,8 @@ from tuner.costs.serve.work import even_activated
 Ints = npt.NDArray[np.int64]
 
 LOG_TOKENS: Final = np.log(np.geomspace(1.0, 2.0**20, 81))
-"""Where activated experts are counted; between them they are interpolated."""
+"""Logarithms of the token counts at which activated experts are counted; between them they are
+interpolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,9 +59,9 @@ class ExpertLoads:
     slots_R: tuple[int, ...] = ()
     """Slots of each rank of `expert_LS`; empty: equally many."""
     known_activated: dict[int, Floats] = field(default_factory=dict)
-    """By ranks: logarithms of activated experts at `LOG_TOKENS`; filled on use."""
+    """Logarithms of activated experts at `LOG_TOKENS`, by number of ranks; filled on use."""
     known_ratios: dict[int, float] = field(default_factory=dict)
-    """By ranks: tokens of the most-loaded over those of the mean; filled on use."""
+    """Tokens of the most-loaded rank over those of the mean, by number of ranks; filled on use."""
 
     def __post_init__(self) -> None:
         share = self.share_LE

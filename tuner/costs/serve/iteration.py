@@ -80,7 +80,7 @@ fp32, an all-reduce of both sums, and a kernel that scales (SGLang 0.5.8, models
 SUM_BYTES: Final = 4.0
 """Bytes of a softmax's sum, by which partial outputs are joined."""
 CONNECTION_KERNELS: Final = 2
-"""Of a hyper-connection."""
+"""Kernels of a hyper-connection: one computes its weights, one mixes."""
 SUSTAINED_FACTOR: Final = 1.1
 """Seconds of a saturated device over those of one kernel timed alone: power limits lower the
 clocks. Published prompts take 5 to 20 % longer than their kernels."""
@@ -108,11 +108,11 @@ class TokenSeconds:
     """Seconds of everything that depends on the tokens of a step alone, by what may overlap."""
 
     dense_Q: Floats
-    """Layers without experts."""
+    """Seconds of layers without experts."""
     compute_Q: Floats
-    """Layers with experts, without the all-to-all."""
+    """Seconds of layers with experts, without the all-to-all."""
     all_to_all_Q: Floats
-    """Of layers with experts."""
+    """Seconds of the all-to-all of layers with experts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +125,8 @@ class Iteration:
     engine: str
     machine: ServingMachine
     sequence_s: float = 0.0
-    """What the host takes per running sequence and step."""
+    """Seconds of host work per running sequence and step, unless the machine's host was
+    measured."""
     busy_ratio: float = 1.0
     """Share of the attention-data ranks that have tokens; the others only run their experts."""
     experts_table: str = ""
@@ -141,7 +142,7 @@ class Iteration:
     graph_sequences: float = math.inf
     """Running sequences of the largest step that a graph holds; larger ones wait for the host."""
     stream_s: float = 0.0
-    """What the server's process takes to stream a token of a rank's running sequence."""
+    """Seconds of the server's process to stream one token of a rank's running sequence."""
     has_whole_graphs: bool = False
     """One graph holds a decode step also where the engine makes them in pieces unasked."""
     release: str = ""
@@ -188,7 +189,7 @@ class Iteration:
 
     @property
     def tokens_per_step(self) -> float:
-        """That a running sequence gets from one on average."""
+        """Return the tokens that a running sequence gets from a step on average."""
         return 1.0 if self.drafting is None else self.drafting.tokens_per_step
 
     @cached_property
@@ -400,7 +401,7 @@ class Iteration:
         return parts | {"exchange": all_to_all_Q, "small": small_Q}
 
     def _network(self, m_Q: Floats, group: Layers) -> dict[str, Floats]:
-        """What follows attention in one layer, its communication included."""
+        """Price the network or the experts of one layer by part, communication included."""
         ranks = self.degrees.attention_tensor
         if group.dense_ffn:
             # With data-parallel attention every rank holds the whole dense network.
@@ -614,7 +615,7 @@ class Iteration:
 
     @property
     def scheduler_s(self) -> float:
-        """Between two steps without prompts."""
+        """Return the seconds between two steps without prompts."""
         host = self.machine.host
         if host is None:
             gap_s = 0.0 if self.drafting is None else self.traits.draft_gap_s(self.release)
@@ -623,7 +624,7 @@ class Iteration:
 
     @property
     def prompt_scheduler_s(self) -> float:
-        """Between two steps that hold prompts."""
+        """Return the seconds between two steps that hold prompts."""
         host = self.machine.host
         if host is not None:
             return self.scheduler_s
@@ -637,6 +638,6 @@ class Iteration:
 
     @property
     def _exposed_host_s(self) -> float:
-        """What no step hides of the host's work, where the step's collectives use the network."""
+        """Return the exposed seconds of host work where the step's collectives use the network."""
         is_inside = self.nccl_ranks <= self.machine.sheet.scale_up_domain
         return 0.0 if is_inside else self.traits.exposed_host_s

@@ -34,10 +34,10 @@ from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.model import Layer, Mixer, ModelSpec
 
 KV_TRANSFER_LATENCY_S: Final = 0.02
-"""Of a KV transfer, besides its bytes: router, page tables, the decode engine's next scheduler
-iteration; from published disaggregated runs over NIXL and UCX."""
+"""Seconds of latency of a KV transfer, besides its bytes: router, page tables, the decode engine's
+next scheduler iteration; from published disaggregated runs over NIXL and UCX."""
 NIC_RATIO: Final = 0.8
-"""Of a NIC's rate, what such runs reach."""
+"""Share of a NIC's rate that published disaggregated runs reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class RankBytes:
     sent: float
     received: float
     whole: float
-    """Of all ranks together, copies included: what a link between the instances carries."""
+    """Bytes of all ranks together, copies included: what a link between the instances carries."""
 
     @property
     def peak_rank(self) -> float:

@@ -37,8 +37,9 @@ GROUPED_RATIO: Final = 0.5
 SCALED_RATIO: Final = 0.35
 EXPERT_KERNELS: Final[Mapping[str, int]] = {"nvfp4": 4}
 MOST_EXPERT_KERNELS: Final = 6
-"""What grouped GEMMs of experts attain of the peak, and the kernels of a layer's experts: sort
-tokens, scale, multiply, activate, multiply, sum; those of nvfp4 scale and activate inside."""
+"""Shares of the peak that grouped GEMMs of experts attain, lower with scales of blocks, and the
+kernels of a layer's experts: sort tokens, scale, multiply, activate, multiply, sum; those of nvfp4
+scale and activate inside."""
 UNTUNED_S: Final = 0.2e-3
 """Seconds of a layer's experts beyond their work where an engine has no tuned kernels for a vendor
 (`EngineTraits.untuned_experts`). One stream of SGLang 0.5.7 to 0.5.13 on MI300X lacks 0.27 ms a
@@ -61,14 +62,14 @@ LOAD: Final = "power_law_1.01"
 """Distribution of tokens over experts at which their kernels were measured; random prompts route
 like this (median over models of aiconfigurator's collectors)."""
 BALANCED: Final = "balanced"
-"""The other distribution that every engine was measured at."""
+"""Balanced distribution of tokens over experts, the other one that every engine was measured at."""
 
 DISPATCHED_LOAD: Final = {BALANCED: "uniform"}
-"""What tables of dispatched experts call a distribution otherwise."""
+"""Names of distributions in tables of dispatched experts, where they differ."""
 UNGATED: Final = "nongated"
-"""What tables add to the kind of experts with two matrices."""
+"""Suffix that tables add to the kind of experts with two matrices."""
 ANY: Final = ""
-"""Every engine's tables together."""
+"""Software name that stands for the tables of all engines together."""
 
 PEAK_OF: Final = {
     "bf16": ("bf16",),
@@ -93,9 +94,10 @@ SIMILAR: Final = {
 }
 """Formats that stand in where a format was not measured."""
 UNPACKED: Final = {"nvfp4": ("int4_wo",)}
-"""The same on devices without units for fp4, where other unpacked weights are similar."""
+"""Formats that stand in on devices without units for fp4, where other unpacked weights are
+similar."""
 WRITTEN: Final = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")}
-"""What tables call a format together with its activations. An engine's table holds those that it
+"""Names in tables of a format together with its activations. An engine's table holds those that it
 runs; where it holds both, fp8 activations are what it runs by default (TensorRT-LLM's deployment
 guide for gpt-oss, MoE backends; SGLang, `--flashinfer-mxfp4-moe-precision`)."""
 BF16_CORES: Final = frozenset(
@@ -110,11 +112,12 @@ EAGER_LAYER_S: Final[Mapping[Vendor, float]] = {
     Vendor.AMD: 0.7e-3,
     Vendor.HUAWEI: 2.6e-3,
 }
-"""What the host takes to launch a layer's kernels one by one, whatever they compute: a step without
-graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequences, 16 with graphs
-(local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with graphs (vllm-omni, issue
-7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
-123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
+"""Seconds the host takes to launch a layer's kernels one by one, whatever they compute, by vendor:
+the least time of a step without graphs. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequences, 16
+with graphs (local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with graphs
+(vllm-omni, issue 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs
+(vllm-ascend, issue 7723), 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's
+is CUDA's."""
 COMPILED_LAYER_S: Final[Mapping[Vendor, float]] = {Vendor.NVIDIA: 0.45e-3, Vendor.AMD: 0.45e-3}
 """Host seconds of a compiled layer: its norms, activations and quantisations are fewer kernels, and
 its mixer is one call. With 0.35 to 0.5 ms a layer for prompts beyond graphs, published runs of
@@ -156,7 +159,7 @@ STATE_S: Final = 3e-6
 (mamba_ssm's selective_state_update, flash-linear-attention's fused_recurrent_gated_delta_rule).
 Its bytes pass at the rate of other small kernels, 0.58 to 0.74 of the bandwidth there."""
 SCAN_KERNELS: Final = 5
-"""Of a prompt's scan in chunks: decays, scores, states of chunks, passing them on, outputs
+"""Kernels of a prompt's scan in chunks: decays, scores, states of chunks, passing them on, outputs
 (mamba_ssm, ops/triton/ssd_combined.py)."""
 SMALL_S: Final = 1.5e-6
 ROCM_SMALL_S: Final = 5e-6
@@ -169,16 +172,16 @@ layer on MI300X and MI350X at CUDA's start (seven models of sgl-cookbook, with S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """What an engine's host takes, as its own steps show."""
+    """Seconds of an engine's host, as measured in its own steps."""
 
     step_s: float
-    """Between two steps, beyond the sum of their kernels; prompts in them or not."""
+    """Seconds between two steps beyond the sum of their kernels, with prompts in them or not."""
     tensor_step_s: float
-    """Beyond that where ranks share a step and wait for each other."""
+    """Seconds added to `step_s` where tensor ranks share a step and wait for each other."""
     sequence_s: float
-    """Of each running sequence in a step."""
+    """Seconds per running sequence in a step."""
     request_s: float
-    """Of a request in HTTP server, tokeniser and client."""
+    """Seconds of a request in HTTP server, tokeniser and client."""
 
     def stretched(self, factor: float) -> "HostTimes":
         """Return all of them, so many times as long."""
@@ -192,13 +195,15 @@ class ServingMachine:
     sheet: Datasheet
     tables: KernelTables | None
     host: HostTimes | None = None
-    """Measured; None: as the engine's traits say, and clocks fall under load."""
+    """Measured seconds of the host; None: as the engine's traits say, and clocks fall under
+    load."""
     core_ratio: float = 1.0
-    """Of the time of a rank's cores, what its engine computes in."""
+    """Share of the time of a rank's cores in which its engine computes."""
     estimated: set[str] = field(default_factory=set)
-    """Filled on use: operations that came from the datasheet."""
+    """Operations that were priced from the datasheet; filled on use."""
     priced: dict[tuple[object, ...], Floats] = field(default_factory=dict, init=False, repr=False)
-    """Filled on use: seconds of operations so far, which instances that differ elsewhere share."""
+    """Seconds of operations priced so far, shared by instances that differ elsewhere; filled on
+    use."""
 
     def seconds(self, op: Op) -> Floats:
         """Wall time: as measured, else from the datasheet, which `estimated` then names."""

@@ -42,10 +42,11 @@ from tuner.spec.sparse_attention import (
 
 RESERVE_BYTES: Final = 4.0e9
 DEVICE_RATIO: Final = 0.88
-"""Of a device's memory, where no engine's rule is known (AFD)."""
+"""Share of a device's memory for weights, caches and the reserve where no engine's rule is known
+(AFD)."""
 SPARSE_FP8_BYTES: Final = 656.0
-"""Of a token in the fp8 cache of sparse compressed attention with 512 + 64 elements: the former in
-fp8 with four fp32 scales, the latter in bf16 (vLLM 0.33.0, v1/attention/backends/mla/
+"""Bytes of a token in the fp8 cache of sparse compressed attention with 512 + 64 elements: the
+former in fp8 with four fp32 scales, the latter in bf16 (vLLM 0.33.0, v1/attention/backends/mla/
 flashmla_sparse.py; SGLang's is the same)."""
 
 
@@ -56,7 +57,10 @@ def weight_bytes(
     *,
     network_ranks: int | None = None,
 ) -> float:
-    """Of one device; `network_ranks`, or those of attention, share networks and the head."""
+    """Return the bytes of weights on one device.
+
+    `network_ranks` share networks and the head; None: the ranks of attention do.
+    """
     ranks, hidden = degrees.attention_tensor, decoder.hidden
     together = network_ranks or ranks
     table = decoder.vocab * hidden * formats.stored_bytes(formats.head)
@@ -83,7 +87,7 @@ def weight_bytes(
 
 
 def connection_bytes(decoder: Decoder) -> float:
-    """Of a hyper-connection, whole on every rank in fp32; 0 of a plain residual.
+    """Return the bytes of a hyper-connection, whole on every rank in fp32; 0 of a plain residual.
 
     Model:   4 (2 + s) s s h
     Source:  vLLM 0.33.0, models/deepseek_v4/nvidia/model.py, `hc_attn_fn` and `hc_ffn_fn`.
@@ -93,7 +97,7 @@ def connection_bytes(decoder: Decoder) -> float:
 
 
 def expert_bytes(decoder: Decoder, formats: Formats) -> float:
-    """Of one routed expert of one layer."""
+    """Return the bytes of one routed expert of one layer."""
     ffn = 0 if decoder.experts is None else decoder.experts.ffn
     return (
         float(decoder.matrices)
@@ -106,7 +110,7 @@ def expert_bytes(decoder: Decoder, formats: Formats) -> float:
 def _experts_bytes(
     decoder: Decoder, formats: Formats, degrees: InstanceDegrees, *, shared_ranks: int
 ) -> float:
-    """Of a layer on one device: routed and shared experts, what projects for them, the router."""
+    """Return the bytes of a layer's experts, latent projections and router on one device."""
     own, hidden = decoder.experts, decoder.hidden
     assert own is not None  # Decoder refuses layers without either
     routed = own.num * expert_bytes(decoder, formats) / (degrees.moe_tensor * degrees.expert)
@@ -120,7 +124,7 @@ def _experts_bytes(
 
 
 def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
-    """Of the attention of all layers on one device, and a vision tower; without a pipeline."""
+    """Return bytes of all attention layers and a vision tower on one device; without a pipeline."""
     ranks = degrees.attention_tensor
     return decoder.vision_elements * BYTES["bf16"] / ranks + sum(
         group.count * _mixer_bytes(group.attention, decoder.hidden, formats, ranks)
@@ -175,7 +179,9 @@ def kv_bytes_per_token(
     states: StateRule = ONE_STATE,
     drafts: int = 0,
 ) -> float:
-    """Of one token on one device, as a share of a request of so many; None: every layer keeps all.
+    """Return the cache bytes of one token on one device.
+
+    A token is a share of a request of `request_tokens`; None: every layer keeps all tokens.
 
     vLLM's hybrid cache manager keeps what it must of windows. SGLang's pool of windowed layers has
     a stated share of the tokens of the other pool, TensorRT-LLM's as many as the other, unless
@@ -229,7 +235,7 @@ def layer_kv_bytes(
 
 
 def _entries_bytes(own: DecoderAttention) -> float:
-    """Of the entries of a layer's compressor, as a share of each of their tokens."""
+    """Return the bytes of the entries of a layer's compressor, per token that they merge."""
     if own.compressor is None:
         return 0.0
     keys = own.compressor.indexer.head_dim if own.compressor.indexer else 0
@@ -247,7 +253,10 @@ def state_bytes_per_request(
     states: StateRule = ONE_STATE,
     drafts: int = 0,
 ) -> float:
-    """Of one running request on one device, whatever its length: states of linear attention.
+    """Return the cache bytes of one running request on one device that do not grow with its length.
+
+    These are states of linear attention, windows beside compressors, and open entries of
+    compressors. The last two count once whatever the rule and the drafts.
 
     And windows beside compressors and their open entries, once whatever the rule and the drafts.
 
@@ -277,7 +286,7 @@ def state_bytes_per_request(
 
 
 def _held_bytes(decoder: Decoder, *, only_windows: bool = False) -> float:
-    """Of windows of shared keys, and of the open entries beside them."""
+    """Return the bytes of windows of shared keys, and of the open entries beside them."""
     total = 0.0
     for group in decoder.layers:
         own = group.attention

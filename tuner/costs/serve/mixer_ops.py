@@ -1,4 +1,4 @@
-"""What one token mixer runs on one rank, as operations without prices.
+"""Operations of one token mixer on one rank, without prices.
 
     gemms        projections of the hidden state, those of an indexer or a compressor included
     up_gemms     up-projections of compressed keys and values: of a prompt's tokens once, absorbed
@@ -50,7 +50,7 @@ class MixerOps:
     """Ranks that share the heads."""
     software: str = ""
     state_bytes: float = STATE_BYTES
-    """Of an element of a state of linear attention."""
+    """Bytes of one element of a state of linear attention."""
     context: int = 1
     """Ranks that share the positions of a cache: each attends over its own for the heads of all."""
     side_context: int = 1

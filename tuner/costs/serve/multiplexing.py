@@ -49,17 +49,17 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.work import Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
-"""Of one multiprocessor; see above."""
+"""Bytes a second that one multiprocessor draws at most; the module's docstring derives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
-    """What a phase has of a device."""
+    """Share of a device that one phase has."""
 
     compute_ratio: float
-    """Of the multiprocessors."""
+    """Share of the multiprocessors."""
     memory_ratio: float = 1.0
-    """Of the memory bandwidth, what the other phase leaves."""
+    """Share of the memory bandwidth that the other phase leaves."""
 
     def __post_init__(self) -> None:
         if not (0.0 < self.compute_ratio <= 1.0 and 0.0 < self.memory_ratio <= 1.0):

@@ -23,9 +23,9 @@ class PromptSplit:
     """Prompts on both sides of a threshold."""
 
     long_share: float
-    """Of the requests."""
+    """Share of the requests whose prompts exceed the threshold."""
     long_weight_N: Floats
-    """Sums to 1 over the long prompts, 0 elsewhere."""
+    """Weights of the long prompts, which sum to 1; 0 for the others."""
     short_weight_N: Floats
 
     def long_mean(self, value_N: Floats) -> float:

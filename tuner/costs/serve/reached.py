@@ -30,7 +30,7 @@ EXPONENT: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachedRates:
-    """Of one rank of an engine on a device."""
+    """Rates that one rank of an engine reaches on a device."""
 
     gemm_flop_per_s: float
     expert_flop_per_s: float
@@ -44,7 +44,7 @@ class ReachedRates:
 
     @property
     def host(self) -> HostTimes:
-        """What passes between and around steps."""
+        """Return the host's seconds between and around steps."""
         return HostTimes(
             step_s=self.step_s,
             tensor_step_s=self.tensor_step_s,

@@ -51,13 +51,13 @@ those of the FFN block."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
-    """What carries one message between an attention rank and its FFN rank."""
+    """Link that carries one message between an attention rank and its FFN rank."""
 
     latency_s: float
     bytes_per_s: float
 
     def seconds(self, moved_Q: Floats) -> Floats:
-        """Of a message of so many bytes, one way."""
+        """Return the seconds of a message of so many bytes, one way."""
         return np.asarray(self.latency_s + moved_Q / self.bytes_per_s)
 
 
@@ -93,12 +93,12 @@ class RemoteFfnIteration(Iteration):
         return parts | remote
 
     def linear_s(self, m_Q: Floats) -> Floats:
-        """Their sum, at the clocks that the devices of each role keep."""
+        """Return the seconds of all parts, at the clocks that the devices of each role keep."""
         split = self.linear_split(m_Q)
         return np.asarray(split.compute_Q + split.all_to_all_Q)
 
     def linear_split(self, m_Q: Floats) -> TokenSeconds:
-        """What attention devices compute, and what is away meanwhile: the FFN block and the way."""
+        """Split the seconds of attention devices from those of the FFN block and its messages."""
         own_Q = np.sum(list(self._own_parts(m_Q).values()), axis=0) * sustained_factor(m_Q)
         at_ffn_Q = self._ffn_tokens(m_Q)
         remote_Q = np.sum(list(self._remote_parts(m_Q).values()), axis=0)
@@ -142,7 +142,9 @@ def attention_only(decoder: Decoder) -> Decoder:
 
 
 def ffn_weight_bytes(ffn: Iteration) -> float:
-    """Of one device of the FFN server: networks, embedding and head, but no attention.
+    """Return the bytes of weights on one device of the FFN server.
+
+    These are networks, embedding and head, but no attention.
 
     Both roles load embedding and head (`_checkpoint_weight_roles` of the wrappers).
     """
@@ -151,12 +153,12 @@ def ffn_weight_bytes(ffn: Iteration) -> float:
 
 
 def ffn_bytes(ffn: Iteration, *, step_tokens: int, running: int) -> float:
-    """What a device of the FFN server takes, beside what its context and libraries do.
+    """Return the bytes that a device of the FFN server takes, without context and communicators.
 
     Args:
         ffn: the server.
-        step_tokens: of one of its data ranks at most: those of all its peers.
-        running: likewise sequences.
+        step_tokens: largest step of one of its data ranks: the tokens of all its peers.
+        running: most running sequences of one data rank, likewise.
     """
     reserve = step_reserve(ffn, step_tokens=step_tokens, running=running)
     return ffn_weight_bytes(ffn) + reserve.steps

@@ -49,13 +49,13 @@ from tuner.spec.linear_attention import LINEAR_KINDS
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB
 COMMUNICATOR_BYTES: Final = 1792.0 * MIB
-"""Where there are several devices with links of their own."""
+"""Bytes of communicators where an instance has several devices with links of their own."""
 BUS_BYTES_PER_S: Final = 64e9
 """Up to here devices have but a bus between them (PCIe 5.0 x16), over which NCCL runs few channels:
 logs of 2 to 16 such devices show no more than workspaces (vLLM issues 13061, 14452, 15340)."""
 WORKSPACE_BYTES: Final = 256.0 * MIB
 GRAPH_LAYER_BYTES: Final = 0.4 * MIB
-"""Of one captured batch and layer."""
+"""Bytes of a CUDA graph per captured batch and layer."""
 MOST_CAPTURED: Final = 512
 """Sequences of the largest graph that engines capture by default."""
 CHUNK_TOKENS: Final = 16_384.0
@@ -66,14 +66,14 @@ COMPRESSED_PROMPTS: Final = 4
 INDEX_PROMPTS: Final = 40
 """Prompts whose keys are gathered at once: to attend, and an indexer's to score."""
 SPARSE_HEADS: Final = 64
-"""What kernels of sparse attention pad the query heads of a rank to, or to a multiple of it (vLLM
-0.32.0, models/deepseek_v4/nvidia/flashmla.py, `get_padded_num_q_heads`)."""
+"""Number of query heads of a rank, or a multiple of it, that kernels of sparse attention pad to
+(vLLM 0.32.0, models/deepseek_v4/nvidia/flashmla.py, `get_padded_num_q_heads`)."""
 TRANSFER_BYTES: Final = 1536.0 * MIB
 """Two buffers to send and one to receive of TensorRT-LLM's cache transceiver, 512 MiB each by
 default (cpp/tensorrt_llm/batch_manager/cacheTransBuffer.cpp, common/envUtils.cpp)."""
 GRAPH_LOGIT_BYTES: Final = 6.0
-"""Of a logit that TensorRT-LLM's graphs end with: bf16 and fp32 (_torch/models/modeling_utils.py,
-_torch/modules/logits_processor.py)."""
+"""Bytes of a logit that TensorRT-LLM's graphs end with: bf16 and fp32
+(_torch/models/modeling_utils.py, _torch/modules/logits_processor.py)."""
 LEAST_DISPATCH: Final = 128
 """Tokens of a rank that low-latency buffers hold at least, by the engines' defaults."""
 NODE_RANKS: Final = 8
@@ -88,28 +88,29 @@ META_BYTES: Final = 128.0 * (8.0 + 4.0 + 4.0) + 16.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Bytes of one device."""
+    """Bytes that one device needs beside weights and caches."""
 
     context: float
     communicators: float
     activations: float
     graphs: float
     buffers: float
-    """Of the all-to-all around experts, and of cache transfers that come before the cache."""
+    """Buffers of the all-to-all around experts, and of cache transfers that are allocated before
+    the cache."""
     workspaces: float = 0.0
     """Memory of the libraries that run the kernels, and of sparse attention."""
     late: float = 0.0
-    """What the part of memory that the engine leaves free must hold, beside all that it measured
-    before the cache was made."""
+    """Bytes that the memory which the engine leaves free must hold, beside all that it measured
+    before it made the cache."""
 
     @property
     def steps(self) -> float:
-        """What steps take: what a server may lack once it works."""
+        """Return the bytes of steps, which a server can lack only once it works."""
         return self.activations + self.graphs + self.buffers + self.workspaces
 
     @property
     def total(self) -> float:
-        """Of all of them."""
+        """Return the bytes of all parts together."""
         return self.context + self.communicators + self.steps
 
 
@@ -122,13 +123,13 @@ def step_reserve(
     longest: int = 0,
     moves_cache: bool = False,
 ) -> Reserve:
-    """What a device needs beside weights and caches.
+    """Return the bytes that a device needs beside weights and caches.
 
     Args:
         iteration: the instance.
-        step_tokens: of a step of one rank at most.
-        running: sequences of one rank at most.
-        captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
+        step_tokens: most tokens of a step of one rank.
+        running: most running sequences of one rank.
+        captured: sequences of the largest CUDA graph, 0 without any; None: the engine's own.
         longest: tokens of the longest request that the engine takes; 0: not known.
         moves_cache: the server sends or receives caches.
     """
@@ -166,7 +167,7 @@ def step_reserve(
 
 
 def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: int) -> float:
-    """What prompts of sparse attention gather and score, 0 of other attention.
+    """Return the bytes that prompts of sparse attention gather and score; 0 of other attention.
 
     Model:   scores of 512 MiB; (5 s + m h) (c + p) b of keys that an indexer picks among, of an fp8
              cache, and of queries, or 4 (s / r + w + m) d b of a window beside entries; in the same
@@ -208,7 +209,7 @@ def _communicator_bytes(iteration: Iteration) -> float:
 
 
 def graph_bytes(iteration: Iteration, *, sequences: int) -> float:
-    """Of one graph for every captured batch of up to so many sequences."""
+    """Return the bytes of CUDA graphs, one for every captured batch of up to so many sequences."""
     layers = iteration.decoder.num_layers * stage_ratio(iteration.decoder, iteration.degrees)
     return GRAPH_LAYER_BYTES * layers * captured_sizes(sequences)
 
@@ -227,7 +228,7 @@ def activation_bytes(
     sampler_bytes: float,
     hidden_states: int = 2,
 ) -> float:
-    """What is alive at once while a step of so many tokens of a rank runs."""
+    """Return the peak bytes of activations in a step of so many tokens of a rank."""
     decoder, degrees = iteration.decoder, iteration.degrees
     sampler = running * iteration.checked_tokens * decoder.vocab * sampler_bytes
     dense = max(group.dense_ffn for group in decoder.layers) / degrees.attention_tensor

@@ -1,4 +1,4 @@
-"""What launches of deployments say of an engine on a device, for later plans.
+"""Corrections of an engine on a device, from launches of deployments, for later plans.
 
     corrected latency = factor x predicted latency, of TTFT and of TPOT each
     band              = corrected latency over and times `spread`
@@ -27,31 +27,32 @@ from tuner.costs.serve.bands import Bands, LatencyBand
 
 FEWEST: Final = 2
 STUDENT_80: Final = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
-"""By degrees of freedom from 1 on; beyond, 1.282 + 0.85 / degrees is within 0.5 %."""
+"""Quantiles of Student's distribution that hold four of five, by degrees of freedom from 1 on;
+beyond, 1.282 + 0.85 / degrees is within 0.5 %."""
 LEAST_SPREAD: Final = 1.05
-"""Repeats of one launch differ by as much."""
+"""Smallest spread: repeats of one launch differ by as much."""
 
 MOST: Final = 30.0
-"""Of a factor, and of a spread."""
+"""Largest factor that is accepted (its inverse the smallest), and largest spread."""
 
 Factor = Annotated[float, Field(gt=0.0, lt=1e3, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=1.0, lt=1e3, allow_inf_nan=False)]
 
 
 class LatencyResidual(Record):
-    """Of one latency."""
+    """Correction of one latency and its spread."""
 
     factor: Factor
     spread: Spread
 
     @property
     def band(self) -> LatencyBand:
-        """Around a corrected prediction."""
+        """Return the band around a corrected prediction."""
         return LatencyBand(low_ratio=1.0 / self.spread, high_ratio=self.spread)
 
 
 class ServeResidual(Record):
-    """Of one engine on the devices of one profile."""
+    """Corrections of one engine on the devices of one profile."""
 
     engine: str
     release: str
@@ -61,7 +62,7 @@ class ServeResidual(Record):
 
     @property
     def bands(self) -> Bands:
-        """Around corrected predictions."""
+        """Return the bands around corrected predictions."""
         return Bands(ttft=self.ttft.band, tpot=self.tpot.band, is_new=False)
 
 

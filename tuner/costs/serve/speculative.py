@@ -33,7 +33,7 @@ JOINED_INPUTS = 2
 
 
 class DraftMethod(StrEnum):
-    """What drafts."""
+    """Method that drafts tokens."""
 
     MTP = "mtp"
     """The model's own head for further tokens."""

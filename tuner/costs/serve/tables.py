@@ -65,7 +65,8 @@ class KernelTables:
     """GEMMs by software and dtype; the empty software is the fastest at each size. Filled when
     first used, as is all that follows."""
     groups: dict[str, Mapping[Key, _Group]] = field(default_factory=dict)
-    """By operation: rows by (software, kind, dtype, the axes that must match)."""
+    """Groups of rows, by operation and then by (software, kind, dtype, the axes that must
+    match)."""
     curves: dict[Key, SizeCurve | None] = field(default_factory=dict)
     planes: dict[Key, Plane | None] = field(default_factory=dict)
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)

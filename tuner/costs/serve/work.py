@@ -18,27 +18,28 @@ Work = tuple[Floats, Floats]
 """Floating-point operations, and bytes from and to memory."""
 
 STATE_BYTES: Final = 4.0
-"""Of an element of a state, fp32 by most engines' defaults (vLLM 0.33.0,
+"""Bytes of an element of a state, fp32 by most engines' defaults (vLLM 0.33.0,
 model_executor/models/config.py, which takes `mamba_ssm_cache_dtype` or `mamba_ssm_dtype` of a
 config.json for Nemotron-H and Qwen3.5, float32 in all published ones, and
 layers/mamba/mamba_utils.py, `kda_state_dtype`; SGLang 0.5.23, configs/mamba_utils.py,
 `mamba2_state_dtype`). `StateRule.element_bytes` knows the others."""
 CONV_STATE_BYTES: Final = 2.0
-"""Of an element of a convolution's last inputs, in the model's bf16 (the same places)."""
+"""Bytes of an element of a convolution's last inputs, in the model's bf16 (the same places)."""
 INDEX_KEY_BYTES: Final = 1.0 + 4.0 / 128.0
-"""Of an element of an indexer's key, whatever the cache's type: fp8 and an fp32 scale per 128
+"""Bytes of an element of an indexer's key, whatever the cache's type: fp8 and an fp32 scale per 128
 (vLLM 0.33.0, models/deepseek_v32/attention.py; SGLang 0.5.23, mem_cache/index_key_cache.py)."""
 
 ENTRY_ELEMENTS: Final = 512
 ENTRY_BYTES: Final = 584.0
-"""Of a token of the window, or an entry, of 448 + 64 elements of shared keys, whatever the cache's
-type unless a launch asks for bf16: the former in fp8 with seven scales and a byte of padding, the
-latter in bf16 (vLLM 0.33.0, models/deepseek_v4/attention.py, `_resolve_dsv4_kv_cache_dtype`; SGLang
-0.5.23, mem_cache/deepseek_v4_memory_pool.py, and arg_groups/overrides.py, `auto` is fp8_e4m3)."""
+"""Bytes of a token of the window, or an entry, of 448 + 64 elements of shared keys, whatever the
+cache's type unless a launch asks for bf16: the former in fp8 with seven scales and a byte of
+padding, the latter in bf16 (vLLM 0.33.0, models/deepseek_v4/attention.py,
+`_resolve_dsv4_kv_cache_dtype`; SGLang 0.5.23, mem_cache/deepseek_v4_memory_pool.py, and
+arg_groups/overrides.py, `auto` is fp8_e4m3)."""
 
 
 def entry_bytes(elements: int) -> float:
-    """Of a cached token or entry of shared keys of so many elements; other widths as fp8."""
+    """Return the bytes of a cached token or entry of shared keys; other widths count as fp8."""
     return ENTRY_BYTES if elements == ENTRY_ELEMENTS else float(elements)
 
 
