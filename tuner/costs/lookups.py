@@ -1,4 +1,4 @@
-"""What prices are looked up: the sizes that a profile should hold, and what no profiler measures.
+"""Sizes that a profile should hold, and operations that no profiler measures.
 
 A plan that is made with `NotedPrices` notes every operation whose price it looks up, whatever the
 stack; sizes that many candidates share come first.
@@ -20,9 +20,10 @@ from tuner.costs.ops import BF16, Op, Prices
 from tuner.costs.prices.measured import bytes_to_rows, has_gate, kind_in_profile
 
 MOST_SIZES: Final = 256
-"""Of one operation and dtype."""
+"""Largest number of sizes listed for one operation, kind, dtype and pass."""
 MOST_LENGTHS: Final = 16
-"""Of operands of the same widths, spread over those looked up; a profile interpolates between."""
+"""Largest number of sizes listed for operands of the same widths, spread over those looked up; a
+profile interpolates between them."""
 LENGTHS: Final[Mapping[str, tuple[str, ...]]] = {
     "gemm": ("m",),
     "grouped_gemm": ("tokens", "largest"),
@@ -40,7 +41,7 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedSizes:
-    """What planning a spec looks up."""
+    """Sizes that planning a spec looks up."""
 
     cases: tuple[Case, ...]
     """Sizes that a profiler can measure, the most used first."""
@@ -53,7 +54,8 @@ class Lookups:
     """Operations that were looked up; filled while pricing."""
 
     num_uses: dict[Series, Counter[Sizes]] = field(default_factory=dict)
-    """Of the sizes; kernels with a backward pass are measured both ways, and listed as forward."""
+    """Lookups of each tuple of sizes, by series; kernels with a backward pass are measured in both
+    directions and listed as forward."""
     unmeasured: set[str] = field(default_factory=set)
 
     def note(self, op: Op, *, dtype: str = BF16) -> None:
@@ -97,12 +99,12 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotedPrices:
-    """Prices of somebody else, and a note of what was looked up."""
+    """Prices from another model, with a record of the operations looked up."""
 
     own: Prices
     lookups: Lookups
     dtype: str = BF16
-    """Of the linear layers, as a profile names it."""
+    """Number format of the linear layers, as a profile names it."""
 
     def seconds(self, op: Op) -> Numbers:
         """Wall time of running it once."""

@@ -15,20 +15,21 @@ from tuner.config.columns import Numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Op:
-    """What one device, or one group of them, does: a row of a profile with its place in a step."""
+    """Work of one device, or of one group of them: a row of a profile with its place in a step."""
 
     operation: str
-    """A table of a profile (profilers/records.AXES), or what no profiler measures."""
+    """Table of a profile (profilers/records.AXES), or an operation that no profiler measures."""
     axes: Mapping[str, Numbers]
     """Sizes: numbers, or arrays of one entry per configuration."""
     kind: str = ""
     dtype: str = ""
-    """Of the operands; empty: that of the stack's linear layers, or none. A GEMM that states bf16
-    stays there under every recipe: head and router, whose share of the peak is their own."""
+    """Number format of the operands; empty: that of the stack's linear layers, or none. A GEMM that
+    states bf16 (head and router) keeps it under every recipe, because its share of the peak
+    differs."""
     direction: Direction = ""
-    """Of the kernel; collectives and copies have none."""
+    """Forward or backward pass that the kernel belongs to; empty for collectives and copies."""
     part: str = ""
-    """Of the step."""
+    """Part of the step that the seconds are reported under."""
     in_backward: bool = False
     count: int = 1
     """How often it runs."""
@@ -37,7 +38,7 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Of the operation and its kind, for people."""
+        """Format the operation and its kind for people."""
         return "/".join(word for word in (self.operation, self.kind) if word)
 
     def case(self) -> Case:

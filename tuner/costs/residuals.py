@@ -32,11 +32,11 @@ class Residual(Record):
     band_ratio: Annotated[float, Field(gt=0.0, le=10.0)]
     """Nine of ten predictions lie within measured * (1 +- band_ratio)."""
     origin: str
-    """Where the numbers come from."""
+    """Runs that the factors and the band come from."""
     num_runs: Annotated[int, Field(ge=0)]
 
     def factor(self, part: str) -> float:
-        """What the prediction of a part is multiplied by."""
+        """Return the factor on the predicted seconds of a part."""
         return self.communication if part in COMMUNICATION else self.computation
 
     def applied(self, seconds: PartSeconds) -> PartSeconds:
@@ -45,7 +45,7 @@ class Residual(Record):
 
 
 UNKNOWN_BAND: Final = 0.5
-"""Where nothing was ever compared."""
+"""Error band where no run was ever compared."""
 
 SHIPPED: Final[Mapping[tuple[str, str], Residual]] = {
     ("reference", "AMD EPYC"): Residual(
@@ -59,7 +59,7 @@ SHIPPED: Final[Mapping[tuple[str, str], Residual]] = {
         num_runs=24,
     ),
 }
-"""By engine and device; the release that it was compared on is in the residual."""
+"""Residuals by engine and device; each names the release that it was compared on."""
 
 
 def residual_for(

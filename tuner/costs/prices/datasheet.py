@@ -47,7 +47,8 @@ TILE_ROWS, TILE_COLUMNS = _SIZES_TX[:, :1], _SIZES_TX[:, 1:2]
 TILE_WORK = TILE_ROWS * TILE_COLUMNS / _SIZES_TX[:, 2:]
 
 STREAM_RATIO: Final = 0.85
-"""Of the memory bandwidth that a GEMM reaches. STREAM on A100 and H100 reaches 0.85 to 0.92."""
+"""Share of the memory bandwidth that a GEMM reaches. STREAM on A100 and H100 reaches 0.85 to
+0.92."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,7 +180,8 @@ class DatasheetPrices:
 
 
 VECTOR_RATIO: Final = 15.0
-"""Of the bf16 peak over fp32 on vector units: 312 / 19.5 TFLOP/s on A100, 989 / 67 on H100."""
+"""Ratio of the bf16 peak to that of fp32 on vector units: 312 / 19.5 TFLOP/s on A100, 989 / 67 on
+H100."""
 SKINNY_TILE: Final = 32.0
 """Columns of the narrowest tile of a GEMM: a rank below is padded to it."""
 

@@ -36,9 +36,9 @@ from tuner.config.columns import Numbers
 from tuner.costs.ops import BF16, Op, Prices
 
 WIDTH = 4096.0
-"""Of the rows that memory-bound bytes are cut into."""
+"""Elements of the rows that the bytes of memory-bound operations are divided into."""
 PASSES = 3.0
-"""Of a residual addition: two reads and a write."""
+"""Passes over memory of a residual addition: two reads and a write."""
 BF16_BYTES = 2.0
 FLAT_KIND = "residual_add"
 """Memory-bound operation that stands for all of them."""
@@ -56,7 +56,7 @@ class MeasuredPrices:
     curves: Mapping[Series, Curve]
     fallback: Prices
     dtype: str = "bf16"
-    """Of the linear layers, as the profile names it."""
+    """Number format of the linear layers, as the profile names it."""
     stretch: float = 1.0
     """Factor on extrapolated seconds, for a sensitivity test."""
     extrapolation_counts: dict[str, tuple[int, int]] = field(default_factory=dict)

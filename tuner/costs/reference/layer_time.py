@@ -28,7 +28,7 @@ from tuner.costs.reference.operations import COMMUNICATION, arrival_skew, layer_
 from tuner.costs.reference.workload import StepDegrees, Workload
 
 PartSeconds = Mapping[str, float]
-"""By `operations.Part`."""
+"""Seconds by part of a step (`operations.Part`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,9 +51,9 @@ NORM_BUFFERS = {2: 5, 4: 4}
 """fp32 buffers alive at once in `_RmsNorm.backward`, by bytes of an element: casts are copies."""
 
 UNCOUNTED_RATIO: Final = 0.015
-"""Of the counted bytes: blocks of less than 64 KiB, scratch memory that is not covered above, and
-outliers. Chosen before tests/benchmarks/fit_or_not.py was evaluated, from 36 other trials (its seed
-1, without limit): 0.3 % more than counted in the median, 0.9 % at most."""
+"""Share added to the counted bytes for blocks of less than 64 KiB, scratch memory that is not
+covered above, and outliers. Chosen before tests/benchmarks/fit_or_not.py was evaluated, from 36
+other trials (its seed 1, without limit): 0.3 % more than counted in the median, 0.9 % at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

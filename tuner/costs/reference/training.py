@@ -1,4 +1,4 @@
-"""What of a layer is trained and where gradients end, on the reference step.
+"""Trained weights of a layer, and where gradients end, on the reference step.
 
 Beside frozen weights only adapters have gradients. A matrix then passes the gradient of its inputs
 on, unless nothing before it is trained: the layers before the first adapter have no backward pass,
@@ -14,10 +14,10 @@ from tuner.spec.tune import EXPERTS, GQA_PROJECTIONS, NETWORK, Adapters, adapted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTraining:
-    """What of one layer is trained."""
+    """Trained weights of one layer."""
 
     rank: int
-    """Of adapters; 0: all weights are trained."""
+    """Rank of the adapters; 0: all weights are trained."""
     names: frozenset[str]
     """Matrices of the layer that have adapters."""
     has_input_gradient: bool
@@ -25,25 +25,25 @@ class LayerTraining:
 
     @property
     def is_full(self) -> bool:
-        """All weights are trained."""
+        """Return whether all weights are trained."""
         return not self.rank
 
     def trains(self, *names: str) -> bool:
-        """Whether the weights of one of these matrices, or an adapter of it, are trained."""
+        """Return whether the weights of one of these matrices, or an adapter of it, are trained."""
         return self.is_full or any(name in self.names for name in names)
 
     def reaches(self, *names: str) -> bool:
-        """Whether the outputs of these matrices have a gradient; its inputs' comes from before."""
+        """Return whether the outputs of these matrices have a gradient, or their inputs had one."""
         return self.has_input_gradient or self.trains(*names)
 
     def after_attention(self) -> "LayerTraining":
-        """The same for the second half of the layer."""
+        """Return the training of the second half of the layer, after attention."""
         return LayerTraining(
             rank=self.rank, names=self.names, has_input_gradient=self.reaches(*GQA_PROJECTIONS)
         )
 
     def adapter_ranks(self, *names: str) -> int:
-        """Columns of all x A^T of these matrices."""
+        """Count the columns of all x A^T of these matrices."""
         return self.rank * sum(name in self.names for name in names)
 
 

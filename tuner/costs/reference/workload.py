@@ -1,4 +1,4 @@
-"""What is priced: a model on a batch, split by parallel degrees, with its expert loads.
+"""Workload that is priced: a model on a batch, split by parallel degrees, with its expert loads.
 
 Letters: E experts, L MoE layers.
 """
@@ -69,9 +69,11 @@ class Workload:
     tune: Adapters | None = None
     """Adapters that are trained; None: all weights."""
     synchronizes_every_microbatch: bool = False
-    """As the engine's manifest has it (tuner/engines/manifest.py)."""
+    """Whether, without a pipeline, every micro-batch gathers parameters and reduces gradients, as
+    the engine's manifest says (tuner/engines/manifest.py)."""
     ragged_experts: bool = False
-    """The same."""
+    """Whether experts multiply rows as they fall, not in whole blocks, as the engine's manifest
+    says."""
 
     @property
     def element_bytes(self) -> int:
@@ -104,7 +106,7 @@ class Workload:
 
     @cached_property
     def trainings(self) -> tuple[LayerTraining, ...]:
-        """What each layer trains."""
+        """Return what each layer trains."""
         return layer_trainings(self.model, self.tune)
 
     def num_microbatches(self, degrees: StepDegrees) -> int:
