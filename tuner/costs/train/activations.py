@@ -122,7 +122,8 @@ class LayerBytes:
     gradients: Numbers
     """Added while the backward pass of its largest network runs."""
     late: Numbers = 0.0
-    """Of everything, at the end of the network's backward pass; eager modules only."""
+    """Bytes of all activations and their gradients that are alive at the end of the network's
+    backward pass; eager modules only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -222,7 +223,7 @@ class _Part:
     dropped: Numbers
     """Dropped by the recomputed modules."""
     recomputed: Numbers
-    """Of `dropped`, resident at once when recomputed."""
+    """Part of `dropped` that is resident at once when recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -233,9 +234,9 @@ class _Mix:
     ratio: Numbers
     """Share of the layers that have one."""
     input_ratio: Numbers
-    """Of all layers, those whose mixer keeps the norm's output."""
+    """Share of all layers whose mixer keeps the norm's output."""
     beyond: Numbers
-    """Of the mixer that keeps most, what it keeps beyond the average."""
+    """Bytes that the largest mixer keeps beyond the average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -250,7 +251,7 @@ class _Layer:
     drops_network_input: Numbers
     gradients: Numbers
     later: Numbers
-    """Of the network, chunks that are recomputed after others are released."""
+    """Part of the network's bytes: chunks that are recomputed after others are released."""
 
 
 def _layer(
@@ -364,7 +365,7 @@ def _every_second_gemm(
 
 
 def _shared_kv(model: ModelShape, strategies: Strategies, own: Numbers) -> Numbers:
-    """What shared KV keeps beside queries and output: low ranks, the key, groups, compressors."""
+    """Return the bytes of shared KV: low ranks, the key, groups, compressors."""
     ranks = own * 2.0 * (model.q_lora_rank + model.head_dim)
     groups = model.output_groups * model.output_rank / strategies.tensor
     merged = model.csa_share * model.csa_outputs + model.hca_share * model.hca_outputs
@@ -387,7 +388,7 @@ def _indexer(model: ModelShape, strategies: Strategies, *, keys: Numbers = 1.0) 
 
 
 def _inner_widths(strategies: Strategies, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:
-    """What adapters keep between their two GEMMs."""
+    """Return the bytes that adapters keep between their two GEMMs."""
     ratios: Numbers = 0.0
     for one in matrices:
         ratios = ratios + one.ratio * (1.0 - one.shares_input)

@@ -55,12 +55,12 @@ class AdapterCounts:
     """All that the device holds."""
 
     def dense_layer(self, model: ModelShape) -> Numbers:
-        """Of a layer without experts."""
+        """Return the adapter parameters of a layer without experts."""
         mixers = model.dense_attention * self.attention + model.dense_linear * self.linear
         return mixers + model.dense_network * self.dense
 
     def moe_layer(self, model: ModelShape) -> Numbers:
-        """Of a layer with experts, without those of the experts."""
+        """Return the adapter parameters of a layer with experts, without those of the experts."""
         mixers = model.moe_attention * self.attention + model.moe_linear * self.linear
         return mixers + self.shared
 

@@ -64,7 +64,7 @@ def kind_of_model(*, has_experts: bool) -> ModelKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """What kernels and hosts depend on."""
+    """Device, precision and software: all that kernels and hosts depend on."""
 
     device: str
     """Name of a datasheet."""
@@ -76,7 +76,7 @@ class Regime:
     model_kind: ModelKind
     """Whether the model has experts, which decides the band and no constant."""
     release: str = ""
-    """Its version, empty where unknown."""
+    """Version of the training software, empty where unknown."""
 
     @property
     def group(self) -> str:
@@ -117,7 +117,7 @@ class Correction(Record):
 
     where: Where
     factors: dict[str, Factor]
-    """By name of the constant."""
+    """Factors by name of the constant."""
 
     @field_validator("factors")
     @classmethod
@@ -140,13 +140,13 @@ class Band(Record):
 
 
 class Residuals(Record):
-    """What was fitted, from what, and how far it is off."""
+    """Fitted corrections and error bands, with the runs that they come from."""
 
     schema_version: int = SCHEMA_VERSION
     origin: str
-    """Where the runs come from."""
+    """Source of the runs."""
     data_sha256: str
-    """Of the table of runs."""
+    """SHA-256 of the table of runs."""
     rows: int
     groups: int
     stated_ratio: Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -156,9 +156,9 @@ class Residuals(Record):
     corrections: tuple[Correction, ...]
     bands: tuple[Band, ...]
     ratios: RatioBands | None = None
-    """Of the ratio of two configurations' times; None: too few pairs, or an older file."""
+    """Bands of the ratio of two configurations' times; None: too few pairs, or an older file."""
     releases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """By family the releases that runs carry, oldest first."""
+    """Releases that runs carry, by family, oldest first."""
     recipes: dict[str, int] = Field(default_factory=dict)
     """Number of recipes by `Regime.group`."""
 

@@ -24,7 +24,8 @@ from tuner.config.columns import Numbers
 from tuner.costs.train.shapes import Hardware
 
 SLACK = float(np.log(1.05))
-"""Of the logarithm of a size, before it counts as beyond what was measured."""
+"""Distance of a size's logarithm from the measured range beyond which the size counts as
+extrapolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,9 +34,9 @@ class GroupRatios:
 
     ranks: int
     inside: int
-    """Of them inside one scale-up domain."""
+    """Ranks of the group inside one scale-up domain."""
     log_bytes_M: Floats
-    """Ascending."""
+    """Logarithms of the measured sizes in bytes, ascending."""
     log_ratio_M: Floats
 
     @property

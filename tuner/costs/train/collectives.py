@@ -58,7 +58,7 @@ class Group:
 
     ranks: Numbers
     inside: Numbers
-    """Of them inside one scale-up domain."""
+    """Ranks of the group inside one scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -46,7 +46,7 @@ also scale inside the GEMM."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """What one stage of one layout holds."""
+    """Layers of one stage of one layout."""
 
     layers: int
     """Transformer layers; the model's order says which have experts."""

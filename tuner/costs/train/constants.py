@@ -21,10 +21,10 @@ from tuner.devices.datasheet import Generation
 
 
 class GemmPrecision(StrEnum):
-    """What the linear layers compute in."""
+    """Number format that the linear layers compute in."""
 
     BF16 = "bf16"
-    """Or fp16."""
+    """bf16 or fp16."""
     FP8 = "fp8"
     """One scale per tensor."""
     MXFP8 = "mxfp8"
@@ -80,15 +80,16 @@ class Constants:
     matmul_ratio: Numbers = 0.80
     """Share of the linear layers' peak that a large GEMM reaches."""
     head_ratio: Numbers = 0.80
-    """The same for the head, which stays in bf16."""
+    """Share of the bf16 peak that the head's GEMM reaches, which stays in bf16."""
     grouped_ratio: Numbers = 0.90
-    """Of `matmul_ratio`, what grouped GEMMs reach. [T]"""
+    """Share of `matmul_ratio` that grouped GEMMs reach. [T]"""
     extra_depth: Numbers = 256.0
     """Elements of k that the prologue and epilogue of one tile cost. [T]"""
     attention_ratio: Numbers = 0.40
     """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
     attention_backward_ratio: Numbers = 0.80
-    """What its backward pass reaches of `attention_ratio`. [P] FlashAttention-2, fig. 4 to 6."""
+    """Share of `attention_ratio` that the backward pass reaches. [P] FlashAttention-2, fig. 4 to
+    6."""
     extra_keys: Numbers = 200.0
     """Keys more per query that the prologue and epilogue of a tile of queries cost. [P] H100,
     causal, width 128, 1,024 to 16,384 tokens, figure 5 of FlashAttention-3 (arXiv:2407.08608): 230
@@ -97,23 +98,25 @@ class Constants:
     """Head width at which the GEMMs take as long as the exponentials; the two do not overlap.
     [P] FlashAttention-2 and 3 at widths 64 and 128: 16 on A100, 64 on H100."""
     sink_ratio: Numbers = 0.4
-    """What attention with sinks reaches of `attention_ratio`. [T]"""
+    """Share of `attention_ratio` that attention with sinks reaches. [T]"""
     memory_factor: Numbers = 1.2
     """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
     score_factor: Numbers = 1.2
-    """The same for kernels over attention scores, where flash attention is missing. [T]"""
+    """Time of kernels over attention scores, where flash attention is missing, over their bytes at
+    the datasheet's bandwidth. [T]"""
     batch_s: Numbers = 0.3e-3
-    """Per micro-batch on the stage with the loss: fetching data, building masks, reducing and
-    reading the loss. [T]"""
+    """Seconds per micro-batch on the stage with the loss: fetching data, building masks, reducing
+    and reading the loss. [T]"""
     loss_bytes: Numbers = 10.0
     """Memory traffic of the cross entropy per logit and pass: bf16 logits written to fp32, maximum,
     exponential and sum, gradient in place. [M] Megatron-Core's fused cross entropy."""
     moe_memory_factor: Numbers = 2.5
-    """The same for permutation and activation of routed tokens. [T]"""
+    """Time of permutation and activation of routed tokens over their bytes at the datasheet's
+    bandwidth. [T]"""
     fused_moe_factor: Numbers = 1.1
-    """The same with the fused grouped network; part of the traffic is gone. [T]"""
+    """`moe_memory_factor` with the fused grouped network; part of the traffic is gone. [T]"""
     launch_s: Numbers = 8e-6
-    """Of the host, per kernel."""
+    """Seconds that the host takes to launch one kernel."""
     dense_launches: Numbers = 34.0
     """Kernels of one dense layer's forward pass. [M]"""
     moe_launches: Numbers = 70.0
@@ -121,7 +124,7 @@ class Constants:
     expert_launches: Numbers = 9.0
     """Kernels of a local expert on top, where GEMMs are narrower than bf16 or not grouped. [T]"""
     single_step_launches: Numbers = 8.0
-    """On top where attention's softmax runs step by step. [M]"""
+    """Additional launches where attention's softmax runs step by step. [M]"""
     backward_launches: Numbers = 2.2
     """Launches of a backward pass over those of its forward pass. [M]"""
     partial_graph_ratio: Numbers = 0.5
@@ -133,27 +136,27 @@ class Constants:
     scale_out_ratio: Numbers = 0.85
     """Share of the NICs' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
     all_to_all_ratio: Numbers = 0.89
-    """What NCCL's all-to-all reaches of a ring's bandwidth inside a domain. [P] 8 B200, see
+    """Share of a ring's bandwidth that NCCL's all-to-all reaches inside a domain. [P] 8 B200, see
     `_COLLECTIVE`: 0.60 against 0.67 of the link."""
     merged_all_to_all_ratio: Numbers = 1.0
-    """What DeepEP's and HybridEP's reaches there. [T]"""
+    """Share of a ring's bandwidth that DeepEP and HybridEP reach inside a domain. [T]"""
     far_all_to_all_ratio: Numbers = 0.6
-    """What a plain one reaches of a ring's bandwidth between domains: many small messages. [T]
-    DeepEP and HybridEP reach all of it. [P] DeepEP's README: 43 to 58 of 50 GB/s."""
+    """Share of a ring's bandwidth that a plain all-to-all reaches between domains: many small
+    messages. [T] DeepEP and HybridEP reach all of it. [P] DeepEP's README: 43 to 58 of 50 GB/s."""
     collective_s: Numbers = 15e-6
-    """Fixed cost of one collective. [P] NCCL's small messages"""
+    """Fixed seconds of one collective. [P] NCCL's small messages"""
     hop_s: Numbers = 3e-6
-    """On top per further rank inside a domain. [P] NCCL's small messages"""
+    """Additional seconds per further rank inside a domain. [P] NCCL's small messages"""
     far_hop_s: Numbers = 20e-6
-    """On top per doubling of the domains. [P] NCCL's small messages"""
+    """Additional seconds per doubling of the domains. [P] NCCL's small messages"""
     tensor_exposed_ratio: Numbers = 1.0
-    """Of tensor-parallel collectives without overlap."""
+    """Exposed share of tensor-parallel collectives without overlap."""
     tensor_overlapped_ratio: Numbers = 0.5
-    """The same with `overlap_tensor`. [T]"""
+    """Exposed share of tensor-parallel collectives with `overlap_tensor`. [T]"""
     context_exposed_ratio: Numbers = 0.3
-    """Of the smaller of ring transfer and attention. [T]"""
+    """Exposed share of the smaller of ring transfer and attention. [T]"""
     expert_overlapped_ratio: Numbers = 0.5
-    """Of dispatch and combine with `a2a_overlap`; 1 without. [T]"""
+    """Exposed share of dispatch and combine with `a2a_overlap`; 1 without. [T]"""
     gradient_exposed_ratio: Numbers = 0.6
     """Exposed share of gradient reduction with `overlap_gradients`; 1 without. [T]"""
     parameter_exposed_ratio: Numbers = 0.4
@@ -161,12 +164,12 @@ class Constants:
     fsdp_exposed_ratio: Numbers = 0.4
     """Exposed share of FSDP's all-gathers and reduce-scatters, by interference. [T]"""
     boundary_exposed_ratio: Numbers = 1.0
-    """Of sending activations between stages."""
+    """Exposed share of sending activations between stages."""
     optimizer_bytes: Numbers = 45.0
-    """Of memory traffic per local parameter: fp32 moments and weight read and written (24),
+    """Bytes of memory traffic per local parameter: fp32 moments and weight read and written (24),
     gradient read twice for norm and update, low-precision copy, casts. [M]"""
     step_fixed_s: Numbers = 4e-3
-    """Once a step: gradient norm, loss reduction, data, synchronisation. [T]"""
+    """Seconds once a step: gradient norm, loss reduction, data, synchronisation. [T]"""
     unhidden_launch_ratio: Numbers = 0.0
     """Share of a layer's launches that its kernels wait for where its dispatch reads counts of
     tokens back to the host. [T]"""

@@ -71,7 +71,8 @@ HALF = 2.0
 SINGLE = 4.0
 
 COPY_INDEX_BYTES = 35.0
-"""Of a routed copy: three 64-bit indices and one of top-k, two masks of a byte, a bf16 weight."""
+"""Bytes of indices, masks and weight of a routed copy: three 64-bit indices and one of top-k, two
+masks of a byte, a bf16 weight."""
 
 
 class _Widths(NamedTuple):
@@ -92,7 +93,7 @@ class _Mixer(NamedTuple):
     saved: Numbers
     """Bytes on average."""
     largest: Numbers
-    """Of the one that keeps most."""
+    """Bytes of the mixer that keeps most."""
 
 
 class _Part(NamedTuple):
@@ -100,9 +101,9 @@ class _Part(NamedTuple):
 
     saved: Numbers
     gradients: Numbers = 0.0
-    """Added while its backward pass runs."""
+    """Bytes added while its backward pass runs."""
     late: Numbers = 0.0
-    """Of both, at the end of its backward pass."""
+    """Bytes of `saved` and `gradients` together that remain at the end of its backward pass."""
 
 
 def eager_activation_bytes(model: ModelShape, s: Strategies) -> ActivationBytes:
@@ -154,7 +155,9 @@ def chosen_layers(
 
 
 def _not_kept_first(model: ModelShape, s: Strategies, mixer: Numbers) -> Numbers:
-    """What the first layer does not keep, since nothing below its first adapter has a gradient.
+    """Return the bytes that the first layer does not keep.
+
+    Nothing below its first adapter has a gradient.
 
     Without adapters in attention that is attention, the router and the weights of gate and up.
     """
@@ -198,7 +201,7 @@ def _mix(mixers: tuple[Numbers, Numbers], *, shares: tuple[Numbers, Numbers]) ->
 
 
 def _scaled(share: Numbers, part: _Part) -> _Part:
-    """Of a network that only a share of the layers has."""
+    """Scale a network's part to the share of the layers that have it."""
     return _Part(*(share * own for own in part))
 
 

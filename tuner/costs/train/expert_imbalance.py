@@ -40,9 +40,9 @@ class ExpertImbalance:
     degrees: tuple[int, ...]
     """Every divisor of the number of experts, ascending."""
     mean_D: Floats
-    """By degree: averaged over passes and layers."""
+    """Imbalance by degree, averaged over passes and layers."""
     p99_D: Floats
-    """By degree: in one of a hundred passes, on the worst layer."""
+    """P99 of the imbalance over passes by degree, on the worst layer."""
 
     def of_degree(self, degree: int) -> tuple[float, float]:
         """Return the mean over layers and the P99 of one expert degree.

@@ -60,7 +60,10 @@ def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
 
 
 def _launches(setting: BlockInputs) -> Numbers:
-    """Of a forward pass, without those by expert; two latent projections launch like a network."""
+    """Count the launches of a forward pass, without those by expert.
+
+    Two latent projections launch like a network.
+    """
     latent = np.greater(setting.model.moe_latent, 0.0)
     return setting.constants.moe_launches + 0.5 * setting.constants.dense_launches * latent
 

@@ -34,10 +34,11 @@ class StepBytes(NamedTuple):
     at_layer: Floats
     """One layer's temporaries."""
     late: Floats
-    """Of one layer, at the end of its network's backward pass."""
+    """Bytes of one layer at the end of its network's backward pass, beside gradients of
+    parameters."""
     gradients: Floats
     of_vocab: Floats
-    """Of them, one vocabulary matrix."""
+    """Part of `gradients`: one vocabulary matrix."""
     layers: Floats
 
 

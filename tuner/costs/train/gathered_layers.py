@@ -1,4 +1,4 @@
-"""What FSDP2 adds to its collectives on a processor, layer by layer.
+"""Seconds that FSDP2 adds to its collectives on a CPU, layer by layer.
 
 A gather copies a rank's shards into one buffer, and the whole buffer into the layer's tensors: with
 W bytes over n ranks it reads and writes W / n + W. Each tensor has two such kernels, launched from
@@ -25,15 +25,15 @@ from tuner.costs.train.adapters import AdaptedMatrix, attention_matrices, networ
 from tuner.costs.train.parts import BlockInputs, is_any
 
 KERNELS = 2.0
-"""Of a tensor in a gather, or of a gradient in a reduction: in and out."""
+"""Kernels of a tensor in a gather, or of a gradient in a reduction: copy in, copy out."""
 UPDATE_LAUNCHES = 11.0
-"""Of AdamW, a tensor: two of either moment, six of the update, the count of steps."""
+"""Launches of AdamW per tensor: two of either moment, six of the update, the count of steps."""
 
 _NORMS = 2.0
 _HEAD_NORMS = 2.0
 _ROUTER = 1.0
 _STACKS = 2.0
-"""Of experts: gate and up together, down."""
+"""Tensors of a layer's experts: gate and up together, down."""
 _PAIR = 2.0
 """Tensors of an adapter."""
 
@@ -45,11 +45,11 @@ class GatheredLayer:
     copied_s: Numbers
     """Seconds of reading and writing all its parameters once."""
     gather_launch_s: Numbers
-    """Launches of one gather."""
+    """Seconds of launches of one gather."""
     reduce_launch_s: Numbers
-    """Launches of one reduction of its gradients."""
+    """Seconds of launches of one reduction of its gradients."""
     update_launch_s: Numbers
-    """Launches of the optimizer."""
+    """Seconds of launches of the optimizer."""
 
 
 class _Tensors(NamedTuple):

@@ -70,7 +70,7 @@ class MeasuredProfile:
 
     @property
     def memory_bytes(self) -> float | None:
-        """Of one device; None where the profile does not say it."""
+        """Return the bytes of memory of one device; None where the profile does not say."""
         return float(self.profile.header.machine.memory_bytes_per_device) or None
 
     @property

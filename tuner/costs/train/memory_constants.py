@@ -27,26 +27,27 @@ class MemoryConstants:
     """Residuals of one training software, or one set per column."""
 
     master_bytes: Numbers = 4.0
-    """Of the parameter that the optimizer updates."""
+    """Bytes of a parameter's master copy, which the optimizer updates."""
     moments_bytes: Numbers = 8.0
-    """Of Adam's two moments of a parameter."""
+    """Bytes of Adam's two moments of a parameter."""
     gathers_master: Numbers = 0.0
     """1 where ZeRO-3 shards the master alone, and layers gather casts of it: PyTorch's FSDP2; 0
     where 16-bit shards lie beside it (state.py)."""
     logit_bytes: Numbers = 2.0
-    """Per logit at the head's backward; 2 where the fused loss writes gradients over bf16 logits,
-    and 4 more for each fp32 copy of them."""
+    """Bytes per logit at the head's backward pass; 2 where the fused loss writes gradients over
+    bf16 logits, and 4 more for each fp32 copy of them."""
     split_logit_bytes: Numbers = 0.0
-    """More per logit where the vocabulary is split over tensor ranks."""
+    """Additional bytes per logit where the vocabulary is split over tensor ranks."""
     activation_ratio: Numbers = 1.0
     """Saved activations over those that activations.py counts."""
     weight_gradient_ratio: Numbers = 1.0
     """Temporary weight gradients over one per shape of weight."""
     cp_output_copy_ratio: Numbers = 1.0
-    """Of attention's output under context parallelism, kept before tokens are redistributed."""
+    """Share of attention's output under context parallelism that is kept twice, also before tokens
+    are redistributed."""
     last_gemm_ratio: Numbers = 1.0
-    """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
-    layers are compiled (activations.py)."""
+    """Share of the output of a dense network's last GEMM that is kept under checkpointing by
+    operation; 0 where layers are compiled (activations.py)."""
     keeps_exchanged: Numbers = 1.0
     """1 where checkpointing by operation keeps what all-to-alls return (activations.py)."""
     scored_bytes: Numbers = 0.0
@@ -75,27 +76,29 @@ class MemoryConstants:
     keeps_logits: Numbers = 0.0
     """1 where the last stage keeps the logits of every micro-batch until the step ends."""
     live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
-    """In the allocator, whatever the model."""
+    """Bytes in the allocator, whatever the model."""
     unused_ratio: Numbers = 0.03
-    """Of activations and buffers: fragmentation of the allocator. Prior; sizes that repeat from
-    step to step leave little."""
+    """Fragmentation of the allocator, as a share of activations and buffers. Prior; sizes that
+    repeat from step to step leave little."""
     recompute_unused_ratio: Numbers = 0.0
-    """More of it under full recomputation, whose large temporaries leave holes around the inputs of
-    layers that stay."""
+    """Additional `unused_ratio` under full recomputation, whose large temporaries leave holes
+    around the inputs of layers that stay."""
     context_bytes: Numbers = 2.0 * GIB
-    """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
-    half a GiB for context and kernels, the rest for a few communicators; no run states it."""
+    """Bytes outside the allocator: the device's context, loaded kernels, collectives' buffers.
+    Prior: half a GiB for context and kernels, the rest for a few communicators; no run states
+    it."""
     communicator_bytes: Numbers = 0.0
-    """Bytes outside it of every group of more than one rank beyond the first."""
+    """Bytes outside the allocator for every group of more than one rank beyond the first."""
     peer_bytes: Numbers = 0.0
-    """Bytes outside it of every rank of the server that an all-to-all of tokens exchanges with."""
+    """Bytes outside the allocator for every rank of the server that an all-to-all of tokens
+    exchanges with."""
     copies_weights: Numbers = 0.0
     """1 where the start holds weights twice beside their gradients: the distributed optimizer
     copies what was loaded into its buffers, dense parameters first, then experts
     (megatron/core/distributed/distributed_data_parallel.py, param_and_grad_buffer.py)."""
     graph_ratio: Numbers = 0.1
-    """Of the activations: private pools of partial graphs. Prior; Megatron-Bridge's guide to CUDA
-    graphs says a few GB, and more than 10 in a pipeline."""
+    """Private pools of partial graphs, as a share of the activations. Prior; Megatron-Bridge's
+    guide to CUDA graphs says a few GB, and more than 10 in a pipeline."""
 
 
 IN_SEGMENTS_RATIO: Final = 0.06
@@ -188,7 +191,7 @@ OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
     Software.TORCH_FSDP: _EAGER_LOSS,
     Software.TORCH_EAGER: _EAGER_LOSS,
 }
-"""By generation of software."""
+"""Memory constants by generation of software."""
 
 _AUTOMODEL: Final = replace(
     _EAGER_LOSS, logit_bytes=6.0, split_logit_bytes=2.0, master_bytes=2.0, moments_bytes=4.0
@@ -233,7 +236,7 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "ms-swift": _EVERY_COMMUNICATOR,
     "automodel-linear-loss": replace(_AUTOMODEL, logit_bytes=0.0, split_logit_bytes=0.0),
 }
-"""By family of software where that says more than its generation."""
+"""Memory constants by family of software, where that says more than its generation."""
 
 BY_GENERATION: Final = frozenset(
     {

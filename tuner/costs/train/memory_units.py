@@ -36,7 +36,7 @@ from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import Parameters, parameters, shard_ranks, state_bytes
 
 MTP_ROW = 3
-"""Of the parts K: multi-token-prediction layers."""
+"""Index of the multi-token-prediction layers among the parts K."""
 
 
 DEEPEP_CHANNELS = 10.0
@@ -55,15 +55,15 @@ class MemoryUnits:
 
     state_BKC: Floats
     saved_KC: Floats
-    """Per micro-batch; of the vocabulary matrices the embedding's share."""
+    """Saved activations per micro-batch; of the vocabulary matrices the embedding's share."""
     head_saved_C: Floats
     """Last norm and logits."""
     head_moment_C: Floats
-    """On top of them at the head's backward."""
+    """Bytes beside `head_saved_C` at the head's backward pass."""
     dense_moment_C: Floats
     moe_moment_C: Floats
     dense_late_C: Floats
-    """At the end of its network's backward pass, beside the gradients."""
+    """Bytes of a dense layer at the end of its network's backward pass, beside the gradients."""
     moe_late_C: Floats
     frees_gradients_C: Floats
     """1 where gradients exist from their layer's backward pass to the optimizer's step."""
@@ -85,14 +85,14 @@ class MemoryUnits:
     is_gathered_C: Floats
     """ZeRO 3: layers read gathered parameters."""
     staged_ratio_C: Floats
-    """Of `always` under ZeRO 3, the share that a pipeline adds to its gathered stage."""
+    """Share of `always` under ZeRO 3 that a pipeline adds to its gathered stage."""
     is_tied_C: Floats
     live_C: Floats
     unused_ratio_C: Floats
     pool_ratio_C: Floats
     context_C: Floats
     pipeline_group_C: Floats
-    """What a pipeline adds to the context."""
+    """Bytes that a pipeline adds to the context."""
     copies_weights_C: Floats
     """1 where the start holds weights twice."""
     expert_weight_C: Floats
@@ -335,7 +335,10 @@ def _always(
 
 
 def _staged_ratio(strategies: Strategies) -> Numbers:
-    """Of two gathered layers and a layer's gradients in both types: one layer, bf16 gradients."""
+    """Return the share that one layer and its bf16 gradients have of a gathered stage's buffers.
+
+    Those are two gathered layers and a layer's gradients in both types.
+    """
     weight = strategies.weight_bytes
     return 2.0 * weight / (3.0 * weight + strategies.gradient_bytes)
 

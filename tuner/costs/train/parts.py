@@ -1,4 +1,4 @@
-"""What the blocks of a transformer share: the cost record, GEMMs, norms and collectives.
+"""Common pieces of a transformer's blocks: the cost record, GEMMs, norms and collectives.
 
     T          tokens of one tensor-parallel group, b s / CP   t   tensor-parallel degree
     h          hidden size                                     f   width of a network
@@ -37,7 +37,7 @@ from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware, ModelShape
 
 BACKWARD_BYTES = 1.6
-"""Of memory-bound kernels over their forward bytes."""
+"""Bytes of memory-bound kernels in the backward pass over those in the forward pass."""
 QUANTISED_BYTES = 4.0
 """Moved per element that is quantised: 2 read and 1 written by rows, 1 by columns, as fp8."""
 ACCUMULATION = 1.4
@@ -57,9 +57,9 @@ class Block:
     backward_s: Numbers = 0.0
     """Kernels, those of weight gradients included."""
     weight_s: Numbers = 0.0
-    """Of the backward kernels, those for weight gradients, without `accumulation_s`."""
+    """Part of `backward_s`: kernels for weight gradients, without `accumulation_s`."""
     accumulation_s: Numbers = 0.0
-    """Of the backward kernels: adding to main gradients, whatever the tokens."""
+    """Part of `backward_s`: kernels that add to main gradients, whatever the tokens."""
     recomputed_s: Numbers = 0.0
     """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
     recomputed_expert_s: Numbers = 0.0
@@ -72,9 +72,9 @@ class Block:
     expert_s: Numbers = 0.0
     """Exposed dispatch and combine, forward; the backward pass has the same."""
     launches: Numbers = 0.0
-    """Of a forward pass."""
+    """Kernel launches of a forward pass."""
     expert_launches: Numbers = 0.0
-    """Additional ones, by local experts; partial graphs do not cover them."""
+    """Additional launches by local experts; partial graphs do not cover them."""
 
     def __add__(self, other: "Block") -> "Block":
         return Block(
@@ -98,13 +98,13 @@ class BlockInputs:
 
     @property
     def norm_share(self) -> Numbers:
-        """Of a tensor-parallel group's tokens, those whose norms one rank computes."""
+        """Return the share of a tensor-parallel group's tokens whose norms one rank computes."""
         s = self.strategies
         return np.where(np.greater(s.sequence_parallel, 0.0), 1.0 / s.tensor, 1.0)
 
     @property
     def is_narrow(self) -> Numbers:
-        """Where the linear layers compute in a type narrower than bf16."""
+        """Return where the linear layers compute in a type narrower than bf16."""
         machine = self.hardware
         return np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
 

@@ -18,16 +18,18 @@ class StepPrice:
     """Seconds of one optimizer step, per column."""
 
     step_s: Numbers
-    """From the closed form of the pipeline."""
+    """Seconds of a step by the closed form of the pipeline."""
     forward_s_SC: Grid
-    """Of one micro-batch on each stage, exposed communication included; empty where a search
-    skipped it."""
+    """Seconds of one micro-batch's forward pass on each stage, exposed communication included;
+    empty where a search skipped it."""
     backward_s_SC: Grid
-    """The same, recomputation included."""
+    """Seconds of one micro-batch's backward pass on each stage, exposed communication and
+    recomputation included; empty likewise."""
     boundary_s: Numbers
-    """Sending one micro-batch from a stage to the next."""
+    """Seconds of sending one micro-batch from a stage to the next."""
     once_s: Numbers
-    """Once a step on the slowest rank: exposed gradient reduction and all-gather, optimizer."""
+    """Seconds once a step on the slowest rank: exposed gradient reduction and all-gather,
+    optimizer."""
     bubble_s: Numbers
     """Part of `step_s`: waiting for other stages."""
     tensor_s: Numbers
@@ -78,7 +80,7 @@ class MemoryPrice:
 
     @property
     def allocated_PC(self) -> Grid:
-        """What tensors take: torch.cuda.max_memory_allocated."""
+        """Return the bytes that tensors take: torch.cuda.max_memory_allocated."""
         return (
             self.weights_PC
             + self.gradients_PC
@@ -89,10 +91,10 @@ class MemoryPrice:
 
     @property
     def reserved_PC(self) -> Grid:
-        """What the allocator holds: torch.cuda.max_memory_reserved."""
+        """Return the bytes that the allocator holds: torch.cuda.max_memory_reserved."""
         return self.allocated_PC + self.reserve_PC
 
     @property
     def total_PC(self) -> Grid:
-        """All of it; compare with the device's memory."""
+        """Return all bytes, to be compared with the device's memory."""
         return self.reserved_PC + self.context_PC

@@ -29,14 +29,14 @@ class RatioBand(Record):
     """Measured over predicted ratio of two steps: where pairs that were held out fell."""
 
     generation: str = ""
-    """Of the device; empty for any."""
+    """Generation of the device; empty for any."""
     has_experts: bool | None = None
-    """None for both."""
+    """Whether the model has experts; None for both."""
     same_kernels: bool
     low: Edge
     high: Edge
     settings: int
-    """Settings of its own with pairs: one model, device, precision, release."""
+    """Distinct settings with pairs: one model, device, precision and release each."""
     pairs: int
 
     def holds(self, *, generation: str, has_experts: bool, same_kernels: bool) -> bool:

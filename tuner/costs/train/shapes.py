@@ -42,9 +42,9 @@ class ModelShape:
     heads: Numbers
     kv_heads: Numbers
     head_dim: Numbers
-    """Of queries and keys; for MLA qk_nope + qk_rope."""
+    """Width of queries and keys; for MLA qk_nope + qk_rope."""
     value_dim: Numbers
-    """Of values."""
+    """Width of values."""
     is_mla: Numbers = 0.0
     q_lora_rank: Numbers = 0.0
     """0: queries are projected in one step."""
@@ -57,26 +57,27 @@ class ModelShape:
     has_output_gate: Numbers = 0.0
     """Queries come with a gate of the output."""
     index_heads: Numbers = 0.0
-    """Of an indexer, which picks the tokens that queries attend to, or the entries where there is a
-    `csa_ratio`; 0: there is none."""
+    """Heads of an indexer, which picks the tokens that queries attend to, or the entries where
+    there is a `csa_ratio`; 0: there is none."""
     index_dim: Numbers = 0.0
     index_share: Numbers = 1.0
-    """Share of the attention layers of MLA that have one."""
+    """Share of the attention layers of MLA that have an indexer."""
     index_top_k: Numbers = 0.0
-    """Tokens or entries that it picks for a query."""
+    """Tokens or entries that the indexer picks for a query."""
     output_groups: Numbers = 0.0
     """Groups of heads with an output projection of their own, and one key that is the value of all
     heads (DeepSeek-V4); 0: no such attention."""
     output_rank: Numbers = 0.0
-    """What each group is projected to."""
+    """Rank that the output of each group is projected to."""
     csa_ratio: Numbers = 0.0
     """Tokens of an entry of compressed sparse attention, whose entries an indexer picks."""
     csa_share: Numbers = 0.0
-    """Share of the attention layers that have it, beside their window."""
+    """Share of the attention layers that have compressed sparse attention, beside their window."""
     csa_outputs: Numbers = 0.0
-    """Outputs of the projections to its entries and to the keys of its indexer."""
+    """Outputs of the projections to the entries of compressed sparse attention and to the keys of
+    its indexer."""
     hca_ratio: Numbers = 0.0
-    """Likewise of heavily compressed attention, without an indexer."""
+    """Tokens of an entry of heavily compressed attention, which has no indexer."""
     hca_share: Numbers = 0.0
     hca_outputs: Numbers = 0.0
     streams: Numbers = 1.0
@@ -88,15 +89,15 @@ class ModelShape:
     windowed_ratio: Numbers = 0.0
     """Share of the attention layers that are windowed."""
     dense_attention: Numbers = 1.0
-    """Of the layers without experts, the share that has attention."""
+    """Share of the layers without experts that have attention."""
     dense_linear: Numbers = 0.0
-    """The share that has linear attention."""
+    """Share of the layers without experts that have linear attention."""
     dense_network: Numbers = 1.0
-    """The share that has a feed-forward network."""
+    """Share of the layers without experts that have a feed-forward network."""
     moe_attention: Numbers = 1.0
-    """Of the layers with experts, the share that has attention."""
+    """Share of the layers with experts that have attention."""
     moe_linear: Numbers = 0.0
-    """The share that has linear attention."""
+    """Share of the layers with experts that have linear attention."""
     linear_inputs: Numbers = 0.0
     """Linear attention: outputs of the projections of the hidden state."""
     linear_rank: Numbers = 0.0
@@ -240,7 +241,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stages:
-    """What every stage holds; columns with fewer stages are padded with empty ones."""
+    """Content of every stage; columns with fewer stages are padded with empty ones."""
 
     dense_SC: Grid
     """Layers without experts."""

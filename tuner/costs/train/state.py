@@ -58,13 +58,13 @@ class Parameters:
     """Parameters on one device."""
 
     attention: Numbers
-    """Of a multi-token-prediction layer, what is around mixer and network included."""
+    """Attention of a multi-token-prediction layer, what is around mixer and network included."""
     dense_mixer: Numbers
     """Attention or linear attention of a layer without experts, its norms included."""
     moe_mixer: Numbers
-    """The same of a layer with experts."""
+    """Attention or linear attention of a layer with experts, its norms included."""
     dense_ffn: Numbers
-    """Of a layer without experts."""
+    """Feed-forward network of a layer without experts."""
     moe_outside: Numbers
     """Router and shared experts of a layer."""
     experts: Numbers

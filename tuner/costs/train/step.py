@@ -73,8 +73,8 @@ from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.costs.train.units import KINDS, LayerCost, UnitCosts, unit_costs
 
 HOST_LINK_RATIO = 0.75
-"""Of the peak of the link to the host, what large copies from pinned memory reach: 12 of the 16 GB
-a second of PCIe 3.0 in Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857)."""
+"""Share of the peak of the link to the host that large copies from pinned memory reach: 12 of the
+16 GB a second of PCIe 3.0 in Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857)."""
 OFFLOAD_BYTES = (4.0 + 4.0) / HOST_LINK_RATIO + 28.0
 """Per parameter whose optimizer state is in host memory: fp32 gradient down and weight up over the
 link, one after the other (Megatron-Core's hybrid_optimizer.py copies both as fp32, and overlaps

@@ -64,9 +64,9 @@ class LayerCost:
     """One layer, one micro-batch, one device."""
 
     forward_s: Numbers = 0.0
-    """Exposed communication and waiting for the host included."""
+    """Seconds of the forward pass, exposed communication and waiting for the host included."""
     backward_s: Numbers = 0.0
-    """The same, recomputation included."""
+    """Seconds of the backward pass, likewise, with recomputation."""
     weight_s: Numbers = 0.0
     """Part of the backward pass: GEMMs for weight gradients, which may be delayed."""
     tensor_s: Numbers = 0.0
@@ -82,20 +82,21 @@ class LayerCost:
     offload_s: Numbers = 0.0
     """Part of both passes: exposed copies of activations to and from host memory."""
     parameters: Numbers = 0.0
-    """Of one device, without experts."""
+    """Parameters of one device, without experts."""
     expert_parameters: Numbers = 0.0
-    """Of one device."""
+    """Parameters of experts of one device."""
     trained: Numbers = 0.0
-    """Of `parameters`, those with a gradient; or of adapters beside them."""
+    """Parameters with a gradient among `parameters`, or those of adapters beside them."""
     expert_trained: Numbers = 0.0
     copied_s: Numbers = 0.0
-    """Reading and writing its parameters once, where a gather does so (gathered_layers.py)."""
+    """Seconds of reading and writing its parameters once, where a gather does so
+    (gathered_layers.py)."""
     gather_launch_s: Numbers = 0.0
-    """Launches of one gather, where they are not hidden; the same of the next two."""
+    """Seconds of launches of one gather, where they are not hidden."""
     reduce_launch_s: Numbers = 0.0
-    """Of one reduction of its gradients."""
+    """Seconds of launches of one reduction of its gradients, where they are not hidden."""
     update_launch_s: Numbers = 0.0
-    """Of the optimizer, where parameters are sharded tensors."""
+    """Seconds of launches of the optimizer, where parameters are sharded tensors."""
 
 
 KINDS = ("dense", "moe", "mtp", "embedding", "head")
@@ -364,7 +365,7 @@ def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
 def _trained_parameters(
     m: ModelShape, s: Strategies, counted: dict[str, Numbers]
 ) -> dict[str, Numbers]:
-    """Of one device by kind: all, or adapters."""
+    """Count the trained parameters of one device by kind: all, or those of adapters."""
     if not is_tuned(s):
         return counted
     adapters = adapter_counts(m, s)
