@@ -28,7 +28,7 @@ from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
 
 MOST_CELLS: Final = 16
 LEAST_GAIN_RATIO: Final = 0.02
-"""Of the target of the first token, which transfers inside a machine must save."""
+"""Share of the TTFT target that transfers inside a machine must save."""
 
 Solve = Callable[[ServingPool, Demand, bool], SolvedProgram | None]
 """Solves the program of a pool and traffic, for the most requests or those of the traffic."""

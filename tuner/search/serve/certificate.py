@@ -1,4 +1,4 @@
-"""What is proven about the chosen instances, and how many others cost about as much."""
+"""Certificate of the chosen instances, and the number of others that cost about as much."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What may vary beside an instance's degrees: token budgets of a step, drafting, overlap, loads.
+"""Choices beside an instance's degrees: token budgets of a step, drafting, overlap, loads.
 
 Budgets are of one attention-data rank: 2048 to 16384 tokens. Small ones keep the steps of running
 sequences short, large ones prefill prompts in fewer steps; engines that take whole prompts unless
@@ -36,11 +36,11 @@ class Choices:
 
     budgets: tuple[TokenBudget, ...]
     drafting: Drafting | None = None
-    """Tried beside none."""
+    """Drafting that is tried beside steps without any; None: not tried."""
     a2a_backends: tuple[A2aBackend, ...] = (A2aBackend.LEAST,)
-    """Of data ranks."""
+    """All-to-all backends that are tried with attention-data ranks; without, only the first."""
     overlapped: frozenset[A2aBackend] = frozenset()
-    """Those behind which the other half of a batch may compute, which is tried too."""
+    """Backends behind which the other half of a batch may compute, which is tried too."""
     copies: ExpertCopies = field(default_factory=ExpertCopies)
     """Recorded loads of experts, and whether an expert may have copies."""
     page_by_pool: Mapping[str, int] = field(default_factory=dict)

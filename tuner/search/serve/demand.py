@@ -51,22 +51,24 @@ MOST_RUNNING = 1024
 ROOM_RATIO = 0.99
 """Share of requests whose lengths memory is planned for."""
 QUANTILES = 2000
-"""At which a law of lengths is read."""
+"""Number of quantiles at which a law of lengths is read."""
 TAIL_LOG = 16.0
-"""The longest of them is one in exp(16), nine million."""
+"""Logarithm of how rare the longest of them is: one in exp(16), nine million."""
 NO_TARGET_TPOT_S = 0.1
 NO_TARGET_TTFT_S = 10.0
-"""Where a closed loop has no targets: as slow as people still read along."""
+"""Seconds per output token and to the first token that a closed loop without targets is sized for:
+as slow as people still read along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixHits:
-    """What prefix caches hold of prompts."""
+    """Prompt tokens that are found in prefix caches."""
 
     ratio: float
-    """Of all their tokens."""
+    """Share of all prompt tokens that is found."""
     cached_N: Ints | None = None
-    """Tokens of each recorded prompt, in the order of the trace (prefix_reuse.py)."""
+    """Tokens that are found of each recorded prompt, in the order of the trace
+    (prefix_reuse.py)."""
     request_ratio: float = 1.0
     """Share of requests that come where their prefix is; the others find nothing."""
 
@@ -90,31 +92,32 @@ class Demand:
     """The traffic in numbers."""
 
     rate_per_s: float
-    """That must be served."""
+    """Requests a second that must be served."""
     input_tokens: float
-    """Of a mean prompt, what is found in the prefix cache included."""
+    """Tokens of a mean prompt, those found in the prefix cache included."""
     output_tokens: float
     computed_tokens: float
-    """Of a mean prompt that must be computed."""
+    """Tokens of a mean prompt that must be computed."""
     longest_input: int
     longest_output: int
-    """Of all but one request in a hundred."""
+    """Tokens of a prompt and of an output that all but one request in a hundred stay within."""
     most_tokens: int
-    """Of one request at most, as the model or the goal cuts it."""
+    """Largest number of tokens of one request, as the model or the goal limits it."""
     held_tokens: float
-    """Of a sequence that runs, when it will have ended; mean."""
+    """Tokens that a running sequence will have when it ends, mean."""
     past_tokens: float
-    """Of a sequence that runs, at a random time; mean."""
+    """Tokens that a running sequence has at a random time, mean."""
     reserved_N: Floats
-    """Tokens within which 1, 2, … sequences that run will have ended, all of them, but once in a
+    """Tokens that 1, 2, … running sequences will have together when they end, exceeded once in a
     hundred looks: what is set aside where an engine reserves whole outputs."""
     grown_N: Floats
-    """The same of what they have at a random time, where it takes memory as outputs grow."""
+    """Tokens that 1, 2, … running sequences have together at a random time, exceeded once in a
+    hundred looks, where an engine takes memory as outputs grow."""
     ttft_s: float
     tpot_s: float
     """The strictest targets, as means that a plan is priced against; infinite without one."""
     concurrency: int | None
-    """Of a closed loop."""
+    """Concurrent requests of a closed loop; None: an open loop."""
     cached_N: Ints | None = None
     """Tokens of the trace's first prompts that are found in the prefix cache, where it names their
     blocks."""

@@ -29,7 +29,7 @@ from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 MOST_RATIO: Final = 0.5
 """Copies over experts, at most: more take memory that levels nothing further."""
 LEAST_GAIN: Final = 0.02
-"""Of the tokens of the most-loaded rank, for which copies are worth a try."""
+"""Share of the most-loaded rank's tokens that copies must take off it to be worth a try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class ExpertCopies:
     is_launched: bool = False
     """The engine's release keeps copies of this model's experts."""
     placed: dict[tuple[int, int, int], ExpertLoads] = field(default_factory=dict)
-    """By ranks, nodes and copies; filled on use."""
+    """Loads by ranks, nodes and copies; filled on use."""
 
     def solve_and_simulate(
         self, own: Experts, *, ranks: int, nodes: int

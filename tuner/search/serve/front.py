@@ -41,9 +41,9 @@ from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.spec.serving.goal import Mode
 
 MOST_POINTS: Final = 50
-"""Of one mode; more are thinned evenly, the ends kept."""
+"""Largest number of points of one mode; more are thinned evenly, the ends kept."""
 SLACK: Final = 1e-9
-"""Of a device, for rounding."""
+"""Share of a device that is ignored as rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ class Offer:
     rate_N: Floats
     """Requests a second of one instance."""
     output_tokens: float
-    """Of a mean request."""
+    """Output tokens of a mean request."""
 
     @property
     def user_N(self) -> Floats:

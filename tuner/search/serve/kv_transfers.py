@@ -74,9 +74,9 @@ class KvTransfers:
 
     spec: ServeSpec
     releases: Mapping[str, ServingCapabilities]
-    """By pool."""
+    """Capabilities of the engine's release, by pool."""
     tokens: int
-    """Of the mean request whose bytes are known."""
+    """Tokens of the mean request whose bytes are known."""
     bytes_of: Mapping[tuple[str, CacheDegrees, CacheDegrees], RankBytes]
     """Bytes of that request by the pool that prefills and the degrees of prefill and decode."""
     between_pools: bool = False
@@ -202,7 +202,7 @@ class KvTransfers:
             return None
 
     def seconds(self, sender: Option, receiver: Option) -> float:
-        """Between the end of prefill and the arrival of a mean request's cache."""
+        """Return the seconds from the end of prefill to the arrival of a mean request's cache."""
         return whole_s(self.moved(sender, receiver).peak_rank, path=self.path(sender, receiver))
 
     def refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.serving.read import ServeSpec
 
 POLLED_CORE_RATIO: Final = 0.5
-"""Of a core that a thread of the KV connector polls on, what is left to compute in."""
+"""Share of a core that is left to compute in where a thread of the KV connector polls on it."""
 AFD: Final = "attention_expert"
 A2A_BACKENDS: Final = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
 

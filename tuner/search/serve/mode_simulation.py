@@ -293,7 +293,7 @@ def _mean_wait_s(
 def _single_rank(
     requests: Requests, late_s_R: Floats, long_R: Flags, *, ranks: int
 ) -> tuple[Requests, Floats]:
-    """What one of so many local ranks gets, in the order in which it comes there."""
+    """Return the requests of one of so many local ranks, in the order in which they arrive."""
     if requests.arrival_s_R is None:
         raise ValueError("open arrivals are needed")
     there_s_R = requests.arrival_s_R + late_s_R

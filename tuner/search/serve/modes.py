@@ -33,18 +33,18 @@ class ModeSolutions:
     serving: tuple[ModeSolution, ...]
     """Modes that serve the traffic, whether they meet the targets or not."""
     refused: Mapping[Mode, tuple[str, ...]]
-    """Of each, what the release refuses."""
+    """Refusals of the engine's release, by mode."""
     fitting: tuple[ModeSolution, ...]
-    """Those that meet the targets and can be launched, best first."""
+    """Solutions that meet the targets and can be launched, best first."""
 
     @property
     def best(self) -> ModeSolution | None:
-        """The best of those."""
+        """Return the best solution that meets the targets and can be launched."""
         return self.fitting[0] if self.fitting else None
 
     @property
     def launched(self) -> tuple[ModeSolution, ...]:
-        """Those that can be launched, whether they meet the targets or not."""
+        """Return the solutions that can be launched, whether they meet the targets or not."""
         return tuple(one for one in self.serving if not self.refused[one.mode])
 
     def of(self, mode: Mode) -> ModeSolution | None:

@@ -42,11 +42,12 @@ from tuner.search.serve.solve_mode import (
 from tuner.spec.serving.goal import Mode
 
 RATE_STEP: Final = 0.01
-"""Of the rate that is found: a higher one misses a target."""
+"""Precision of the rate that is found: a rate higher by this share misses a target."""
 LEAST_RATIO: Final = 1.0 / 64.0
-"""Of what instances could serve: where the targets do not hold here, they are missed."""
+"""Lowest rate that is tried, as a share of what instances could serve: where the targets do not
+hold here, they are missed."""
 PREFILL_SPARES: Final = (0.25, 0.5, 1.0)
-"""Of prefill instances that are tried, above the goal's own."""
+"""Spare ratios of prefill instances that are tried, where they exceed the goal's own."""
 
 
 def solve_goal(

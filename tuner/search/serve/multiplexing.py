@@ -30,7 +30,7 @@ from tuner.search.serve.options import FRACTIONS, Option, most_running, step_sec
 UNITS: Final = 8
 """Multiprocessors that a share is a multiple of: green contexts of Hopper (CUDA driver API)."""
 LEAST_UNITS: Final = 16
-"""That a phase is left (sglang 0.5.23, srt/multiplex/pdmux_context.py)."""
+"""Smallest number of multiprocessors of a phase (sglang 0.5.23, srt/multiplex/pdmux_context.py)."""
 SHARES: Final = 6
 """Tried between the least and the most."""
 BATCHES: Final = 24

@@ -27,7 +27,7 @@ OCCUPANCY_QUANTILE: Final = 0.99
 SHARES: Final = 16
 """Positions in an output that are sampled."""
 BINS: Final = 2**13
-"""Of the grid on which slots are added up."""
+"""Points of the grid on which slots are added up."""
 COUNTS: Final = 40
 """Numbers of sequences that are added up; between them quantiles are interpolated."""
 FAR: Final = 12.0

@@ -57,12 +57,12 @@ from tuner.spec.serving.goal import Mode
 BATCHES: Final = 32
 """Numbers of sequences that are priced."""
 LONGEST_S: Final = 60.0
-"""Between two tokens; no deployment is slower, and without a target this is the limit."""
+"""Seconds between two tokens that no deployment exceeds; the limit without a target."""
 PREFILL_PLACES: Final = 16
 """Sequences of a prefill-only rank: each keeps its place until its cache has been handed
 over (SGLang's queue of transfers under way), and short prompts share steps."""
 FRACTIONS: Final = (1.0, 0.5)
-"""Of the most sequences that an option allows."""
+"""Shares of the most sequences that an option allows, each of which is an option."""
 UNFIT: Final = {
     Role.PREFILL: (A2aBackend.LOW_LATENCY,),
     Role.DECODE: (A2aBackend.NORMAL,),
@@ -81,19 +81,19 @@ class ServingPool:
     pool: Pool
     machine: ServingMachine
     memory_bytes: float
-    """Of one device."""
+    """Bytes of memory of one device."""
     source: str
-    """`profile`, `tables` or `datasheet`."""
+    """Source of the prices: `profile`, `tables` or `datasheet`."""
     conversions: ProfilePrices | None = None
     """How fast a device turns KV caches into other pages, where that was measured."""
     residual: ServeResidual | None = None
-    """Of launches of the engine on these devices."""
+    """Corrections from launches of the engine on these devices; None: none were launched."""
     profile: Path | None = None
-    """That describes the devices, where they have no datasheet."""
+    """Profile that describes the devices, where they have no datasheet."""
 
     @property
     def measured_bands(self) -> Bands | None:
-        """Bands of what was measured on these devices; None: published launches have to do."""
+        """Return bands from measurements on these devices; None: published launches have to do."""
         if self.residual is not None:
             return self.residual.bands
         return None if self.machine.host is None else bands_of_steps()
@@ -119,27 +119,27 @@ class Option:
     degrees: InstanceDegrees
     iteration: Iteration
     running: int
-    """Sequences of one attention-data rank."""
+    """Running sequences of one attention-data rank."""
     rate_per_s: float
-    """Of one instance."""
+    """Requests a second of one instance."""
     ttft_s: float
-    """Of a prompt alone, as a client sees it; 0 for decode."""
+    """Seconds to the first token of a prompt alone, as a client sees it; 0 for decode."""
     tpot_s: float
-    """0 for prefill."""
+    """Seconds per output token; 0 for prefill."""
     kv_tokens: float
-    """Of one attention-data rank."""
+    """Tokens in the KV cache of one attention-data rank."""
     step_tokens: int
     """Budget of a step with prompts, of one attention-data rank."""
     is_chunked: bool
-    """Prompts are split to fill it (chunked prefill)."""
+    """Whether prompts are split to fill the budget (chunked prefill)."""
     page_tokens: int | None = None
-    """Of a page of cache; None: the engine's own."""
+    """Tokens of a page of cache; None: the engine's own."""
     prefill_share_ratio: float | None = None
-    """Of a device's multiprocessors, where prefill and decode share devices."""
+    """Prefill's share of a device's multiprocessors, where prefill and decode share devices."""
 
     @property
     def devices(self) -> int:
-        """Of one instance; of an AFD unit those of its FFN server too."""
+        """Count the devices of one instance; of an AFD unit those of its FFN server too."""
         own = self.iteration
         ffn = own.ffn.degrees.devices if isinstance(own, RemoteFfnIteration) else 0
         return self.degrees.devices + ffn
@@ -309,13 +309,15 @@ class _Candidate:
     budget: TokenBudget
     page_tokens: int | None
     running_N: Floats
-    """Sequences of one that are priced, 1 first; none where the longest request has no room."""
+    """Running sequences of a rank that are priced, 1 first; none where the longest request has no
+    room."""
     decode_s_N: Floats
-    """Seconds of a step without prompts with them."""
+    """Seconds of a step of so many sequences without prompts."""
     is_first: bool
-    """Of the budgets, which do not matter to who reads no prompts."""
+    """Whether its budget is the first one; budgets do not matter to decode, which reads no
+    prompts."""
     moves_cache: bool | None
-    """It hands caches over or takes them; None: the engine needs no memory for that."""
+    """Whether it sends or receives KV caches; None: the engine needs no memory for that."""
 
     def prompt(self, demand: Demand) -> PromptTime:
         """Return a prompt alone, its latency as a client sees it."""

@@ -52,8 +52,8 @@ from tuner.units import format_ratio
 
 MOST_REQUESTS: Final = 100_000
 MOST_BLOCKS: Final = 1_000_000
-"""Of the trace that are counted, whichever is reached first; all caches together hold no more
-blocks than that, 250 MB."""
+"""Requests and blocks of the trace that are counted, whichever is reached first; all caches
+together hold no more blocks than that, 250 MB."""
 ROUNDS: Final = 4
 Key = tuple[Role, int]
 """The role and the attention-data ranks of an instance."""

@@ -46,7 +46,7 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "prefill_offload": (Role.PREFILL, Role.DECODE),
     "attention_expert": (Role.PREFILL, Role.DECODE),
 }
-"""Of a mode's program. An AFD unit decodes (afd_options.py)."""
+"""Roles of the instances in a mode's program. An AFD unit decodes (afd_options.py)."""
 OBJECTIVE: Final = {
     "cost": InstanceObjective.COST,
     "devices": InstanceObjective.DEVICES,
@@ -58,13 +58,14 @@ OBJECTIVE: Final = {
 LEAST_SLACK_S: Final = 1e-3
 """Between a prompt alone and the target of the first token."""
 MOST_TIMES: Final = 10.0
-"""Times the least spare capacity that a slow instance needs at most."""
+"""Largest multiple of the least spare capacity that a slow prefill instance needs."""
 LEAST_RUN_S: Final = 0.05
 """Time of a branch even after the limit."""
 LEAST_LOAD_RATIO: Final = 1e-3
-"""Of the slowest instance: less traffic needs as many instances, and solvers take it for none."""
+"""Smallest rate that is solved for, as a share of the slowest instance's: less traffic needs as
+many instances, and solvers take it for none."""
 LEAST_FLOW_RATIO: Final = 1e-6
-"""Of all requests: a route that carries less is unused (the solver's tolerance)."""
+"""Share of all requests below which a route is unused (the solver's tolerance)."""
 BOUND_TOLERANCE: Final = 1e-6
 """Relative gap below which a plan counts as optimal, as in the solvers."""
 
@@ -74,13 +75,13 @@ class Spare:
     """Capacity above what the traffic needs, as a share of it."""
 
     prefill_ratio: float
-    """Of the prefill instances that are fastest for their target."""
+    """Spare capacity of the prefill instances that are fastest for their target."""
     others_ratio: float
-    """Of decode and aggregated instances."""
+    """Spare capacity of decode and aggregated instances."""
 
     @property
     def most_ratio(self) -> float:
-        """The larger."""
+        """Return the larger of both ratios."""
         return max(self.prefill_ratio, self.others_ratio)
 
 
@@ -91,10 +92,10 @@ class Program:
     mode: Mode
     problem: InstancesProblem
     options: tuple[Option, ...]
-    """By column."""
+    """Option of each column."""
     serving_pools: tuple[ServingPool, ...]
     islands: Mapping[str, str] = field(default_factory=dict)
-    """Of pools, by name; empty with a single router."""
+    """Island of each pool, by name; empty with a single router."""
     cells: int = 0
     """Machines that have these instances each (cells.py); 0: instances are anywhere."""
 

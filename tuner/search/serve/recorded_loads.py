@@ -1,4 +1,4 @@
-"""What a goal says of its experts' loads: a recorded routing, and the placement that serves it."""
+"""Expert loads that a goal names: a recorded routing, and the placement that serves it."""
 
 from pathlib import Path
 

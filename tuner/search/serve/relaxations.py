@@ -1,4 +1,4 @@
-"""Where nothing meets the targets: what binds, the closest plan, and what each relaxation buys.
+"""Relaxations of targets that nothing meets: what binds, the closest plan, what each change buys.
 
 The closest plan serves the most requests a second of all pools within the targets: what the goal
 `objective: rate` finds (most_rate.py). Every other relaxation changes one thing and is solved anew.
@@ -40,7 +40,8 @@ from tuner.units import format_ratio, format_s
 
 LINK_BYTES_PER_S: Final = 50e9
 LINK_LATENCY_S: Final = 10e-6
-"""Of a link that is tried where pools have none: one 400 Gbit/s NIC on one switch."""
+"""Seconds of latency of a link that is tried where pools have none: one 400 Gbit/s NIC on one
+switch."""
 LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
 """More time that each target is given, the least that helps."""
 MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eight times"})

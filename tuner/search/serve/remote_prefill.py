@@ -33,9 +33,9 @@ from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.requests import sample_requests
 
 PROMPTS: Final = 4000
-"""Drawn to know their lengths."""
+"""Prompts that are drawn to know their lengths."""
 QUANTILES: Final = (0.25, 0.5, 0.7, 0.85, 0.95)
-"""Of the lengths to compute: thresholds that are tried."""
+"""Quantiles of the lengths to compute at which thresholds are tried."""
 POINTS: Final = 6
 """Lengths at which prompts of one side are priced, evenly in their quantiles."""
 BATCHES: Final = 16
@@ -50,13 +50,13 @@ class LengthThreshold:
     """Prompts with more to compute are long."""
     split: PromptSplit
     tokens_N: Floats
-    """To compute, of every prompt that was drawn."""
+    """Tokens to compute of every prompt that was drawn."""
     computed_ratio: float
-    """Of a prompt; the rest is found in the prefix cache."""
+    """Share of a prompt that must be computed; the rest is found in the prefix cache."""
 
     @property
     def long_share(self) -> float:
-        """Of the requests."""
+        """Return the share of the requests whose prompts are long."""
         return self.split.long_share
 
     def input_tokens(self, *, is_long: bool) -> float:
@@ -114,7 +114,7 @@ def offload_options(
 
 
 def _fastest(options: Sequence[Option]) -> Iterator[Option]:
-    """Of each pool, tensor degree and size the prefill option that serves the most."""
+    """Yield the prefill option that serves the most, by pool, tensor degree and size."""
     best: dict[object, Option] = {}
     for option in options:
         if option.role is Role.PREFILL:

@@ -300,7 +300,7 @@ def _prefills(
 def _seen(
     routed: Routed, serving: Sequence[InstanceGroup], places: Sequence[int]
 ) -> tuple[Floats, Floats]:
-    """What clients see of each kind of instances, with its places, of all kinds together."""
+    """Return TTFT and TPOT of all requests as clients see them, one kind of instances at a time."""
     kind_of = np.repeat(np.arange(len(serving)), places)
     ttft, tpot = [], []
     for number, group in enumerate(serving):

@@ -33,7 +33,7 @@ from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 MOST_KINDS: Final = 3
-"""Of instances in one role where the router follows load."""
+"""Largest number of kinds of instances in one role where the router follows load."""
 ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
 """Modes whose routing is planned; instances of the others are of one kind, served round robin."""
 _BY_LOAD: Final = (
@@ -48,15 +48,15 @@ class RouterChoice:
     """How requests are spread over the instances of a mode."""
 
     policy: RouterPolicy
-    """Of one kind of aggregated or prefill instances."""
+    """Policy for one kind of aggregated or prefill instances."""
     mixed_policy: RouterPolicy
-    """Of several kinds of them."""
+    """Policy for several kinds of aggregated or prefill instances."""
     decode_policy: RouterPolicy | None = None
-    """Of decode instances; None: there are none."""
+    """Policy for decode instances; None: there are none."""
     holds_prefill: bool = False
-    """A request counts on its prefill instance until it ends."""
+    """Whether a request counts on its prefill instance until it ends."""
     has_sessions: bool = False
-    """Prefixes lie on the instance of a session's request before."""
+    """Whether prefixes lie on the instance of a session's request before."""
     to_ranks: bool = False
     """The cache-aware policy chooses among the attention-data ranks of all instances."""
     is_one_count: bool = False

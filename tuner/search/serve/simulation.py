@@ -75,12 +75,12 @@ class InstanceGroup:
 
     @property
     def ranks(self) -> int:
-        """Attention-data ranks of all of them."""
+        """Count the attention-data ranks of all instances of the group."""
         return self.count * self.option.degrees.attention_data
 
     @property
     def rate_per_s(self) -> float:
-        """Of all of them."""
+        """Return the requests a second of all instances of the group."""
         return self.count * self.option.rate_per_s
 
 

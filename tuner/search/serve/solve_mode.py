@@ -81,18 +81,19 @@ PRICED_ROLES: Final[Mapping[Mode, tuple[Role, ...]]] = {
 }
 """Roles whose instance options a mode is made of."""
 MOST_SPARE: Final = 4.0
-"""Share of the traffic's rate that is tried as spare capacity at most."""
+"""Largest spare capacity that is tried, as a share of the traffic's rate."""
 FIRST_SPARE: Final = 0.25
 TIGHTER_RATIOS: Final = (0.7, 0.45)
-"""Of a target that queueing breaks: the largest share that an instance's own latency may take."""
+"""Largest shares of a target that an instance's own latency may take, tried in turn where queueing
+breaks the target."""
 MOST_SIMULATED: Final = 3
 """Thresholds of a mode that are simulated: the best by their programs."""
 PREFIX_ROUNDS: Final = 4
 """Times that hits are lowered by the number of instances; the last time to none."""
 KEPT_TOLERANCE: Final = 0.02
-"""Of the hits that are left, within which they agree with the instances."""
+"""Relative difference within which the hits that are left agree with the instances."""
 HIT_DIGITS: Final = 4
-"""Of the share of prompt tokens in prefix caches that a plan states."""
+"""Decimals of the share of prompt tokens in prefix caches that a plan states."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
 
@@ -107,7 +108,7 @@ class ModeSolution:
     spare: Spare
     missed: tuple[str, ...]
     threshold: LengthThreshold | None = None
-    """Where long prompts are prefilled on another pool."""
+    """Length threshold above which prompts are prefilled on another pool; None: none are."""
     bound: float = 0.0
     """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
     missed_without_spare: tuple[str, ...] = ()
@@ -115,7 +116,7 @@ class ModeSolution:
     router: RouterChoice
     """How requests are spread."""
     covered_kinds: int = 1
-    """Of instances in one role that the bound holds for."""
+    """Kinds of instances in one role that the bound holds for, at most."""
     prefix_hit: float | None = None
     """Share of prompts in the prefix cache, where a router looks for none; None: as stated."""
     rate_per_s: float | None = None
@@ -123,17 +124,17 @@ class ModeSolution:
 
     @property
     def objective(self) -> float:
-        """Of the program; seconds per request that is served, where their rate is the goal."""
+        """Return the program's objective; seconds per served request where the rate is the goal."""
         return self.solved.outcome.objective if self.rate_per_s is None else 1.0 / self.rate_per_s
 
     @property
     def mode(self) -> Mode:
-        """That was solved."""
+        """Return the mode that was solved."""
         return self.solved.program.mode
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all instances; None where a pool has no price."""
+        """Return the price of all instances per hour; None where a pool has no price."""
         prices = [group.option.serving_pool.pool.price_per_device_hour for group in self.groups]
         if any(price is None for price in prices):
             return None
@@ -144,7 +145,7 @@ class ModeSolution:
 
     @property
     def devices(self) -> int:
-        """Of all instances."""
+        """Count the devices of all instances."""
         return sum(group.count * group.option.devices for group in self.groups)
 
 
@@ -165,11 +166,11 @@ class ServeProblem:
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
     threshold: LengthThreshold | None = None
-    """Where the problem is of one length threshold."""
+    """Length threshold that this problem is restricted to; None: there is none."""
     cell_pool: str = ""
     """Pool whose machines hold a cell each (cells.py); empty: instances are anywhere."""
     afd_units: PricedAfdUnits = field(default_factory=PricedAfdUnits)
-    """Of attention and FFN servers, where the release has them."""
+    """Priced AFD units (attention and FFN servers), where the release has them."""
     simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
         default_factory=dict
     )
@@ -179,7 +180,7 @@ class ServeProblem:
     simulated: "list[ModeSolution]" = field(default_factory=list)
     """Every solution that was simulated so far, whether it meets the targets or not."""
     hits: PrefixHits | None = None
-    """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
+    """Hits of recorded prompts in prefix caches; None: the share that the traffic states."""
     routers: tuple[RouterChoice, ...] = ()
     """Router choices to plan with; empty: those of the stacks."""
     restriction: "Callable[[ServeProblem], ServeProblem] | None" = None

@@ -240,7 +240,7 @@ def _memory(group: InstanceGroup, demand: Demand) -> Iterator[tuple[str, int]]:
 
 
 def _role_rate(solution: ModeSolution, beside: InstanceGroup) -> float:
-    """Of all instances that do the same in the same island."""
+    """Return the requests a second of all instances of the same role and island."""
     return sum(
         group.rate_per_s
         for group in solution.groups

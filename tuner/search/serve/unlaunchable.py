@@ -1,4 +1,4 @@
-"""What engines, their routers and connectors lack, and what it would save.
+"""Features that engines, their routers and connectors lack, and what they would save.
 
 A mode that is refused is solved already. Every other lack is the least change of the problem that
 lifts it (`Change`), and the problem is solved again with it by the search that plans:
