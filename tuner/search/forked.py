@@ -27,7 +27,7 @@ MOST_TASKS: Final = 256
 """An index is one byte."""
 
 MOST_WORDS_BYTES: Final = 247
-"""Of UTF-8; what is longer is cut."""
+"""Largest number of UTF-8 bytes of a task's words; longer text is cut."""
 
 RECORD: Final = struct.Struct(f"<Bd{MOST_WORDS_BYTES}s")
 """Index of a task, its number, not-a-number where it has none, and its words: few enough bytes that

@@ -70,7 +70,7 @@ from tuner.search.reference.schedule import in_flight, most_in_flight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedMachine:
-    """What a plan may use: devices, their memory and their measured speed."""
+    """Devices that a plan may use, with their memory and measured speed."""
 
     num_devices: int
     memory_limit_bytes: int
@@ -287,7 +287,7 @@ class CandidateCosts:
         }
 
     def _update_kind(self, layer: int) -> object:
-        """What layers have in common whose state costs the same."""
+        """Return a key that layers share whose state costs the same."""
         return self.work.model.layers[layer], self.work.trainings[layer].has_input_gradient
 
     def _updated_bytes(self, units: tuple[Unit, ...]) -> int:

@@ -97,7 +97,7 @@ def _largest(units: Sequence[Unit]) -> int:
 
 
 def _gathered_embedding_and_head(costs: CandidateCosts, stages: range) -> int:
-    """What zero_stage 3 keeps gathered throughout."""
+    """Return the bytes of embedding and head that zero_stage 3 keeps gathered throughout."""
     if costs.degrees.zero_stage != 3:
         return 0
     units = [unit for stage in stages for unit in _embedding_and_head(costs, stage)]
@@ -137,7 +137,7 @@ def _backward_bytes(
 def saved_bytes(
     costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int
 ) -> int:
-    """What one micro-batch keeps on a stage."""
+    """Return the bytes of activations that one micro-batch keeps on a stage."""
     option = options_of(decision)[stage]
     return sum(
         costs.activations(layer, option, expert_rank=expert_rank).saved

@@ -77,7 +77,7 @@ def predict(costs: CandidateCosts, decision: TrainDecision) -> TrainPrediction:
 
 
 def band_around(predicted: float, *, ratio: float) -> Band:
-    """Where measurements lie whose relative error against the prediction is at most `ratio`."""
+    """Return the band of measurements m with |predicted - m| / m of at most `ratio`."""
     high = predicted / (1.0 - ratio) if ratio < 1.0 else float("inf")
     return predicted / (1.0 + ratio), min(high, predicted * 1e6)
 
@@ -248,7 +248,7 @@ def _held_bytes(
 def _beside_chunk(
     costs: CandidateCosts, layer: int, option: RecomputeOption, expert_rank: int
 ) -> int:
-    """What a layer adds while it is recomputed, without its chunk of the experts."""
+    """Return the bytes that a layer adds while it is recomputed, without its chunk of experts."""
     transient = costs.activations(layer, option, expert_rank=expert_rank).transient
     chunk = chunk_bytes(
         costs.work, costs.degrees, layer=layer, chunks=option.chunks, expert_rank=expert_rank
