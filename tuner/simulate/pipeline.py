@@ -60,11 +60,11 @@ from tuner.costs.train.shapes import Grid
 FEW_PASSES: Final = 30_000
 """Forward and backward passes that are simulated whole, in some 40 ms."""
 MOST_PASSES: Final = 300_000
-"""Those that are simulated whole, in some 0.4 s, where the schedule reaches no cycle."""
+"""Passes that are simulated whole, in some 0.4 s, where the schedule reaches no cycle."""
 MOST_SHORTENED: Final = 1_000_000
 """Passes after which a pipeline of hundreds of devices may reach a cycle; more is not simulated."""
 SETTLED_RATIO: Final = 1e-10
-"""Of a cycle's seconds: ends whose differences agree to this differ by rounding alone."""
+"""Share of a cycle's seconds: ends whose differences agree to this differ by rounding alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +91,17 @@ class Pipeline:
     """One step of one candidate."""
 
     forward_s_S: tuple[float, ...]
-    """Of one micro-batch on each stage."""
+    """Seconds of one micro-batch's forward pass on each stage."""
     backward_s_S: tuple[float, ...]
-    """Of one micro-batch, weight gradients included."""
+    """Seconds of one micro-batch's backward pass on each stage, weight gradients included."""
     weight_s_S: tuple[float, ...] = ()
-    """Of a backward pass, what may be put off; empty: nothing is, the schedule is 1F1B."""
+    """Seconds of each stage's backward pass that may be put off; empty: none are, the schedule is
+    1F1B."""
     num_devices: int
     num_microbatches: int
     send_s: float = 0.0
     sends_s: tuple[float, ...] = ()
-    """From every stage to the next, where they differ; empty: `send_s` each."""
+    """Seconds of a send from every stage to the next, where they differ; empty: `send_s` each."""
 
     def __post_init__(self) -> None:
         stages, devices = len(self.forward_s_S), self.num_devices
@@ -123,16 +124,17 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """What came of it."""
+    """Outcome of a simulated step."""
 
     step_s: float
-    """Until the last device is done."""
+    """Seconds until the last device is done."""
     idle_s_P: tuple[float, ...]
-    """Of `step_s`, in which each device waits."""
+    """Seconds of `step_s` in which each device waits."""
     peak_resident_P: tuple[int, ...]
     """Most passes whose activations a device holds at once, counted in stages x micro-batches."""
     max_error_s: float = 0.0
-    """What `step_s` may be off at most, rounding aside; 0 where all was simulated or repeats."""
+    """Largest error of `step_s` in seconds, rounding aside; 0 where all was simulated or
+    repeats."""
 
 
 class _Pass(NamedTuple):

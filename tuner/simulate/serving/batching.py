@@ -35,8 +35,8 @@ from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
 WATERMARK_RATIO: Final = 0.01
-"""Of the memory that stays free when a request is let in without room for its whole output (vLLM,
-`watermark`)."""
+"""Share of the memory that stays free when a request is let in without room for its whole output
+(vLLM, `watermark`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,18 @@ class Rules:
     poll_steps: int = 1
     """Steps from one look at what has come to the next, while sequences run."""
     preempts: bool = True
-    """Where memory is taken as outputs grow: sequences are sent back when there is no more."""
+    """Whether sequences are sent back when there is no more memory, where it is taken as outputs
+    grow."""
 
 
 class FilledStep(NamedTuple):
-    """What a step of a rank holds where prompts are read, on it or on one that it waits for."""
+    """Content of a rank's step in which prompts are read, on it or on one that it waits for."""
 
     tokens: int
-    """Of prompts and of running sequences."""
+    """Tokens of prompts and of running sequences."""
     seconds: float
-    """Where every rank that shares its experts has as many tokens; 0 without any."""
+    """Seconds of the step if every rank that shares its experts has as many tokens; 0 without
+    any."""
     running: int
     """Sequences that get a token."""
     done: tuple[int, ...]
@@ -70,8 +72,8 @@ class FilledStep(NamedTuple):
 
 
 StepObserver = Callable[[int, float, int], None]
-"""Told of steps that running sequences take together: how many, the tokens of memory taken before
-them, and the sequences, each of which takes as many more at every step as it yields."""
+"""Observer of steps that running sequences take together: how many, the tokens of memory taken
+before them, and the sequences, each of which takes as many more at every step as it yields."""
 
 
 @dataclass(slots=True)
@@ -84,14 +86,14 @@ class EngineRank:
     inputs: list[int]
     outputs: list[int]
     arrivals: list[tuple[float, int]]
-    """Still to come, earliest first."""
+    """Requests still to come with their time of arrival, earliest first."""
     delays_s: list[float]
-    """Before each request of a closed loop is sent."""
+    """Seconds before each request of a closed loop is sent."""
     prefilled_elsewhere: list[bool]
     cached: list[int]
     """Tokens of prompts that need not be computed."""
     loop: ClosedLoop | None = None
-    """Of requests that wait for each other; None: arrivals are stated, or sent by a router."""
+    """Closed loop that sends the requests; None: arrivals are stated, or sent by a router."""
     now_s: float = 0.0
     step: int = 0
     """Steps that running sequences took part in."""

@@ -42,13 +42,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOverhead:
-    """What lies between an engine's steps and the client."""
+    """Seconds and steps between an engine's steps and the client."""
 
     overhead_s: float
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
     waits_for_steps: bool = True
-    """Not where the overhead is what a prompt on an idle server took beyond its own step."""
+    """Whether a token waits for steps: not where the overhead is what a prompt on an idle server
+    took beyond its own step."""
 
     def late_s(self, step_s: float) -> float:
         """Seconds that a first token comes after its prompt was read."""

@@ -26,23 +26,23 @@ from tuner.simulate.serving.steps import StepTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stations:
-    """Both sides."""
+    """Prefill workers and decode ranks."""
 
     prefill_workers: int
     prefill_ranks: int
-    """Of one worker: prompts that it reads at once."""
+    """Ranks of one worker: prompts that it reads at once."""
     prompt_s: Callable[[int, int], float]
-    """Of a step whose longest prompt has so many tokens, with so many ranks busy."""
+    """Seconds of a step whose longest prompt has so many tokens, with so many ranks busy."""
     kv_transfer_s: Callable[[int], float]
     decode_ranks: int
     decode: StepTimes
-    """Of one decode rank."""
+    """Step times of one decode rank."""
     prefill_slot_ratio: float = 1.0
     """Share of a step after which a prefill worker begins the next (a pipeline's longest stage)."""
     kv_tokens: float = math.inf
-    """Of one decode rank."""
+    """Tokens that the KV cache of one decode rank holds."""
     most_running: float = math.inf
-    """Sequences of one decode rank."""
+    """Largest number of sequences that one decode rank runs."""
 
 
 def prompts_of_step(
@@ -71,9 +71,9 @@ class _DisaggregatedSimulation:
     outputs: list[int]
     prefilled_elsewhere: list[bool]
     delays_s: list[float]
-    """Before each request of a closed loop is sent."""
+    """Seconds before each request of a closed loop is sent."""
     loop: ClosedLoop | None
-    """Of requests that wait for each other; None: arrivals are stated."""
+    """Closed loop that sends the requests; None: arrivals are stated."""
     free_s: list[float]
     """Heap: when each prefill worker is free."""
     queue: deque[int] = field(default_factory=deque)

@@ -26,31 +26,32 @@ class Requests:
     output_R: npt.NDArray[np.int64]
     """Output tokens."""
     arrival_s_R: npt.NDArray[np.float64] | None = None
-    """Not descending; None: a closed loop."""
+    """Seconds of arrival, not descending; None: a closed loop."""
     delay_s_R: npt.NDArray[np.float64] | None = None
-    """In a closed loop: from the end of the request before (or the start) until it is sent."""
+    """Seconds from the end of the request before (or the start) until it is sent, in a closed
+    loop."""
     prefilled_R: npt.NDArray[np.bool_] | None = None
     """Whether the prompt was prefilled elsewhere: it arrives with its cache; None: none was."""
     cached_R: npt.NDArray[np.int64] | None = None
     """Tokens of the prompt that are in the prefix cache and need not be computed; None: none."""
 
     after_R: npt.NDArray[np.int64] | None = None
-    """In a closed loop: the earlier request that each is the next turn of, -1: of none; None: no
+    """Earlier request that each is the next turn of, in a closed loop, -1: of none; None: no
     sessions are known."""
 
     @property
     def cached(self) -> list[int]:
-        """By request; a list, because single entries of arrays are slow to read."""
+        """Return cached tokens by request, as a list: single entries of arrays are slow to read."""
         return [0] * len(self.input_R) if self.cached_R is None else self.cached_R.tolist()
 
     @property
     def delays_s(self) -> list[float]:
-        """By request; a list, because single entries of arrays are slow to read."""
+        """Return delays by request, as a list: single entries of arrays are slow to read."""
         return [0.0] * len(self.input_R) if self.delay_s_R is None else self.delay_s_R.tolist()
 
     @property
     def prefilled_elsewhere(self) -> list[bool]:
-        """By request; a list, because single entries of arrays are slow to read."""
+        """Return `prefilled_R` as a list: single entries of arrays are slow to read."""
         return (
             [False] * len(self.input_R) if self.prefilled_R is None else self.prefilled_R.tolist()
         )

@@ -56,11 +56,11 @@ class RoutedInstances:
     ranks: int
     """Attention-data ranks of each."""
     times: StepTimes
-    """Of one rank."""
+    """Step times of one rank."""
     rules: Rules
-    """Of one rank."""
+    """Rules of one rank."""
     weight: float
-    """What one may run at once."""
+    """Sequences that one instance may run at once."""
     found_ratio: float = 1.0
     """Share of requests that come to the rank of the instance with their prefix."""
 
@@ -73,10 +73,10 @@ class PrefillInstances:
     ranks: int
     """Prompts that one prefills at once."""
     prompt_s: Callable[[int, int], float]
-    """Of a step whose longest prompt has so many tokens, with so many ranks busy, where the prefix
-    cache holds the share that is stated."""
+    """Seconds of a step whose longest prompt has so many tokens, with so many ranks busy, where the
+    prefix cache holds the share that is stated."""
     whole_prompt_s: Callable[[int, int], float]
-    """The same of prompts that it holds nothing of."""
+    """Seconds of such a step where the prefix cache holds nothing of the prompts."""
     kv_transfer_s_by_kind: Sequence[Callable[[int], float]]
     """Seconds in which a cache of so many tokens gets to each kind of decode instances."""
     weight: float
@@ -91,12 +91,12 @@ class RequestRouting:
     """How requests are spread."""
 
     policy: RouterPolicy
-    """Of aggregated or prefill instances."""
+    """Policy for aggregated or prefill instances."""
     decode_policy: RouterPolicy = RouterPolicy.LEAST_REQUESTS
     holds_prefill: bool = False
-    """A request counts on its prefill instance until it ends."""
+    """Whether a request counts on its prefill instance until it ends."""
     has_sessions: bool = False
-    """Prefixes lie where a session's request before went; else on every instance."""
+    """Whether prefixes lie where a session's request before went; else on every instance."""
     seed: int = 0
 
 
@@ -152,7 +152,7 @@ class _RoutedSimulation:
     cached: list[int]
     elsewhere: list[bool]
     delays_s: list[float]
-    """Before each request of a closed loop is sent."""
+    """Seconds before each request of a closed loop is sent."""
     rng: np.random.Generator
     sessions: list[int]
     ranks: list[EngineRank] = field(default_factory=list)
@@ -174,7 +174,7 @@ class _RoutedSimulation:
     holder: dict[int, int] = field(default_factory=dict)
     misses: set[int] = field(default_factory=set)
     loop: ClosedLoop | None = None
-    """Of requests that wait for each other; None: arrivals are stated."""
+    """Closed loop that sends the requests; None: arrivals are stated."""
     ended: int = 0
 
     def build(self) -> tuple[Router, Router]:

@@ -27,11 +27,11 @@ class Router:
 
     policy: RouterPolicy
     weight_N: Sequence[float]
-    """What each may run at once; only weighted policies look at it."""
+    """Sequences that each instance may run at once; only weighted policies look at it."""
     rng: np.random.Generator
     outstanding: list[int] = field(init=False)
     sent: list[int] = field(init=False)
-    """Requests that each has been given so far."""
+    """Requests that each instance has been given so far."""
 
     def __post_init__(self) -> None:
         if not self.weight_N or min(self.weight_N) <= 0.0:

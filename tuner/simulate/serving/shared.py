@@ -26,7 +26,7 @@ from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
 LEAST_LEFT_RATIO: Final = 1e-9
-"""Of a batch's work: less is floating point."""
+"""Share of a batch's work below which the rest is floating-point error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Phases:
     isolated_steps: StepTimes
     multiplexed_steps: StepTimes
     step_tokens: int
-    """Of a batch of prompts at most, but for one longer prompt."""
+    """Largest number of tokens of a batch of prompts, but for one longer prompt."""
     kv_tokens: float = math.inf
     most_running: int = 2**31
 
@@ -53,7 +53,7 @@ class _SharedSimulation:
     coming: list[tuple[float, int]]
     """Heap: when requests arrive."""
     loop: ClosedLoop | None
-    """Of requests that wait for each other; None: arrivals are stated."""
+    """Closed loop that sends the requests; None: arrivals are stated."""
     delays_s: list[float]
     now_s: float = 0.0
     step: int = 0
@@ -61,7 +61,7 @@ class _SharedSimulation:
     batch: list[int] = field(default_factory=list)
     """Prompts under way."""
     left_ratio: float = 0.0
-    """Of their work."""
+    """Share of the work of `batch` that is left."""
     running: list[tuple[int, int]] = field(default_factory=list)
     """Heap of (step of the last token, request)."""
     past: int = 0

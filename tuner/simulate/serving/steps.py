@@ -31,19 +31,19 @@ MOST_TOKENS: Final = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Halves:
-    """Exchange of two half steps, by tokens of both."""
+    """All-to-all of two half steps, by tokens of both."""
 
     hidden_s: list[float]
-    """That may hide."""
+    """Seconds of all-to-all that may hide."""
     cover_s: list[float]
-    """GEMMs that hide it."""
+    """Seconds of GEMMs that hide it."""
     held_s: list[float]
-    """Least that it costs."""
+    """Seconds of all-to-all that stay exposed at least."""
     attention_ratio: float
-    """Of attention, what hides it too."""
+    """Share of attention that hides it too."""
 
     def exposed_s(self, tokens: int, attention: float) -> float:
-        """What nothing hides."""
+        """Return the seconds of all-to-all that nothing hides."""
         covered_s = self.cover_s[tokens] + self.attention_ratio * attention
         return max(self.hidden_s[tokens] - covered_s, self.held_s[tokens])
 
@@ -56,11 +56,11 @@ class PipelineStages:
     slot_ratio: float
     """Share of the layers on the longest stage."""
     last_ratio: float
-    """Of the layers on the last one."""
+    """Share of the layers on the last stage."""
     passed_s: float
-    """Transfers between stages for a step of no tokens, all of them together."""
+    """Seconds of all transfers between stages, for a step of no tokens."""
     passed_token_s: float
-    """Per token."""
+    """Seconds of all transfers between stages, per token."""
 
     def round_s(
         self, layers_s: float, last_s: float, *, gap_s: float, busy: int, tokens: int
@@ -76,18 +76,19 @@ class StepTimes:
     """Tables of one engine; lists, because single entries of arrays are slow to read."""
 
     linear_s: list[float]
-    """By tokens: everything but attention, head and scheduler."""
+    """Seconds of everything but attention, head and scheduler, by tokens."""
     head_s: list[float]
-    """By sequences that get a token."""
+    """Seconds of the head, by sequences that get a token."""
     decode_s: list[list[float]]
-    """By sequences, over pasts that are `past_step` apart."""
+    """Seconds of attention by sequences, over pasts that are `past_step` apart."""
     past_step: float
     prompt_s: list[float]
-    """Over prompt lengths that are `prompt_step` apart."""
+    """Seconds of a prompt's attention, and of a drafter's GEMMs, over prompt lengths that are
+    `prompt_step` apart."""
     prompt_step: float
     scheduler_s: float
     prompt_scheduler_s: float
-    """Between steps that hold prompts."""
+    """Seconds between steps that hold prompts."""
     layers_launch_s: float = 0.0
     """Least seconds of the layers of a step without a graph."""
     graph_tokens: float = math.inf
@@ -97,13 +98,13 @@ class StepTimes:
     graph_sequences: float = math.inf
     """Sequences of the largest step without prompts that has one."""
     draft_s: list[float] | None = None
-    """By sequences: what drafts for them."""
+    """Seconds of drafting, by sequences."""
     checked_tokens: int = 1
     """Tokens that a running sequence brings to a step."""
     tokens_per_step: float = 1.0
-    """That it gets from one on average."""
+    """Tokens that a running sequence gets from a step on average."""
     overshoot_tokens: float = 0.0
-    """That its last step yields too many on average."""
+    """Tokens that a sequence's last step yields too many on average."""
     halves: Halves | None = None
     stages: PipelineStages | None = None
     isolated_s: list[float] | None = None
@@ -114,8 +115,8 @@ class StepTimes:
     others_ratio: float = 1.0
     """Tokens of those ranks over a rank's own in a step with prompts, mean."""
     decode_only_s: list[tuple[list[float], float, float]] | None = field(init=False)
-    """By sequences of a step without prompts: attention over pasts, the other layers, and what
-    follows them; None: the step is two halves, or a round of a pipeline."""
+    """Seconds of a step without prompts by its sequences: attention over pasts, the other layers,
+    and what follows them; None: the step is two halves, or a round of a pipeline."""
     micro_batches: int = field(init=False)
     """Micro-batches that are under way at once."""
 
@@ -159,7 +160,7 @@ class StepTimes:
 
     @property
     def most_tokens(self) -> int:
-        """Of one step."""
+        """Return the most tokens of a step that are laid out."""
         return len(self.linear_s) - 1
 
     @property
@@ -365,7 +366,7 @@ def _stages(iteration: Iteration) -> PipelineStages | None:
 
 
 def _halves(iteration: Iteration, token_M: Floats, every_M: Floats) -> tuple[Floats, Halves]:
-    """What is paid in any case, and what may hide."""
+    """Return the seconds that are paid in any case, and the tables of what may hide."""
     by_part = halves_s(iteration, token_M)
     every = {name: np.interp(every_M, token_M, by_part[name]).tolist() for name in by_part}
     return by_part["open"], Halves(
