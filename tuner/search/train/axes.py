@@ -21,13 +21,13 @@ DISPATCH_AXES: Final = tuple(knob.field for knob in DISPATCH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeChoice:
-    """What is recomputed: one choice of that axis."""
+    """Choice on the recomputation axis: level, and modules or layers that are recomputed."""
 
     level: Recompute
     modules: frozenset[str] = frozenset()
-    """Of selective recomputation."""
+    """Modules that selective recomputation recomputes."""
     share: float = 0.0
-    """Of full recomputation: layers of every stage."""
+    """Share of every stage's layers that full recomputation recomputes."""
 
 
 Choice = int | float | str | bool | RecomputeChoice
@@ -35,20 +35,20 @@ Choice = int | float | str | bool | RecomputeChoice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the option rules read of the degrees."""
+    """Facts of the degrees that the option rules read."""
 
     has_pipeline: bool
     has_virtual: bool
     is_sharded: bool
-    """Several ranks hold the same dense parameters."""
+    """Whether several ranks hold the same dense parameters."""
     has_expert_parallel: bool
-    """Expert parallelism above 1."""
+    """Whether expert parallelism is above 1."""
     has_tensor: bool = False
-    """Tensor parallelism above 1."""
+    """Whether tensor parallelism is above 1."""
     has_copies: bool = False
-    """Training state can have a copy in each of several scale-up domains."""
+    """Whether training state can have a copy in each of several scale-up domains."""
     spans_replicas: bool = False
-    """Experts are spread over more than one replica's context and tensor ranks."""
+    """Whether experts are spread over more than one replica's context and tensor ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,4 +61,4 @@ class OptionRule:
     is_broken: Callable[..., bool]
     """Called with the facts and one choice per axis."""
     is_limit: bool = False
-    """The user's own limit of one axis."""
+    """Whether the rule is the user's own limit of one axis."""

@@ -42,7 +42,7 @@ from tuner.search.train.problem import TrainProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What the best option may use under the targets and limits."""
+    """Settings that the best option may use under the targets and limits."""
 
     zero_stages: frozenset[int]
     rank_orders: tuple[str, ...]

@@ -55,7 +55,7 @@ class PricedPool:
 
     @property
     def memory_limit_bytes(self) -> float:
-        """What a plan may use of one device."""
+        """Return the bytes of one device's memory that a plan may use."""
         measured = None if self.measured is None else self.measured.memory_bytes
         stated = self.pool.memory_per_device or measured or self.sheet.memory_bytes
         return stated * self.pool.usable_memory_ratio

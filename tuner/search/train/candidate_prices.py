@@ -83,7 +83,7 @@ class CandidatePrices:
 
     step_s: Floats
     peak_bytes: Floats
-    """Of the device with the highest peak."""
+    """Peak bytes of the device with the highest peak."""
     layers_PC: Ints
     """Layers of every device; rows beyond a candidate's pipeline are 0."""
     full: Ints
@@ -304,7 +304,7 @@ def _dense_on_devices(problem: TrainProblem, candidates: Candidates, layers_PC: 
 
 
 def _on_devices(problem: TrainProblem, layers_PC: Ints, dense_PC: Ints) -> Stages:
-    """What each device holds, its stages together; step time depends on nothing else."""
+    """Return the layers of each device, its stages merged; step time depends on nothing else."""
     both = np.stack((layers_PC, dense_PC))
     if (both == both[..., :1]).all():
         layers_PC, dense_PC = layers_PC[:, :1], dense_PC[:, :1]
@@ -345,7 +345,7 @@ def _move_layers(batch: Batch, piece: TimePiece, layers_PC: Ints, bytes_PC: Floa
 
 
 def _layer_bytes(batch: Batch, piece: TimePiece) -> Floats:
-    """What one more layer costs each device, [P, C]."""
+    """Return the bytes that one more layer costs each device, [P, C]."""
     candidates = batch.candidates.taken(piece.at)
     units, unit_of = unit_memory(batch.problem, piece.strategies, candidates)
     own = take_units(units, unit_of)

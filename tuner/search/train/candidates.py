@@ -43,7 +43,7 @@ class Candidates:
     rows: Table
     """The degrees of degrees.py."""
     options: Mapping[str, Ints]
-    """By axis the index of its choice."""
+    """Index of the choice on each option axis, by axis."""
 
     def __len__(self) -> int:
         return len(self.rows["tensor"])

@@ -1,4 +1,4 @@
-"""What a plan from a profile rests on that was not measured, and the wider error band.
+"""Unmeasured operations behind a plan from a profile, and the error band that they widen.
 
 The chosen decision is priced three times:
 
@@ -29,18 +29,18 @@ from tuner.search.train.search_result import price_in_layout
 from tuner.units import format_ratio, format_s
 
 EXTRAPOLATED_FACTOR: Final = 1.4
-"""Of GEMMs and attention on H200, a curve that has not seen the largest sizes (one to three
-octaves) predicts nine of ten of them within this factor (aiconfigurator's tables, vLLM 0.24)."""
+"""Factor within which a curve of GEMMs or attention on H200 that has not seen the largest sizes
+(one to three octaves) predicts nine of ten of them (aiconfigurator's tables, vLLM 0.24)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtrapolationWeight:
-    """How much of a plan's price was extrapolated."""
+    """Share of a plan's price that was extrapolated."""
 
     outside: tuple[str, ...]
     """Operations and collectives of the decision beyond what was measured."""
     stretch: float
-    """How much longer the step takes when all of them take `EXTRAPOLATED_FACTOR` as long."""
+    """Step time over the planned one if all of them take `EXTRAPOLATED_FACTOR` as long."""
     datasheet_s: float
     """Step of the same decision on the datasheet alone."""
     measured_s: float

@@ -53,9 +53,9 @@ from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS
 from tuner.spec.spec import Spec
 
 LEAST_SHARE: Final = 0.5
-"""Of the plan's nodes, that are searched."""
+"""Smallest number of nodes that is searched, as a share of the plan's."""
 SEARCH_SHARE: Final = 0.5
-"""Of the time limit, for finding how many nodes are best."""
+"""Share of the time limit for finding how many nodes are best."""
 
 _JOINT: Final = (
     "checkpoint.levels: auto is decided together with without_spare: for a job that waits for"
@@ -368,7 +368,7 @@ class _Searched:
     """Numbers of nodes that were searched."""
 
     best: FewerNodesSpec | None
-    """That with the fastest step; None: no layout fits."""
+    """Number of nodes with the fastest step; None: no layout fits."""
     fewest: int
 
 

@@ -57,7 +57,7 @@ MOST_OPTIONS = 12
 
 
 NEGLIGIBLE_RATIO: Final = 1e-3
-"""Of a step; a smaller error of an extrapolated schedule is not reported."""
+"""Share of a step below which the error of an extrapolated schedule is not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class SimulatedOrder:
     order: tuple[int, ...]
     """Indices of the search's rows; those not simulated come last, in its order."""
     objective_s: tuple[float, ...]
-    """Of each simulated row: the larger of closed form and simulation."""
+    """Objective of each simulated row in seconds: the larger of closed form and simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +81,7 @@ class Finalist:
     step_s: float
     simulated_s: float
     gap_ratio: float
-    """Of the program; 1 without a solution in time."""
+    """Optimality gap of the program; 1 without a solution in time."""
 
 
 def rank_by_simulation(

@@ -19,7 +19,8 @@ from tuner.search.train.search_result import Detail
 from tuner.units import format_count, format_ratio, format_s
 
 LEAST_GAIN_RATIO: Final = 0.01
-"""Of a step: smaller gains are below what two runs of one launch differ by."""
+"""Smallest gain that counts, as a share of a step: smaller gains are below what two runs of one
+launch differ by."""
 
 MENU: Final = tuple(
     1_000_000 * size for size in (10, 20, 40, 80, 120, 160, 240, 320, 480, 640, 960)

@@ -63,10 +63,10 @@ GROWTH_RATIO: Final = 0.005
 Prior; no published run states it."""
 
 UNEVEN_RATIO: Final = 0.1
-"""By how much the most-loaded expert rank exceeds balance at its worst, on average, where the
-routing is assumed balanced. Prior: recordings of Mixtral and OLMoE on C4 over 8 expert ranks have
-1.12 and 1.20 in one pass of a hundred, and trained with a balancing loss less. Where a recording is
-given its P99 is in the peak already."""
+"""Excess of the most-loaded expert rank over balance at its worst, on average, where the routing is
+assumed balanced. Prior: recordings of Mixtral and OLMoE on C4 over 8 expert ranks have 1.12 and
+1.20 in one pass of a hundred, and trained with a balancing loss less. Where a recording is given
+its P99 is in the peak already."""
 
 SMALL: Final = 0.05
 """OOM probability up to which a decision is called safe."""
@@ -113,7 +113,7 @@ class LossPrices:
     failed_start_s: float = FAILED_START_S
     crash_s: float = RESTART_S + CHECKPOINT_INTERVAL_S / 2.0
     run_steps: float | None = None
-    """Of the whole run; None: it takes USUAL_RUN_S, or a step where that is longer."""
+    """Steps of the whole run; None: it takes USUAL_RUN_S, or a step where that is longer."""
 
     def loss_s(self, chances: Chances) -> Floats:
         """Seconds of the run that failed starts and restarts are expected to take."""

@@ -295,7 +295,7 @@ def _offload_rules(problem: TrainProblem) -> Iterator[OptionRule]:
 
 
 def _limits(problem: TrainProblem) -> Iterator[OptionRule]:
-    """What the user's limits leave out, one rule per limited decision."""
+    """Yield the rules of the user's limits, one per limited decision."""
     limits = problem.limits
     for axis in ("chunks", *(knob.field for knob in searched())):
         yield from _limit(axis, getattr(limits, axis, None))

@@ -38,7 +38,7 @@ from tuner.search.train.rules import Mask
 NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {
     knob.field: knob.never_worse for knob in searched() if knob.never_worse
 }
-"""By axis: a choice, and another that is never worse with all else equal."""
+"""Pairs of a choice and another that is never worse with all else equal, by axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

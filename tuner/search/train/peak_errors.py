@@ -91,10 +91,12 @@ RATIOS: Final[Mapping[ErrorKind, Mapping[str, tuple[Recipe, ...]]]] = {
         "torchtitan 2024-12, H100": ((1.1006, 1.014), (1.0045,), (1.1326,)),
     },
 }
-"""By source, a recipe a tuple, its runs in the order of the table of published runs."""
+"""Measured over predicted peaks by kind of error and source, a recipe a tuple, its runs in the
+order of the table of published runs."""
 
 SCATTER: Final = 0.02
-"""Of ln ratio between recipes of one source. 0.015 to 0.03 miss the same published peaks."""
+"""Scatter of ln ratio between recipes of one source. 0.015 to 0.03 miss the same published
+peaks."""
 
 GRID_STEP: Final = 5e-4
 MOST_LOG: Final = 2.0

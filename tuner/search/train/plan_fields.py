@@ -90,13 +90,13 @@ class PricedDecision:
     objective_s: float
     """The larger of closed form and simulation, with the engine's own gradient buckets."""
     simulated_s: float
-    """With the decision's own buckets, as `detail` is."""
+    """Simulated seconds of a step, with the decision's own buckets, as `detail` is."""
     note: str = ""
-    """What those buckets save."""
+    """Gain of the decision's own gradient buckets, in words."""
 
     @property
     def step_s(self) -> float:
-        """Like `objective_s`, with the decision's own buckets."""
+        """Return the seconds of `objective_s` with the decision's own buckets."""
         return max(number(self.detail.step.step_s), self.simulated_s)
 
     @property

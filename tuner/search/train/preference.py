@@ -131,13 +131,13 @@ class _Nearby:
     is_fit_C: Bools
     """Whether its OOM probability is acceptable."""
     most_s: float
-    """Of `expected_s` within the tolerance."""
+    """Largest `expected_s` within the tolerance."""
     has_fallback: bool
-    """Some decision is safe."""
+    """Whether some decision is safe."""
 
     @property
     def eligible_C(self) -> Bools:
-        """Within the tolerance, and no more likely to run out than is acceptable."""
+        """Return which are within the tolerance and no likelier to run out than acceptable."""
         return self.is_fit_C & (self.expected_s <= self.most_s)
 
 
@@ -251,7 +251,7 @@ class LeastExpected:
     """A single one."""
     expected_s: float
     chance: float
-    """Of running out."""
+    """Probability of running out of memory."""
 
 
 def find_least_expected(

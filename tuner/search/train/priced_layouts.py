@@ -1,4 +1,4 @@
-"""What finds and prices the layouts of a pool, for decisions that compare numbers of nodes."""
+"""Search and pricing of a pool's layouts, for decisions that compare numbers of nodes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,7 +26,7 @@ class Fastest:
 
 
 class PricedLayouts(Protocol):
-    """A pool, and what prices the layouts on it."""
+    """A pool with the search and prices of its layouts."""
 
     @property
     def pool(self) -> Pool:

@@ -31,31 +31,31 @@ class TrainProblem:
     """Training framework; decides the error band of a peak."""
     memory_constants: MemoryConstants
     prices: Prices | None = None
-    """Measured ones; None: those of the datasheet."""
+    """Measured prices; None: those of the datasheet."""
     num_devices: int
     memory_limit_bytes: float
-    """What a plan may use of one device."""
+    """Bytes of one device's memory that a plan may use."""
     sequence_length: int
     global_batch_size: int
     """Sequences of one step."""
     capabilities: Capabilities
-    """Of all targets together."""
+    """Capabilities of all targets together."""
     limits: Search = field(default_factory=Search)
     precision: str = "bf16"
     linear_bytes: float = 0.0
-    """Of a saved input of a linear layer; 0: of an activation."""
+    """Bytes of an element of a linear layer's saved input; 0: those of an activation."""
     gradient_bytes: float = 4.0
     expert_imbalance: ExpertImbalance | None = None
-    """From recorded routing; None: balanced experts."""
+    """Imbalance from recorded routing; None: balanced experts."""
     price_per_device_hour: float | None = None
     tuned: Mapping[str, float] = field(default_factory=dict)
     """Columns of what is trained, where it is not all weights of an engine's own layers."""
     usable_memory_ratio: float = 0.95
     """`memory_limit_bytes` as a share of what the device has."""
     host_limit_bytes: float | None = None
-    """What a plan may use of a node's memory beside the devices'; None: not known."""
+    """Bytes of a node's memory that a plan may use beside the devices'; None: not known."""
     devices_per_node: int = 8
-    """Consecutive ranks that share it."""
+    """Consecutive ranks that share a node."""
 
     @property
     def dispatch_bytes(self) -> float:
@@ -65,5 +65,5 @@ class TrainProblem:
 
     @property
     def capacity_bytes(self) -> float:
-        """All that a device has."""
+        """Return all bytes of a device's memory."""
         return self.memory_limit_bytes / self.usable_memory_ratio

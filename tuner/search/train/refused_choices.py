@@ -1,4 +1,4 @@
-"""What of a decision the targets do not allow, in words: the choices that break their rules.
+"""Choices of a decision that the targets do not allow, named in words by the rules they break.
 
 Targets often have a feature only under conditions. So a decision that was searched with a feature
 added is checked against the manifest as it is, and the choices of each broken rule are named

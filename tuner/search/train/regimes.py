@@ -42,12 +42,13 @@ CONTAINER: Final = "nemo"
 
 
 class Relative(NamedTuple):
-    """Where a target's residuals come from."""
+    """Software whose published runs a target takes its residuals from."""
 
     family: str
     software: Software
     runs_same_layers: bool = True
-    """Its published runs are of the target's layers, so that their band holds for the target."""
+    """Whether its published runs are of the target's layers, so that their band holds for the
+    target."""
     memory_family: str = ""
     """Family of its memory constants."""
 

@@ -117,7 +117,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
         "param_gather_needs_grad_reduce",
     ),
 }
-"""What a target may lack, in words, and the fields of its manifest that say so."""
+"""Features that a target may lack, in words, and the fields of its manifest that say so."""
 
 _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "context parallelism": lambda able: able.context_parallel,

@@ -24,7 +24,7 @@ class Rows:
     table: OptionTable
     rows: Table
     bound_CD: Floats
-    """Of the leading dispatch settings, or of all."""
+    """Lower bounds of the step in seconds, for the leading dispatch settings or for all."""
     allowed: Allowed
 
     @property

@@ -1,4 +1,4 @@
-"""What makes a combination of degrees illegal, rule by rule, on whole arrays at once.
+"""Rules that make a combination of degrees illegal, one by one, on whole arrays at once.
 
 A rule reads named columns and returns which entries break it. Rules come in four groups, each
 reading only what is chosen already when the space is expanded: the dense degrees (tensor, context,

@@ -59,7 +59,7 @@ class DecidedNodes:
 
     spec: Spec
     spec_yaml: bytes
-    """The file that says the same."""
+    """Content of a spec file with the same numbers."""
     choice: SpareChoice | None = None
     """None where the spec states them, or no layout fits on any number of nodes."""
 
@@ -76,7 +76,7 @@ class DecidedNodes:
 
     @property
     def sha256(self) -> str:
-        """Of that file."""
+        """Return the SHA-256 of `spec_yaml`."""
         return hashlib.sha256(self.spec_yaml).hexdigest()
 
 
@@ -240,7 +240,8 @@ class _Below:
     is_open: bool
     """Slower layouts are of no use; otherwise they may be those of fewer nodes."""
     least_s: float = math.inf
-    """Of step / share, or of that times all nodes where the bill counts."""
+    """Smallest seconds of a step over its effective time ratio so far, times all nodes where the
+    objective is cost."""
 
     def see(self, pairs: Sequence[NodeRatio]) -> None:
         for one in pairs:

@@ -36,7 +36,7 @@ DEGREE_OF: Final[Mapping[str, str]] = {
     "expert_tensor_parallel_size": "expert_tensor",
     "micro_batch_size": "micro_batch",
 }
-"""By field of a decision the column of its degree."""
+"""Column of the degree by field of a decision."""
 
 UNIFORM_FIELDS: Final = ("fp8_recipe", "gradient_bytes")
 """Fields that are equal in all decisions of one problem."""

@@ -205,7 +205,8 @@ class _Supply:
     """The model's last layer."""
     stages_C: Ints
     room_JC: Floats | None
-    """By position from the end of the chain; None: memory is ignored."""
+    """Layers that a stage's memory has room for, by position from the end of the chain; None:
+    memory is ignored."""
 
     def taken(self, chosen: Ints) -> "_Supply":
         """Select some candidates."""

@@ -57,7 +57,7 @@ class PoolsCandidate:
     bytes_of: tuple[StageBytes, ...]
     once_of: tuple[OnceParts, ...]
     least_pace_s: float
-    """Of every chain (bounds.py)."""
+    """Lower bound of the pace of every chain, in seconds (bounds.py)."""
 
     @property
     def num_microbatches(self) -> int:

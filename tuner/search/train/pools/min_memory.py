@@ -160,7 +160,7 @@ def _min_memory_options(
 
 
 def _smallest_micro_batches(space: PoolsSpace, rows: Ints) -> Ints:
-    """Of rows that differ only in micro-batch size, those with the smallest."""
+    """Return the rows with the smallest micro-batch among those that differ in it alone."""
     names = [name for name in space.rows_N if name != "micro_batch"]
     order = rows[np.argsort(space.rows_N["micro_batch"][rows], kind="stable")]
     keys = np.stack([space.rows_N[name][order] for name in names])

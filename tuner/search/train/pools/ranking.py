@@ -47,13 +47,13 @@ class PricedRisk:
     expected_s: float
     """Seconds of a step with what running out of memory is expected to cost."""
     effective_s: float
-    """The same in wall clock, failures included."""
+    """`expected_s` in wall clock, failures included."""
     chance: float
-    """Of running out of memory."""
+    """Probability of running out of memory."""
     is_fit: bool
     """Runs out less likely than not; or, if none does, its chance is about the lowest."""
     has_fallback: bool
-    """Some decision has headroom."""
+    """Whether some decision has headroom."""
 
 
 def price_risks(

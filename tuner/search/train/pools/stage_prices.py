@@ -63,7 +63,7 @@ class PoolMemory:
     strategies: Strategies
     memory: MemoryUnits
     devices_C: Ints
-    """Of one stage."""
+    """Devices of one stage."""
 
     @property
     def max_stages_C(self) -> Ints:
@@ -109,11 +109,11 @@ class StageBytes:
     """Bytes of a stage, split by cause."""
 
     without_C: Floats
-    """Of a stage without layers: context, buffers, the peak of one layer's backward pass."""
+    """Bytes of a stage without layers: context, buffers, the peak of one layer's backward pass."""
     static_KC: Floats
-    """Of one layer, embedding or head, for any number of micro-batches in flight."""
+    """Bytes of one layer, embedding or head, for any number of micro-batches in flight."""
     saved_KC: Floats
-    """Per micro-batch in flight; what only the last stage has counts as static."""
+    """Bytes per micro-batch in flight; what only the last stage has counts as static."""
 
     def taken(self, index: int) -> "StageBytes":
         """Select one candidate."""

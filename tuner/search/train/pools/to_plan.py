@@ -145,7 +145,7 @@ def rank_at_risk(chain: Chain, problem: PoolsProblem) -> RankAtRisk:
 
 
 def _capacity_bytes(chain: Chain, problem: PoolsProblem) -> npt.NDArray[np.float64]:
-    """Of a device of every stage, [S]."""
+    """Return the bytes of memory of a device of every stage, [S]."""
     return np.array([problem.by_pool[pool].capacity_bytes for pool in chain.pool_S])
 
 
@@ -199,7 +199,7 @@ def to_placement(chain: Chain, problem: PoolsProblem) -> StagePlacement:
 
 
 def _launch_notes(chain: Chain, problem: PoolsProblem) -> tuple[str, ...]:
-    """What a launch over several pools needs.
+    """Return notes on what a launch over several pools needs.
 
     Megatron-LM numbers ranks with pipeline stages outermost (order tp-cp-ep-dp-pp) and torchrun
     numbers processes by node rank, so nodes listed in stage order put whole stages on each pool.
