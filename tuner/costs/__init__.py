@@ -1,1 +1,1 @@
-"""From measured curves to seconds and bytes of a training configuration."""
+"""Prices of a configuration, in seconds and bytes, from measured curves and datasheets."""

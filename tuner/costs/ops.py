@@ -32,7 +32,7 @@ class Op:
     """Part of the step that the seconds are reported under."""
     in_backward: bool = False
     count: int = 1
-    """How often it runs."""
+    """Number of times that it runs."""
     software: str = ""
     """Whose kernels, where engines bring their own; empty: any."""
 

@@ -1,1 +1,1 @@
-"""From a workload and a machine to a plan: predict, search, certify."""
+"""Search for a plan of a workload on a machine: predict, search, certify."""

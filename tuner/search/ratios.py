@@ -1,4 +1,4 @@
-"""How certain the order of two configurations is; all ties are decided here.
+"""Certainty of the order of two configurations; all ties are decided here.
 
 The measured seconds of another configuration over those of the chosen one lie in
 
@@ -54,17 +54,17 @@ class Ratios:
 
     @property
     def farthest(self) -> float:
-        """How many times slower at most a tie is predicted to be."""
+        """Return how many times slower a tie is predicted to be at most."""
         return 1.0 / min(self.same_kernels[0], self.other_kernels[0])
 
 
 def is_tie(band: Band) -> bool:
-    """Whether neither of two configurations is known to be faster."""
+    """Return whether neither of two configurations is known to be faster."""
     return band[0] <= 1.0 <= band[1]
 
 
 def has_same_kernels(one: TrainDecision, other: TrainDecision) -> bool:
-    """Whether the layers of two decisions run the same kernels, in another arrangement."""
+    """Return whether the layers of two decisions run the same kernels, in another arrangement."""
     return set(one.chunks) == set(other.chunks) and all(
         getattr(one, name) == getattr(other, name) for name in KERNEL_FIELDS
     )

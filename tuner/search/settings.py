@@ -1,4 +1,4 @@
-"""How long to search, for what, and who watches."""
+"""Settings of a search: its time, its scope and its progress listener."""
 
 import math
 import time
@@ -42,7 +42,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """How to search; each search reads what it has a use for."""
+    """Settings of a search; each search reads what it has a use for."""
 
     top: int = 8
     """Least number of layouts to find, if there are as many (layout_groups.py)."""

@@ -1,4 +1,5 @@
-"""From a training search to a plan: what it proves, what it decides, or why it decides nothing."""
+"""Conversion of a training search to a plan: what it proves and decides, or why it decides
+nothing."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -125,5 +126,5 @@ def with_notes(provenance: Provenance, notes: Iterable[str]) -> Provenance:
 
 
 def gap_ratio(objective_s: float, *, bound_s: float) -> float:
-    """How far an objective may be above the optimum, as a share of it."""
+    """Return how far an objective may be above the optimum, as a share of the objective."""
     return max(0.0, 1.0 - bound_s / objective_s)

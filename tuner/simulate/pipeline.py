@@ -82,7 +82,7 @@ class Cycle:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every end moves by the same time, up to rounding."""
+        """Return whether every end moves by the same time, up to rounding."""
         return self.most_s - self.least_s <= SETTLED_RATIO * self.most_s
 
 

@@ -118,7 +118,7 @@ class MeasuredPrices:
                 return self._read(series, *sizes)
 
     def _has_network(self, op: Op) -> bool:
-        """Whether an operation, if of experts, is of those that were measured: gated, both ways."""
+        """Return whether an operation is not of experts, or of gated ones measured both ways."""
         if op.operation != "grouped_gemm":
             return True
         both = {self._series(op)._replace(direction=each) for each in ("forward", "backward")}
@@ -178,7 +178,7 @@ def kind_in_profile(op: Op) -> str:
 
 
 def has_gate(op: Op) -> bool:
-    """Whether the experts of a `grouped_gemm` have a gate, as those that are measured."""
+    """Return whether the experts of a `grouped_gemm` have a gate, as those that are measured."""
     return bool(np.all(np.equal(op.axes["inner"], 2.0 * np.asarray(op.axes["ffn"]))))
 
 

@@ -56,7 +56,7 @@ class ModelStates:
     """Bytes of parameters, gradients and optimizer state on one rank."""
 
     parameters: int
-    """As owned at rest: fp32, frozen ones in the compute type."""
+    """Bytes of parameters that the rank owns at rest: fp32, frozen ones in the compute type."""
     gradients: int
     """fp32, before they are reduced."""
     optimizer: int
@@ -256,7 +256,7 @@ def _router(work: Workload, degrees: StepDegrees, training: LayerTraining) -> in
 
 
 def _keeps_ffn_input(training: LayerTraining) -> bool:
-    """Whether the output of the norm before router and shared expert is kept."""
+    """Return whether the output of the norm before router and shared expert is kept."""
     return training.trains(*GATE_UP)
 
 

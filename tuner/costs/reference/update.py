@@ -226,7 +226,7 @@ def _swiglu_weights(model: ModelSpec, width: int) -> int:
 
 
 def _dense_units(degrees: StepDegrees, *, replicated: int, split: int) -> tuple[Unit, ...]:
-    """Without tensor parallelism both scopes are the same ranks, and one unit."""
+    """Return the units of dense parameters; without tensor parallelism both scopes are one unit."""
     if degrees.tensor == 1:
         return (Unit(parameters=replicated + split, ranks=degrees.data, stride=1),)
     everyone = Unit(parameters=replicated, ranks=degrees.ranks_per_stage, stride=1)

@@ -22,7 +22,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDegrees:
-    """How a step is cut over devices; the ranks of a stage are data * tensor, tensor fastest."""
+    """Parallel degrees of a step; the ranks of a stage are data * tensor, tensor fastest."""
 
     tensor: int
     pipeline: int
@@ -96,7 +96,7 @@ class Workload:
 
     @cached_property
     def moe_index(self) -> tuple[int | None, ...]:
-        """For each layer, its place among the MoE layers."""
+        """Return each layer's place among the MoE layers; None for other layers."""
         index = -1
         indices: list[int | None] = []
         for kind in self.model.layers:

@@ -52,7 +52,7 @@ class AttentionLayer(MixerOps):
         return self._gemms_s(self.projection_gemms, m_Q)
 
     def decode_s(self, n_Q: Floats, past_Q: Floats, *, checked: int = 1) -> Floats:
-        """So many new tokens for each of n sequences."""
+        """Price so many new tokens for each of n sequences."""
         match self.attention.kind:
             case _ if checked == 1:
                 return self._one_token_s(n_Q, past_Q)

@@ -1,4 +1,4 @@
-"""How far measured latencies lie from predicted ones: bands that hold four launches of five.
+"""Error bands of predicted latencies: ranges of measured over predicted that hold 4 launches of 5.
 
 A band is [low, high] of measured over predicted seconds, made from published launches by
 tests/benchmarks/serving_band_fit.py and stored beside this file by
@@ -92,7 +92,7 @@ class StoredBand(Record):
 
 
 class Coverage(Record):
-    """How well the bands of new pairs hold the rows of a pair that was left out."""
+    """Coverage of the rows of a pair that was left out, by the bands of new pairs."""
 
     mode: PublishedMode
     kernels: Kernels

@@ -149,12 +149,12 @@ class Layers:
 
     @property
     def has_mixer(self) -> bool:
-        """Whether the layers mix tokens."""
+        """Return whether the layers mix tokens."""
         return self.attention.kind is not AttentionKind.NONE
 
     @property
     def has_experts(self) -> bool:
-        """Whether experts follow."""
+        """Return whether the layers have experts."""
         return self.has_network and not self.dense_ffn
 
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class A2aBackend(StrEnum):
-    """How tokens of attention-data ranks reach their experts."""
+    """All-to-all backends, by which tokens of attention-data ranks reach their experts."""
 
     LEAST = "least"
     """Whatever is fastest at each size; for launches that do not say."""
@@ -20,7 +20,7 @@ class A2aBackend(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDegrees:
-    """How one instance is split over devices."""
+    """Parallel degrees of one instance."""
 
     attention_tensor: int = 1
     attention_data: int = 1

@@ -36,7 +36,7 @@ class PromptPoint(Record):
 
     tokens: Tokens
     seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """From the request to its first token, at the client."""
+    """Seconds from the request to its first token, at the client."""
 
 
 class DecodePoint(Record):

@@ -95,7 +95,7 @@ class ExpertLoads:
         return ExpertLoads(share_LE=self.share_LE, top_k=self.top_k, expert_LS=expert_LS)
 
     def fits(self, ranks: int) -> bool:
-        """Whether slots are distributed to so many ranks."""
+        """Return whether slots are distributed to so many ranks."""
         if self.slots_R:
             return ranks in (1, len(self.slots_R))
         return self.num_slots % ranks == 0

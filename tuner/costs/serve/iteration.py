@@ -85,9 +85,9 @@ SUSTAINED_FACTOR: Final = 1.1
 """Seconds of a saturated device over those of one kernel timed alone: power limits lower the
 clocks. Published prompts take 5 to 20 % longer than their kernels."""
 FULL_TOKENS: Final = 1024.0
-"""From here on GEMMs keep the whole device busy."""
+"""Tokens of a step from which on GEMMs keep the whole device busy."""
 IDLE_TOKENS: Final = 128.0
-"""Up to here memory is the limit, and clocks stay up."""
+"""Tokens of a step up to which memory is the limit and clocks stay up."""
 
 
 def sustained_factor(m_Q: Floats) -> Floats:
@@ -247,7 +247,7 @@ class Iteration:
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether a rank's step waits for prompts of other ranks, which share its experts."""
+        """Return whether a rank's step waits for prompts of other ranks with the same experts."""
         has_ranks = self.degrees.attention_data > 1 and self.moe_layers > 0
         aligns = self.traits.aligns_prompts if self.aligns_prompts is None else self.aligns_prompts
         return has_ranks and not aligns
@@ -270,7 +270,7 @@ class Iteration:
         return parts
 
     def linear_s(self, m_Q: Floats) -> Floats:
-        """Their sum, at the clocks that a device keeps."""
+        """Return the seconds of `linear_parts` together, at the clocks that a device keeps."""
         seconds_Q = self._linear_by_tokens.get(m_Q.tobytes())
         if seconds_Q is None:
             total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
@@ -309,7 +309,9 @@ class Iteration:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether graphs hold any steps; DeepEP's normal kernels wait for counts on the host.
+        """Return whether graphs hold any steps.
+
+        DeepEP's normal kernels wait for counts on the host.
 
         Engines switch graphs off beside them: vLLM in `config/compilation.py`, SGLang in
         `_handle_a2a_moe` of its server's arguments; files for TensorRT-LLM state none.
@@ -351,7 +353,7 @@ class Iteration:
         return sustained_factor(m_Q) if self.machine.host is None else np.ones_like(m_Q)
 
     def linear_split(self, m_Q: Floats) -> TokenSeconds:
-        """The same seconds by what two halves of a step may hide of each other."""
+        """Return the seconds of `linear_s` by what two halves of a step may hide of each other."""
         if m_Q.tobytes() not in self._split_by_tokens:
             self._split_by_tokens[m_Q.tobytes()] = self._split(m_Q)
         return self._split_by_tokens[m_Q.tobytes()]
@@ -605,12 +607,12 @@ class Iteration:
 
     @property
     def traits(self) -> EngineTraits:
-        """How the engine batches."""
+        """Return the traits of the engine, such as how it batches."""
         return serve_traits()[self.engine]
 
     @property
     def memory_rule(self) -> MemoryRule:
-        """How the engine's release divides a device's memory."""
+        """Return the rule by which the engine's release divides a device's memory."""
         return self.traits.memory_rule(self.release)
 
     @property

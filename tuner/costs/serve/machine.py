@@ -106,7 +106,7 @@ BF16_CORES: Final = frozenset(
 )
 """Operations whose GEMMs stay in bf16, whatever their caches hold."""
 FP8_CORES: Final = frozenset({"index_scores"})
-"""Those that are computed in fp8 where a device has it."""
+"""Operations that are computed in fp8 where a device has it."""
 EAGER_LAYER_S: Final[Mapping[Vendor, float]] = {
     Vendor.NVIDIA: 0.7e-3,
     Vendor.AMD: 0.7e-3,
@@ -321,7 +321,7 @@ class ServingMachine:
         return next(name for name in PEAK_OF[dtype] if self.sheet.flop_per_s.get(name))
 
     def _is_unpacked(self, dtype: str) -> bool:
-        """Whether kernels turn weights of a format into bf16 as they read them."""
+        """Return whether kernels turn weights of a format into bf16 as they read them."""
         return self._units(dtype) == "bf16" != dtype
 
     def _experts_s(self, tables: KernelTables, op: Op) -> Floats | None:
@@ -488,7 +488,7 @@ def on_core_share(machine: ServingMachine, ratio: float) -> ServingMachine:
 
 
 def _measured_experts_s(tables: KernelTables, op: Op) -> Floats | None:
-    """From the measured degree of expert parallelism, or between the two around it."""
+    """Read the seconds at the measured expert degree, or between the two around it."""
     expert, tokens_Q = int(op.axes["expert"]), np.asarray(op.axes["tokens"])
     curves = _expert_degrees(tables, op)
     if not curves:

@@ -1,4 +1,4 @@
-"""How long requests wait, in closed form, for instances that are steady and nearly so.
+"""Mean waits of requests, in closed form, for instances that are steady and nearly so.
 
     rate   arrivals per second, to all servers together
     servers of one queue, each with a mean service time; utilisation rho = rate service / servers

@@ -165,7 +165,7 @@ def ffn_bytes(ffn: Iteration, *, step_tokens: int, running: int) -> float:
 
 
 def ffn_fits(ffn: Iteration, *, memory_bytes: float, step_tokens: int, running: int) -> bool:
-    """Whether a device of the FFN server holds its weights beside its steps; it has no cache."""
+    """Return whether an FFN server's device holds its weights beside its steps; it has no cache."""
     reserve = step_reserve(ffn, step_tokens=step_tokens, running=running)
     weights = ffn_weight_bytes(ffn)
     room = room_of(ffn.memory_rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)

@@ -83,7 +83,8 @@ INSIDE_CHUNK: Final = 256
 OUTSIDE_CHUNK: Final = 128
 """Tokens that a channel's receive buffers hold (deep_ep/buffer.py, `get_dispatch_config`)."""
 META_BYTES: Final = 128.0 * (8.0 + 4.0 + 4.0) + 16.0
-"""Beside each token there: ids and weights of 128 experts, 128 scales, where it came from."""
+"""Bytes beside each token in these buffers: ids and weights of 128 experts, 128 scales, where it
+came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +216,7 @@ def graph_bytes(iteration: Iteration, *, sequences: int) -> float:
 
 
 def captured_sizes(sequences: int) -> int:
-    """How many batches are captured: 1, 2, 4, every eighth to 256, every sixteenth beyond."""
+    """Count the captured batches: 1, 2, 4, every eighth to 256, every sixteenth beyond."""
     small = sum(size <= sequences for size in (1, 2, 4))
     return small + min(sequences, 256) // 8 + max(sequences - 256, 0) // 16
 
@@ -321,5 +322,5 @@ def _normal_bytes(hidden: int, degrees: InstanceDegrees) -> float:
 
 
 def is_dispatched(iteration: Iteration) -> bool:
-    """Whether an all-to-all takes tokens to experts, instead of every rank gathering all."""
+    """Return whether an all-to-all takes tokens to experts, instead of every rank gathering all."""
     return iteration.a2a_backend in (A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)

@@ -43,10 +43,10 @@ class DraftMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """How an engine drafts."""
+    """Settings of speculative decoding."""
 
     draft_tokens: int
-    """Before each step and sequence."""
+    """Tokens that are drafted before each step for each sequence."""
     acceptance: float
     """Share of drafts that are kept where all before them were."""
     method: DraftMethod = DraftMethod.MTP

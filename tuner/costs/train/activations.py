@@ -345,7 +345,7 @@ def _attention(
 
 
 def _has_five_gemms(model: ModelShape) -> npt.NDArray[np.bool_]:
-    """Whether attention has an odd number of GEMMs: MLA whose queries have a low rank."""
+    """Return whether attention has an odd number of GEMMs: MLA whose queries have a low rank."""
     has_rank: npt.NDArray[np.bool_] = np.greater(model.is_mla * model.q_lora_rank, 0.0)
     return has_rank
 

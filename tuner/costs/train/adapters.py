@@ -167,7 +167,7 @@ def _count(matrices: Sequence[AdaptedMatrix], s: Strategies) -> Numbers:
 
 
 def is_tuned(s: Strategies) -> bool:
-    """Whether any column trains adapters only."""
+    """Return whether any column trains adapters only."""
     return bool(np.any(np.greater(s.adapter_rank, 0.0)))
 
 

@@ -100,7 +100,7 @@ class Where(Record):
     model_kind: str = ""
 
     def holds(self, regime: Regime) -> bool:
-        """Whether every named field equals the regime's."""
+        """Return whether every named field equals the regime's."""
         return all(
             not (required := getattr(self, name)) or required == str(getattr(regime, name))
             for name in type(self).model_fields
@@ -108,7 +108,7 @@ class Where(Record):
 
     @property
     def narrowness(self) -> int:
-        """How many fields are named."""
+        """Count the fields that are named."""
         return sum(bool(getattr(self, name)) for name in type(self).model_fields)
 
 

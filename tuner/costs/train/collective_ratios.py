@@ -41,7 +41,7 @@ class GroupRatios:
 
     @property
     def is_inside(self) -> bool:
-        """Whether one domain holds it."""
+        """Return whether one domain holds it."""
         return self.inside >= self.ranks
 
 

@@ -29,7 +29,8 @@ PEAK_OF: Final[Mapping[GemmPrecision, tuple[str, ...]]] = {
     GemmPrecision.NVFP4: ("fp4", "fp8", "bf16"),
     GemmPrecision.FP32: ("fp32",),
 }
-"""Which peak of a datasheet the linear layers run at; the next one where a device has none."""
+"""Peaks of a datasheet that the linear layers run at, by precision; the next one where a device has
+none."""
 
 PRECISION_OF: Final[Mapping[str, GemmPrecision]] = {
     "bf16": GemmPrecision.BF16,
@@ -40,8 +41,8 @@ PRECISION_OF: Final[Mapping[str, GemmPrecision]] = {
     "mxfp8": GemmPrecision.MXFP8,
     "nvfp4": GemmPrecision.NVFP4,
 }
-"""How a precision of tuner/spec/goal.py is priced. Block scales are priced as MXFP8, whose kernels
-also scale inside the GEMM."""
+"""Precisions that those of tuner/spec/goal.py are priced as. Block scales are priced as MXFP8,
+whose kernels also scale inside the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class GemmPrecision(StrEnum):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is narrower than bf16."""
+        """Return whether it is narrower than bf16."""
         return self not in (GemmPrecision.BF16, GemmPrecision.FP32)
 
 
@@ -49,11 +49,11 @@ class Software(StrEnum):
     MEGATRON_2025 = "megatron-2025"
     """Megatron-Core with the transformer engine, up to NeMo containers 26.02."""
     MEGATRON_2026 = "megatron-2026"
-    """The same from containers 26.04 on."""
+    """Megatron-Core with the transformer engine, from NeMo containers 26.04 on."""
     TORCH_FSDP = "torch-fsdp"
     """Plain PyTorch modules under FSDP: llm-foundry, torchtitan, DeepSpeed ZeRO-3."""
     TORCH_EAGER = "torch-eager"
-    """The same with layers that are not compiled: torchtitan by default."""
+    """Plain PyTorch modules under FSDP that are not compiled: torchtitan by default."""
     TRANSFORMERS = "transformers"
     """Transformers' modules in eager mode, one kernel an operation (eager_blocks.py)."""
 
@@ -182,7 +182,7 @@ class Constants:
 
 
 class Prior(NamedTuple):
-    """How far a constant may be fitted."""
+    """Default of a constant and the range in which it may be fitted."""
 
     default: float
     spread: float
@@ -331,10 +331,10 @@ UNFUSED: Final = 1.4
 """Bytes of plain PyTorch's element-wise kernels over those counted, which are of fused ones. [T]"""
 
 _EAGER: Final = 1.74
-"""The same of layers that are not compiled over compiled ones: 80 against 46 bytes per token and
-element of the hidden state in Llama 3 8B (rotary embedding in fp32 and complex numbers: 25 against
-5, activation and product apart: 35 against 21). [M] torchtitan 0.2.2, models/llama3; 2.5 by its
-runs of December 2024, whose norms were five kernels."""
+"""Bytes of element-wise kernels of layers that are not compiled over those of compiled ones: 80
+against 46 bytes per token and element of the hidden state in Llama 3 8B (rotary embedding in fp32
+and complex numbers: 25 against 5, activation and product apart: 35 against 21). [M] torchtitan
+0.2.2, models/llama3; 2.5 by its runs of December 2024, whose norms were five kernels."""
 _TORCH_GROUPED: Final = {Generation.BLACKWELL: 0.73}
 """`grouped_ratio` of torch._grouped_mm, before `residuals.json` scales it by 1.23 for kernels
 of Megatron's runs. [P] B200 in bf16, forward and backward pass, 1 to 8 experts, 128,000 rows of

@@ -220,7 +220,7 @@ def _norm(s: Strategies, widths: _Widths, width: Numbers) -> Numbers:
 
 
 def _adapters(s: Strategies, widths: _Widths, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:
-    """Per token: what adapters keep of their inputs and of their inner width."""
+    """Return bytes a token that adapters keep of their inputs and of their inner width."""
     total: Numbers = 0.0
     for one in matrices:
         kept = (1.0 - widths.adapter_shares) * widths.adapter_input * one.inputs
@@ -229,20 +229,23 @@ def _adapters(s: Strategies, widths: _Widths, matrices: tuple[AdaptedMatrix, ...
 
 
 def _cast_weights(s: Strategies, trained: Numbers, frozen: Numbers) -> Numbers:
-    """Under autocast: bf16 copies of fp32 adapters, or of fp32 weights that are trained."""
+    """Return the bytes of bf16 copies under autocast.
+
+    It casts fp32 adapters, or fp32 weights that are trained.
+    """
     wide = s.is_full * np.where(np.greater(s.weight_bytes, HALF), frozen, 0.0)
     narrow = np.where(np.greater(s.adapter_bytes, HALF), trained, 0.0)
     return np.where(np.greater(s.autocast, 0.0), HALF * (wide + narrow), 0.0)
 
 
 def _inputs(s: Strategies, widths: _Widths, width: Numbers, readers: Numbers) -> Numbers:
-    """Per token: what frozen or trained layers keep of an input that several read."""
+    """Return bytes a token that frozen or trained layers keep of an input that several read."""
     casts = np.where(np.greater(widths.own_casts, 0.0), readers, 1.0)
     return s.is_full * HALF * width * casts
 
 
 def _shared(s: Strategies, widths: _Widths, width: Numbers, *adapts: Numbers) -> Numbers:
-    """Per token: an input that bf16 adapters share with their layers."""
+    """Return bytes a token of an input that bf16 adapters share with their layers."""
     is_kept = keeps_input(s, *adapts) * (1.0 - s.is_full)
     return widths.adapter_shares * is_kept * HALF * width
 
@@ -281,12 +284,16 @@ def _attention(model: ModelShape, s: Strategies, widths: _Widths) -> Numbers:
 
 
 def _gate(s: Strategies, widths: _Widths, outputs: Numbers) -> Numbers:
-    """Per token: the gate of attention's output, and the product, where its reader shares it."""
+    """Return bytes a token of attention's output gate, and of the product if its reader shares
+    it."""
     return HALF * outputs * (1.0 + s.is_full) + _shared(s, widths, outputs, s.adapts_o)
 
 
 def _low_ranks(model: ModelShape, s: Strategies, widths: _Widths) -> Numbers:
-    """Per token: norms of both low ranks, what reads them, and keys beside values in one tensor."""
+    """Return bytes a token of both low ranks.
+
+    These are their norms, what reads them, and keys beside values in one tensor.
+    """
     ranks = model.q_lora_rank + model.kv_lora_rank
     shared = _shared(s, widths, model.q_lora_rank, s.adapts_q)
     shared = shared + _shared(s, widths, model.kv_lora_rank, s.adapts_k)

@@ -189,7 +189,7 @@ def eager_moe(setting: BlockInputs) -> tuple[Block, Block]:
 
 
 def _latent_projections(setting: BlockInputs) -> Block:
-    """To the width that routed experts read, and back."""
+    """Price the projections to the width that routed experts read, and back."""
     m = setting.model
     present, width = np.where(np.greater(m.moe_latent, 0.0), 1.0, 0.0), m.expert_hidden
     into = AdaptedMatrix(ratio=0.0, inputs=m.hidden, outputs=width, present=present)

@@ -20,7 +20,7 @@ from tuner.costs.train.units import UnitCosts
 
 
 class LayerCounts(NamedTuple):
-    """How many layers of one kind each row (a stage or a device) holds."""
+    """Number of layers of one kind that each row (a stage or a device) holds."""
 
     rows: npt.NDArray[np.intp]
     """Rows with any, in any column."""

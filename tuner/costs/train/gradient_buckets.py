@@ -1,4 +1,4 @@
-"""How much of the gradient reduction is exposed, by bucket size.
+"""Exposed part of the gradient reduction, by bucket size.
 
 Megatron-Core reduces gradients bucket by bucket during the backward pass of the last micro-batch.
 P parameters in buckets of B make n = ceil(P / B) buckets; each takes t(B), start-up included, and
@@ -37,7 +37,7 @@ from tuner.config.columns import Numbers
 MIN_DEFAULT_BUCKET: Final = 40e6
 """Parameters of one bucket on few ranks."""
 DEFAULT_BUCKET_PER_RANK: Final = 1e6
-"""On many ranks, per data-parallel one."""
+"""Parameters of one bucket per data-parallel rank, on many ranks."""
 
 
 INTERFERENCE_RATIO: Final = 0.3

@@ -31,7 +31,7 @@ GRADIENT_BYTES: Final = 4.0
 
 
 def pipeline_inside(rank_order: str) -> bool:
-    """Whether the next ranks after a tensor group's are a pipeline's (`tp-cp-ep-pp-dp`)."""
+    """Return whether the next ranks after a tensor group's are a pipeline's (`tp-cp-ep-pp-dp`)."""
     return rank_order.index("pp") < rank_order.index("dp")
 
 

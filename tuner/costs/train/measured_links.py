@@ -42,7 +42,7 @@ KINDS = ("all_gather", "all_reduce", "all_to_all", "send_recv")
 TWO_BYTES = ("", "bf16", "fp16")
 """Types under which collectives of two-byte elements are stored."""
 MERGED_HALVES = ("normal_dispatch", "normal_combine", "ht_dispatch", "ht_combine")
-"""How the names of DeepEP's kernels for many tokens end."""
+"""Endings of the names of DeepEP's kernels for many tokens."""
 BF16_BYTES = 2.0
 
 

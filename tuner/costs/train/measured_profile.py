@@ -55,7 +55,7 @@ DTYPE_OF: Final[Mapping[str, str]] = {
 """The GEMM dtype of a profile for each precision of tuner/spec/goal.py."""
 
 RESIDUALS_NAME: Final = "residuals.json"
-"""Beside the tables of a profile that `moetune calibrate` has fitted to runs."""
+"""File of residuals beside the tables of a profile that `moetune calibrate` has fitted to runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -256,7 +256,7 @@ def _tuned_state(
     ranks: tuple[Numbers, Numbers],
     whole: tuple[Numbers, Numbers],
 ) -> Floats:
-    """The same with frozen weights and adapters (adapters.py)."""
+    """Return the state's bytes with frozen weights and adapters (adapters.py)."""
     s, trained, (gathered, reduced_last) = strategies, adapter_counts(model, strategies), whole
     linear, other = frozen_bytes(s)
     shares = [np.where(gathered > 0.0, 1.0 / sharing, 1.0) for sharing in ranks]

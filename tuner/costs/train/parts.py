@@ -259,5 +259,5 @@ def scale_block(ratio: Numbers, block: Block) -> Block:
 
 
 def is_any(values: Numbers) -> bool:
-    """Whether any column has more than 0."""
+    """Return whether any column has more than 0."""
     return bool(np.any(np.asarray(values) > 0.0))

@@ -140,23 +140,24 @@ class ModelShape:
     mtp_layers: Numbers = 0.0
     """Multi-token-prediction layers, each with attention and a second head."""
     mtp_is_repeated: Numbers = 0.0
-    """All of them are one layer's weights, applied several times."""
+    """1 where all multi-token-prediction layers are one layer's weights, applied several times."""
     mtp_is_dense: Numbers = 0.0
-    """Their network is dense although the model has layers with experts (LongCat-Flash)."""
+    """1 where the network of multi-token-prediction layers is dense although the model has layers
+    with experts (LongCat-Flash)."""
 
     @property
     def is_shared_kv(self) -> Numbers:
-        """Whether one key is the value of all heads."""
+        """Return whether one key is the value of all heads."""
         return np.minimum(self.output_groups, 1.0)
 
     @property
     def has_streams(self) -> Numbers:
-        """Whether the residual has several streams."""
+        """Return whether the residual has several streams."""
         return np.where(np.greater(self.streams, 1.0), 1.0, 0.0)
 
     @property
     def without_compressors(self) -> "ModelShape":
-        """The same model without compressors, as its multi-token-prediction layers are."""
+        """Return the model without compressors, as its multi-token-prediction layers are."""
         return replace(self, csa_share=0.0, hca_share=0.0)
 
     @property
@@ -176,7 +177,7 @@ class ModelShape:
 
     @property
     def mtp_has_experts(self) -> Numbers:
-        """Whether multi-token-prediction layers have experts: as the last layer has."""
+        """Return whether multi-token-prediction layers have experts: as the last layer has."""
         has_experts = np.greater(self.moe_layers, 0.0) & np.less_equal(self.mtp_is_dense, 0.0)
         return np.where(has_experts, 1.0, 0.0)
 
@@ -188,7 +189,7 @@ class ModelShape:
 
     @property
     def has_linear(self) -> bool:
-        """Whether any column has linear attention."""
+        """Return whether any column has linear attention."""
         return bool(np.any(np.greater(self.linear_heads, 0.0)))
 
     @property

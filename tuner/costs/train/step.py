@@ -76,10 +76,11 @@ HOST_LINK_RATIO = 0.75
 """Share of the peak of the link to the host that large copies from pinned memory reach: 12 of the
 16 GB a second of PCIe 3.0 in Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857)."""
 OFFLOAD_BYTES = (4.0 + 4.0) / HOST_LINK_RATIO + 28.0
-"""Per parameter whose optimizer state is in host memory: fp32 gradient down and weight up over the
-link, one after the other (Megatron-Core's hybrid_optimizer.py copies both as fp32, and overlaps
-them with other parameters' only on request), and fp32 gradient, moments and weight read or written
-by the host (28), whose memory is taken to be as fast as the link."""
+"""Bytes, in terms of the host link's peak, per parameter whose optimizer state is in host memory:
+fp32 gradient down and weight up over the link, one after the other (Megatron-Core's
+hybrid_optimizer.py copies both as fp32, and overlaps them with other parameters' only on request),
+and fp32 gradient, moments and weight read or written by the host (28), whose memory is taken to be
+as fast as the link."""
 
 
 def price_step(
@@ -236,7 +237,10 @@ def _once_s(
     backward_s: Numbers,
     in_buckets: Callable[[Numbers], Numbers],
 ) -> Numbers:
-    """On the device with the most parameters, overlapped with the longest passes."""
+    """Price what runs once a step on the device with the most parameters.
+
+    Collectives overlap with the longest passes.
+    """
     s, own, machine = inputs.strategies, inputs.constants, inputs.hardware
     reduction_s = _reduction_s(inputs, parameters, inputs.groups.shared)
     parameter_gather_s = _parameter_gather_s(inputs, parameters, inputs.groups.shared)

@@ -50,7 +50,7 @@ class PlanOnLinks:
 
     plan: Plan
     nodes: tuple[str, ...] | None
-    """In the order of ranks; None where no order was searched for."""
+    """Nodes in the order of ranks; None where no order was searched for."""
     slow_s_of: Mapping[TrainDecision, float] = field(default_factory=dict)
     """Seconds per step that slow links cost each decision in its best order."""
 

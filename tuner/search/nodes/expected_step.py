@@ -29,7 +29,7 @@ from tuner.search.train.memory_risk import Chances, LossPrices
 from tuner.search.train.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
 
 SLOW_LINKS: Final = "slow_links"
-"""Their entry in `breakdown_s`."""
+"""Entry of slow links in `breakdown_s`."""
 
 
 def slowed(predicted: TrainPrediction, slow_s: float) -> TrainPrediction:

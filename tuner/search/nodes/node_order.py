@@ -36,13 +36,13 @@ class OrderedNodes:
     """An order of nodes and the cost of slow links in it, seconds per step."""
 
     nodes: tuple[str, ...]
-    """In the order of ranks."""
+    """Nodes in the order of ranks."""
     spare: tuple[str, ...]
     slow_before_s: float
-    """As the matrix lists the nodes."""
+    """Seconds a step that slow links cost in the order in which the matrix lists the nodes."""
     slow_s: float
     slow_bound_s: float
-    """Lower bound over all orders of these nodes."""
+    """Lower bound of `slow_s` over all orders of these nodes."""
 
 
 def read_links(cluster: Cluster) -> dict[str, LinkMatrix]:

@@ -1,1 +1,1 @@
-"""From costs to problems that solvers understand, and back to decisions."""
+"""Conversion of costs to problems that solvers understand, and of solutions to decisions."""

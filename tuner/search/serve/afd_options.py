@@ -59,7 +59,7 @@ class PricedAfdUnits:
 
     options: tuple[Option, ...] = ()
     refused: tuple[Option, ...] = ()
-    """Those that serve, and that the release refuses."""
+    """Options that would serve, but that the release refuses."""
     illegal_by: Mapping[str, int] = field(default_factory=dict)
     """Units that cannot serve or are refused, by the reason, most first."""
 

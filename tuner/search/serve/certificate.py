@@ -16,7 +16,7 @@ from tuner.search.serve.to_plan import tie_ratio
 
 MOST_TIES: Final = 10
 TIES_S: Final = 2.0
-"""For finding them."""
+"""Seconds for finding ties."""
 
 
 def to_certificate(

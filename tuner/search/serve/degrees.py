@@ -1,4 +1,4 @@
-"""How one instance may be split over the devices of a pool.
+"""Parallel degrees by which one instance may be split over the devices of a pool.
 
     attention    tensor ranks inside a scale-up domain, times data ranks where there are experts
     experts      whole on ranks, or each sliced over all of them
@@ -28,8 +28,8 @@ LARGEST_INSTANCE: Final = 72
 ODD_MACHINES: Final = (3, 9)
 """Machines of an instance, and twice, four times, ... as many."""
 BUS_BYTES_PER_S: Final = 64e9
-"""In one direction, of the fastest bus that cards without links of their own share: PCI Express 5.0
-x16 (PCI-SIG, 32 GT/s a lane)."""
+"""Bytes a second in one direction of the fastest bus that cards without links of their own share:
+PCI Express 5.0 x16 (PCI-SIG, 32 GT/s a lane)."""
 LEAST_SLICE: Final = 128
 """Columns of a sliced expert; narrower ones fill no tile of a tensor core."""
 
@@ -60,7 +60,7 @@ def instance_degrees(
 
 
 def has_slow_links(sheet: Datasheet, pool: Pool) -> bool:
-    """Whether tensor ranks of one machine have but a bus between them."""
+    """Return whether tensor ranks of one machine have but a bus between them."""
     is_split = pool.domain < pool.devices_per_node
     return is_split or sheet.scale_up_bytes_per_s <= BUS_BYTES_PER_S
 

@@ -20,7 +20,7 @@ from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
 ISLAND_MODES: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
-"""Those that are laid out as islands."""
+"""Modes that are laid out as islands."""
 
 
 def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]:

@@ -1,4 +1,4 @@
-"""Which prefill instances may send KV caches to which decode instances, with bytes and seconds.
+"""KV transfers that may connect prefill and decode instances, with bytes and seconds.
 
 Two instances are connected where they share a pool or their pools have a link, and the engine's
 release and connector accept both sides' layouts (tuner/engines/serve_rules/kv_refusals.py). Bytes
@@ -99,13 +99,13 @@ class KvTransfers:
         return next((link for link in links if set(link.between) == names), None)
 
     def reach(self, sender: ServingPool, receiver: ServingPool) -> bool:
-        """Whether the pools are one, or linked."""
+        """Return whether the pools are one, or linked."""
         if sender.pool.name == receiver.pool.name:
             return not self.between_pools
         return self.link(sender, receiver) is not None
 
     def path_kind(self, sender: ServingPool, receiver: ServingPool) -> Path:
-        """Whether caches go from device to device."""
+        """Return whether caches go from device to device or through the hosts' memory."""
         one, other = (
             serving_pool.machine.sheet.generation.vendor for serving_pool in (sender, receiver)
         )

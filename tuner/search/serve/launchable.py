@@ -110,7 +110,7 @@ def _core_shares(
 
 
 def has_polling_thread(release: ServingCapabilities, role: Role) -> bool:
-    """Whether an instance of that role computes beside a thread that polls for KV transfers."""
+    """Return whether an instance of that role has a thread that polls for KV transfers."""
     return release.transfer_thread_polls and role in ROLES["disaggregated"]
 
 

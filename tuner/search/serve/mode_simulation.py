@@ -98,7 +98,7 @@ def simulate_mode(
 
 
 def is_routed(mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice) -> bool:
-    """Whether instances must be simulated together.
+    """Return whether instances must be simulated together.
 
     One instance of a role leaves a router no choice, unless it chooses among ranks; with one kind
     served round robin a single rank stands for all.

@@ -54,7 +54,7 @@ def multiplexed_options(options: Sequence[Option], demand: Demand) -> tuple[Opti
 
 
 def can_share(option: Option) -> bool:
-    """Whether it can be multiplexed: it decodes, on one plain rank."""
+    """Return whether an option can be multiplexed: it decodes, on one plain rank."""
     own = option.iteration
     return (
         option.role is not Role.PREFILL

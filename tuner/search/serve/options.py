@@ -85,7 +85,7 @@ class ServingPool:
     source: str
     """Source of the prices: `profile`, `tables` or `datasheet`."""
     conversions: ProfilePrices | None = None
-    """How fast a device turns KV caches into other pages, where that was measured."""
+    """Measured rates at which a device turns KV caches into other pages; None: not measured."""
     residual: ServeResidual | None = None
     """Corrections from launches of the engine on these devices; None: none were launched."""
     profile: Path | None = None
@@ -327,7 +327,7 @@ class _Candidate:
         return replace(prompt, latency_s=prompt.latency_s + late_s)
 
     def suits(self, role: Role) -> bool:
-        """Whether the candidate is worth pricing in a role."""
+        """Return whether the candidate is worth pricing in a role."""
         if self.iteration.a2a_backend in UNFIT.get(role, ()):
             return False
         if self.moves_cache is (role is Role.AGGREGATED):
@@ -487,7 +487,7 @@ def _holds_whole(
     *,
     running: int,
 ) -> bool:
-    """Whether a request of the longest length has room, where the engine wants that."""
+    """Return whether a request of the longest length has room, where the engine wants that."""
     return holds_whole(
         iteration,
         memory_bytes=serving_pool.memory_bytes,

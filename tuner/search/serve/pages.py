@@ -43,7 +43,7 @@ def page_by_pool(spec: ServeSpec, serving_pools: Sequence[ServingPool]) -> Mappi
 
 
 def _is_connected(spec: ServeSpec, link: Link) -> bool:
-    """Whether a connector exists between both ends' vendors and releases, in either direction."""
+    """Return whether a connector exists between both ends' vendors and releases, either way."""
     pools = {pool.name: pool for pool in spec.cluster.pools}
     releases = [release_on(spec.goal, pools[name]) for name in link.between]
     return any(

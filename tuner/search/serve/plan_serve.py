@@ -1,4 +1,4 @@
-"""From a deployment's spec to its plan: modes solved, compared and certified, relaxations solved.
+"""Plan of a deployment's spec: modes solved, compared and certified, relaxations solved.
 
 The best mode by the goal's objective is the plan, the others are its alternatives.
 """

@@ -1,4 +1,4 @@
-"""Which solution is better: by the goal, and by whether published runs back its mode.
+"""Preference among solutions: by the goal, and by whether published runs back their mode.
 
 Bands of aggregated and disaggregated launches are made from published runs, those of other modes
 are wider (tuner/costs/serve/bands.py). A mode without runs is chosen over one

@@ -67,7 +67,7 @@ class RecordedPrompts:
 
     blocks: Blocks
     arrival_s_N: Floats
-    """At the rate that is planned for."""
+    """Seconds of arrival, at the rate that is planned for."""
     input_N: Ints
 
     def at(self, rate_per_s: float) -> "RecordedPrompts":

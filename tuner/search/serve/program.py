@@ -53,7 +53,8 @@ OBJECTIVE: Final = {
     "goodput": InstanceObjective.DEVICES,
     "rate": InstanceObjective.RATE,
 }
-"""With a rate to serve, the most good requests per device are those on the fewest devices."""
+"""Objective of the program by that of the goal. With a rate to serve, the most good requests per
+device are those on the fewest devices."""
 
 LEAST_SLACK_S: Final = 1e-3
 """Between a prompt alone and the target of the first token."""

@@ -43,11 +43,11 @@ LINK_LATENCY_S: Final = 10e-6
 """Seconds of latency of a link that is tried where pools have none: one 400 Gbit/s NIC on one
 switch."""
 LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
-"""More time that each target is given, the least that helps."""
+"""Additional shares of time that each target is given in turn, until one helps."""
 MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eight times"})
-"""For all targets at once, the least that helps."""
+"""Multiples of all targets at once that are tried in turn, until one helps."""
 WITHOUT_TARGET: Final = 1e3
-"""So much more is no target."""
+"""Multiple of a target that amounts to no target."""
 ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
 """Target over the latency of a single request, tried in turn where the target lies below it: room
 for a batch and for queueing."""
@@ -60,9 +60,9 @@ class Closest:
     decision: ServeDecision
     requests_per_s: float
     change: str
-    """In traffic."""
+    """Change of the traffic, in words."""
     solution: ModeSolution
-    """The instances, simulated at that rate."""
+    """Instances, simulated at that rate."""
 
 
 def launchable_modes(problem: ServeProblem) -> tuple[Mode, ...]:
@@ -137,7 +137,7 @@ def _exhausted(problem: ServeProblem) -> str:
 
 
 def _joined_would_do(problem: ServeProblem) -> bool:
-    """Whether links between all pools would make the traffic fit."""
+    """Return whether links between all pools would make the traffic fit."""
     spec = _with_links(problem.spec)
     return spec is not None and _solved(spec, problem) is not None
 

@@ -45,7 +45,7 @@ _BY_LOAD: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterChoice:
-    """How requests are spread over the instances of a mode."""
+    """Choice of the policies that spread requests over the instances of a mode."""
 
     policy: RouterPolicy
     """Policy for one kind of aggregated or prefill instances."""
@@ -129,7 +129,7 @@ def router_choices(
 def reaches_ranks(
     goal: ServeGoal, targets: Iterable[str], role: Role, *, pools: tuple[Pool, ...] = ()
 ) -> bool:
-    """Whether the router of aggregated or prefill instances looks for prefixes on their ranks."""
+    """Return whether the router of aggregated or prefill instances knows prefixes by rank."""
     mode: Mode = "disaggregated" if role is Role.PREFILL else "aggregated"
     return router_choices(goal, targets, mode, pools=pools)[0].to_ranks
 
@@ -171,7 +171,7 @@ def _ranks_options(
 
 
 def has_sessions(goal: ServeGoal) -> bool:
-    """Whether prefixes lie on single instances."""
+    """Return whether prefixes lie on single instances."""
     return goal.traffic.prefix_hit > 0.0 and goal.traffic.prefix_scope == "session"
 
 
@@ -186,7 +186,7 @@ def stack_routers(
 def loses_prefixes(
     goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
 ) -> bool:
-    """Whether prefixes lie on single instances and no router of the stack looks for them."""
+    """Return whether prefixes lie on single instances and no router of the stack looks for them."""
     stacks = stack_routers(goal, targets, pools)
     is_disaggregated = Role.PREFILL in ROLES[mode]
     return has_sessions(goal) and not _have(

@@ -97,7 +97,7 @@ class SimulationResult:
     """Share of requests inside every target that is stated for a percentile."""
 
     def meets(self, slo: Slo) -> bool:
-        """Whether every target holds."""
+        """Return whether every target holds."""
         return not self.missed(slo)
 
     def missed(self, slo: Slo) -> tuple[str, ...]:

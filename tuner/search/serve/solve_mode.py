@@ -114,7 +114,7 @@ class ModeSolution:
     missed_without_spare: tuple[str, ...] = ()
     """Targets missed at the goal's own spare capacity, for which more was added."""
     router: RouterChoice
-    """How requests are spread."""
+    """Router policies that spread the requests."""
     covered_kinds: int = 1
     """Kinds of instances in one role that the bound holds for, at most."""
     prefix_hit: float | None = None

@@ -65,7 +65,7 @@ NO_HEADROOM: Final = Headroom()
 
 
 def has_enough_headroom(outcome: SearchOutcome, chosen: Preferred, *, fastest_s: float) -> bool:
-    """Whether a decision is safe and a search for headroom could gain no more than a tie.
+    """Return whether a decision is safe and a search for headroom could gain no more than a tie.
 
     Every row that the search did not keep takes at least TOLERANCE_RATIO longer than the fastest.
 

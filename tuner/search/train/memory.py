@@ -159,7 +159,7 @@ def _of_groups(group: Ints) -> Iterator[Ints]:
 def may_fit(
     problem: TrainProblem, options: OptionSpace, candidates: Candidates, *, is_idle: bool = False
 ) -> Mask:
-    """Whether each candidate may fit in some layout; False is proven."""
+    """Return whether each candidate may fit in some layout; False is proven."""
     most_PC = layer_capacity(problem, options, candidates, is_idle=is_idle)
     model = problem.model
     return np.asarray(most_PC.sum(axis=0) >= (model.num_moe_layers or model.num_layers))

@@ -84,7 +84,7 @@ def _larger(priced_pool: PricedPool) -> Iterator[PricedPool]:
 
 
 def _may_fit(problem: TrainProblem) -> bool:
-    """Whether anything is legal, and the decision of least memory fits."""
+    """Return whether anything is legal, and the decision of least memory fits."""
     legal, _ = space(option_space(problem), legal_degrees(problem))
     return bool(legal) and least_sufficient_memory(problem) <= problem.memory_limit_bytes
 

@@ -177,7 +177,7 @@ def _encode(options_TA: Ints, at: list[int], sizes: list[int]) -> Ints:
 def _is_dominated(
     options: OptionSpace, axes: tuple[str, ...], legal: Ints, sizes: list[int]
 ) -> Mask:
-    """Whether another legal option differs only in a choice that is never worse."""
+    """Return whether another legal option differs only in a choice that is never worse."""
     radix = np.cumprod([1, *sizes[:0:-1]])[::-1]
     code = legal @ radix
     is_legal = np.zeros(math.prod(sizes), dtype=np.bool_)

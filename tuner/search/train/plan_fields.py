@@ -134,7 +134,7 @@ class ChosenDecision:
 
     @property
     def has_searched_all(self) -> bool:
-        """Whether every decision was searched for headroom, however slow."""
+        """Return whether every decision was searched for headroom, however slow."""
         return self.headroom.complete_s is not None and math.isinf(self.headroom.complete_s)
 
     @property

@@ -396,7 +396,7 @@ def fit_C(ever_C: Floats) -> Bools:
 
 
 def is_excluded(chance: float, *, beside: float) -> bool:
-    """Whether a decision is excluded for its OOM probability, beside that of another."""
+    """Return whether a decision is excluded for its OOM probability, beside that of another."""
     return not fit_C(np.array([chance, beside]))[0]
 
 

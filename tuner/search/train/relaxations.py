@@ -486,7 +486,7 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
 
 
 def _may_gain(problem: TrainProblem, able: Capabilities) -> bool:
-    """Whether a feature can change a step: fp8 dispatch cannot without experts in fp8."""
+    """Return whether a feature can change a step: fp8 dispatch cannot without experts in fp8."""
     is_same = able.fp8_dispatch == problem.capabilities.fp8_dispatch
     more = replace(problem, capabilities=able)
     return is_same or more.dispatch_bytes != problem.dispatch_bytes

@@ -118,7 +118,7 @@ def _equal(
     name: str,
     special: Mapping[str, Mask],
 ) -> Mask:
-    """Whether every row has the decision's value of a field."""
+    """Return whether every row has the decision's value of a field."""
     if name in special:
         return special[name]
     own = getattr(chosen, name)
@@ -156,7 +156,7 @@ def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision)
 
 
 def _is_chosen(solutions: Solutions, axis: str, is_wanted: list[bool]) -> Mask:
-    """Whether every row's choice on an axis is among the wanted ones."""
+    """Return whether every row's choice on an axis is among the wanted ones."""
     wanted_C: Mask = np.array(is_wanted, dtype=np.bool_)[solutions.candidates.options[axis]]
     return wanted_C
 

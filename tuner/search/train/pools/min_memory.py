@@ -89,7 +89,7 @@ def min_memory_candidates(
 
 
 def fit_anywhere(tables: Sequence[MinMemoryCandidates], change: Change) -> bool:
-    """Whether any candidate may fit under a relaxation."""
+    """Return whether any candidate may fit under a relaxation."""
     return any(bool(_fits(table, change).any()) for table in tables)
 
 

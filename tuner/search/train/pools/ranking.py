@@ -155,7 +155,7 @@ class Ranking:
 
 
 def is_over_several(one: SimulatedChain) -> bool:
-    """Whether a chain runs on more than one pool."""
+    """Return whether a chain runs on more than one pool."""
     return len(set(one.chain.pool_S)) > 1
 
 
