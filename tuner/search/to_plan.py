@@ -1,5 +1,4 @@
-"""Conversion of a training search to a plan: what it proves and decides, or why it decides
-nothing."""
+"""Conversion of a training search to a plan: its proof and decision, or why there is none."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -159,7 +159,10 @@ class TimedPass(NamedTuple):
 
 
 def can_simulate(pipeline: Pipeline) -> bool:
-    """Whether simulation takes seconds and some 300 MB at most: not with hundreds of devices."""
+    """Return whether simulation takes seconds and 300 MB or less.
+
+    It takes more with hundreds of devices.
+    """
     stages, m = len(pipeline.forward_s_S), pipeline.num_microbatches
     turn, turns = _first_turns(pipeline)
     return 2 * stages * min(m, 2 * turns * turn) <= max(MOST_SHORTENED, MOST_PASSES)

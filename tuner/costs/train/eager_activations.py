@@ -284,8 +284,10 @@ def _attention(model: ModelShape, s: Strategies, widths: _Widths) -> Numbers:
 
 
 def _gate(s: Strategies, widths: _Widths, outputs: Numbers) -> Numbers:
-    """Return bytes a token of attention's output gate, and of the product if its reader shares
-    it."""
+    """Return bytes a token of attention's output gate.
+
+    The gated product counts, too, where its reader shares it.
+    """
     return HALF * outputs * (1.0 + s.is_full) + _shared(s, widths, outputs, s.adapts_o)
 
 

@@ -47,7 +47,7 @@ LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
 MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eight times"})
 """Multiples of all targets at once that are tried in turn, until one helps."""
 WITHOUT_TARGET: Final = 1e3
-"""Multiple of a target that amounts to no target."""
+"""Additional share of time with which a target is none."""
 ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
 """Target over the latency of a single request, tried in turn where the target lies below it: room
 for a batch and for queueing."""

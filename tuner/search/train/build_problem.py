@@ -1,4 +1,4 @@
-"""From a spec and the data of its machines to the problem that is searched.
+"""Construction of the problem that is searched, from a spec and the data of its machines.
 
 Options that no published run prices (offloading; CUDA graphs of a whole iteration in models with
 experts) are left out unless the spec names them. What no device or target can do is refused in one

@@ -40,8 +40,8 @@ CHANCES: Final = (0.3, LIKELY)
 """OOM probabilities whose limits are searched besides that of SMALL."""
 
 FAR_CHANCE: Final = 0.1
-"""The same, where no safe decision is near the one at risk: a run then gains from a faster decision
-to fall back on first."""
+"""OOM probability whose limit is searched, too, where no safe decision is near the one at risk: a
+run then gains from a faster decision to fall back on first."""
 
 MOST_SEARCHES: Final = 3
 """Searches under ever lower limits while the result is at risk, because its peak errs or grows
@@ -53,10 +53,10 @@ class Headroom:
     """Result of the searches for more headroom."""
 
     searches: tuple[SearchOutcome, ...] = ()
-    """Those with a result, their rows replaced by every option near the fastest."""
+    """Searches with a result, their rows replaced by every option near the fastest."""
     complete_s: float | None = None
-    """If none has a result: seconds of a step up to which all safe decisions were searched for;
-    infinite if nothing fits under the limit that all of them keep."""
+    """Seconds of a step up to which all safe decisions were searched for, if no search has a
+    result; infinite if nothing fits under the limit that all of them keep."""
     safe_peak_ratio: float | None = None
     """Share of a device's memory up to which a predicted peak is safe."""
 

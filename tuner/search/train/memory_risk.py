@@ -43,14 +43,14 @@ from tuner.spec.goal import TrainGoal
 HOUR_S: Final = 3600.0
 
 FAILED_START_S: Final = 4.0 * HOUR_S
-"""From a start that runs out of memory to the first step of the next: somebody reads the log, plans
-again and queues, half a working day. Prior; `goal.failed_start` overrides it."""
+"""Seconds from a start that runs out of memory to the first step of the next: somebody reads the
+log, plans again and queues, half a working day. Prior; `goal.failed_start` overrides it."""
 
 CRASHES: Final = 2.0
 """Late crashes until somebody plans again: the first looks like a fault and is restarted. Prior."""
 
 RESTART_S: Final = 0.5 * HOUR_S
-"""From a crash to the next step; `goal.reliability.restart` overrides it. Prior."""
+"""Seconds from a crash to the next step; `goal.reliability.restart` overrides it. Prior."""
 
 CHECKPOINT_INTERVAL_S: Final = HOUR_S
 """Half of it is lost in a crash; `goal.reliability.checkpoint.interval` overrides it. Prior."""
@@ -85,7 +85,7 @@ class Chances:
 
     at_start_C: Floats
     ever_C: Floats
-    """At the start or later."""
+    """Probability of running out of memory at the start or later."""
 
     @property
     def later_C(self) -> Floats:
@@ -254,7 +254,7 @@ class MemoryForecast:
     """Memory risk of one decision."""
 
     out_of_memory_probability: float
-    """At any time of the run."""
+    """Probability of running out of memory at any time of the run."""
     out_of_memory_at_start_probability: float
     out_of_memory_loss_s: float
     """Seconds of the run that failed starts and restarts are expected to take."""

@@ -1,4 +1,4 @@
-"""Which execution options are illegal: meaningless ones, the targets' manifests, the user's limits.
+"""Rules for execution options: no effect, the targets' manifests, the user's limits.
 
 Rules are listed in the order in which refusals are counted. What a target cannot do comes from its
 manifest (tuner/engines/manifest.py). A setting without any effect is illegal too, so that no two
@@ -191,7 +191,7 @@ def _targets(problem: TrainProblem) -> Iterator[OptionRule]:
 
 
 def _conditional_rules(problem: TrainProblem, feature: str) -> Iterator[OptionRule]:
-    """Beside which settings the target has a feature."""
+    """Yield the rules for the settings beside which the target has a feature."""
     conditions: Conditions | None = getattr(problem.capabilities, feature)
     mtp = problem.model.mtp_num_layers
     yield OptionRule(

@@ -61,7 +61,7 @@ class OptionTable:
     recompute_RA: Ints
     """One option per recompute group, other knobs at their fastest; not always legal itself."""
     min_memory_RA: Ints
-    """The same with everything offloaded that may be; not always legal itself."""
+    """`recompute_RA` with everything offloaded that may be; not always legal itself."""
     zero_RZ: Mask
     """ZeRO stages of each recompute group; without 0 where it has 1, which holds no more."""
     dispatch_of_R: Ints

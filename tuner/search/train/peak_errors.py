@@ -49,7 +49,7 @@ class ErrorKind(StrEnum):
     PYTORCH = "pytorch"
     """torchtitan, DeepSpeed, plain FSDP; no pipeline."""
     PYTORCH_PIPELINE = "pytorch-pipeline"
-    """The same with one."""
+    """torchtitan, DeepSpeed, plain FSDP; with a pipeline."""
 
 
 RATIOS: Final[Mapping[ErrorKind, Mapping[str, tuple[Recipe, ...]]]] = {
@@ -107,7 +107,7 @@ GROWTH_QUANTILES: Final = (np.arange(16) + 0.5) / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeakErrors:
-    """How often measured peaks of some runs exceed a multiple of the predicted ones."""
+    """Distribution of measured over predicted peaks of some runs."""
 
     exceeding_G: Floats
     """Probability that a peak lies beyond each point of a grid of ln ratios."""
@@ -142,7 +142,10 @@ class PeakErrors:
         return probability
 
     def ever(self, room_C: Floats, *, growth_C: Floats) -> Floats:
-        """The same at any time of a long run, whose peak grows by `growth_C` on average."""
+        """Return the probability of exceeding memory at any time of a long run.
+
+        Its peak grows by `growth_C` on average.
+        """
         steps = -np.log1p(-GROWTH_QUANTILES)
         probability: Floats = np.mean(
             [self.at_start(room_C / (1.0 + step * growth_C)) for step in steps], axis=0

@@ -151,9 +151,9 @@ class PlanFormatter:
     priced_pool: PricedPool
     search: SearchOutcome
     band: Band
-    """Measured over predicted seconds."""
+    """Error band: measured over predicted seconds."""
     ratios: Ratios
-    """The same of the ratio of two decisions' seconds."""
+    """Error bands of the ratio of two decisions' seconds."""
 
     def prediction(self, detail: Detail, *, simulated_s: float | None = None) -> TrainPrediction:
         """Predict one decision."""

@@ -1,4 +1,4 @@
-"""From a spec on described devices to a plan: build the problem, search, refine, certify.
+"""Plan of a spec on described devices: build the problem, search, refine, certify.
 
 The search ranks rows by the closed form of a step. The best of them are simulated pass by pass, and
 the objective is the longer of the two (finalists.py). The solver of layouts may move layers and

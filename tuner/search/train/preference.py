@@ -108,12 +108,12 @@ class Preferred:
     detail: Detail
     simulated_s: float
     reasons: tuple[str, ...]
-    """Its advantages, in words."""
+    """Advantages of the decision over the fastest, in words."""
     expected_s: float | None
-    """Seconds of its step with the expected cost of running out of memory; None where no decision
-    is safe, so that the run may never end."""
+    """Seconds of the decision's step with the expected cost of running out of memory; None where no
+    decision is safe, so that the run may never end."""
     fastest_expected_s: float | None
-    """The same of the fastest."""
+    """Seconds of the fastest decision's step, likewise."""
 
     @property
     def step_s(self) -> float:
@@ -189,7 +189,7 @@ class _Simulated:
     detail: Detail
     simulated_s: float
     expected_s: float
-    """With the time by which the simulation exceeds the closed form."""
+    """Expected seconds of a step, with the time by which the simulation exceeds the closed form."""
 
 
 def _simulate(
@@ -377,12 +377,12 @@ def _nearby(
 
 
 def memory_step(chance: float) -> int:
-    """Which of MEMORY_STEPS an OOM probability falls in; risks of one step count as equal."""
+    """Return which of MEMORY_STEPS an OOM probability is in; risks of one step count as equal."""
     return int(np.searchsorted(MEMORY_STEPS, chance))
 
 
 def fit_C(ever_C: Floats) -> Bools:
-    """Which decisions have an acceptable OOM probability.
+    """Return which decisions have an acceptable OOM probability.
 
     Args:
         ever_C: probabilities of running out of memory.
@@ -523,7 +523,7 @@ def _choices(options: OptionSpace, chosen: Mapping[str, Ints], axis: str) -> Int
 
 
 def _recomputed(options: OptionSpace) -> Ints:
-    """How much each choice recomputes: modules, or more than all of them, by layers."""
+    """Return how much each choice recomputes: modules, or by layers, more than all of them."""
     recompute: list[RecomputeChoice] = list(options.choices["recompute"])  # type: ignore[arg-type] # this axis only
     return np.array([len(one.modules) + round(MODULES_TOGETHER * one.share) for one in recompute])
 

@@ -1,4 +1,4 @@
-"""Which published measurements apply to a launch target: family, generation and release.
+"""Published measurements that apply to a launch target: by family, generation and release.
 
 Residuals are stored under the software that was measured (tuner/costs/train/calibration.py). A
 target without published runs takes those of its nearest relative: Megatron-LM's layers are those
@@ -124,11 +124,11 @@ class PricedRelease:
     """The release that prices are for, and what to say of it."""
 
     release: str = ""
-    """Empty: all that are known, together."""
+    """Release that prices are for; empty: all that are known, together."""
     stated: str = ""
-    """The same where the goal names it."""
+    """Release that the goal names; empty: it names none."""
     note: str = ""
-    """In a line; may be empty."""
+    """Note on the release in a line; may be empty."""
 
 
 def priced_release(

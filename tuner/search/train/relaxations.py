@@ -515,7 +515,7 @@ def unlaunchable(
 
 
 def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
-    """Under which condition a target refuses a feature; empty where it has it in no form."""
+    """Return the condition of a target's refusal; empty where it has the feature in no form."""
     if feature not in _HAS or not _HAS[feature](able):
         return ""
     words = step_s.words if isinstance(step_s, Worded) else ""

@@ -101,7 +101,7 @@ def batches(order: Ints, rows_N: Ints, *, first: int = FIRST_ROWS) -> Iterator[I
 
 
 def expand_runs(count: Ints, start: Ints) -> tuple[Ints, Ints]:
-    """For runs of a list: the run of each entry, and its place in the list."""
+    """Return the run of each entry and its place in the list, for runs of a list."""
     run = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
     return run, start[run] + within

@@ -62,7 +62,7 @@ class Rule:
     """One reason why a combination cannot be launched."""
 
     text: str
-    """As it is counted and shown."""
+    """Words by which the rule is counted and shown."""
     broken: Callable[[Chosen], Mask]
 
 

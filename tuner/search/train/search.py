@@ -82,7 +82,8 @@ time, up to `MOST_DISPATCH`."""
 MOST_DISPATCH = 2048
 
 FIRST_GROUPS = 256
-"""The same for groups of the no-recompute and the recompute level."""
+"""Groups of the no-recompute and the recompute level that are expanded before the threshold is read
+again; the number doubles each time, up to `MOST_GROUPS`."""
 MOST_GROUPS = 2048
 
 PRICED_FIRST = 4

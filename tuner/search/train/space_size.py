@@ -1,4 +1,4 @@
-"""How many decisions the space has, and how many break which rule, without listing them.
+"""Number of decisions of the space, and of those that break each rule, without listing them.
 
 Rules read a few booleans about the degrees, so rows of equal facts have equally many legal options:
 count the rows of each kind, multiply.
@@ -39,7 +39,7 @@ def space(options: OptionSpace, degrees: Degrees) -> tuple[int, dict[str, int]]:
 
 
 def _rows_by_facts(degrees: Degrees) -> Iterator[tuple[Facts, int]]:
-    """How many rows have the same facts, without listing the rows."""
+    """Yield the facts with the number of rows that have them, without listing the rows."""
     dense_N, dense_E = degrees.partials_N["dense"], degrees.pairs_E["dense"]
     code_N = _partial_codes(degrees.dense_rows(dense_N) | dict(degrees.partials_N))
     code_E = _pair_codes(degrees.dense_rows(dense_E) | dict(degrees.pairs_E))
@@ -102,7 +102,7 @@ PRICED: Final = ("uneven_layout", "empty_stages", "sequence_parallel", "fp8_disp
 
 
 def only_adds(problem: TrainProblem, known: TrainProblem) -> bool:
-    """Whether the targets of two problems differ in rules alone, so that prices are equal."""
+    """Return whether two problems' targets differ in rules alone, so that prices are equal."""
     one, other = problem.capabilities, known.capabilities
     return all(getattr(one, name) == getattr(other, name) for name in PRICED)
 
@@ -163,7 +163,7 @@ class OptionTables:
 
 
 def _legal(problem: TrainProblem, rows: Table) -> Mask:
-    """Which rows a problem allows."""
+    """Return which rows a problem allows."""
     rules = [*dense_rules(problem), *schedule_rules(problem), *expert_rules(problem)]
     is_legal: Mask = np.asarray(first_broken(rules, rows) < 0)
     return is_legal

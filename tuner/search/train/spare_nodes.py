@@ -151,15 +151,15 @@ class _Layout:
     decision: TrainDecision
     step_s: float
     jobs: Jobs
-    """Without spares."""
+    """Jobs of the run without spares."""
     reliability: FailureModel
     training: float
     """Share of the time that advances training."""
     shares: LayoutShares
     on_shared_storage: LayoutShares
-    """The same with checkpoints on shared storage alone."""
+    """Shares with checkpoints on shared storage alone."""
     keeps_host_copies: bool
-    """Beside checkpoints on shared storage."""
+    """Whether hosts keep copies beside checkpoints on shared storage."""
 
     @classmethod
     def of(cls, nodes: int, fastest: Fastest, spec: Spec, priced: PricedLayouts) -> "_Layout":

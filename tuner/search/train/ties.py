@@ -1,4 +1,4 @@
-"""Which rows the model cannot tell from the chosen decision.
+"""Rows that the model cannot tell from the chosen decision.
 
 tuner/search/ratios.py decides what a tie is, by the fields of two decisions; here the same fields
 are compared for all rows at once.

@@ -41,7 +41,7 @@ WATERMARK_RATIO: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How an engine fills its steps."""
+    """Rules by which an engine fills its steps."""
 
     batching: Batching
     step_tokens: int
@@ -137,7 +137,7 @@ class EngineRank:
         heapq.heappush(self.arrivals, (at_s, request))
 
     def due_s(self) -> float:
-        """When the next turn may be taken without missing what is sent here later.
+        """Return when the next turn may be taken without missing what is sent here later.
 
         Running sequences alone need none before one of them ends; with nothing to do it is never.
         """

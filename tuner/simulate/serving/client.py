@@ -34,7 +34,8 @@ from tuner.simulate.serving.steps import StepTimes
 ROUNDS: Final = 10
 """Requests of a closed loop in all, in multiples of its concurrency."""
 DELAY_S: Final = 10e-3
-"""From the end of a request until the client of a closed loop has sent the next one, mean."""
+"""Seconds from the end of a request until the client of a closed loop has sent the next one,
+mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
 
 Floats = npt.NDArray[np.float64]

@@ -122,7 +122,7 @@ class _DisaggregatedSimulation:
                 heapq.heappush(self.ready, (handed_s, request))
 
     def next_s(self) -> float:
-        """When something happens on the prefill side next."""
+        """Return when something happens on the prefill side next."""
         ready_s = self.ready[0][0] if self.ready else math.inf
         if self.queue:
             return min(ready_s, self.free_s[0])

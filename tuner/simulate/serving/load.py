@@ -76,7 +76,7 @@ class Requests:
 
 
 class ClosedLoop:
-    """Which requests a closed loop sends, and when one has ended which next."""
+    """Requests that a closed loop sends first, and next when one has ended."""
 
     def __init__(self, requests: Requests, *, concurrency: int) -> None:
         self._count = len(requests.input_R)
@@ -194,12 +194,15 @@ class Served:
 
     @property
     def ttft_s_R(self) -> npt.NDArray[np.float64]:
-        """From arrival to the first token."""
+        """Return the seconds from arrival to the first token."""
         return self.first_token_s_R - self.arrival_s_R
 
     @property
     def tpot_s_R(self) -> npt.NDArray[np.float64]:
-        """Per token after the first; outputs of one token have none and are left out."""
+        """Return the seconds per token after the first.
+
+        Outputs of one token have none and are left out.
+        """
         several_R = self.output_R > 1
         span_s = self.end_s_R[several_R] - self.first_token_s_R[several_R]
         return span_s / (self.output_R[several_R] - 1)

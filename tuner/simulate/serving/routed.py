@@ -88,7 +88,7 @@ class PrefillInstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRouting:
-    """How requests are spread."""
+    """Policies by which requests are spread."""
 
     policy: RouterPolicy
     """Policy for aggregated or prefill instances."""
@@ -227,7 +227,7 @@ class _RoutedSimulation:
             heapq.heappush(self.due, (due_s, self.version[number], number))
 
     def next_due_s(self) -> float:
-        """When a rank or worker is due first."""
+        """Return when a rank or worker is due first."""
         due, version = self.due, self.version
         while due and due[0][1] != version[due[0][2]]:
             heapq.heappop(due)

@@ -65,7 +65,7 @@ class PipelineStages:
     def round_s(
         self, layers_s: float, last_s: float, *, gap_s: float, busy: int, tokens: int
     ) -> float:
-        """So many micro-batches through all stages."""
+        """Price so many micro-batches through all stages."""
         slowest_s = max(self.slot_ratio * layers_s, self.last_ratio * layers_s + last_s, gap_s)
         passed_s = self.passed_s + self.passed_token_s * tokens
         return max(layers_s + last_s + gap_s, busy * slowest_s) + passed_s

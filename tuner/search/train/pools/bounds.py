@@ -233,7 +233,7 @@ def _supply(on: PoolPricing, room_JC: Floats | None) -> _Supply:
 
 
 def _at_any_pace(on: PoolMemory, room_JC: Floats) -> _Supply:
-    """The same with one second per layer, where time does not matter."""
+    """Return the capacity with one second per layer, where time does not matter."""
     second_C = np.ones(len(on.devices_C))
     return _Supply(
         layer_s_C=second_C,
@@ -262,7 +262,7 @@ def _capacity_layers(supplies: Sequence[_Supply], pace_s: Floats, *, before: int
 def _capacity_between(
     supplies: Sequence[_Supply], first_last: tuple[int, int], pace_s: Floats, *, before: int
 ) -> Floats:
-    """The same for given pools of the first stage and of the last, which has the head.
+    """Count the common layers for given pools of the first stage and of the last, with the head.
 
     All other stages come before those of the last pool, whose number is the best one.
     """
@@ -306,7 +306,7 @@ def _summed(own: _Supply, pace_s: Floats) -> Floats:
 
 
 def _begun(own: _Supply, summed_JC: Floats, stages_JC: Ints, pace_s: Floats, before: int) -> Floats:
-    """The same for a chain of so many stages whose first ones have the layers of the other kind.
+    """Count the common layers of so many stages whose first have layers of the other kind.
 
     As many as the pace allows fill whole stages; the rest share a stage with common layers.
     """

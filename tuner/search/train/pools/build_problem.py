@@ -27,7 +27,7 @@ class PoolsProblem:
     cluster: Cluster
     """Spare nodes taken off."""
     by_pool: tuple[TrainProblem, ...]
-    """In the order of the cluster's pools; each has a single pool."""
+    """Training problems in the order of the cluster's pools; each has a single pool."""
     specs: tuple[Spec, ...]
     """The spec for each pool by itself, with its own spare nodes."""
     priced_pools: tuple[PricedPool, ...]

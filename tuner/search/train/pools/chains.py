@@ -42,7 +42,7 @@ from tuner.search.train.pools.stage_prices import (
 from tuner.spec.cluster import Cluster
 
 TIGHTENINGS: Final = 4
-"""How often limits are lowered before a candidate is given up."""
+"""Times that limits are lowered before a candidate is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""From a spec with several pools to a plan: over several pools, or over the best single one.
+"""Plan of a spec with several pools: over several of them, or over the best single one.
 
 Chains over pools and the best decisions of each single pool, which may use interleaved schedules,
 are ranked together by wall clock per step, including failures and the expected cost of running out

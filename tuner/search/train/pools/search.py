@@ -200,7 +200,7 @@ class _PoolsRun:
         self._least_open_s = min(self._least_open_s, least_s)
 
     def _threshold_s(self) -> float:
-        """Slower chains are skipped: the step of the K-th best layout."""
+        """Return the seconds of the K-th best layout's step, above which chains are skipped."""
         best = sorted((chain.price.step_s, row) for row, chain in self._best.items())
         columns = [self._space.rows_N[name] for name in LAYOUT]
         layouts = (tuple(int(column[row]) for column in columns) for _, row in best)
@@ -209,7 +209,7 @@ class _PoolsRun:
         return below_s if rows is None else min(below_s, best[rows - 1][0])
 
     def _entry_threshold_s(self, entry: int) -> float:
-        """The same for one entry, which must also beat the best chain of its row."""
+        """Return an entry's threshold, in seconds: it must also beat the best chain of its row."""
         part, at = self._at(entry)
         chain = self._best.get(int(part.rows_E[at]))
         return (

@@ -55,7 +55,7 @@ PLAIN: Final[Mapping[str, tuple[Choice, ...]]] = {
 """Choices that are searched on an axis without a limit from the user."""
 
 Pools = tuple[int, ...]
-"""Which pools may run stages, by position."""
+"""Positions of the pools that may run stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

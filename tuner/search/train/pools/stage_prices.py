@@ -133,7 +133,7 @@ class ChainPrice:
     """Price of a chain; one entry per stage in execution order."""
 
     step_s: float
-    """From the closed form above."""
+    """Seconds of a step by the closed form above."""
     once_s: float
     forward_s_S: tuple[float, ...]
     backward_s_S: tuple[float, ...]
