@@ -38,11 +38,11 @@ class DispatchRows:
     """Rows of one rank and one chunk of a micro-batch."""
 
     sent: int
-    """C."""
+    """Rows sent across nodes, own node's among them (C)."""
     received: int
-    """R."""
+    """Rows received across nodes (R_n)."""
     copies: int
-    """M."""
+    """Copies sent inside the node (M_n)."""
 
 
 def rows_by_node(

@@ -89,9 +89,9 @@ class LayerActivations:
     """Bytes of one layer on one rank."""
 
     saved: int
-    """Kept per micro-batch in flight."""
+    """Bytes kept per micro-batch in flight."""
     transient: int
-    """Added while the layer is recomputed."""
+    """Bytes added while the layer is recomputed."""
 
 
 def layer_activations(

@@ -52,7 +52,7 @@ class Part(StrEnum):
     DATA_COMMUNICATION = "data_communication"
     """Gradients and parameters between data-parallel ranks."""
     OPTIMIZER = "optimizer"
-    """The update."""
+    """Optimizer update."""
 
 
 COMMUNICATION: Final = frozenset(

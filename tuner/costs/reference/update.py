@@ -66,13 +66,13 @@ class Unit:
     """Parameters that are gathered and reduced together."""
 
     parameters: int
-    """Trained ones on one rank, before any sharding over data parallelism."""
+    """Trained parameters on one rank, before any sharding over data parallelism."""
     ranks: int
     """Ranks that reduce its gradients."""
     stride: int
-    """Distance between them."""
+    """Distance between the ids of these ranks."""
     frozen: int = 0
-    """Frozen parameters likewise, in the compute type; sharded at zero_stage 3 alone."""
+    """Frozen parameters on one rank, in the compute type; sharded at zero_stage 3 alone."""
     frozen_gathers: int = 2
     """Times that zero_stage 3 gathers them in a micro-batch."""
 

@@ -21,7 +21,7 @@ class SizeCurve:
     """Seconds over one size."""
 
     log_x_N: Floats
-    """Ascending."""
+    """Logarithms of the sizes, ascending."""
     log_s_N: Floats
 
     def seconds(self, x_Q: Floats) -> Floats:

@@ -51,7 +51,7 @@ class ExpertLoads:
     """
 
     share_LE: Floats
-    """Each row sums to 1."""
+    """Share of a layer's token copies that each expert gets; each row sums to 1."""
     top_k: float
     """Copies of a token among these shares, mean."""
     expert_LS: Ints | None = None

@@ -130,27 +130,30 @@ class Iteration:
     busy_ratio: float = 1.0
     """Share of the attention-data ranks that have tokens; the others only run their experts."""
     experts_table: str = ""
-    """Whose measured experts count, as `software@version`; empty: the engine's newest."""
+    """Software whose measured experts count, as `software@version`; empty: the engine's newest."""
     drafting: Drafting | None = None
     two_batch_overlap: bool = False
-    """Steps run as two halves, one's all-to-all behind the other's GEMMs."""
+    """Whether steps run as two halves, one's all-to-all behind the other's GEMMs."""
     a2a_backend: A2aBackend = A2aBackend.LEAST
     loads: ExpertLoads | None = None
-    """Recorded; None: those of the kernel tables."""
+    """Recorded loads of experts; None: those of the kernel tables."""
     is_eager: bool = False
-    """No graph holds the steps: the host launches their kernels one by one."""
+    """Whether no graph holds the steps: the host launches their kernels one by one."""
     graph_sequences: float = math.inf
     """Running sequences of the largest step that a graph holds; larger ones wait for the host."""
     stream_s: float = 0.0
     """Seconds of the server's process to stream one token of a rank's running sequence."""
     has_whole_graphs: bool = False
-    """One graph holds a decode step also where the engine makes them in pieces unasked."""
+    """Whether one graph holds a decode step also where the engine makes them in pieces by
+    default."""
     release: str = ""
     """Release of the engine; empty: the newest."""
     exchanges_outputs: bool = False
-    """Context ranks pass outputs and their sums in one all-to-all; else sums are gathered first."""
+    """Whether context ranks pass outputs and their sums in one all-to-all; else sums are gathered
+    first."""
     aligns_prompts: bool | None = None
-    """Attention-data ranks wait until all of them have prompts; None: the engine's trait says."""
+    """Whether attention-data ranks wait until all of them have prompts; None: the engine's trait
+    says."""
     redundant_experts: int = 0
     """Second copies of experts in every layer; where loads were recorded, those of their slots."""
 

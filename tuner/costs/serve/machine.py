@@ -47,9 +47,10 @@ layer of DeepSeek-V3.1 and V3, 0.26 of MiniMax-M2 (4 devices), 0.16 of Qwen3-Cod
 MiniMax-M2.7 (2; pull request 31044), all in blocks of fp8, but 0.05 of bf16 (Llama-4, Kimi-Linear):
 sgl-project/sgl-cookbook, docs/autoregressive, at commit of 2026-05-01."""
 UNTUNED_INT4_RATIO: Final = 0.03
-"""Share of the memory's bandwidth at which such kernels read int4 experts to unpack: Kimi-K2.5 on 4
-MI350X takes 35.6 ms a token of one sequence, 191 of 16 (the same pages, Kimi-K2.5.md). A profile on
-8 shows 9.1 ms a GEMM from 128 tokens on, 0.01 of it (sgl-project/sglang, pull request 34460)."""
+"""Share of the memory's bandwidth at which untuned kernels read int4 experts to unpack: Kimi-K2.5
+on 4 MI350X takes 35.6 ms a token of one sequence, 191 of 16 (the same pages, Kimi-K2.5.md). A
+profile on 8 shows 9.1 ms a GEMM from 128 tokens on, 0.01 of it (sgl-project/sglang, pull request
+34460)."""
 SCALED: Final = frozenset({"fp8_block", "mxfp4", "int4_wo"})
 """Formats of weights with scales of blocks that are applied outside the units that multiply."""
 
@@ -488,7 +489,7 @@ def on_core_share(machine: ServingMachine, ratio: float) -> ServingMachine:
 
 
 def _measured_experts_s(tables: KernelTables, op: Op) -> Floats | None:
-    """Read the seconds at the measured expert degree, or between the two around it."""
+    """Return measured seconds at the measured expert degree, or between the two around it."""
     expert, tokens_Q = int(op.axes["expert"]), np.asarray(op.axes["tokens"])
     curves = _expert_degrees(tables, op)
     if not curves:

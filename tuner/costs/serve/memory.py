@@ -181,7 +181,7 @@ def kv_bytes_per_token(
 ) -> float:
     """Return the cache bytes of one token on one device.
 
-    A token is a share of a request of `request_tokens`; None: every layer keeps all tokens.
+    A token counts as a share of a request of `request_tokens`; None: every layer keeps all tokens.
 
     vLLM's hybrid cache manager keeps what it must of windows. SGLang's pool of windowed layers has
     a stated share of the tokens of the other pool, TensorRT-LLM's as many as the other, unless

@@ -36,7 +36,7 @@ from tuner.spec.linear_attention import LINEAR_KINDS, LinearAttention, LinearNam
 from tuner.spec.sparse_attention import Indexer
 
 Gemm = tuple[float, float, str]
-"""Outputs, inputs, format."""
+"""Outputs, inputs and format of a GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -108,7 +108,7 @@ INDEX_BYTES = 8.0
 """A 64-bit index: where a routed copy went, or which token an indexer chose."""
 
 MASK_BYTES = 1.0
-"""A dropout mask."""
+"""Bytes of an element of a dropout mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,11 +116,11 @@ class LayerBytes:
     """Bytes of one layer and micro-batch."""
 
     saved: Numbers
-    """Kept from forward to backward."""
+    """Bytes kept from forward to backward pass."""
     recomputed: Numbers
-    """Added while this layer is recomputed."""
+    """Bytes added while this layer is recomputed."""
     gradients: Numbers
-    """Added while the backward pass of its largest network runs."""
+    """Bytes added while the backward pass of its largest network runs."""
     late: Numbers = 0.0
     """Bytes of all activations and their gradients that are alive at the end of the network's
     backward pass; eager modules only."""
@@ -136,12 +136,12 @@ class ActivationBytes:
     norm: Numbers
     """The last norm and its output."""
     logit: Numbers
-    """One byte of every logit."""
+    """Bytes of all logits at one byte each."""
     head_gradient: Numbers
     """Gradient of the head's input; with sequence parallelism that input gathered from the tensor
     group, its whole gradient and the own part of it."""
     boundary: Numbers
-    """Between two stages."""
+    """Activations sent between two stages."""
 
 
 def activation_bytes(
@@ -217,11 +217,11 @@ class _Part:
     """One part of a layer, in bytes."""
 
     whole: Numbers
-    """Kept without recomputation."""
+    """Bytes kept without recomputation."""
     by_op_saved: Numbers
-    """Kept under checkpointing by operation."""
+    """Bytes kept under checkpointing by operation."""
     dropped: Numbers
-    """Dropped by the recomputed modules."""
+    """Bytes dropped by the recomputed modules."""
     recomputed: Numbers
     """Part of `dropped` that is resident at once when recomputed."""
 

@@ -34,7 +34,7 @@ class AdaptedMatrix:
     """A matrix that may have an adapter."""
 
     ratio: Numbers
-    """1 where it has one; of several matrices of one width, how many have."""
+    """1 where the matrix has an adapter; of several matrices of one width, how many have."""
     inputs: Numbers
     outputs: Numbers
     shares_input: Numbers = 0.0
@@ -52,7 +52,7 @@ class AdapterCounts:
     dense: Numbers
     shared: Numbers
     experts: Numbers
-    """All that the device holds."""
+    """Parameters of all experts that the device holds."""
 
     def dense_layer(self, model: ModelShape) -> Numbers:
         """Return the adapter parameters of a layer without experts."""

@@ -42,7 +42,7 @@ from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
 
 MEGATRON_ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
-"""Innermost first."""
+"""Order of ranks in Megatron, innermost first."""
 
 ALL_TO_ALL_STARTS: Final = 2.0
 """An all-to-all's fixed cost over `collective_s`: 58, 41 and 51 us on 2, 4 and 8 B200 under NCCL,
@@ -74,7 +74,7 @@ class Groups:
     expert_tensor: Group
     expert_data: Group
     boundary: Group
-    """The pipeline's stages."""
+    """Ranks of the pipeline's stages."""
 
 
 def groups(

@@ -91,7 +91,7 @@ class _Mixer(NamedTuple):
     """The mixers of a kind of layer."""
 
     saved: Numbers
-    """Bytes on average."""
+    """Bytes kept on average over the mixers."""
     largest: Numbers
     """Bytes of the mixer that keeps most."""
 

@@ -97,7 +97,8 @@ _MERGED_MOVED = 6.0
 _NF4_MOVED = 2.516
 """Bytes of a weight that is dequantised: 0.516 read, 2 written."""
 CHECKPOINT_LAUNCHES = 0.45
-"""More of a layer's launches under checkpointing: a hook in Python for every saved tensor."""
+"""Additional launches under checkpointing over those of a layer: a hook in Python for every saved
+tensor."""
 
 
 def eager_attention(setting: BlockInputs) -> Block:

@@ -53,24 +53,25 @@ class Block:
     """One pass of one micro-batch through a block."""
 
     forward_s: Numbers = 0.0
-    """Kernels."""
+    """Seconds of the forward pass's kernels."""
     backward_s: Numbers = 0.0
-    """Kernels, those of weight gradients included."""
+    """Seconds of the backward pass's kernels, those of weight gradients included."""
     weight_s: Numbers = 0.0
     """Part of `backward_s`: kernels for weight gradients, without `accumulation_s`."""
     accumulation_s: Numbers = 0.0
     """Part of `backward_s`: kernels that add to main gradients, whatever the tokens."""
     recomputed_s: Numbers = 0.0
-    """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
+    """Seconds of kernels and collectives of recomputed modules, unless the whole layer is
+    recomputed."""
     recomputed_expert_s: Numbers = 0.0
     """Part of `recomputed_s`: exposed dispatch and combine."""
     tensor_s: Numbers = 0.0
-    """Exposed collectives of tensor parallelism in a forward pass."""
+    """Seconds of exposed collectives of tensor parallelism in a forward pass."""
     tensor_backward_s: Numbers = 0.0
     context_s: Numbers = 0.0
     context_backward_s: Numbers = 0.0
     expert_s: Numbers = 0.0
-    """Exposed dispatch and combine, forward; the backward pass has the same."""
+    """Seconds of exposed dispatch and combine in a forward pass; the backward pass has the same."""
     launches: Numbers = 0.0
     """Kernel launches of a forward pass."""
     expert_launches: Numbers = 0.0

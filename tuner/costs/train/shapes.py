@@ -47,7 +47,7 @@ class ModelShape:
     """Width of values."""
     is_mla: Numbers = 0.0
     q_lora_rank: Numbers = 0.0
-    """0: queries are projected in one step."""
+    """Rank of the queries' projection; 0: queries are projected in one step."""
     kv_lora_rank: Numbers = 0.0
     rope_dim: Numbers = 0.0
     """MLA: width of the rotary part of a key."""
@@ -237,7 +237,8 @@ class Hardware:
     oversubscription."""
     host_bytes_per_s: Numbers = 50e9
     is_processor: Numbers = 0.0
-    """1 where it launches its kernels itself: no launch hides behind one."""
+    """1 where the device is a CPU, which launches its kernels itself: no launch hides behind
+    one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -71,7 +71,7 @@ class Parameters:
     """All experts of a layer that the device holds."""
     one_expert: Numbers
     vocab: Numbers
-    """Embedding or head."""
+    """Parameters of the embedding, or of the head."""
     mtp_projection: Numbers
     """The projection at the input of a multi-token-prediction layer."""
 

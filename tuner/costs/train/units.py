@@ -66,7 +66,7 @@ class LayerCost:
     forward_s: Numbers = 0.0
     """Seconds of the forward pass, exposed communication and waiting for the host included."""
     backward_s: Numbers = 0.0
-    """Seconds of the backward pass, likewise, with recomputation."""
+    """Seconds of the backward pass, likewise, recomputation included."""
     weight_s: Numbers = 0.0
     """Part of the backward pass: GEMMs for weight gradients, which may be delayed."""
     tensor_s: Numbers = 0.0
