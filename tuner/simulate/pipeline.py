@@ -159,7 +159,7 @@ class TimedPass(NamedTuple):
 
 
 def can_simulate(pipeline: Pipeline) -> bool:
-    """Return whether simulation takes seconds and 300 MB or less.
+    """Return whether simulation takes seconds and some 300 MB at most.
 
     It takes more with hundreds of devices.
     """

@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOverhead:
-    """Seconds and steps between an engine's steps and the client."""
+    """Delays between an engine's steps and the client."""
 
     overhead_s: float
     stream_steps: float = 0.0

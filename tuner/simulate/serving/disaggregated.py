@@ -77,7 +77,7 @@ class _DisaggregatedSimulation:
     free_s: list[float]
     """Heap: when each prefill worker is free."""
     queue: deque[int] = field(default_factory=deque)
-    """Prompts that wait."""
+    """Prompts that wait for a prefill worker."""
     coming: list[tuple[float, int]] = field(default_factory=list)
     """Heap: when requests arrive."""
     ready: list[tuple[float, int]] = field(default_factory=list)

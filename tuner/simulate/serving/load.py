@@ -87,7 +87,7 @@ class ClosedLoop:
         self._passed: dict[int, list[int]] = {}
         """Turns that were passed over, by the request that they wait for."""
         self._ready: list[int] = []
-        """Heap of those whose earlier turn has ended since."""
+        """Heap of passed-over turns whose earlier turn has ended since."""
 
     def first(self) -> list[int]:
         """Return the requests that are sent at once."""

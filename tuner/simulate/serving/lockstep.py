@@ -46,11 +46,11 @@ class PromptSteps:
     """Steps of ranks that wait for each other, of which some read prompts."""
 
     ratio: Floats
-    """Steps in which any rank reads a prompt."""
+    """Share of steps in which any rank reads a prompt."""
     others_ratio: Floats
-    """Share of the other ranks that read one in such a step, too."""
+    """Share of the other ranks that read a prompt in such a step, too."""
     seconds: Floats
-    """Mean seconds of such a step."""
+    """Mean seconds of a step in which any rank reads a prompt."""
 
 
 def prompt_steps(own_ratio: Floats, *, ranks: int, least_s: Floats, full_s: Floats) -> PromptSteps:

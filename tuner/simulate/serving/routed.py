@@ -71,12 +71,12 @@ class PrefillInstances:
 
     count: int
     ranks: int
-    """Prompts that one prefills at once."""
+    """Prompts that one instance prefills at once."""
     prompt_s: Callable[[int, int], float]
     """Seconds of a step whose longest prompt has so many tokens, with so many ranks busy, where the
     prefix cache holds the share that is stated."""
     whole_prompt_s: Callable[[int, int], float]
-    """Seconds of such a step where the prefix cache holds nothing of the prompts."""
+    """Seconds of such a step whose prompts are not in the prefix cache at all."""
     kv_transfer_s_by_kind: Sequence[Callable[[int], float]]
     """Seconds in which a cache of so many tokens gets to each kind of decode instances."""
     weight: float

@@ -113,7 +113,7 @@ class StepTimes:
     waited_s: float = 0.0
     """Mean seconds that a step without prompts waits for those of ranks that share the experts."""
     others_ratio: float = 1.0
-    """Tokens of those ranks over a rank's own in a step with prompts, mean."""
+    """Tokens of ranks that share the experts over a rank's own in a step with prompts, mean."""
     decode_only_s: list[tuple[list[float], float, float]] | None = field(init=False)
     """Seconds of a step without prompts by its sequences: attention over pasts, the other layers,
     and what follows them; None: the step is two halves, or a round of a pipeline."""
