@@ -9,7 +9,7 @@ class PlanningEvent:
     """One line about the current work."""
 
     stage: str
-    """One word, e.g. `search`."""
+    """Stage of the work in one word, e.g. `search`."""
     text: str
 
 

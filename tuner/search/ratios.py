@@ -24,7 +24,8 @@ KERNEL_FIELDS = (
     *("tensor_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"),
     *("expert_tensor_parallel_size", "micro_batch_size", "recompute", *kernel_fields()),
 )
-"""Equal in two decisions whose layers run the same kernels; the chunks of any stage as well."""
+"""Fields that are equal in two decisions whose layers run the same kernels; the chunks of any stage
+are, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ HOST_LIMIT = "host_memory"
 """Name of the limit where everything that fits on the devices needs more of a node's memory."""
 
 UNLIMITED_BYTES = 2**50
-"""More memory than any device has."""
+"""Bytes of more memory than any device has."""
 
 WORTH_NAMING_RATIO = 1e-3
 """A limit that costs less than this share of the step time does not bind."""
@@ -119,7 +119,7 @@ class MemoryOffer(NamedTuple):
     needed_bytes: float
     has_bytes: float
     pool: str = ""
-    """Empty where there is but one."""
+    """Name of the pool; empty where there is but one."""
 
 
 def memory_words(offers: Iterable[MemoryOffer]) -> str:

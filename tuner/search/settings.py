@@ -16,23 +16,23 @@ class Deadline:
     """A time limit that has begun."""
 
     begun_s: float
-    """Reading of `clock`."""
+    """Reading of `clock` at the start."""
     limit_s: float
     clock: Callable[[], float] = time.perf_counter
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self.clock() - self.begun_s
 
     @property
     def left_s(self) -> float:
-        """Seconds until the end, 0 after it."""
+        """Return the seconds until the end; 0 after it."""
         return max(0.0, self.limit_s - self.elapsed_s)
 
     @property
     def is_over(self) -> bool:
-        """More time has passed than the limit."""
+        """Return whether more time has passed than the limit."""
         return self.elapsed_s > self.limit_s
 
     def share_s(self, ratio: float) -> float:

@@ -59,20 +59,20 @@ class NodeTraffic:
     """Traffic between nodes of one pool's part of a plan."""
 
     nodes_of_stage: int
-    """R."""
+    """Nodes of one stage (R)."""
     groups: int
-    """S."""
+    """Groups of stages that share nodes (S)."""
     num_microbatches: int
     hop_bytes: float
-    """Sent by a node, scaled so that it recurs as often as in the whole pipeline."""
+    """Bytes sent by a node, scaled so that it recurs as often as in the whole pipeline."""
     block: int
     """Nodes of one expert group."""
     all_to_all_bytes_S: Floats
     gradient_bytes_S: Floats
-    """Half of the bytes around a ring, as if everything were all-reduced."""
+    """Half of the bytes of gradients and parameters around a ring, as if all were all-reduced."""
     block_gradient_bytes_S: Floats
     hidden_s: float
-    """Backward passes that the reduction overlaps with."""
+    """Seconds of backward passes that the reduction overlaps with."""
 
     @property
     def num_nodes(self) -> int:

@@ -80,11 +80,11 @@ class PricedMachine:
     ranks_per_node: int | None = None
     """Consecutive devices that share a node; None: all of them."""
     cores_per_rank: float = 1.0
-    """Below 1 where processes that emulate devices share too few cores."""
+    """CPU cores per rank; below 1 where processes that emulate devices share too few."""
     measured_ranks: int | None = None
     """Ranks that the profile's collectives were measured over; None: as many as there are."""
     measured_nodes: int | None = None
-    """Nodes that they were measured on; None: as many as there are."""
+    """Nodes that the profile's collectives were measured on; None: as many as there are."""
 
 
 @dataclass(frozen=True, kw_only=True)

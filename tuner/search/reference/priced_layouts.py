@@ -37,7 +37,7 @@ class ReferenceLayouts:
     pool: Pool
     profile: Profile
     machine: PricedMachine
-    """The whole pool."""
+    """Priced machine of the whole pool."""
 
     def plan(self, spec: Spec, *, settings: SearchSettings, provenance: Provenance) -> Plan:
         """Plan a spec with its forecast of failures.

@@ -24,7 +24,7 @@ from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
 
 LARGEST_INSTANCE: Final = 72
-"""Devices."""
+"""Largest number of devices of an instance."""
 ODD_MACHINES: Final = (3, 9)
 """Machines of an instance, and twice, four times, ... as many."""
 BUS_BYTES_PER_S: Final = 64e9

@@ -53,7 +53,7 @@ ROOM_RATIO = 0.99
 QUANTILES = 2000
 """Number of quantiles at which a law of lengths is read."""
 TAIL_LOG = 16.0
-"""Logarithm of how rare the longest of them is: one in exp(16), nine million."""
+"""Logarithm of how rare the longest quantile is: one in exp(16), nine million."""
 NO_TARGET_TPOT_S = 0.1
 NO_TARGET_TTFT_S = 10.0
 """Seconds per output token and to the first token that a closed loop without targets is sized for:

@@ -80,15 +80,15 @@ class KvTransfers:
     bytes_of: Mapping[tuple[str, CacheDegrees, CacheDegrees], RankBytes]
     """Bytes of that request by the pool that prefills and the degrees of prefill and decode."""
     between_pools: bool = False
-    """Only instances of different pools are connected."""
+    """Whether only instances of different pools are connected."""
     is_packed: bool = False
-    """Instances that are connected share a machine, in pools of several machines, too."""
+    """Whether connected instances share a machine, in pools of several machines, too."""
     refuses: bool = True
-    """Pairs that the engine's release refuses are left out."""
+    """Whether pairs that the engine's release refuses are left out."""
     environment: Mapping[str, str] | None = None
     """Variables of a launch that was read; None: those of emitted files."""
     named: str = ""
-    """Connector of such a launch; empty: the release's first."""
+    """Connector of the launch that was read; empty: the release's first."""
     refused: dict[tuple[Side, Side], tuple[str, ...]] = field(default_factory=dict, init=False)
     """Refusals so far, by pool, page and degrees of prefill and decode."""
 

@@ -48,7 +48,8 @@ class PromptTime:
 
     latency_s: float
     busy_s: float
-    """Until the next may begin: less than its latency where stages follow each other."""
+    """Seconds until the next prompt may begin: less than its latency where stages follow each
+    other."""
 
 
 def lasting_running(iteration: Iteration, demand: Demand, *, step_tokens: int) -> float:

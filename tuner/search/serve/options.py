@@ -62,7 +62,7 @@ PREFILL_PLACES: Final = 16
 """Sequences of a prefill-only rank: each keeps its place until its cache has been handed
 over (SGLang's queue of transfers under way), and short prompts share steps."""
 FRACTIONS: Final = (1.0, 0.5)
-"""Shares of the most sequences that an option allows, each of which is an option."""
+"""Shares of the most sequences of a rank that become options."""
 UNFIT: Final = {
     Role.PREFILL: (A2aBackend.LOW_LATENCY,),
     Role.DECODE: (A2aBackend.NORMAL,),
@@ -87,7 +87,7 @@ class ServingPool:
     conversions: ProfilePrices | None = None
     """Measured rates at which a device turns KV caches into other pages; None: not measured."""
     residual: ServeResidual | None = None
-    """Corrections from launches of the engine on these devices; None: none were launched."""
+    """Corrections from launches of the engine on these devices; None: no launches."""
     profile: Path | None = None
     """Profile that describes the devices, where they have no datasheet."""
 

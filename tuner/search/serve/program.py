@@ -57,11 +57,11 @@ OBJECTIVE: Final = {
 device are those on the fewest devices."""
 
 LEAST_SLACK_S: Final = 1e-3
-"""Between a prompt alone and the target of the first token."""
+"""Least seconds between a prompt alone and the target of the first token."""
 MOST_TIMES: Final = 10.0
 """Largest multiple of the least spare capacity that a slow prefill instance needs."""
 LEAST_RUN_S: Final = 0.05
-"""Time of a branch even after the limit."""
+"""Seconds that a solve of one branch gets at least, even after the limit."""
 LEAST_LOAD_RATIO: Final = 1e-3
 """Smallest rate that is solved for, as a share of the slowest instance's: less traffic needs as
 many instances, and solvers take it for none."""

@@ -129,7 +129,7 @@ def router_choices(
 def reaches_ranks(
     goal: ServeGoal, targets: Iterable[str], role: Role, *, pools: tuple[Pool, ...] = ()
 ) -> bool:
-    """Return whether the router of aggregated or prefill instances knows prefixes by rank."""
+    """Return whether the router of aggregated or prefill instances looks for prefixes on ranks."""
     mode: Mode = "disaggregated" if role is Role.PREFILL else "aggregated"
     return router_choices(goal, targets, mode, pools=pools)[0].to_ranks
 

@@ -40,7 +40,7 @@ from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import format_counted
 
 LEAST_GAIN_RATIO: Final = 1e-6
-"""Less is the solver's tolerance."""
+"""Smallest gain that counts; less is the solver's tolerance."""
 WEIGHTED: Final = RouterPolicy.WEIGHTED_LEAST_REQUESTS
 
 

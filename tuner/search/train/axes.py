@@ -12,7 +12,8 @@ CHUNKS: Final = (1, 2, 4, 8)
 LAYER_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 RANK_ORDERS: Final = (DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER)
 SHARDINGS: Final = ("everywhere", "domain")
-"""Training state over all ranks that share it, or a copy of it in each scale-up domain."""
+"""Choices of sharding: training state over all ranks that share it, or a copy of it in each
+scale-up domain."""
 
 RECOMPUTE_AXES: Final = ("recompute", "chunks")
 DISPATCH: Final = tuple(knob for knob in searched() if knob.is_of_dispatch)
@@ -59,6 +60,6 @@ class OptionRule:
     axes: tuple[str, ...]
     """Axes that the rule reads."""
     is_broken: Callable[..., bool]
-    """Called with the facts and one choice per axis."""
+    """Function that is called with the facts and one choice per axis."""
     is_limit: bool = False
     """Whether the rule is the user's own limit of one axis."""

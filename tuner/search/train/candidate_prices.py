@@ -98,7 +98,7 @@ class Batch:
     candidates: Candidates
     strategies: Strategies
     times: UnitCosts
-    """The distinct ones."""
+    """Distinct unit costs; `time_of_C` has each candidate's."""
     time_of_C: Ints
 
 

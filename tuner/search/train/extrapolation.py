@@ -40,9 +40,10 @@ class ExtrapolationWeight:
     outside: tuple[str, ...]
     """Operations and collectives of the decision beyond what was measured."""
     stretch: float
-    """Step time over the planned one if all of them take `EXTRAPOLATED_FACTOR` as long."""
+    """Step time over the planned one if everything extrapolated takes `EXTRAPOLATED_FACTOR` as
+    long."""
     datasheet_s: float
-    """Step of the same decision on the datasheet alone."""
+    """Seconds of a step of the same decision on the datasheet alone."""
     measured_s: float
 
     def widened(self, band: Band) -> Band:

@@ -75,7 +75,7 @@ class FewerNodesPlan:
     plan: Plan
     spec: Spec
     spec_yaml: bytes
-    """The file that says the same."""
+    """Content of a spec file that states the same."""
 
 
 def plan_without_spare(
@@ -368,7 +368,7 @@ class _Searched:
     """Numbers of nodes that were searched."""
 
     best: FewerNodesSpec | None
-    """Number of nodes with the fastest step; None: no layout fits."""
+    """Nodes whose layout has the fastest step; None: no layout fits."""
     fewest: int
 
 

@@ -75,7 +75,7 @@ class Finalist:
     """A row with the solver's layout, recomputation and chunks."""
 
     candidate: Candidates
-    """A single one."""
+    """Candidate of the row, a single one."""
     layers_S: tuple[int, ...]
     detail: Detail
     step_s: float

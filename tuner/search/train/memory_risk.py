@@ -53,10 +53,11 @@ RESTART_S: Final = 0.5 * HOUR_S
 """Seconds from a crash to the next step; `goal.reliability.restart` overrides it. Prior."""
 
 CHECKPOINT_INTERVAL_S: Final = HOUR_S
-"""Half of it is lost in a crash; `goal.reliability.checkpoint.interval` overrides it. Prior."""
+"""Seconds between checkpoints, half of which is lost in a crash;
+`goal.reliability.checkpoint.interval` overrides it. Prior."""
 
 USUAL_RUN_S: Final = 7.0 * 24.0 * HOUR_S
-"""Length of a run whose spec states no tokens. Prior."""
+"""Seconds of a run whose spec states no tokens. Prior."""
 
 GROWTH_RATIO: Final = 0.005
 """Growth of a peak over a run, on average: evaluation, checkpoints, blocks that no longer fit.

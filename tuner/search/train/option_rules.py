@@ -1,4 +1,4 @@
-"""Rules for execution options: no effect, the targets' manifests, the user's limits.
+"""Rules that make execution options illegal: no effect, targets' manifests, the user's limits.
 
 Rules are listed in the order in which refusals are counted. What a target cannot do comes from its
 manifest (tuner/engines/manifest.py). A setting without any effect is illegal too, so that no two

@@ -48,7 +48,7 @@ class OptionTable:
     axes: tuple[str, ...]
     options_TA: Ints
     num_legal: int
-    """Dominated options included."""
+    """Legal options, dominated ones included."""
     dispatch_DA: Ints
     """One option per dispatch setting, without recomputation; not always legal itself."""
     leading_D: tuple[int, ...]

@@ -101,7 +101,7 @@ class PricedDecision:
 
     @property
     def saved_s(self) -> float:
-        """Seconds of a step that those buckets save."""
+        """Return the seconds of a step that the decision's own buckets save."""
         return self.objective_s - self.step_s
 
 
@@ -114,12 +114,12 @@ class ChosenDecision:
     order: tuple[int, ...]
     """Rows of the search, best first."""
     index: int
-    """The fastest one's row."""
+    """Row of the fastest decision."""
     reasons: tuple[str, ...] = ()
-    """Advantages of the chosen one."""
+    """Advantages of the chosen decision."""
     expected_s: float | None = None
-    """Seconds of a step of the chosen one with the expected cost of running out of memory; the next
-    field is that of the fastest. None where both are the same decision."""
+    """Seconds of a step of the chosen decision with the expected cost of running out of memory; the
+    next field is that of the fastest. None where both are the same decision."""
     fastest_expected_s: float | None = None
     headroom: Headroom = NO_HEADROOM
     """Searches for decisions with headroom, where those near the fastest have too little."""

@@ -104,7 +104,7 @@ class Preferred:
     """A decision in place of the fastest one."""
 
     row: Solutions
-    """A single one."""
+    """Row of the decision, a single one."""
     detail: Detail
     simulated_s: float
     reasons: tuple[str, ...]
@@ -248,7 +248,7 @@ class LeastExpected:
     """The decision of the shortest expected step, running out of memory included."""
 
     row: Solutions
-    """A single one."""
+    """Row of the decision, a single one."""
     expected_s: float
     chance: float
     """Probability of running out of memory."""

@@ -128,7 +128,7 @@ class OptionTables:
 
     options: OptionSpace
     known: SearchedSpace | None = None
-    """None: no space was searched before."""
+    """Space that was searched before; None: there is none."""
     _tables: dict[tuple[Facts, Facts | None], OptionTable] = field(default_factory=dict, init=False)
 
     def by_kind(self, rows: Table) -> Iterator[tuple[OptionTable, Ints]]:

@@ -61,7 +61,8 @@ class DecidedNodes:
     spec_yaml: bytes
     """Content of a spec file with the same numbers."""
     choice: SpareChoice | None = None
-    """None where the spec states them, or no layout fits on any number of nodes."""
+    """Choice of the numbers; None where the spec states them, or no layout fits on any number of
+    nodes."""
 
     @classmethod
     def of(
@@ -191,10 +192,10 @@ class _Searched:
     """Numbers of training nodes that were searched."""
 
     layouts: list[_Layout]
-    """The fastest of each, of those that may be best."""
+    """Fastest layout of each number of nodes that may be best."""
     fewest: int
     is_complete: bool
-    """There was time for all."""
+    """Whether there was time for all numbers."""
 
 
 def _search(

@@ -198,11 +198,11 @@ class _Supply:
 
     layer_s_C: Floats
     end_s_C: Floats
-    """Head and multi-token prediction, on the last stage."""
+    """Seconds of head and multi-token prediction, on the last stage."""
     other_s_C: Floats
-    """A layer of the other kind."""
+    """Seconds of a layer of the other kind."""
     last_s_C: Floats
-    """The model's last layer."""
+    """Seconds of the model's last layer."""
     stages_C: Ints
     room_JC: Floats | None
     """Layers that a stage's memory has room for, by position from the end of the chain; None:

@@ -41,7 +41,7 @@ HALVINGS: Final = 10
 """Bisection steps for the least share of a device's memory: to a thousandth."""
 
 MORE_RATIOS: Final = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
-"""Added to that share until whole layers fit."""
+"""Shares added to the least share of memory, tried in turn until whole layers fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

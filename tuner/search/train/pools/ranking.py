@@ -51,7 +51,8 @@ class PricedRisk:
     chance: float
     """Probability of running out of memory."""
     is_fit: bool
-    """Runs out less likely than not; or, if none does, its chance is about the lowest."""
+    """Whether it runs out less likely than not; or, if none does, whether its chance is about the
+    lowest."""
     has_fallback: bool
     """Whether some decision has headroom."""
 

@@ -68,9 +68,9 @@ class PoolsSearchOutcome:
     space: PoolsSpace
     chains: tuple[Chain, ...]
     bound_s: float
-    """No decision is faster; infinite when nothing fits."""
+    """Lower bound of all decisions' steps in seconds; infinite when nothing fits."""
     complete_s: float
-    """All rows whose best chain is at most this slow are in `chains`."""
+    """Seconds of a step up to which `chains` has all rows whose best chain is no slower."""
     counts: Space
     solve_s: float
 
