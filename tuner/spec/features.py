@@ -100,10 +100,10 @@ DEEPSEEK_V4: Final = frozenset(
         ModelFeature.HASH_ROUTING,
     }
 )
-"""What DeepSeek-V4 brings, all of it together."""
+"""Features of DeepSeek-V4 that come together."""
 
 LONGCAT: Final = frozenset({ModelFeature.ZERO_EXPERTS, ModelFeature.SHORTCUT_MOE})
-"""What LongCat-Flash brings, both together."""
+"""Features of LongCat-Flash that come together."""
 
 NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
     {

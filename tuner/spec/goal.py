@@ -61,9 +61,9 @@ class Phase(StrEnum):
     """The part of a recorded routing to plan for."""
 
     STEADY = "steady"
-    """After the router has converged: the second half of the recorded passes."""
+    """Second half of the recorded passes, after the router has converged."""
     EARLY = "early"
-    """While the router still learns: the first quarter of the recorded passes."""
+    """First quarter of the recorded passes, while the router still learns."""
 
 
 class Routing(Record):
@@ -120,9 +120,9 @@ class Checkpoint(Record):
     levels: Annotated[
         Literal["auto"] | tuple[Literal["host", "shared"], ...], BeforeValidator(_levels)
     ] = ONE_LEVEL
-    """Where checkpoints are kept: `[shared]` on shared storage; `[host, shared]` also in the memory
-    of the nodes, which a failure of processes leaves; `auto`: whichever lets the run train more of
-    the time, if the engine has both."""
+    """Storage of checkpoints: `[shared]` is shared storage; `[host, shared]` adds copies in the
+    memory of the nodes, which survive failures of processes; `auto`: whichever lets the run train
+    more of the time, if the engine has both."""
     host_interval: PositiveSeconds | None = None
     """Seconds between checkpoints on hosts; absent: optimised."""
     replicas: Annotated[Literal["auto", 0, 1, 2], BeforeValidator(_replicas)] = "auto"
@@ -201,17 +201,17 @@ class Reliability(Record):
     first from the largest pool), and every pool keeps one working machine. `auto`: as many as serve
     `objective` best, of one pool, which may leave machines unused; it needs `repair`."""
     objective: Objective = GOODPUT
-    """What `spare_nodes: auto` is chosen for: `goodput`, the most tokens a second of the whole run,
-    which are the fewest days; or `cost`, the fewest device hours, spares and waiting included, on
-    half of the machines or more."""
+    """Aim of `spare_nodes: auto`: `goodput`, the most tokens per second of the whole run, hence the
+    fewest days; or `cost`, the fewest device hours, spares and waiting included, on half of the
+    machines or more."""
     repair: PositiveSeconds | None = None
     """Repair time of a failed machine; absent: repaired before spares run out."""
     without_spare: Literal["wait", "continue", "auto"] = "wait"
-    """What the job does when a machine fails and no spare is left: `wait` for a repair; `continue`
-    on one machine less, in a layout that is planned beforehand, from the checkpoint on shared
-    storage, and go back at a checkpoint after the repair; `auto`: whichever lets the run train
-    more of the time. Both need `repair`, one pool, and a target that restores checkpoints in
-    another layout."""
+    """Action when a machine fails and no spare is left: `wait` for a repair; `continue` on one
+    machine less, in a layout that is planned beforehand, from the checkpoint on shared storage, and
+    go back at a checkpoint after the repair; `auto`: whichever lets the run train more of the time.
+    `continue` and `auto` need `repair`, one pool, and a target that restores checkpoints in another
+    layout."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -285,7 +285,8 @@ class TrainEngine(Record):
     name: Annotated[str, Field(min_length=1, max_length=40)]
     """The launch target, e.g. `megatron-bridge`, or `nemo` for its containers."""
     version: Annotated[str, Field(min_length=1, max_length=40)]
-    """As published runs name it, e.g. "26.04" of a container; quoted, since it is no number."""
+    """Release as published runs name it, e.g. "26.04" of a container; quoted, since it is no
+    number."""
 
     @field_validator("version", mode="before")
     @classmethod

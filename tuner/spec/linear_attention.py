@@ -42,7 +42,7 @@ class LinearName(StrEnum):
 
 
 LINEAR_NAMES: Final = tuple(LinearName)
-"""In the order of their numbers in the columns of the cost model."""
+"""Kinds of linear attention, in the order of their numbers in the columns of the cost model."""
 
 
 class LinearAttention(Record):
@@ -63,7 +63,7 @@ class LinearAttention(Record):
     """Tokens that training and prefill compute together."""
     conv_bias: bool = False
     projection_bias: bool = False
-    """On the matrices in and out."""
+    """Biases on the input and output projections."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "LinearAttention":
@@ -114,17 +114,17 @@ class Projections:
     inputs: int
     """Outputs of all projections of the hidden state."""
     low_rank: int = 0
-    """Of `inputs`, the width of what each second projection reads."""
+    """Width, counted in `inputs`, that the second projections of a low-rank pair read."""
     low_rank_outputs: int = 0
     """Outputs of the second projections together."""
     scalars: int = 0
-    """Of `inputs`, numbers per head that engines project apart from the rest (decay, write
-    strength)."""
+    """Outputs, counted in `inputs`, that are one number per head (decay, write strength): engines
+    project them apart from the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearKind:
-    """What one kind of linear attention computes."""
+    """Widths and parameters of one kind of linear attention."""
 
     projections: Callable[[LinearAttention], Projections]
     vectors: Callable[[LinearAttention], int]

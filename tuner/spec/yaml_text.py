@@ -26,7 +26,7 @@ _ERRORS: Final = (
     *(yaml.YAMLError, ValueError, TypeError),
     *(ArithmeticError, AttributeError, LookupError),
 )
-"""What the safe loader raises for texts such as `2024-13-45`, `0x_` and `!!bool "x"`."""
+"""Errors that the safe loader raises for texts such as `2024-13-45`, `0x_` and `!!bool "x"`."""
 _TRUTH: Final = "tag:yaml.org,2002:bool"
 _TEXT: Final = "tag:yaml.org,2002:str"
 

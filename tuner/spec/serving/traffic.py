@@ -51,11 +51,11 @@ class Arrival(Record):
 
     kind: ArrivalKind = ArrivalKind.POISSON
     cv: Annotated[Number, Field(le=100.0)] | None = None
-    """Of `gamma`: standard deviation of the gaps over their mean; 1 is Poisson, more is bursty."""
+    """Standard deviation of the gaps over their mean, for `gamma`; 1 is Poisson, more is bursty."""
     on: PositiveSeconds | None = None
-    """Of `on_off`: mean time with requests, seconds."""
+    """Mean duration of phases with requests, for `on_off`, seconds."""
     off: PositiveSeconds | None = None
-    """Of `on_off`: mean time without, seconds."""
+    """Mean duration of phases without requests, for `on_off`, seconds."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
