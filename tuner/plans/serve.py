@@ -36,7 +36,7 @@ PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
 
 
 class Latency(Record):
-    """A time over requests."""
+    """A latency over requests."""
 
     mean: Seconds
     p50: Seconds
@@ -45,14 +45,14 @@ class Latency(Record):
 
 
 class TokenCost(Record):
-    """What tokens cost, by the device-seconds that they take; tuner/search/serve/token_cost.py."""
+    """Cost of tokens, by the device-seconds that they take; tuner/search/serve/token_cost.py."""
 
     currency: str = ""
-    """Of the amounts, as the spec names it; empty: the unit of `price_per_device_hour`."""
+    """Currency of the costs, as the spec names it; empty: the unit of `price_per_device_hour`."""
     input_per_million: Ratio
-    """A million tokens of prompts, those found in the prefix cache included."""
+    """Cost of a million tokens of prompts, those found in the prefix cache included."""
     output_per_million: Ratio
-    """A million output tokens."""
+    """Cost of a million output tokens."""
     input_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of the cost that prompts bear."""
 
@@ -63,23 +63,26 @@ class PlannedHits(Record):
     ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of the prompt tokens found."""
     ratio_band: Band
-    """From what routing to instances finds, as routing to ranks was not seen on devices."""
+    """Lowest and highest share of the prompt tokens found: from routing to instances, in place of
+    ranks, to `ratio`, as routing to ranks was not seen on devices."""
     instances: Count
-    """That prefill."""
+    """Instances that prefill, all groups together."""
     ranks: Count
-    """Attention-data ranks of all of them, each with a cache of its own."""
+    """Attention-data ranks of all these instances, each with a cache of its own."""
     if_instances: float | None = None
-    """Share found if prefixes were routed to instances; None: no router looks for them."""
+    """Share found if prefixes were routed to instances; None: no router looks for prefixes."""
     if_ranks: float | None = None
-    """Share found if prefixes were routed to ranks; None: as above."""
+    """Share found if prefixes were routed to ranks; None: no router looks for prefixes, or ranks
+    were not compared."""
 
 
 class ServePrediction(Record):
-    """What the plan expects."""
+    """Predicted performance, memory and cost of a deployment."""
 
     ttft_s: Latency
     ttft_s_band: Band
-    """Of the mean: measured over predicted, times the mean."""
+    """Lowest and highest mean time to the first token that is expected, seconds: the mean times the
+    error band of measured over predicted."""
     tpot_s: Latency
     tpot_s_band: Band
     is_new_pair: bool = False
@@ -91,32 +94,33 @@ class ServePrediction(Record):
     utilisation_ratio: dict[str, float]
     """Busy share of each group of instances, `role@pool`."""
     memory_bytes: dict[str, int]
-    """Of one device of each group."""
+    """Bytes on one device of each group of instances, by `role@pool/layout`."""
     input_tokens_per_s: float | None = None
     """Tokens of the prompts served; None in plans of older versions."""
     cost_per_hour: float | None = None
-    """In the spec's currency; None where a pool has no price."""
+    """Cost per hour of all devices, in the spec's currency; None where a pool has no price."""
     prefix_hits: PlannedHits | None = None
-    """None: every cache has the prefix, or there is none."""
+    """Hits on prefixes that lie in one of several caches; None: every cache has the prefix, or
+    there is none."""
     token_cost: TokenCost | None = None
-    """The same split over the tokens that come and go."""
+    """`cost_per_hour` split over input and output tokens; None where a pool has no price."""
     breakdown_s: dict[str, float]
-    """One decode step of the most-loaded group, by operation."""
+    """Seconds of one decode step of the most-loaded group, by operation."""
 
 
 class ServeSpace(Record):
-    """Where every candidate went."""
+    """Number of instance options that were priced, dominated or refused."""
 
     priced: Size
     bounded: Size
     """Instance options that another one dominates."""
     illegal: Size
     illegal_by: dict[str, Size] = Field(default_factory=dict)
-    """The same by the reason, most first."""
+    """Illegal options by the reason, most frequent first."""
 
 
 class ServeCertificate(Record):
-    """What is proven about the instance counts, under the model.
+    """Proof about the instance counts, under the model.
 
     `infeasible` says that nothing was found which keeps the targets; `binding_constraint` says how
     far was looked.
@@ -129,17 +133,17 @@ class ServeCertificate(Record):
     included that miss a target once their traffic is simulated. Where the goal is the rate: the
     most requests a second that any could serve then."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """To the bound."""
+    """Distance from the objective to the bound, as a share of the objective."""
     covers: str = ""
-    """What the bound holds for, in words."""
+    """Modes and kinds of instances that the bound holds for, in words."""
     program_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Of the program whose instances are chosen, with the spare capacity that simulation asked
-    for."""
+    """Gap of the program that chooses the instance counts, to its own bound, with the spare
+    capacity that simulation asked for."""
     space: ServeSpace
     within_band: Size
     """Other instances, of this mode or another, whose objective the model cannot tell apart."""
     within_band_is_least: bool = False
-    """There may be more; so many were looked for."""
+    """`within_band` is a lower bound: only so many were looked for."""
     solve_s: Seconds
     """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
@@ -190,11 +194,11 @@ class ServeNearMiss(Record):
     missed: Annotated[tuple[MissedTarget, ...], Field(min_length=1)]
     """Targets that are missed, each by less than its band."""
     comparison: str = ""
-    """How it compares with the chosen deployment; empty without one."""
+    """Comparison with the chosen deployment, in words; empty without one."""
 
 
 class ServeModeResult(Record):
-    """What one requested mode comes to."""
+    """Outcome of one requested mode."""
 
     mode: Mode
     status: Literal["chosen", "alternative", "unlaunchable", "missed", "none"]
@@ -205,42 +209,43 @@ class ServeModeResult(Record):
     """Mean, as simulated; of an AFD mode that no release launches that of a single prompt."""
     tpot_s: Seconds | None = None
     requests_per_s: float | None = None
-    """That it serves within the targets, where the goal is the most of them."""
+    """Requests per second that the mode serves within the targets, where the goal is the most of
+    them."""
     gain_ratio: float | None = None
     """Devices, money or seconds a request, by the goal, saved against the chosen mode; negative:
     more."""
     told: str = ""
-    """Why it is not chosen."""
+    """Reason why the mode is not chosen, in words."""
 
 
 class PrefixReuse(Record):
     """Prefix cache hits of a recorded traffic whose trace has the block ids of prompts."""
 
     router: Literal["in_turn", "cache_aware", "ranks", "one"]
-    """How requests are sent: to instances in turn, by the cache-aware rule of the engine's router
-    (tuner/simulate/serving/prefix_hits.py) to instances, by that rule to the ranks of all
-    instances, or all to one."""
+    """Rule by which requests are sent: to instances in turn (`in_turn`), to instances by the
+    cache-aware rule of the engine's router (`cache_aware`; tuner/simulate/serving/prefix_hits.py),
+    by that rule to the ranks of all instances (`ranks`), or all to one cache (`one`)."""
     instances: Count
-    """That prefill."""
+    """Instances that prefill."""
     ranks: Count
-    """Attention-data ranks of one, each with a cache of its own."""
+    """Attention-data ranks of one instance, each with a cache of its own."""
     cache_blocks: Count
-    """Of 512 tokens, of one rank, beside the outputs that run on it."""
+    """Blocks of 512 tokens that the cache of one rank holds, beside the outputs that run on it."""
     stay_s: Seconds
-    """That a request is under way, by which the router counts loads."""
+    """Seconds that a request is in flight, by which the router counts loads."""
     hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Share of the prompt tokens found, from empty caches on."""
     by_router: dict[str, float] = Field(default_factory=dict)
-    """The same under each rule."""
+    """`hit_ratio` under each rule of `router`."""
     most_loaded_ratio: Ratio = 1.0
-    """Requests of the rank with the most, over their mean."""
+    """Requests of the most-loaded rank over the mean of all ranks."""
     requests: Size = 0
-    """Of the trace's beginning that were counted."""
+    """Requests from the beginning of the trace that were counted."""
     share_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Of the requests, where it is one of several islands."""
+    """Share of all requests that this island gets; 1 where there are no islands."""
     islands: tuple["PrefixReuse", ...] = ()
-    """Each with its own caches and router; what is said of all of them is then their sum, and of a
-    rank's cache the smallest."""
+    """Hits of each island, with its own caches and router. The fields of all of them together are
+    then sums, and `cache_blocks` is the smallest."""
 
 
 class FrontPoint(Record):
@@ -259,28 +264,30 @@ class FrontPoint(Record):
     instance: str
     """The decoding instance, in words."""
     prefill: str = ""
-    """The prefill instance, where it is another one."""
+    """The prefill instance, in words; empty where the decoding instance prefills."""
     prefill_per_instance: Ratio | None = None
     """Prefill instances per decode instance."""
     ttft_s: Seconds
-    """Of a prompt alone."""
+    """Seconds to the first token of a request that meets no others."""
     within_targets: bool
-    """Both speeds keep the strictest target, as far as the steady state says."""
+    """Both speeds keep the strictest target in the steady state."""
     on_joint_front: bool
     """No option of another mode dominates it either."""
 
 
 class ServeProvenance(Record):
-    """What the plan rests on."""
+    """Inputs that the plan was made from."""
 
     moetune_version: str
     spec_sha256: str
     profile_source: dict[str, str]
-    """By pool: `profile`, `tables` or `datasheet`; older plans also `aiconfigurator-core`."""
+    """Source of the kernel times by pool: `profile`, `tables` or `datasheet`; older plans also
+    `aiconfigurator-core`."""
     kernels_sha256: dict[str, str] = Field(default_factory=dict)
-    """By pool, of the files that its kernels were read from and of its datasheet."""
+    """SHA-256 by pool of the files that its kernels were read from and of its datasheet."""
     residual: ServeResidual | None = None
-    """Of launches of the engine on these devices, by which predictions are corrected."""
+    """Correction of predictions by launches of the engine on these devices; None: there are
+    none."""
     notes: tuple[str, ...] = ()
 
 
@@ -305,7 +312,8 @@ class ServePlan(Record):
     modes: tuple[ServeModeResult, ...] = ()
     """Every requested mode, in the order of their list."""
     prefix_reuse: PrefixReuse | None = None
-    """Of the chosen instances; None where no trace names the blocks of its prompts."""
+    """Prefix cache hits on the chosen instances; None where no trace names the blocks of its
+    prompts."""
     pareto: tuple[FrontPoint, ...] = ()
     """Throughput of a device against the speed of one request, mode by mode, slow users first."""
     provenance: ServeProvenance
@@ -332,8 +340,8 @@ class VerifiedServing(Record):
     decision: ServeDecision
     predicted: ServePrediction
     waived: str = ""
-    """Why nothing was measured; stated in or beside every emitted file."""
+    """Reason why nothing was measured; stated in or beside every emitted file."""
     measured: str = ""
-    """What launches of it came to, a line; stated likewise."""
+    """Results of launches of the deployment, one line; stated in or beside every emitted file."""
     is_part: bool = False
-    """Only pools that serve are in the plan's cluster, and there are others beside them."""
+    """The plan's cluster has only those pools that serve; others were left out of it."""
