@@ -41,7 +41,7 @@ class HostMemory(Record):
 
     @property
     def words(self) -> str:
-        """What it takes, by part, and of how much."""
+        """Bytes that the job takes, by part, and the limit, in words."""
         listed = ", ".join(f"{what} {format_bytes(size)}" for what, size in self.parts.items())
         needed = f"{format_bytes(self.node_bytes)} a node ({listed})"
         if self.limit_bytes is None:

@@ -29,7 +29,7 @@ class TrainDecision(Record):
     shard_ranks: Count | None = None
     """HSDP: data and context ranks that share one copy of the sharded state; None: all of them."""
     dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep", "hierarchical"] = "alltoall"
-    """What moves token copies between expert-parallel ranks."""
+    """Token dispatcher between expert-parallel ranks."""
     a2a_overlap: bool = False
     """Dispatch and combine of one micro-batch overlap another's compute."""
     recompute: Recompute
@@ -59,7 +59,7 @@ class TrainDecision(Record):
     overlap_param_gather: bool = False
     """The parameter all-gather of the sharded optimizer overlaps the forward pass."""
     gradient_bytes: Literal[2, 4] = 4
-    """Of one main gradient."""
+    """Bytes of the main gradient of a parameter."""
     optimizer_offload: bool = False
     """The optimizer state lives in host memory."""
     activation_offload: bool = False
