@@ -132,7 +132,7 @@ class Strategies:
     adapts_q: Numbers = 0.0
     """1 where the projection of queries, for MLA their up-projection, has an adapter."""
     adapts_k: Numbers = 0.0
-    """1 where the projection of keys, for MLA the up-projection of keys and values, has an adapter."""
+    """1 where the projection of keys, for MLA the up-projection of keys and values, is adapted."""
     adapts_v: Numbers = 0.0
     adapts_o: Numbers = 0.0
     adapts_q_down: Numbers = 0.0
