@@ -35,7 +35,7 @@ class Configuration(LaunchSettings):
     rounds: int
     """Pipeline flushes in one step."""
     stages: tuple[StageContent, ...]
-    """In execution order; stage s runs on pipeline rank s % PP."""
+    """Contents of every stage in execution order; stage s runs on pipeline rank s % PP."""
     is_explicit_layout: bool
     """Stated stage by stage rather than divided by the engine."""
     recompute_ratio: float

@@ -17,7 +17,7 @@ Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class ServingMemory(Record):
-    """Bytes of one device."""
+    """Memory of one device by use, bytes."""
 
     weight_bytes: Size
     cache_bytes: Size
@@ -39,11 +39,11 @@ class ServingLoad(Record):
     tpot_s: Latency | None
     """Absent for a prefill instance, and where no token follows the first."""
     other_half_s: Ratio = 0.0
-    """Seconds of a mean request in instances of the other role; 0 where there are none."""
+    """Seconds that a mean request spends in instances of the other role; 0 where there are none."""
     requests_per_s: Ratio
-    """Served in the long run."""
+    """Requests per second that are served in the long run."""
     output_tokens_per_s: Ratio
-    """0 for a prefill instance."""
+    """Output tokens per second; 0 for a prefill instance."""
     goodput_per_device: Ratio
     """Requests a second that meet every SLO target, over devices; all requests without one."""
     capacity_per_s: Ratio
@@ -69,11 +69,12 @@ class ServingChange(Record):
     (tuner/costs/serve/bands.py); absent where no published runs compare such launches."""
     tpot_ratio_band: Band | None = None
     beats: bool
-    """It misses fewer SLO targets, has more goodput per device, or equal with shorter requests."""
+    """The changed launch misses fewer SLO targets, has more goodput per device, or has the same
+    with shorter requests."""
 
 
 class ServingHalf(Record):
-    """What a serving launch will do."""
+    """Predicted performance and memory of a serving launch."""
 
     schema_version: Literal[1] = 1
     source: str
@@ -93,9 +94,10 @@ class ServingHalf(Record):
     load: ServingLoad | None
     """Absent where the launch does not fit."""
     has_slo: bool = False
-    """Whether the spec states an SLO target that the launch can affect."""
+    """The spec states an SLO target that the launch can affect."""
     ttft_s_band: Band | None
-    """Of the mean; see tuner/costs/serve/bands.py."""
+    """Lowest and highest mean time to the first token that is expected, seconds; see
+    tuner/costs/serve/bands.py."""
     tpot_s_band: Band | None
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
@@ -105,13 +107,14 @@ class ServingHalf(Record):
     kv_tokens: Size
     """KV cache tokens of one instance."""
     longest_tokens: Size
-    """Of the longest request but one in a hundred."""
+    """Tokens of the longest request that must fit: prompts and outputs at their 99th percentile."""
     logged_kv_tokens: Size = 0
-    """Of one rank, as the engine logs them: for requests of the longest length."""
+    """Tokens of KV cache of one rank as the engine logs them: for requests of the longest
+    length."""
     fits: bool
     """There is room for the weights, for steps and for the longest request."""
     misfit: str = ""
-    """Why it does not fit; empty where it does."""
+    """Reason why the launch does not fit; empty where it does."""
     instances_needed: Size
     """Instances like this one that the traffic needs; 0 where it does not fit."""
     smallest_change: ServingChange | None
@@ -122,18 +125,18 @@ class ServingHalf(Record):
     num_tried: Size
     flags_understood: tuple[str, ...]
     flags_ignored: tuple[str, ...]
-    """Change nothing in the prediction."""
+    """Flags that change nothing in the prediction."""
     flags_unpriced: tuple[str, ...]
-    """Affect the launch's speed, and are not modelled."""
+    """Flags that affect the launch's speed and are not modelled."""
     flags_timeless: tuple[str, ...] = ()
-    """State what is served, where and on which machines: no effect on times."""
+    """Flags that state what is served, where and on which machines: no effect on times."""
     refused_by: tuple[str, ...]
     """Refusals of the release's manifest for the launch as it is."""
     notes: tuple[str, ...]
 
 
 class ServingEstimate(ServingHalf):
-    """What a serving launch will do, or a file that starts both halves of a deployment."""
+    """Prediction for a serving launch, or for a file that starts both halves of a deployment."""
 
     other: ServingHalf | None = None
     """The decode half, where a file starts both and neither was named; each is simulated with the
