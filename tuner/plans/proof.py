@@ -2,9 +2,6 @@
 
 That time includes reading, every search (also for unlaunchable features and relaxations),
 simulation and comparison; not the start of the program, nor writing files.
-
-That time includes reading, every search (also for unlaunchable features and relaxations),
-simulation and comparison; not the start of the program, nor writing files.
 """
 
 import math
