@@ -108,7 +108,7 @@ class CountsModel:
 
 
 def common_unit(weights: tuple[float, ...]) -> float:
-    """What all weights are whole multiples of, where they are plain decimals; else a fine step."""
+    """Return the unit of which all weights are multiples, if plain decimals; else a fine step."""
     plain = [Fraction(weight).limit_denominator(LARGEST_DENOMINATOR) for weight in weights]
     if any(abs(float(p) - w) > EXACT_RATIO * w for p, w in zip(plain, weights, strict=True)):
         return max(weights) / WEIGHT_STEPS

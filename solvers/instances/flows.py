@@ -38,7 +38,7 @@ PIVOT_TOLERANCE = 1e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """For all counts: requests/s <= sum of `slope_J` times counts + `constant`."""
+    """Inequality for all counts: requests/s <= sum of `slope_J` times counts + `constant`."""
 
     slope_J: tuple[float, ...]
     constant: float
@@ -71,7 +71,7 @@ def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served
 
 
 def at_lower_rate(plan: InstancePlan, rate_per_s: float) -> InstancePlan:
-    """The same instances at a rate that is no higher."""
+    """Return the same instances at a rate that is no higher."""
     factor = min(1.0, rate_per_s / plan.rate_per_s)
     return InstancePlan(
         count_J=plan.count_J,

@@ -38,7 +38,7 @@ LEAST_UNIT_RATIO = 1e-5
 1e5."""
 
 SHORTEST_RUN_S = 0.05
-"""What CBC gets even when writing the model has used up the time."""
+"""Shortest time limit of CBC, seconds, even when writing the model has used up the time."""
 
 
 def solve(

@@ -1,4 +1,4 @@
-"""Which consecutive layers each pipeline stage holds, and under which option it runs them.
+"""Consecutive layers that each pipeline stage holds, and the option under which it runs them.
 
 A model is R runs of identical consecutive layers (3 of one kind, then 58 of another). Stages come
 in execution order; each takes a contiguous, possibly empty, interval of layers and one option, for
@@ -76,7 +76,7 @@ class LayoutProblem:
     in_flight_S: tuple[int, ...]
     """Micro-batches whose activations a stage holds at once."""
     memory_limit_bytes_D: Bytes
-    """What each device has; more than 2^52 counts as 2^52, which no layout can need."""
+    """Memory of each device, bytes; more than 2^52 counts as 2^52, which no layout can need."""
     num_microbatches: int
     uniform_option: bool = False
     """Every stage must run under the same option."""
