@@ -50,7 +50,7 @@ class Checker(Protocol[ProblemIn, SolutionIn]):
     """Functions of a family's `check.py`; the module itself is passed."""
 
     def violations(self, problem: ProblemIn, solution: SolutionIn, /) -> tuple[str, ...]:
-        """Every broken rule as one line with its numbers; empty when the solution is allowed."""
+        """Return every broken rule as one line with its numbers; empty where all hold."""
         ...
 
     def objective(self, problem: ProblemIn, solution: SolutionIn, /) -> float:

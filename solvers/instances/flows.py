@@ -50,7 +50,7 @@ class ServedFlow:
 
     plan: InstancePlan
     cut: Cut
-    """Met with equality by these counts, up to rounding."""
+    """Cut that these counts meet with equality, up to rounding."""
 
 
 def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> ServedFlow:

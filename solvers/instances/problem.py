@@ -55,9 +55,9 @@ class InstanceRole(StrEnum):
     """Work of an instance for its requests."""
 
     PREFILL = "prefill"
-    """The prompt; transfers the KV cache to a decode instance."""
+    """Prefill of prompts, whose KV cache is transferred to a decode instance."""
     DECODE = "decode"
-    """Everything after the prompt."""
+    """Decode, everything after the prompt."""
     AGGREGATED = "aggregated"
     """Prefill and decode of the same request."""
 
@@ -107,7 +107,7 @@ class Column:
     devices_P: tuple[int, ...]
     """Devices of each pool that one instance takes."""
     rate_per_s: float
-    """Requests that one instance serves in its role."""
+    """Requests per second that one instance serves in its role."""
     price_per_hour: float = 0.0
 
 
@@ -137,11 +137,11 @@ class InstancePlan:
     count_J: tuple[int, ...]
     """Instances of each column."""
     flow_per_s_E: tuple[float, ...]
-    """Requests on each route."""
+    """Requests per second on each route."""
     aggregated_per_s: float
-    """Requests that aggregated instances serve."""
+    """Requests per second that aggregated instances serve."""
     rate_per_s: float
-    """All requests provided for, the spare included."""
+    """Requests per second provided for in all, the spare included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class InstancesProblem:
     """Share of each class among the requests."""
     objective: InstanceObjective
     demand_per_s: float = 0.0
-    """Requests that must be served; 0 where the objective may choose."""
+    """Requests per second that must be served; 0 where the objective may choose."""
     spare_ratio: float = 0.0
     """Share of additional requests provided for, beyond those that must be served."""
     max_kinds: int | None = None

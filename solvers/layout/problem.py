@@ -60,19 +60,19 @@ class LayoutProblem:
     options: tuple[str, ...]
     """Names of the options, for messages."""
     time_s_RO: Seconds
-    """Forward and backward of one layer for one micro-batch."""
+    """Seconds of forward and backward of one layer for one micro-batch."""
     fixed_time_s_S: Seconds
-    """Time per micro-batch of a stage besides its layers."""
+    """Seconds of a stage per micro-batch besides its layers."""
     static_bytes_R: Bytes
     """Resident bytes of one layer."""
     fixed_bytes_S: Bytes
     """Resident bytes of a stage besides its layers."""
     saved_bytes_RO: Bytes
-    """Kept for the backward pass, per layer and micro-batch in flight."""
+    """Bytes that one layer saves for the backward pass, per micro-batch in flight."""
     fixed_saved_bytes_S: Bytes
-    """Kept besides the layers, per micro-batch in flight."""
+    """Bytes that a stage saves besides its layers, per micro-batch in flight."""
     transient_bytes_RO: Bytes
-    """Needed on top while one layer is recomputed."""
+    """Additional bytes while one layer is recomputed."""
     in_flight_S: tuple[int, ...]
     """Micro-batches whose activations a stage holds at once."""
     memory_limit_bytes_D: Bytes
@@ -83,7 +83,7 @@ class LayoutProblem:
     fixed_layout: tuple[int, ...] | None = None
     """Layers that each stage must hold; only the options are then free."""
     min_layers_per_stage: int = 0
-    """0 or 1."""
+    """Fewest layers of a stage, 0 or 1."""
 
     def __post_init__(self) -> None:
         runs, options, stages = len(self.run_lengths), len(self.options), len(self.device_of_stage)

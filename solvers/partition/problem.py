@@ -57,20 +57,20 @@ class PartitionProblem:
     """One instance; array arguments may be anything numpy can turn into an array."""
 
     pools: tuple[str, ...]
-    """Names, for messages."""
+    """Names of the pools, for messages."""
     max_stages_P: tuple[int, ...]
     """Stages that the devices of each pool suffice for."""
     time_s_PL: Seconds
-    """Forward and backward of one layer for one micro-batch on a stage of the pool."""
+    """Seconds of forward and backward of one layer for one micro-batch on a stage of the pool."""
     static_bytes_PL: Bytes
     """Resident bytes of a layer on each device of a stage of the pool."""
     saved_bytes_PL: Bytes
-    """Kept for the backward pass there, per micro-batch in flight."""
+    """Bytes that a layer saves for the backward pass on each device, per micro-batch in flight."""
     memory_limit_bytes_P: Bytes
     """Memory of each device of the pool, bytes."""
     hop_s_PP: Seconds
-    """One micro-batch's activations from a stage of one pool to the next stage in another, or in
-    the same; `inf` where no link joins them."""
+    """Seconds that one micro-batch's activations take from a stage of one pool to the next stage in
+    another, or in the same; `inf` where no link joins them."""
     num_microbatches: int
 
     def __post_init__(self) -> None:
