@@ -69,7 +69,7 @@ class RestartLoop:
     spare_nodes: int
     """Spare nodes of the allocation, beside the plan's nodes."""
     progress_s: int
-    """Seconds of a start after which it has left a new checkpoint, other than the one it began from."""
+    """Seconds after which a start has left another checkpoint than the one that it began from."""
     line_pools: tuple[str, ...]
     """Pool of each line of hosts, where nodes are of several kinds and no spare fits every line."""
     spares_by_pool: Mapping[str, int]
