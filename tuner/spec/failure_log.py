@@ -42,9 +42,10 @@ COMPONENTS: Final[tuple[Component, ...]] = get_args(Component)
 LARGEST_LOG_BYTES: Final = 256_000_000
 MOST_EVENTS: Final = 1_000_000
 LEAST_RUN_S: Final = 600.0
-"""A job that failed earlier failed in starting."""
+"""Shortest run of a job, seconds; one that failed earlier failed in starting."""
 SAME_FAILURE_S: Final = 60.0
-"""Ranks notice the failure of one of them within their timeouts and the log's buffering."""
+"""Seconds within which detections are of one failure: ranks notice it within their timeouts and the
+log's buffering."""
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NNodes")
 OF_STATE: Final[Mapping[str, Component]] = {
@@ -90,10 +91,10 @@ class FailureLog(Record):
     """Observed device time: devices times seconds."""
     node_s: Positive
     clock_s: tuple[NotNegative, ...] = ()
-    """Ascending: when failures happened, in seconds of observed time of the whole cluster from its
-    start, where the log has times."""
+    """Times of failures, ascending, in seconds of observed time of the whole cluster from its
+    start; empty where the log has no times."""
     period_s: Positive
-    """Watched time of the whole cluster."""
+    """Observed time of the whole cluster, seconds."""
     left_out: Annotated[int, Field(ge=0)] = 0
     """Jobs that failed in starting."""
 
@@ -119,7 +120,7 @@ class FailureLog(Record):
 
 
 class _Event(Record):
-    """A line of a table."""
+    """One line of a table."""
 
     component: Component
     count: Annotated[int, Field(ge=1, le=10**9)] = 1

@@ -16,7 +16,7 @@ from tuner.spec.model import Mixer, ModelSpec, QkNorm
 
 
 class ModelFeature(StrEnum):
-    """A feature that some models have and some targets lack."""
+    """A feature that some models have and some targets lack, each with models that have it."""
 
     MLA = "multi-head latent attention"
     """Compressed queries, keys and values (DeepSeek, Kimi)."""
@@ -121,7 +121,7 @@ NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
 """Mixers other than plain attention, and what comes with them."""
 
 _NEMOTRON_MAMBA2: Final = (4, 128, True, False)
-"""Kernel and chunk; biases of the convolution and of the projections."""
+"""Kernel and chunk of Nemotron's Mamba-2, and biases of its convolution and projections."""
 
 
 def features(model: ModelSpec) -> frozenset[ModelFeature]:

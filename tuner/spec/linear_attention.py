@@ -50,13 +50,13 @@ class LinearAttention(Record):
 
     kind: LinearName
     num_key_heads: Width
-    """Mamba-2: groups that share B and C."""
+    """Heads of keys; for Mamba-2 groups that share B and C."""
     num_value_heads: Width
-    """Heads; each has a state."""
+    """Heads of values; each has a state."""
     key_head_dim: Width
-    """Mamba-2: the state size."""
+    """Width of a key head; for Mamba-2 the state size."""
     value_head_dim: Width
-    """Mamba-2: the width of a head."""
+    """Width of a value head; for Mamba-2 the width of a head."""
     conv_kernel: Width
     """Tokens that the short convolution sees."""
     chunk_size: Width
@@ -116,7 +116,7 @@ class Projections:
     low_rank: int = 0
     """Width, counted in `inputs`, that the second projections of a low-rank pair read."""
     low_rank_outputs: int = 0
-    """Outputs of the second projections together."""
+    """Outputs of all second projections together."""
     scalars: int = 0
     """Outputs, counted in `inputs`, that are one number per head (decay, write strength): engines
     project them apart from the rest."""

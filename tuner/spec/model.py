@@ -22,9 +22,10 @@ from tuner.spec.linear_attention import LinearAttention
 from tuner.spec.sparse_attention import Compressor, Indexer
 
 LARGEST_SIZE = 2**24
-"""Widths and counts above this are refused as typos."""
+"""Largest width or count; more is refused as a typo."""
 MOST_LAYERS = 1_000
-"""Eight times the deepest published models; planning time grows with the square of the layers."""
+"""Most layers, eight times the deepest published models; planning time grows with the square of the
+layers."""
 MOST_TOP_K = 1_000
 MOST_EXPERTS = 10_000
 """Most experts per token, a hundred times those of published models; bounds the pricing time."""
@@ -38,7 +39,7 @@ class QkNorm(StrEnum):
     """Query and key norms before the rotary embedding."""
 
     NONE = "none"
-    """None."""
+    """No norms."""
     HEAD = "head"
     """A norm of each head: one weight of head_dim for queries, one for keys (Qwen3, GLM-4.5)."""
     FULL = "full"
@@ -92,10 +93,11 @@ class Attention(Record):
     has_output_gate: bool = False
     """The output is multiplied by a gate that the query projection computes (Qwen3-Next)."""
     indexer: Indexer | None = None
-    """MLA: every layer attends to the tokens that it, or the one of a layer before
-    (`ModelSpec.shared_indexers`), picks."""
+    """MLA: indexer, which picks the tokens that a layer attends to, its own or those of a layer
+    before (`ModelSpec.shared_indexers`)."""
     compressors: tuple[Compressor, ...] = ()
-    """Shared KV: those of the layers that `ModelSpec.compress_ratios` marks, one of each ratio."""
+    """Shared KV: compressors of the layers that `ModelSpec.compress_ratios` marks, one of each
+    ratio."""
     sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
     """Window size of sliding-window layers, which `ModelSpec.windowed` marks."""
     window_is_chunk: bool = False
@@ -111,7 +113,7 @@ class Attention(Record):
     output_groups: Count = 1
     """Shared KV: groups of heads with an output projection of their own."""
     output_rank: Size = 0
-    """Shared KV: what each group is projected to before all are joined."""
+    """Shared KV: width that each group is projected to before all are joined."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Attention":
@@ -253,7 +255,7 @@ class ModelSpec(Record):
     dense_ffn_size: Size
     """Width of the feed-forward network of dense layers; 0 when there are none."""
     ffn_is_gated: bool = True
-    """Three matrices (SwiGLU) rather than two."""
+    """Dense networks have three matrices (SwiGLU) rather than two."""
     ffn_bias: bool = False
     """Biases on the projections of dense and shared feed-forward networks."""
     layers: Annotated[tuple[LayerKind, ...], Field(min_length=1)]

@@ -91,4 +91,4 @@ class Search(Record):
     activation_offload: Switches | None = None
     """Offload of saved activations to host memory."""
     gradient_bytes: GradientBytes | None = None
-    """Bytes of one main gradient; 4 by default, 2 reduces gradients in bf16."""
+    """Bytes of the main gradient of a parameter; 4 by default, 2 reduces gradients in bf16."""

@@ -147,7 +147,7 @@ Tune = Annotated[
 
 
 class Matrix(NamedTuple):
-    """Width of what a weight matrix reads and writes."""
+    """Widths that a weight matrix reads and writes."""
 
     inputs: int
     outputs: int

@@ -16,9 +16,9 @@ class ConfigFields:
 
     values: Mapping[str, Any]
     source: str
-    """The file, for messages."""
+    """Path of the file, for messages."""
     architecture: str = ""
-    """The class of the model."""
+    """Class of the model."""
     name: str = ""
     """Name of the model."""
 

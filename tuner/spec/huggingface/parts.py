@@ -410,7 +410,8 @@ _TOWERS: Final = {
     "Qwen3_5ForConditionalGeneration": _USUAL_TOWER,
     "Qwen3_5MoeForConditionalGeneration": _USUAL_TOWER,
 }
-"""Layers, width and inner width of published checkpoints, where `vision_config` leaves them out."""
+"""Layers, width and inner width of published vision towers, where `vision_config` leaves them
+out."""
 _TOWER_SIZES: Final = (
     ("depth", "num_hidden_layers", "vt_num_hidden_layers"),
     ("hidden_size", "vt_hidden_size"),

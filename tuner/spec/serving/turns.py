@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tuner.spec.serving.traces import BLOCK_TOKENS
 
 NONE = -1
-"""No previous turn."""
+"""Mark of a request without a previous turn."""
 
 
 class Sessions:
