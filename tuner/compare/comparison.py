@@ -81,7 +81,7 @@ class Comparison(Record):
 
     goal: Kind
     objective: str
-    """The figure by which plans are better or worse."""
+    """Name of the figure by which plans are better or worse."""
     more_is_better: bool
     plans: tuple[ComparedPlan, ...]
     """Plans in the order in which they were named, the reference first."""

@@ -21,7 +21,7 @@ class Role(StrEnum):
     DECODE = "decode"
     """Decode, everything after the first token."""
     ATTENTION = "attention"
-    """Attention of AFD decode, with the caches."""
+    """Attention of AFD decode, which holds the KV caches."""
     EXPERT = "expert"
     """The FFN server of an attention instance: what follows attention in AFD decode."""
 
@@ -32,8 +32,8 @@ class Instances(Record):
     role: Role
     pool: str
     island: str = ""
-    """Instances of one island transfer KV caches among themselves, behind a router of their own;
-    empty: the deployment is one."""
+    """Name of the island: its instances transfer KV caches among themselves, behind a router of
+    their own; empty: the deployment is one island."""
     count: Count
     """Number of instances."""
     devices: Count
@@ -47,9 +47,9 @@ class Instances(Record):
     """Tensor ranks of attention that share the positions of a KV cache (decode context
     parallelism)."""
     max_batch: Count
-    """Running requests of one attention-DP rank at most."""
+    """Most running requests of one attention-DP rank."""
     max_batched_tokens: Count
-    """Tokens of one step of one attention-DP rank at most."""
+    """Most tokens of one step of one attention-DP rank."""
     chunked_prefill: bool = False
     a2a_backend: Literal["none", "allgather", "deepep_normal", "deepep_low_latency"] = "none"
     kv_tokens: Size = 0
@@ -127,7 +127,7 @@ class ServeDecision(Record):
     instances: Annotated[tuple[Instances, ...], Field(min_length=1)]
     handovers: tuple[PlannedKvTransfer, ...] = ()
     offload_above_tokens: Count | None = None
-    """Prompts with more tokens to compute are prefilled on the remote pool."""
+    """Tokens to compute above which a prompt is prefilled on the remote pool."""
     router: ServeRouter | None = None
     """Choice of an instance for each request; None: one instance of each role, or a plan from
     before routers were planned."""

@@ -25,9 +25,9 @@ Kind = Literal["train", "serve", "place"]
 StoredPlan = Plan | ServePlan | PlacePlan
 
 MOST_RIVALS = 5
-"""Runners-up that are explained; the plan holds them all."""
+"""Most runners-up that are explained; the plan holds them all."""
 SMALLEST_S = 1e-9
-"""Difference below which two terms are equal."""
+"""Largest difference of two equal terms, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class PlannedSpec:
     cluster: Cluster | None
     """The planned cluster; None where a placement names none."""
     is_reference: bool = False
-    """Priced on a profile of the reference step, which has no datasheet's links."""
+    """The plan is priced on a profile of the reference step, which has no datasheet's links."""
     residual: Any = None
-    """Correction of its predictions, of the goal's own type; None: there is none."""
+    """Correction of the plan's predictions, of the goal's own type; None: there is none."""
     memory_bytes: Mapping[str, int]
     """Memory of one device by pool, bytes, where only a profile states it."""
 
@@ -62,15 +62,16 @@ class Goal:
     kind: Kind
     plan_type: type[Any]
     explained: type[Any]
-    """The plan's type with `why`."""
+    """Type of the plan with `why`."""
     plan: Callable[..., Any]
-    """Plan a spec: its file, and the options of the goal; `.plan` and `.spec` of what is made."""
+    """Plan a spec from its file and the options of the goal; return a value with `.plan` and
+    `.spec`."""
     write: Callable[[AnyPath, Any], Any]
     """Write what was planned into a folder; return the plan with its files named."""
     read: Callable[[Path], Any]
-    """Plan of a folder."""
+    """Read the plan of a folder."""
     verified: type[Any]
-    """The type of its `verified.json`."""
+    """Type of the goal's `verified.json`."""
     spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
     """Return the spec to be changed, from a plan, the keys of its spec and the folder of the
     copies."""

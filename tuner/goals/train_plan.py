@@ -62,8 +62,7 @@ class Planned:
     fewer: "FewerNodesPlan | None" = None
     """Plan of the layout for one node less; None where the job has none."""
     spec_yaml: bytes | None = None
-    """File of the spec, where numbers of nodes were chosen, which it states; None: the one that was
-    read."""
+    """File of the spec with the numbers of nodes that were chosen; None: the file that was read."""
 
 
 def plan_training(

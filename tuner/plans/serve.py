@@ -54,14 +54,14 @@ class TokenCost(Record):
     output_per_million: Ratio
     """Cost of a million output tokens."""
     input_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Share of the cost that prompts bear."""
+    """Share of the cost that prompts bear, from 0 to 1."""
 
 
 class PlannedHits(Record):
     """Prefix cache hits that a plan counts on, where a prefix lies on one of several caches."""
 
     ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Share of the prompt tokens found."""
+    """Share of the prompt tokens found in prefix caches."""
     ratio_band: Band
     """Lowest and highest share of the prompt tokens found: from routing to instances, in place of
     ranks, to `ratio`, as routing to ranks was not seen on devices."""
@@ -88,15 +88,15 @@ class ServePrediction(Record):
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     goodput_per_device: float
-    """Requests a second that meet every target, over devices."""
+    """Requests per second that meet every target, over the number of devices."""
     requests_per_s: float
     output_tokens_per_s: float
     utilisation_ratio: dict[str, float]
-    """Busy share of each group of instances, `role@pool`."""
+    """Busy share of each group of instances, by `role@pool/layout`."""
     memory_bytes: dict[str, int]
     """Bytes on one device of each group of instances, by `role@pool/layout`."""
     input_tokens_per_s: float | None = None
-    """Tokens of the prompts served; None in plans of older versions."""
+    """Tokens per second of the prompts served; None in plans of older versions."""
     cost_per_hour: float | None = None
     """Cost per hour of all devices, in the spec's currency; None where a pool has no price."""
     prefix_hits: PlannedHits | None = None
@@ -129,9 +129,10 @@ class ServeCertificate(Record):
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
     bound: float | None
-    """The least that any mode which can be launched could take if requests never waited, those
-    included that miss a target once their traffic is simulated. Where the goal is the rate: the
-    most requests a second that any could serve then."""
+    """Lower bound of `objective`: the least that any mode which can be launched could take if
+    requests never waited, including modes that miss a target once their traffic is simulated. Where
+    the goal is the rate, an upper bound: the most requests per second that any such mode could
+    serve."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """Distance from the objective to the bound, as a share of the objective."""
     covers: str = ""
@@ -141,7 +142,8 @@ class ServeCertificate(Record):
     capacity that simulation asked for."""
     space: ServeSpace
     within_band: Size
-    """Other instances, of this mode or another, whose objective the model cannot tell apart."""
+    """Number of other sets of instances, of this mode or another, whose objective the model cannot
+    tell apart from the chosen one's."""
     within_band_is_least: bool = False
     """`within_band` is a lower bound: only so many were looked for."""
     solve_s: Seconds
@@ -181,9 +183,9 @@ class MissedTarget(Record):
     target: str
     """Latency and statistic, e.g. `tpot p90`."""
     seconds: Seconds
-    """Predicted latency."""
+    """Predicted latency, seconds."""
     limit_s: Seconds
-    """Target that is missed."""
+    """Target that is missed, seconds."""
 
 
 class ServeNearMiss(Record):
@@ -202,18 +204,20 @@ class ServeModeResult(Record):
 
     mode: Mode
     status: Literal["chosen", "alternative", "unlaunchable", "missed", "none"]
-    """missed: a target does not hold, whatever spare capacity; none: nothing serves the traffic."""
+    """Result of the mode; `missed`: a target does not hold, whatever spare capacity; `none`:
+    nothing serves the traffic."""
     devices: Size | None = None
     cost_per_hour: float | None = None
     ttft_s: Seconds | None = None
-    """Mean, as simulated; of an AFD mode that no release launches that of a single prompt."""
+    """Mean time to the first token, simulated; of a single prompt for an AFD mode that no release
+    launches."""
     tpot_s: Seconds | None = None
     requests_per_s: float | None = None
     """Requests per second that the mode serves within the targets, where the goal is the most of
     them."""
     gain_ratio: float | None = None
-    """Devices, money or seconds a request, by the goal, saved against the chosen mode; negative:
-    more."""
+    """Share of the devices, money or seconds per request, by the goal, saved against the chosen
+    mode; negative: more."""
     told: str = ""
     """Reason why the mode is not chosen, in words."""
 
@@ -244,8 +248,8 @@ class PrefixReuse(Record):
     share_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of all requests that this island gets; 1 where there are no islands."""
     islands: tuple["PrefixReuse", ...] = ()
-    """Hits of each island, with its own caches and router. The fields of all of them together are
-    then sums, and `cache_blocks` is the smallest."""
+    """Hits of each island, with its own caches and router. The record around them then has the sum
+    of their `instances`, the largest `ranks` and the smallest `cache_blocks`."""
 
 
 class FrontPoint(Record):
@@ -256,9 +260,9 @@ class FrontPoint(Record):
 
     mode: Mode
     tokens_per_s_per_user: float
-    """Output tokens a second of one request: 1 over the time per output token."""
+    """Output tokens per second of one request: 1 over the time per output token."""
     tokens_per_s_per_device: float
-    """Output tokens a second of all requests, over all devices, prefill ones included."""
+    """Output tokens per second of all requests, over all devices, prefill ones included."""
     running: Count
     """Sequences of one attention-data rank."""
     instance: str
@@ -272,7 +276,7 @@ class FrontPoint(Record):
     within_targets: bool
     """Both speeds keep the strictest target in the steady state."""
     on_joint_front: bool
-    """No option of another mode dominates it either."""
+    """No option of another mode dominates this one either."""
 
 
 class ServeProvenance(Record):
@@ -310,12 +314,13 @@ class ServePlan(Record):
     unlaunchable: tuple[ServeUnlaunchable, ...] = ()
     relaxations: tuple[ServeRelaxation, ...] = ()
     modes: tuple[ServeModeResult, ...] = ()
-    """Every requested mode, in the order of their list."""
+    """Result of every requested mode, in the order of all modes in the schema."""
     prefix_reuse: PrefixReuse | None = None
     """Prefix cache hits on the chosen instances; None where no trace names the blocks of its
     prompts."""
     pareto: tuple[FrontPoint, ...] = ()
-    """Throughput of a device against the speed of one request, mode by mode, slow users first."""
+    """Pareto fronts of the throughput of a device against the speed of one request, mode by mode,
+    slow users first."""
     provenance: ServeProvenance
     files: tuple[str, ...] = ()
 

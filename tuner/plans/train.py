@@ -40,7 +40,7 @@ class StagePrediction(Record):
     layers: Size
     forward_s: Seconds
     backward_s: Seconds
-    """Recomputation included."""
+    """Seconds of the backward pass of a micro-batch, recomputation included."""
     parameter_bytes: Size
     gradient_bytes: Size
     optimizer_bytes: Size
@@ -73,9 +73,9 @@ class RankAtRisk(Record):
     pipeline_rank: Size
     pool: str
     peak_memory_bytes: Size
-    """Peak of one of its devices, the highest."""
+    """Peak of the device with the highest peak among its devices, bytes."""
     memory_capacity_bytes: Size
-    """All that one of its devices has."""
+    """Bytes of all memory of one of its devices."""
 
 
 class TrainPrediction(Record):
@@ -86,7 +86,7 @@ class TrainPrediction(Record):
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     peak_memory_bytes: tuple[Size, ...]
-    """Peak memory of the fullest device by pipeline rank, bytes."""
+    """Peak memory by pipeline rank, of the device with the highest peak, bytes."""
     peak_memory_bytes_band: tuple[Band, ...]
     memory_limit_bytes: Size | None = None
     """Bytes that the plan may use of one device; absent on heterogeneous pools."""
@@ -106,25 +106,26 @@ class TrainPrediction(Record):
     """Expected seconds of the whole run lost to failed starts and restarts after running out of
     memory; the longer step afterwards is not included."""
     activation_bytes: tuple[Size, ...]
-    """Peak of the activations saved for backward by pipeline rank, of the fullest device, bytes."""
+    """Peak of the activations saved for backward by pipeline rank, of the device with the highest
+    peak, bytes."""
     breakdown_s: dict[str, float]
     """Seconds of a step by cause; their sum is `step_time_s`."""
     inter_node_bytes: float | None = None
     """Inter-node bytes of dispatch and combine in a step, all devices together; absent where not
     computed."""
     communication_s: Seconds
-    """Part of `step_time_s` in collectives, the pipeline bubble included."""
+    """Seconds of `step_time_s` in collectives, the pipeline bubble included."""
     stages: tuple[StagePrediction, ...]
     mfu_ratio: float | None = None
     """Model FLOPs (tuner/spec/accounting.py: no recomputation, causal attention, the head counted)
     over the devices' bf16 or low-precision peaks; absent where no peak is known."""
     played_step_time_s: Seconds | None = None
-    """The step time by simulating the schedule pass by pass (tuner/simulate/pipeline.py); absent
-    where not simulated."""
+    """Step time by simulating the schedule pass by pass (tuner/simulate/pipeline.py); absent where
+    not simulated."""
     run: RunForecast | None = None
-    """The whole run, failures included."""
+    """Forecast of the whole run, failures included."""
     host_memory: HostMemory | None = None
-    """Memory of a node beside the devices'; absent where nothing takes any."""
+    """Memory that the job takes of a node beside the devices'; absent where nothing takes any."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -148,9 +149,9 @@ class ParetoPoint(Record):
     decision: TrainDecision
     step_time_s: Seconds
     peak_memory_bytes: Size
-    """Peak of one device, the highest."""
+    """Peak memory of the device with the highest peak, bytes."""
     cost_per_step: float | None = None
-    """Devices times their price for one step; absent without a price."""
+    """Cost of the devices for one step, in the cluster's currency; absent without a price."""
 
 
 class Alternative(Record):
@@ -159,9 +160,9 @@ class Alternative(Record):
     decision: TrainDecision
     predicted: TrainPrediction
     within_band: bool
-    """The band of the ratio contains 1: a tie under the model."""
+    """The band of the ratio contains 1: a tie with the plan's decision under the model."""
     ratio_band: Band | None = None
-    """Band of its measured step time over the chosen one's, holding four of five pairs of
+    """Band of the measured step time over the chosen one's, which holds four of five pairs of
     configurations. Narrower than the band of either time, as most errors are common to both; None
     where none is known for the engine."""
     lost_by: str
@@ -178,13 +179,13 @@ class Space(Record):
     """Number of candidates of the search by outcome; the parts sum to the whole space."""
 
     priced: Tally
-    """Solved: a layout, or a proof that none fits."""
+    """Candidates that were solved: with a layout, or a proof that none fits."""
     bounded: Tally
-    """Pruned: a lower bound proves them worse than the incumbents."""
+    """Candidates that were pruned: a lower bound proves them worse than the incumbents."""
     illegal: Tally
-    """Break a rule of the model, the cluster, the batch or the target."""
+    """Candidates that break a rule of the model, the cluster, the batch or the target."""
     open: Tally = 0
-    """Undecided: time ran out, or the method does not cover them."""
+    """Candidates that are undecided: time ran out, or the method does not cover them."""
 
 
 class Certificate(Record):
@@ -202,8 +203,8 @@ class Certificate(Record):
     absent unless another decision is preferred to the fastest."""
     space: Space
     within_band: Tally
-    """Ties: other combinations of degrees, each at its best, whose `ratio_band` to the chosen one
-    contains 1 (the step's own band where no ratio's is known)."""
+    """Number of ties: other combinations of degrees, each at its best, whose `ratio_band` to the
+    chosen one contains 1 (the step's own band where no ratio's is known)."""
     within_band_is_least: bool = False
     """`within_band` is a lower bound: candidates slower than the requested runners-up, and those
     that time ran out on, are not counted."""
@@ -256,9 +257,9 @@ class Roomier(Record):
     that is likeliest to run out."""
     out_of_memory_probability: Probability
     rank_at_risk: RankAtRisk | None = None
-    """The rank of the peak and probability; absent on a single kind of devices."""
+    """Rank whose peak and probability are stated; absent on a single kind of devices."""
     pools: tuple[str, ...] = ()
-    """The pools that it runs on; empty where they are the plan's."""
+    """Pools that the decision runs on; empty where they are the plan's."""
 
 
 class Unlaunchable(Record):
@@ -267,7 +268,7 @@ class Unlaunchable(Record):
     target: str
     feature: str
     gain_ratio: float
-    """Share of the step time that the feature would save, predicted."""
+    """Predicted share of the step time that the feature would save."""
     condition: str = ""
     """Condition that the target does not allow though it has the feature; empty where it lacks
     it."""
@@ -344,7 +345,7 @@ class Plan(Record):
     requested."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
-    """Changes of limits that would make a plan fit: where none fits, and where all found decisions
+    """Changes of limits that would make a plan fit, where none fits or where all found decisions
     probably run out of memory."""
     placement: StagePlacement | None = None
     """Machines of every stage; absent where all machines are the same and no links were

@@ -47,11 +47,11 @@ class LimitChange(Record):
     """One limit moved."""
 
     key: str
-    """One of `KEYS`."""
+    """Limit to change, one of `KEYS`."""
     pool: str | None = None
-    """The pool to change; None: every pool, where the key is about pools."""
+    """Pool to change; None: every pool, where the limit is one of pools."""
     value: str
-    """`+1`, `-20%`, `x2`, `/2`, or the new value itself, with its unit where it has one."""
+    """New value: `+1`, `-20%`, `x2`, `/2`, or the value itself, with its unit where it has one."""
 
     def __str__(self) -> str:
         return f"{self.key}{f'@{self.pool}' if self.pool else ''}={self.value}"
@@ -66,12 +66,12 @@ class WhatIfOutcome(Record):
     change: str
     """Change as requested; empty for the unchanged plan."""
     says: str
-    """The change in words, with the value before and after."""
+    """Change in words, with the value before and after."""
     status: Status
     """Status as of a certificate; `refused`: the changed spec is illegal or makes no difference to
     what is priced; `out_of_time`: it was not solved."""
     reason: str = ""
-    """The binding constraint, or why there is no plan."""
+    """Binding constraint, or the reason why there is no plan."""
     num_devices: int | None = None
     decision: str = ""
     """Short form of the decision; empty without one."""
@@ -82,7 +82,7 @@ class WhatIfOutcome(Record):
     figures: dict[str, float] = Field(default_factory=dict)
     """Predicted figures by name, in SI units as the names say."""
     bands: dict[str, Band] = Field(default_factory=dict)
-    """Error bands of those figures that have one."""
+    """Error bands of those figures that have one, by name of the figure."""
     gain_ratio: float | None = None
     """Improvement of the objective over the unchanged plan's, as a share of that; negative is
     worse."""
@@ -106,7 +106,7 @@ class Rival(Record):
     decision: str
     within_band: bool
     ratio_band: Band | None = None
-    """Training: band of the measured ratio of its step to the decision's."""
+    """Band of the measured ratio of its step to the decision's, for training."""
     lost_by: str
     slower_s: float | None = None
     """Additional seconds of a training or decode step; None where no seconds were priced."""
@@ -120,7 +120,7 @@ class Why(Record):
 
     rivals: tuple[Rival, ...]
     what_if: WhatIf | None = None
-    """None where no changes were requested."""
+    """Outcomes of the requested changes; None where no changes were requested."""
     notes: tuple[str, ...] = ()
 
 

@@ -173,8 +173,8 @@ class Reliability(Record):
     device_mtbf: PositiveSeconds | None = None
     """Mean time between failures of one device, seconds; None: it fails only with its machine."""
     restart: Seconds | None = None
-    """Time from a failure to the first step after it, without loading the checkpoint, seconds. None:
-    the start of the processes alone, from a profile with the suite restart: a lower bound."""
+    """Time from a failure to the first step after it, without loading the checkpoint, seconds.
+    None: the start of the processes alone, from a profile with the suite restart: a lower bound."""
     node_mtbf: PositiveSeconds | None = None
     """Mean time between failures of a machine apart from those of its devices, seconds; None: it
     never fails."""

@@ -106,9 +106,9 @@ class ServeGoal(Record):
     max_model_len: Count | None = None
     """Most tokens of one request; absent: the model's limit."""
     objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"
-    """Objective: `goodput`, the most good requests per second and device; `cost`, the least money per
-    hour; `devices`, the fewest devices; `rate`, the most requests per second that the pools serve
-    within the SLO (DistServe, arXiv:2401.09670), which needs no rate of the traffic."""
+    """Objective: `goodput`, the most good requests per second and device; `cost`, the least money
+    per hour; `devices`, the fewest devices; `rate`, the most requests per second that the pools
+    serve within the SLO (DistServe, arXiv:2401.09670), which needs no rate of the traffic."""
     modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = get_args(Mode)
     """Serving modes to compare."""
     speculative: Speculative | None = None
