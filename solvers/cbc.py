@@ -35,11 +35,12 @@ from solvers.result import Status
 
 DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0
-"""CBC checks its clock between rounds; this long after the limit it is killed."""
+"""Seconds after the limit at which CBC is killed; it checks its clock between rounds."""
 
 BROKEN_BY_PREPROCESSING = "Postprocessed model is infeasible"
 DOUBTFUL_IN_HASTE = "Pre-processing says infeasible"
-"""Trusted only in the first half of the time limit: it can be wrong where the time ran out."""
+"""Words of CBC's log that are trusted only in the first half of the time limit: they can be wrong
+where the time ran out."""
 WITHOUT_PREPROCESSING = ("-preprocess", "off")
 LEAST_RUN_S = 0.05
 """Shortest time limit of the second run, seconds, even where the time is up."""
@@ -51,7 +52,7 @@ STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
     "Stopped on time (no integer solution": Status.UNKNOWN,
     "Stopped on time - objective value": Status.FEASIBLE,
 }
-"""First words of the solution file; anything else proves nothing and is UNKNOWN."""
+"""Status by the first words of the solution file; anything else proves nothing and is UNKNOWN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class _CbcFiles:
     """Output files of a run."""
 
     solution: str | None
-    """None: it did not end by itself."""
+    """Text of the solution file; None: the run did not end by itself."""
     log: str
 
 

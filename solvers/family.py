@@ -34,7 +34,7 @@ AGREE_TOLERANCE: Final = 1e-6
 """Largest relative difference of two computations of one objective that rounding alone explains."""
 
 AGREE_ERRORS: Final = 8.0
-"""Standard errors that two means over draws may differ by: of 16, Student's t passes 8 once in
+"""Most standard errors that two means over draws may differ by: of 16, Student's t passes 8 once in
 a million."""
 
 
@@ -70,8 +70,8 @@ class Family(Generic[Problem, Solution]):
     """The method of `solve` where none is named."""
     check: Checker[Problem, Solution]
     standard_error: Callable[[Problem, Solution], float] | None = None
-    """Return the standard error of the check's objective where that is a mean over draws; None: it
-    never is one."""
+    """Standard error of the check's objective, where that is a mean over draws; None: it never is
+    one."""
 
     def __post_init__(self) -> None:
         if self.default not in self.methods:

@@ -56,7 +56,7 @@ class Outcome(Generic[S]):
     status: Status
     solution: S | None
     objective: float
-    """Recomputed by the checker; `inf` without a solution."""
+    """Objective as recomputed by the checker; `inf` without a solution."""
     bound: float
     solve_s: float
     method: str

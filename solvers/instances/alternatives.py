@@ -25,7 +25,7 @@ from solvers.instances.problem import SHORTFALL_RATIO, InstancePlan, InstancesPr
 from solvers.result import Status
 
 WHOLE = 1.0 - SHORTFALL_RATIO
-"""Keeps rounding from cutting off the chosen plan."""
+"""Factor just below 1 on the limits, so that rounding does not cut off the chosen plan."""
 
 AGREEMENT_RATIO = 1e-7
 """Largest relative distance of the counts' limit from what they serve: above the rounding to

@@ -24,10 +24,10 @@ WEIGHT_STEPS = 10**9
 """Units in the largest weight where weights are no decimals."""
 
 LARGEST_DENOMINATOR = 10**4
-"""Prices have four decimals at most."""
+"""Largest denominator of a weight: prices have four decimals at most."""
 
 EXACT_RATIO = 1e-12
-"""Closer than this two weights are one."""
+"""Relative difference below which two weights are one."""
 
 
 class CountsModel:

@@ -30,10 +30,10 @@ from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProbl
 Floats = npt.NDArray[np.float64]
 
 PRICE_TOLERANCE = 1e-12
-"""A variable enters when it gains more than this, in a program whose numbers are about 1."""
+"""Least gain with which a variable enters, in a program whose numbers are about 1."""
 
 PIVOT_TOLERANCE = 1e-10
-"""Smaller entries of the table are rounding."""
+"""Largest entry of the table that is taken for rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFlow:
-    """The most that given counts serve."""
+    """Most requests that given counts serve, with the plan and the cut that prove it."""
 
     plan: InstancePlan
     cut: Cut

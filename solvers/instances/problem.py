@@ -48,7 +48,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 SHORTFALL_RATIO = 1e-6
-"""A row that is missed by less than this share is met: floating point, not serving."""
+"""Share by which a row may be missed and is still met: floating point, not serving."""
 
 
 class InstanceRole(StrEnum):
@@ -66,9 +66,9 @@ class InstanceObjective(StrEnum):
     """Quantity to minimise; the formulas are in the module's docstring."""
 
     COST = "cost"
-    """Price per hour at the demanded rate."""
+    """Price per hour of all instances, at the demanded rate."""
     DEVICES = "devices"
-    """Devices at the demanded rate."""
+    """Number of devices, at the demanded rate."""
     RATE = "rate"
     """Seconds per request, with all pools."""
 
@@ -161,7 +161,7 @@ class InstancesProblem:
     spare_ratio: float = 0.0
     """Share of additional requests provided for, beyond those that must be served."""
     max_kinds: int | None = None
-    """Columns of one role in use at most, in each island."""
+    """Most columns of one role in use, in each island."""
 
     def __post_init__(self) -> None:
         for what, values in (("pools", self.pools), ("groups", self.groups)):

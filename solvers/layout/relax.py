@@ -44,11 +44,11 @@ class MemoryRelaxation:
     """The additional memory, checked."""
 
     extra_bytes: int
-    """Added to the limit of every device; 0 when the problem has a solution as it is."""
+    """Bytes added to the limit of every device; 0 when the problem has a solution as it is."""
     device: int
-    """The device whose limit is overstepped most."""
+    """Device whose limit is exceeded most."""
     layout: Layout
-    """A layout that fits with it."""
+    """Layout that fits with `extra_bytes`."""
 
 
 def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:

@@ -39,7 +39,7 @@ Join = Callable[[Seconds, Seconds], Seconds]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PricedChain:
-    """A chain with what it costs."""
+    """A chain with its cost."""
 
     objective: float
     total_s: float
@@ -71,11 +71,11 @@ class _Tables:
 
     problem: PartitionProblem
     time_s_PAB: Seconds
-    """`inf` where the interval is empty."""
+    """Seconds of the interval on the pool; `inf` where the interval is empty."""
     fits_FPAB: npt.NDArray[np.bool_]
     """The interval fits with F + 1 micro-batches in flight."""
     used_K: tuple[Used, ...]
-    """Shorter chains first."""
+    """Numbers of stages used by pool, those of shorter chains first."""
     steps: tuple[_Step, ...]
     deadline_s: float
 

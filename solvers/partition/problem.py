@@ -59,7 +59,7 @@ class PartitionProblem:
     pools: tuple[str, ...]
     """Names of the pools, for messages."""
     max_stages_P: tuple[int, ...]
-    """Stages that the devices of each pool suffice for."""
+    """Most stages that the devices of each pool suffice for."""
     time_s_PL: Seconds
     """Seconds of forward and backward of one layer for one micro-batch on a stage of the pool."""
     static_bytes_PL: Bytes

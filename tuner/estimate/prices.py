@@ -177,11 +177,11 @@ class PricedConfiguration:
 
     configuration: Configuration
     step: StepPrice
-    """One column."""
+    """Price of a step, one column."""
     memory: MemoryPrice
-    """One column, as many ranks as the pipeline has."""
+    """Price of memory, one column and as many ranks as the pipeline has."""
     host_bytes: float = 0.0
-    """Offloaded to a node's memory; 0 where nobody knows what that is."""
+    """Bytes offloaded to a node's memory; 0 where its limit is not known."""
 
     @property
     def step_s(self) -> float:

@@ -28,11 +28,11 @@ class PipelineRankMemory(Record):
     gradient_bytes: Size
     optimizer_bytes: Size
     activation_bytes: Size
-    """Saved for backward at the peak, logits and loss included."""
+    """Bytes saved for backward at the peak, logits and loss included."""
     buffer_bytes: Size
-    """Dispatch and communication buffers, temporaries of one layer."""
+    """Bytes of dispatch and communication buffers, and of temporaries of one layer."""
     reserve_bytes: Size
-    """Device context, graphs' pools, what the allocator cannot give back."""
+    """Bytes of the device context, graphs' pools, and what the allocator cannot give back."""
 
     @property
     def total_bytes(self) -> int:
@@ -48,7 +48,7 @@ class PipelineRankMemory(Record):
 
 
 class ExposedRatios(Record):
-    """Shares of the step; what is left is useful work on the device."""
+    """Shares of the step time; what is left is useful work on the device."""
 
     all_to_all_ratio: Ratio
     """Exposed dispatch and combine of experts."""
@@ -59,15 +59,15 @@ class ExposedRatios(Record):
     data_ratio: Ratio
     """Exposed gradient reduction and parameter all-gather of data parallelism."""
     bubble_ratio: Ratio
-    """Waiting for other pipeline stages."""
+    """Share in which a device waits for other pipeline stages."""
     recompute_ratio: Ratio
-    """Recomputed forward passes."""
+    """Share of recomputed forward passes."""
     host_ratio: Ratio
-    """The device waits for the host to launch kernels."""
+    """Share in which the device waits for the host to launch kernels."""
 
 
 class Utilisation(Record):
-    """FLOP/s over the device's peak, by which convention."""
+    """FLOP/s over the device's peak, and the convention by which they are counted."""
 
     mfu_ratio: Ratio
     """Model FLOPs over time, devices and peak."""
@@ -78,7 +78,7 @@ class Utilisation(Record):
     peak_flop_per_s: float
     """Peak FLOP/s of one device."""
     peak_name: str
-    """Device and type of the peak."""
+    """Device and number type of the peak."""
     megatron_flop_per_s_per_device: float
     """FLOP/s of one device as Megatron-LM would print it in its log."""
 
@@ -98,7 +98,7 @@ class Change(Record):
     pairs of configurations measure it. Narrower than either time's band, as most errors are common
     to both."""
     within_band: bool
-    """The band contains 1: a tie under the model."""
+    """`ratio_band` contains 1: a tie with the launch under the model."""
     gain_ratio: float
     """Share of the step time that is saved; negative where a change only makes the run fit."""
     peak_memory_bytes: Size
@@ -150,7 +150,7 @@ class CheckpointEstimate(Record):
     """The smallest change that gains time; absent where none does."""
     more_spare_nodes: Size = 0
     """Spare nodes beside the stated ones with which the run hardly waits for repairs; 0: it hardly
-    does."""
+    waits with those."""
     spared_time_ratio: Ratio = 0.0
     """Share of the wall clock that advances training as launched, with `more_spare_nodes`."""
 
@@ -160,7 +160,7 @@ class Estimate(Record):
 
     schema_version: Literal[1] = 1
     source: str
-    """File or command."""
+    """Path of the launch file, or `the command`."""
     engine: str
     model: str
     device: str
@@ -200,13 +200,14 @@ class Estimate(Record):
     out_of_memory_at_start_probability: Probability
     out_of_memory_loss_s: Seconds
     assumed_run_s: Seconds | None
-    """The run that the loss is a part of, where the spec states no tokens."""
+    """Length of the run that `out_of_memory_loss_s` is a part of, seconds, where the spec states no
+    tokens; absent otherwise."""
     fits: bool
     rests_on_samples: str | None = None
     """Assumption of a refusal about the samples' lengths, where shorter ones would fit; absent
     without one."""
     host_memory: HostMemory | None = None
-    """Memory of a node beside the devices'; absent where nothing takes any."""
+    """Memory that the job takes of a node beside the devices'; absent where nothing takes any."""
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
     smallest_change: Change | None
@@ -214,11 +215,13 @@ class Estimate(Record):
     does not fit with two; absent when nothing in reach is predicted to be better by more than
     `least_gain_ratio`."""
     best_pair: Change | None = None
-    """Two knobs, where together they bring more than the smallest change."""
+    """Change of two knobs, where together they bring more than the smallest change."""
     changes: tuple[Change, ...]
-    """Every knob's best setting, best first; for a launch that does not fit also that of two."""
+    """Best setting of every knob, best first; for a launch that does not fit also that of two
+    knobs."""
     checkpoints: CheckpointEstimate | None = None
-    """Absent where the spec states no failures, or the engine's launch not when it saves."""
+    """Time that the launch loses to failures; absent where the spec states no failures, or the
+    launch does not state when it saves."""
     least_gain_ratio: float
     num_tried: Size
     """Launchable configurations that were priced for the changes."""

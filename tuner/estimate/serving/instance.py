@@ -84,7 +84,8 @@ from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
 MOST_SHARE_HUNDREDTHS = 95
-"""Largest share of memory that is tried, as recipes of the engines state it at most."""
+"""Largest share of memory that is tried, in hundredths, as recipes of the engines state it at
+most."""
 ROLE_REQUESTS = 4000
 """Requests that are simulated on a prefill or decode launch, or two rounds of a closed loop."""
 IDLE_FACTOR = 4.0
@@ -112,7 +113,8 @@ class EstimateInputs:
     beside: InstanceGroup | None = None
     """Instances of the other role that a prefill or decode launch is simulated with."""
     is_beside_stated: bool = False
-    """The file states them; else they are taken to be of the launch's degrees."""
+    """The file states the instances of `beside`; else they are taken to be of the launch's
+    degrees."""
 
     def drafting(self, setting: InstanceKnobs) -> Drafting | None:
         """Return how a setting drafts; None without drafts or without a stated acceptance."""

@@ -21,13 +21,13 @@ class ServingMemory(Record):
 
     weight_bytes: Size
     cache_bytes: Size
-    """KV cache that fits beside the weights."""
+    """Bytes of KV cache that fit beside the weights."""
     reserve_bytes: Size
-    """Activations, CUDA graphs, communication buffers."""
+    """Bytes of activations, CUDA graphs and communication buffers."""
     device_bytes: Size
-    """Total memory."""
+    """Bytes of the device's memory."""
     limit_ratio: Ratio
-    """The engine's share, by its memory rule (tuner/engines/registry.py)."""
+    """Share of memory that the engine takes, by its memory rule (tuner/engines/registry.py)."""
 
 
 class ServingLoad(Record):
@@ -35,9 +35,10 @@ class ServingLoad(Record):
 
     devices: Count
     ttft_s: Latency | None
-    """Absent for a decode instance, which emits no first token."""
+    """Time to the first token; absent for a decode instance, which emits none."""
     tpot_s: Latency | None
-    """Absent for a prefill instance, and where no token follows the first."""
+    """Time per output token after the first; absent for a prefill instance, and where no token
+    follows the first."""
     other_half_s: Ratio = 0.0
     """Seconds that a mean request spends in instances of the other role; 0 where there are none."""
     requests_per_s: Ratio
@@ -45,9 +46,9 @@ class ServingLoad(Record):
     output_tokens_per_s: Ratio
     """Output tokens per second; 0 for a prefill instance."""
     goodput_per_device: Ratio
-    """Requests a second that meet every SLO target, over devices; all requests without one."""
+    """Requests per second that meet every SLO target, over devices; all requests without one."""
     capacity_per_s: Ratio
-    """Most requests a second that the launch can serve."""
+    """Most requests per second that the launch can serve."""
     keeps_up: bool
     """Requests are served as fast as they arrive."""
     missed: tuple[str, ...]
@@ -65,7 +66,7 @@ class ServingChange(Record):
     gain_ratio: float
     """Gain in goodput per device, as a share of the launch's; 0 where that has none."""
     ttft_ratio_band: Band | None = None
-    """Band of its mean over the launch's, where only the degrees differ
+    """Band of the mean time to the first token over the launch's, where only the degrees differ
     (tuner/costs/serve/bands.py); absent where no published runs compare such launches."""
     tpot_ratio_band: Band | None = None
     beats: bool
@@ -78,7 +79,7 @@ class ServingHalf(Record):
 
     schema_version: Literal[1] = 1
     source: str
-    """File or command."""
+    """Path of the launch file, or `the command`."""
     engine: str
     release: str
     """Engine release whose rules were applied."""
@@ -86,13 +87,13 @@ class ServingHalf(Record):
     device: str
     """Name of the datasheet."""
     kernels: str
-    """`measured`, `imported` or `datasheet`: the source of kernel times."""
+    """Source of kernel times: `measured`, `imported` or `datasheet`."""
     quantization: str
     kv_cache_dtype: str
     instance: Instances
     """The launch as a plan stores it; its count is the instances that share the traffic."""
     load: ServingLoad | None
-    """Absent where the launch does not fit."""
+    """Predicted latency and throughput; absent where the launch does not fit."""
     has_slo: bool = False
     """The spec states an SLO target that the launch can affect."""
     ttft_s_band: Band | None
@@ -103,9 +104,9 @@ class ServingHalf(Record):
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
     host_memory: HostMemory | None = None
-    """Memory of a node beside the devices'; absent where the launch states none."""
+    """Memory that the launch takes of a node beside the devices'; absent where it states none."""
     kv_tokens: Size
-    """KV cache tokens of one instance."""
+    """Tokens of the KV cache of one instance."""
     longest_tokens: Size
     """Tokens of the longest request that must fit: prompts and outputs at their 99th percentile."""
     logged_kv_tokens: Size = 0
@@ -120,7 +121,7 @@ class ServingHalf(Record):
     smallest_change: ServingChange | None
     """The best single change; absent when none is better."""
     changes: tuple[ServingChange, ...]
-    """Every one that was priced, best first."""
+    """Every single change that was priced, best first."""
     least_gain_ratio: Ratio
     num_tried: Size
     flags_understood: tuple[str, ...]
@@ -139,5 +140,5 @@ class ServingEstimate(ServingHalf):
     """Prediction for a serving launch, or for a file that starts both halves of a deployment."""
 
     other: ServingHalf | None = None
-    """The decode half, where a file starts both and neither was named; each is simulated with the
-    other one."""
+    """Decode half, where a file starts both and neither was named; each is simulated with the other
+    one."""

@@ -84,9 +84,9 @@ class RouterLaunch:
     name: str
     """Name of the program."""
     router: ServeRouter | None
-    """None: its policy is not modelled, or is set where it was not read."""
+    """Policies of the router; None: its policy is not modelled, or is set where it was not read."""
     finds_ranks: bool = False
-    """Its policy looks for prefixes among the attention-data ranks of all instances."""
+    """The router's policy looks for prefixes among the attention-data ranks of all instances."""
     note: str = ""
     """Caveat about its options."""
 
