@@ -55,12 +55,12 @@ class BacktestRow(Record):
     id: str
     source: str
     predicted: float | None
-    """Seconds of one step within which the measured time is expected, with the coverage that
-    `residuals` states."""
+    """Predicted seconds of one step."""
     band: tuple[float, float] | None
-    """Within which the measured time is expected, with the coverage that `residuals` states."""
+    """Seconds of one step between which the measured time is expected, with the coverage that
+    `residuals` states."""
     measured: float | None
-    """Seconds of one step."""
+    """Measured seconds of one step."""
     reason: str | None
     """Reason why nothing is predicted."""
     assumed: tuple[str, ...]

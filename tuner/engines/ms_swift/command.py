@@ -48,7 +48,7 @@ class SwiftCommand:
     is_megatron: bool
     """Megatron-SWIFT trains; otherwise Transformers does."""
     launcher: tuple[str, ...] = ()
-    """Words before `swift` or `megatron`."""
+    """Words before the program or module of ms-swift."""
     arguments: tuple[str, ...] = ()
     """Words behind the method: flags, or a file of settings before them."""
 

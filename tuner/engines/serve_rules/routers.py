@@ -53,8 +53,7 @@ class RouterCapabilities:
     release: str
     source: str
     aggregated: Mapping[RouterPolicy, str] = field(default_factory=dict)
-    """The router's name of each policy for aggregated instances; a policy that is absent is not
-    supported."""
+    """The router's name of each policy for aggregated instances; empty: they are not supported."""
     disaggregated: Mapping[RouterPolicy, str] = field(default_factory=dict)
     """The router's name of each policy for disaggregated instances."""
     one_policy: bool = False
