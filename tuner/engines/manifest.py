@@ -106,9 +106,9 @@ class Capabilities:
     shard_ranks_zero_stages: frozenset[int] = frozenset({1, 2, 3})
     """Stages whose sharded state can have several copies (HSDP)."""
     gradient_bytes: frozenset[int] = frozenset({2, 4})
-    """Bytes of the main gradient of a parameter that can be chosen."""
+    """Choices of the bytes of a parameter's main gradient."""
     unsharded_gradient_bytes: frozenset[int] = frozenset({2, 4})
-    """Bytes of the main gradient that can be chosen at zero_stage 0, for parameters in 16 bits or
+    """Choices of the bytes of a main gradient at zero_stage 0, for parameters in 16 bits or
     less."""
     optimizer_offload_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose optimizer state can be offloaded to host memory; empty: none."""

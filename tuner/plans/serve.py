@@ -63,8 +63,8 @@ class PlannedHits(Record):
     ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of the prompt tokens found in prefix caches."""
     ratio_band: Band
-    """Lowest and highest share of the prompt tokens found: from routing to instances, in place of
-    ranks, to `ratio`, as routing to ranks was not seen on devices."""
+    """Lowest and highest share of the prompt tokens found: the lowest is that of routing to
+    instances, as routing to ranks was not seen on devices; the highest is `ratio`."""
     instances: Count
     """Instances that prefill, all groups together."""
     ranks: Count
@@ -122,8 +122,8 @@ class ServeSpace(Record):
 class ServeCertificate(Record):
     """Proof about the instance counts, under the model.
 
-    `infeasible` says that nothing was found which keeps the targets; `binding_constraint` says how
-    far was looked.
+    `infeasible` means that nothing was found which keeps the targets; `binding_constraint` says how
+    far the search went.
     """
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -290,7 +290,7 @@ class ServeProvenance(Record):
     kernels_sha256: dict[str, str] = Field(default_factory=dict)
     """SHA-256 by pool of the files that its kernels were read from and of its datasheet."""
     residual: ServeResidual | None = None
-    """Correction of predictions by launches of the engine on these devices; None: there are
+    """Correction of predictions, fitted to launches of the engine on these devices; None: there are
     none."""
     notes: tuple[str, ...] = ()
 

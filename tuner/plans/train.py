@@ -270,8 +270,8 @@ class Unlaunchable(Record):
     gain_ratio: float
     """Predicted share of the step time that the feature would save."""
     condition: str = ""
-    """Condition that the target does not allow though it has the feature; empty where it lacks
-    it."""
+    """Condition that the target does not allow though it has the feature; empty where the target
+    lacks the feature."""
 
     @property
     def why(self) -> str:

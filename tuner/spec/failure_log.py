@@ -71,7 +71,7 @@ class StatedLog(Record):
     """Path of a table, of the output of sacct, or of a log of NVIDIA's resiliency extension;
     formats in tuner/spec/failure_log.py."""
     devices: Count | None = None
-    """Devices that the log covers; absent: taken from sacct's jobs, the other formats need it."""
+    """Devices that the log covers; absent: taken from sacct's jobs. All other formats need it."""
     devices_per_node: Count | None = None
     """Devices of one machine in the log: for tables, NVIDIA's logs, and jobs of sacct whose
     AllocTRES names no GPUs; absent: as in all pools of the cluster."""

@@ -541,7 +541,8 @@ class _Blocks:
         self._variables = variables
         self._open: list[_Block] = []
         self._runs: bool | None = True
-        """The statement runs by the `&&` or `||` that joins it to the one before; None: undecided."""
+        """The statement runs by the `&&` or `||` that joins it to the one before; None:
+        undecided."""
         self._before: bool | None = True
         """Result of the test before the statement; None: undecided."""
         self._is_after_test = False
