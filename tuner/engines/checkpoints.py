@@ -54,7 +54,7 @@ class CheckpointSchedule:
     host_bytes: int = 0
     """Bytes that checkpoints on hosts take of a node's memory."""
     replicas: int = 0
-    """Other nodes that hold a copy of a node's."""
+    """Number of other nodes that hold a copy of a node's checkpoint."""
     ending_s: int = 0
     """Seconds from any time in a step until a last checkpoint is written, with leeway: that step, a
     write in the background and its own. Evaluation is not in it."""

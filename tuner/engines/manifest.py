@@ -21,7 +21,8 @@ from tuner.spec.goal import Precision
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters, members
 
 LARGEST_CHUNKS: Final = 64
-"""Larger chunk counts leave too few rows for an expert's GEMMs; no target needs more."""
+"""Largest count of MemFine chunks: more leave too few rows for an expert's GEMMs; no target needs
+more."""
 
 MOST_MTP_LAYERS: Final = 2**24
 """No limit."""
@@ -118,8 +119,8 @@ class Capabilities:
     background_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be written to shared storage while training goes on; empty: none."""
     pinned_checkpoints: bool = False
-    """One that is written while training goes on is copied into pinned memory that the next one
-    uses again, at the speed of the link between a device and its host."""
+    """Checkpoints that are written while training goes on are copied into pinned memory, which the
+    next one uses again, at the speed of the link between a device and its host."""
     in_process_restart_zero_stages: frozenset[int] = frozenset()
     """Stages whose training is told to restart without ending its processes; empty: none."""
     saves_before_time_limit: bool = False

@@ -212,7 +212,8 @@ _CHECKS: Final = {
     "cuda": "! command -v nvidia-smi"
     ' || (("$(nvidia-smi --list-gpus | grep --count ^GPU)" >= NPROC_PER_NODE))',
 }
-"""A device that has fallen off the bus is not listed, while its node still runs tasks."""
+"""Bash that succeeds on a usable node, by kind of device: a device that has fallen off the bus is
+not listed, while its node still runs tasks."""
 
 _UNNAMED: Final = """\
  && {

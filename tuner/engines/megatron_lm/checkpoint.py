@@ -27,10 +27,10 @@ from tuner.paths import AnyPath
 from tuner.spec.files import one_line, read_json_object, read_small_text, shown_path
 
 PIECE_BYTES: Final = 16_000_000
-"""Copied at a time."""
+"""Bytes that are copied at a time."""
 
 _LARGEST_HEADER_BYTES: Final = 100_000_000
-"""The format's own limit."""
+"""Largest header of a file, bytes: the format's own limit."""
 
 _LARGEST_TEXT_BYTES: Final = 64_000_000
 """Largest text of a permutation or an index."""

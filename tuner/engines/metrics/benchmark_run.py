@@ -25,7 +25,8 @@ class BenchmarkRun(Record):
 
     completed: Count
     failed: Size | None
-    """None if the client neither reports it nor was given the number of requests."""
+    """Requests that failed; None if the client neither reports them nor was given the number of
+    requests."""
     duration_s: Seconds
     ttft_s: Spread
     tpot_s: Spread

@@ -15,7 +15,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 _ALSO: Final = r"(?=[\s\S]*^\s*"
-"""Begins what a file also holds, further down."""
+"""Beginning of an expression for what a file also holds, further down."""
 _STARTS: Final[Mapping[str, str]] = {
     "verl": r"\bverl\b|\bmain_(ppo|grpo|dapo|gspo)\b|fsdp_sft_trainer",
     "OpenRLHF": r"\bopenrlhf\b",

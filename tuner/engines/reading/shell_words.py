@@ -688,7 +688,7 @@ class _Block:
     is_test: bool
     """The block's condition is being read."""
     was_taken: bool = False
-    """A branch before this one ran."""
+    """A branch of the block before the current one ran."""
 
     def go_on(self, tested: bool | None) -> None:
         """Come to the next branch."""

@@ -143,7 +143,7 @@ class LegalPages:
 
     multiple_of: int = 1
     among: tuple[int, ...] = ()
-    """Empty: any that are multiples."""
+    """Page sizes that are legal, in tokens; empty: any that are multiples."""
 
     def __str__(self) -> str:
         """The rule, for people."""

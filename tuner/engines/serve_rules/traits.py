@@ -101,7 +101,7 @@ class MemoryRule:
     """The server ends unless each sequence of whole graphs has a block for its state."""
     states: StateRule = ONE_STATE
     blocks: BlockRule | None = None
-    """None: each kind of layer has a pool of its own."""
+    """Pool of blocks for all layers; None: each kind of layer has a pool of its own."""
     sizes_plain_sparse: bool = False
     """An fp8 cache of sparse attention gets room for a byte an element, whatever it then takes."""
     gathers_sparse: bool = False
@@ -141,7 +141,7 @@ class EngineTraits:
     published run with chats that all begin at once, whose steps take some of them. Others take up
     to twice as long."""
     streams_by_rank: bool = True
-    """Each attention-data rank has such a process; else one serves them all."""
+    """Each attention-data rank has a process that streams; else one process serves all ranks."""
     compiles_layers: bool = False
     """Layers without a graph are compiled, where the device's vendor has a compiler."""
     graph_tokens: int = 0

@@ -106,7 +106,7 @@ _FORMER: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
 _OF_TRANSFORMERS: Final = "transformers_modeling_backend"
 """The experiment that trains Transformers' own modules."""
 _ENABLED_IN_0_1: Final = "checkpoint.enable_checkpoint"
-"""A switch of every file up to August 2025, which is `checkpoint.enable` since."""
+"""Switch of checkpoints in every file up to August 2025, which is `checkpoint.enable` since."""
 _MOST_PARTS: Final = 2000
 """Dots of one line."""
 _LARGEST_STAGES: Final = 10_000

@@ -225,7 +225,8 @@ _CONNECTORS: Final = {
     "NixlPushConnector": "nixl_push",
     "MooncakeConnector": "mooncake",
 }
-"""0.33.0, kv_connector/factory.py; NixlConnector is another name of NixlPullConnector."""
+"""Connectors by vLLM's names (0.33.0, kv_connector/factory.py); NixlConnector is another name of
+NixlPullConnector."""
 _AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
 """Roles of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
 _DYNAMO_ROLES: Final = {
