@@ -36,7 +36,7 @@ class HostMemory(Record):
 
     @property
     def fits(self) -> bool:
-        """Whether that is not known to be more than there is."""
+        """No more than the limit is taken, as far as the limit is known."""
         return self.limit_bytes is None or self.node_bytes <= self.limit_bytes
 
     @property

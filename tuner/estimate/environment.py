@@ -47,9 +47,9 @@ class Need:
     value: str
     """Value to set the variable to."""
     holds: bool
-    """Whether the launch's value satisfies the need; an unset variable counts as satisfied."""
+    """The launch's value satisfies the need; an unset variable counts as satisfied."""
     is_stated: bool
-    """Whether the launch sets the variable."""
+    """The launch sets the variable."""
     is_asserted: bool
     """The engine stops where it does not hold; otherwise it runs slower."""
     why: str
