@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 LARGEST_BYTES = 2**52
-"""No device holds more (281 TB), which leaves 64-bit integers room for every sum of bytes."""
+"""Most bytes of a device (281 TB), which leaves 64-bit integers room for every sum of bytes."""
 
 
 def freeze(problem: object, name: str, array: npt.NDArray[np.generic]) -> None:

@@ -35,14 +35,15 @@ from solvers.result import Status
 
 DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0
-"""CBC checks its clock between rounds; this long after the limit it is killed."""
+"""Seconds after the limit at which CBC is killed; it checks its clock between rounds."""
 
 BROKEN_BY_PREPROCESSING = "Postprocessed model is infeasible"
 DOUBTFUL_IN_HASTE = "Pre-processing says infeasible"
-"""Trusted only in the first half of the time limit: it can be wrong where the time ran out."""
+"""Words of CBC's log that are trusted only in the first half of the time limit: they can be wrong
+where the time ran out."""
 WITHOUT_PREPROCESSING = ("-preprocess", "off")
 LEAST_RUN_S = 0.05
-"""Of a second run, also where the time is up."""
+"""Shortest time limit of the second run, seconds, even where the time is up."""
 
 STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
     "Optimal": Status.OPTIMAL,
@@ -51,18 +52,18 @@ STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
     "Stopped on time (no integer solution": Status.UNKNOWN,
     "Stopped on time - objective value": Status.FEASIBLE,
 }
-"""First words of the solution file; anything else proves nothing and is UNKNOWN."""
+"""Status by the first words of the solution file; anything else proves nothing and is UNKNOWN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CbcResult:
-    """What one run of CBC found, in the units of the model."""
+    """Status, bound and solution of one run of CBC, in the units of the model."""
 
     status: Status
     bound: float
     """Proven lower bound on the objective, `-inf` when none was printed."""
     value_of_column: Mapping[str, float]
-    """By the names in the model file; columns that are absent are 0."""
+    """Values by the names of columns in the model file; absent columns are 0."""
 
 
 NO_RESULT = CbcResult(status=Status.UNKNOWN, bound=-math.inf, value_of_column={})
@@ -99,7 +100,7 @@ class _CbcFiles:
     """Output files of a run."""
 
     solution: str | None
-    """None: it did not end by itself."""
+    """Text of the solution file; None: the run did not end by itself."""
     log: str
 
 
@@ -151,7 +152,7 @@ def _run(
     *,
     options: tuple[str, ...],
 ) -> bool:
-    """Whether CBC ended by itself."""
+    """Run CBC and return whether it ended by itself."""
     arguments = ["model.mps", "-sec", f"{time_limit_s:.3f}", "-timeMode", "elapsed"]
     arguments += ["-threads", str(threads)] if threads > 1 else []
     arguments += [*options, "-solve", "-solution", "solution.txt"]

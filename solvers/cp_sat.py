@@ -22,7 +22,7 @@ STATUS_OF_CP_SAT: Final[Mapping[int, Status]] = {
     cp_model.INFEASIBLE: Status.INFEASIBLE,
     cp_model.UNKNOWN: Status.UNKNOWN,
 }
-"""Anything else means that the model was refused."""
+"""Status by CP-SAT's; anything else means that the model was refused."""
 
 
 def run_cp_sat(

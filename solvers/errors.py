@@ -1,4 +1,4 @@
-"""What can go wrong while solving, as a tree.
+"""Errors of solving, as a tree.
 
 SolverError
 ├── UnknownSolverError      a name that is not in the registry

@@ -28,18 +28,18 @@ OPTIMALITY_TOLERANCE: Final = 1e-6
 """Largest relative gap that still counts as proven optimal."""
 
 BOUND_TOLERANCE: Final = 1e-9
-"""How far, relatively, a bound may pass the objective by rounding alone."""
+"""Largest relative excess of a bound over the objective that rounding alone explains."""
 
 AGREE_TOLERANCE: Final = 1e-6
-"""How far, relatively, two computations of one objective may differ by rounding."""
+"""Largest relative difference of two computations of one objective that rounding alone explains."""
 
 AGREE_ERRORS: Final = 8.0
-"""Standard errors that two means over draws may differ by: of 16, Student's t passes 8 once in
+"""Most standard errors that two means over draws may differ by: of 16, Student's t passes 8 once in
 a million."""
 
 
 class Solver(Protocol[ProblemIn, Solution]):
-    """What every method of a family is."""
+    """Signature of every method of a family."""
 
     def __call__(
         self, problem: ProblemIn, /, *, time_limit_s: float, threads: int = 1
@@ -47,14 +47,14 @@ class Solver(Protocol[ProblemIn, Solution]):
 
 
 class Checker(Protocol[ProblemIn, SolutionIn]):
-    """What the `check.py` of a family offers; the module itself is passed."""
+    """Functions of a family's `check.py`; the module itself is passed."""
 
     def violations(self, problem: ProblemIn, solution: SolutionIn, /) -> tuple[str, ...]:
-        """Every broken rule as one line with its numbers; empty when the solution is allowed."""
+        """Return every broken rule as one line with its numbers; empty where all hold."""
         ...
 
     def objective(self, problem: ProblemIn, solution: SolutionIn, /) -> float:
-        """What an allowed solution costs."""
+        """Return the cost of an allowed solution."""
         ...
 
 
@@ -63,14 +63,15 @@ class Family(Generic[Problem, Solution]):
     """One kind of problem with everything that solves it."""
 
     name: str
-    """In messages."""
+    """Name of the family in messages."""
     methods: Mapping[str, str]
-    """From the name that users type to `module:function`."""
+    """Address of each method, `module:function`, by the name that users type."""
     default: str
     """The method of `solve` where none is named."""
     check: Checker[Problem, Solution]
     standard_error: Callable[[Problem, Solution], float] | None = None
-    """Of the check's objective where that is a mean over draws; None: it never is."""
+    """Standard error of the check's objective, where that is a mean over draws; None: it never is
+    one."""
 
     def __post_init__(self) -> None:
         if self.default not in self.methods:

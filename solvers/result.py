@@ -1,4 +1,4 @@
-"""What a backend claims (Claim) and what passed the check (Outcome).
+"""Claims of backends (Claim) and the outcomes that passed the check (Outcome).
 
 A backend only claims. `Family.solve` (family.py) hands the claim to the family's checker, which
 shares no code with any backend, recomputes the objective, and only then makes an `Outcome`.
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 class Status(StrEnum):
-    """How far a solve got."""
+    """Degree of certainty that a solve reached."""
 
     OPTIMAL = "optimal"
     """Proven: the bound equals the objective up to the tolerance."""
@@ -22,24 +22,25 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"
     """Proven: no solution exists."""
     UNKNOWN = "unknown"
-    """Out of time before a solution or a proof was found."""
+    """No solution and no proof within the time limit."""
 
     @property
     def has_solution(self) -> bool:
-        """Whether a solution must accompany this status."""
+        """A solution must accompany this status."""
         return self in (Status.OPTIMAL, Status.FEASIBLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Generic[S]):
-    """What a backend says about a problem, before the check."""
+    """Result of a backend for a problem, before the check."""
 
     status: Status
     solution: S | None
     bound: float
     """Lower bound on the objective; `-inf` when nothing was proven, `inf` when infeasible."""
     objective: float | None = None
-    """What the backend takes its solution to cost, which the check compares; None: not said."""
+    """Cost of the solution by the backend's reckoning, which the check compares; None: not
+    stated."""
     objective_error: float = 0.0
     """Standard error of `objective` where that is a mean over draws."""
 
@@ -55,7 +56,7 @@ class Outcome(Generic[S]):
     status: Status
     solution: S | None
     objective: float
-    """Recomputed by the checker; `inf` without a solution."""
+    """Objective as recomputed by the checker; `inf` without a solution."""
     bound: float
     solve_s: float
     method: str

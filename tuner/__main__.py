@@ -25,7 +25,7 @@ COLLECTED_AFTER = (50_000, 20, 20)
 """New objects before a collection of cycles, and collections before one of older objects. A plan
 makes millions of objects and few cycles, so that Python's own 700 cost a tenth of its time."""
 INTERRUPTED = 130
-"""As in tuner/cli/app.py, which a Ctrl-C may keep from being imported."""
+"""Exit code after Ctrl-C, as in tuner/cli/app.py, which a Ctrl-C may keep from being imported."""
 
 
 def main() -> int:
@@ -66,10 +66,10 @@ def _run() -> int:
 
 
 class _Interrupt:
-    """What Ctrl-C does, and whether it came.
+    """Handler of Ctrl-C that remembers whether it came.
 
-    In the middle of an import it does not arrive as what it is: extension modules make an
-    ImportError of it. Whatever fails after it fails by it.
+    In the middle of an import a KeyboardInterrupt does not arrive as one: extension modules turn it
+    into an ImportError. So every failure after it counts as an interrupt.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def hidden_dependency(error: BaseException) -> str:
 
 
 def _comes_of(error: BaseException, name: str, file: Path) -> bool:
-    """Whether an error or one of its causes came from importing a module or a name it lacks."""
+    """Return whether importing a module, or a name that it lacks, caused an error."""
     one: BaseException | None = error
     while one is not None:
         if isinstance(one, ImportError) and _is_of(one.name, name):
@@ -152,7 +152,7 @@ def _is_of(module: object, name: str) -> bool:
 
 
 def _is_import_of(file: Path, code: CodeType) -> bool:
-    """Whether code is what importing a module runs: of its one file, or of its folder."""
+    """Return whether code is what importing a module runs: of its one file, or of its folder."""
     place = Path(code.co_filename)
     is_inside = file.parent in place.parents if file.stem == "__init__" else place == file
     return code.co_name == "<module>" and is_inside

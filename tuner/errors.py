@@ -18,7 +18,7 @@ class TunerError(Exception):
     """One line for the user: the value, the rule and what to do."""
 
     exit_code = 2
-    """What the command line returns: 2 unusable input, 3 environment."""
+    """Exit code of the command line: 2 for unusable input, 3 for the environment."""
 
 
 class SpecError(TunerError):

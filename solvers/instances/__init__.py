@@ -1,1 +1,1 @@
-"""How many instances of each kind serve the traffic, and their KV routes."""
+"""Counts of instances of each kind that serve the traffic, and their KV routes."""

@@ -25,10 +25,11 @@ from solvers.instances.problem import SHORTFALL_RATIO, InstancePlan, InstancesPr
 from solvers.result import Status
 
 WHOLE = 1.0 - SHORTFALL_RATIO
-"""Keeps rounding from cutting off the chosen plan."""
+"""Factor just below 1 on the limits, so that rounding does not cut off the chosen plan."""
 
 AGREEMENT_RATIO = 1e-7
-"""How near the counts' limit and what they serve must come: above the rounding to whole units."""
+"""Largest relative distance of the counts' limit from what they serve: above the rounding to
+units."""
 
 COARSEST_STEPS, FINER, FINEST_STEPS = 10**4, 10**3, 10**10
 """Units in the least rate: coarse, since that is fast, until they hide a cut; the finest round by
@@ -40,9 +41,9 @@ class Alternatives:
     """Plans within a band of the chosen one, which is among them."""
 
     plans: tuple[InstancePlan, ...]
-    """By weight."""
+    """Plans in ascending order of weight."""
     is_complete: bool
-    """Whether these are all."""
+    """These are all plans within the band."""
 
 
 def alternatives(

@@ -32,7 +32,7 @@ def violations(problem: InstancesProblem, plan: InstancePlan) -> tuple[str, ...]
 
 
 def objective(problem: InstancesProblem, plan: InstancePlan) -> float:
-    """What the plan costs; the formulas are in `problem.py`."""
+    """Return the cost of the plan; the formulas are in `problem.py`."""
     match problem.objective:
         case InstanceObjective.COST:
             return price_per_hour(problem, plan)

@@ -24,10 +24,10 @@ WEIGHT_STEPS = 10**9
 """Units in the largest weight where weights are no decimals."""
 
 LARGEST_DENOMINATOR = 10**4
-"""Prices have four decimals at most."""
+"""Largest denominator of a weight: prices have four decimals at most."""
 
 EXACT_RATIO = 1e-12
-"""Closer than this two weights are one."""
+"""Relative difference below which two weights are one."""
 
 
 class CountsModel:
@@ -108,7 +108,7 @@ class CountsModel:
 
 
 def common_unit(weights: tuple[float, ...]) -> float:
-    """What all weights are whole multiples of, where they are plain decimals; else a fine step."""
+    """Return the unit of which all weights are multiples, if plain decimals; else a fine step."""
     plain = [Fraction(weight).limit_denominator(LARGEST_DENOMINATOR) for weight in weights]
     if any(abs(float(p) - w) > EXACT_RATIO * w for p, w in zip(plain, weights, strict=True)):
         return max(weights) / WEIGHT_STEPS

@@ -30,15 +30,15 @@ from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProbl
 Floats = npt.NDArray[np.float64]
 
 PRICE_TOLERANCE = 1e-12
-"""A variable enters when it gains more than this, in a program whose numbers are about 1."""
+"""Least gain with which a variable enters, in a program whose numbers are about 1."""
 
 PIVOT_TOLERANCE = 1e-10
-"""Smaller entries of the table are rounding."""
+"""Largest entry of the table that is taken for rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """For all counts: requests/s <= sum of `slope_J` times counts + `constant`."""
+    """Inequality for all counts: requests/s <= sum of `slope_J` times counts + `constant`."""
 
     slope_J: tuple[float, ...]
     constant: float
@@ -46,11 +46,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFlow:
-    """The most that given counts serve."""
+    """Most requests that given counts serve, with the plan and the cut that prove it."""
 
     plan: InstancePlan
     cut: Cut
-    """Met with equality by these counts, up to rounding."""
+    """Cut that these counts meet with equality, up to rounding."""
 
 
 def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> ServedFlow:
@@ -71,7 +71,7 @@ def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served
 
 
 def at_lower_rate(plan: InstancePlan, rate_per_s: float) -> InstancePlan:
-    """The same instances at a rate that is no higher."""
+    """Return the same instances at a rate that is no higher."""
     factor = min(1.0, rate_per_s / plan.rate_per_s)
     return InstancePlan(
         count_J=plan.count_J,

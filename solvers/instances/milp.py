@@ -28,17 +28,16 @@ from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProbl
 from solvers.result import Claim, Status
 
 SCALED_OBJECTIVE = 1e4
-"""The objective's size in the model's units; CBC's absolute tolerance of 1e-5 is 1e-9 of it."""
+"""Size of the objective in the model's units; CBC's absolute tolerance of 1e-5 is 1e-9 of it."""
 
 RELATIVE_TOLERANCE = 1e-7
 """Share of the objective's size that is taken off every bound."""
 
 LEAST_UNIT_RATIO = 1e-5
-"""A free rate has a unit of no less of what the pools reach, which keeps coefficients below
-1e5."""
+"""Least unit of a free rate, over what the pools reach, which keeps coefficients below 1e5."""
 
 SHORTEST_RUN_S = 0.05
-"""What CBC gets even when writing the model has used up the time."""
+"""Shortest time limit of CBC, seconds, even when writing the model has used up the time."""
 
 
 def solve(

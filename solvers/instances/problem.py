@@ -1,4 +1,4 @@
-"""How many instances of each kind to run on heterogeneous pools so that every request is served.
+"""Counts of instances of each kind on heterogeneous pools that serve every request.
 
 A *column* is one configuration of an instance: a role, the devices that it takes of each pool (an
 AFD unit is one column over one or two pools), its rate and its cost. The caller leaves out columns
@@ -48,33 +48,33 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 SHORTFALL_RATIO = 1e-6
-"""A row that is missed by less than this share is met: floating point, not serving."""
+"""Share by which a row may be missed and is still met: floating point, not serving."""
 
 
 class InstanceRole(StrEnum):
-    """What an instance does for its requests."""
+    """Work of an instance for its requests."""
 
     PREFILL = "prefill"
-    """The prompt; transfers the KV cache to a decode instance."""
+    """Prefill of prompts, whose KV cache is transferred to a decode instance."""
     DECODE = "decode"
-    """Everything after the prompt."""
+    """Decode, everything after the prompt."""
     AGGREGATED = "aggregated"
-    """Both."""
+    """Prefill and decode of the same request."""
 
 
 class InstanceObjective(StrEnum):
-    """What is minimised; the formulas are in the module's docstring."""
+    """Quantity to minimise; the formulas are in the module's docstring."""
 
     COST = "cost"
-    """Price per hour at the demanded rate."""
+    """Price per hour of all instances, at the demanded rate."""
     DEVICES = "devices"
-    """Devices at the demanded rate."""
+    """Number of devices, at the demanded rate."""
     RATE = "rate"
     """Seconds per request, with all pools."""
 
     @property
     def rate_is_fixed(self) -> bool:
-        """Whether the demand is served and no more."""
+        """The plan serves the demand and no more."""
         return self is not InstanceObjective.RATE
 
 
@@ -93,7 +93,7 @@ class ColumnGroup:
     name: str
     role: InstanceRole
     request_class: int = 0
-    """Which requests a prefill group takes; of no meaning elsewhere."""
+    """Class of the requests that a prefill group takes; of no meaning in other roles."""
     island: int = 0
     """Groups of one island share a router; routes join groups of one island."""
 
@@ -105,9 +105,9 @@ class Column:
     name: str
     group: int
     devices_P: tuple[int, ...]
-    """What one instance takes of each pool."""
+    """Devices of each pool that one instance takes."""
     rate_per_s: float
-    """Requests that one instance serves in its role."""
+    """Requests per second that one instance serves in its role."""
     price_per_hour: float = 0.0
 
 
@@ -137,11 +137,11 @@ class InstancePlan:
     count_J: tuple[int, ...]
     """Instances of each column."""
     flow_per_s_E: tuple[float, ...]
-    """Requests on each route."""
+    """Requests per second on each route."""
     aggregated_per_s: float
-    """Requests that aggregated instances serve."""
+    """Requests per second that aggregated instances serve."""
     rate_per_s: float
-    """All requests provided for, the spare included."""
+    """Requests per second provided for in all, the spare included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +157,11 @@ class InstancesProblem:
     """Share of each class among the requests."""
     objective: InstanceObjective
     demand_per_s: float = 0.0
-    """Requests that must be served; 0 where the objective may choose."""
+    """Requests per second that must be served; 0 where the objective may choose."""
     spare_ratio: float = 0.0
-    """What is provided for beyond the requests served."""
+    """Share of additional requests provided for, beyond those that must be served."""
     max_kinds: int | None = None
-    """Columns of one role in use at most, in each island."""
+    """Most columns of one role in use, in each island."""
 
     def __post_init__(self) -> None:
         for what, values in (("pools", self.pools), ("groups", self.groups)):
@@ -185,7 +185,7 @@ class InstancesProblem:
 
     @property
     def required_per_s(self) -> float:
-        """What must be provided for, the spare included."""
+        """Requests per second that must be provided for, the spare included."""
         return self.demand_per_s * (1.0 + self.spare_ratio)
 
     @property
@@ -195,7 +195,7 @@ class InstancesProblem:
 
     @property
     def weight_J(self) -> tuple[float, ...]:
-        """What one instance of each column weighs: its price for COST, else its devices."""
+        """Weight of one instance of each column: its price for COST, else its devices."""
         if self.objective is InstanceObjective.COST:
             return tuple(column.price_per_hour for column in self.columns)
         return tuple(float(sum(column.devices_P)) for column in self.columns)
@@ -213,7 +213,7 @@ class InstancesProblem:
         return tuple((role, tuple(numbers)) for (role, _), numbers in by_role.items())
 
     def most_instances(self, column: int) -> int:
-        """How many instances of a column the pools hold when there is nothing else."""
+        """Return the instances of a column that the pools hold when there is nothing else."""
         devices_P = self.columns[column].devices_P
         fitting = (
             pool.devices // devices

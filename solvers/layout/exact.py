@@ -44,7 +44,7 @@ class _Stages:
     time_s_SAB: Seconds
     option_SAB: Indices
     repeats: int
-    """m - 1: how often the slowest stage counts beyond once."""
+    """Times that the slowest stage counts beyond once: m - 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from solvers.result import Claim, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
-    """What each stage costs under each option."""
+    """Time and memory of each stage under each option."""
 
     layers_SR: tuple[tuple[int, ...], ...]
     time_s_SO: Seconds
@@ -82,14 +82,14 @@ def fastest_options(problem: LayoutProblem) -> Claim[Layout]:
 
 
 def even_layout(problem: LayoutProblem) -> LayoutProblem:
-    """The same problem with its layers spread evenly, the longer stages first."""
+    """Return the problem with its layers spread evenly, the longer stages first."""
     each, rest = divmod(problem.num_layers, problem.num_stages)
     even = tuple(each + (stage < rest) for stage in range(problem.num_stages))
     return dataclasses.replace(problem, fixed_layout=even)
 
 
 def option_sets(problem: LayoutProblem) -> list[list[int]]:
-    """Which options may meet in one layout: all of them, or one at a time when uniform."""
+    """Return the options that may meet in one layout: all, or one at a time when uniform."""
     every = list(range(problem.num_options))
     return [[option] for option in every] if problem.uniform_option else [every]
 

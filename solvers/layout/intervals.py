@@ -60,7 +60,7 @@ def memory_bytes_ABO(problem: LayoutProblem, tables: IntervalTables, *, stage: i
 
 
 def allowed_AB(problem: LayoutProblem, *, stage: int) -> npt.NDArray[np.bool_]:
-    """Which intervals the stage may hold, memory aside."""
+    """Return the intervals that the stage may hold, memory aside."""
     cuts = np.arange(problem.num_layers + 1)
     length_AB = cuts - cuts[:, None]
     if problem.fixed_layout is not None:

@@ -1,4 +1,4 @@
-"""Which consecutive layers each pipeline stage holds, and under which option it runs them.
+"""Consecutive layers that each pipeline stage holds, and the option under which it runs them.
 
 A model is R runs of identical consecutive layers (3 of one kind, then 58 of another). Stages come
 in execution order; each takes a contiguous, possibly empty, interval of layers and one option, for
@@ -60,30 +60,30 @@ class LayoutProblem:
     options: tuple[str, ...]
     """Names of the options, for messages."""
     time_s_RO: Seconds
-    """Forward and backward of one layer for one micro-batch."""
+    """Seconds of forward and backward of one layer for one micro-batch."""
     fixed_time_s_S: Seconds
-    """Time per micro-batch of a stage besides its layers."""
+    """Seconds of a stage per micro-batch besides its layers."""
     static_bytes_R: Bytes
     """Resident bytes of one layer."""
     fixed_bytes_S: Bytes
     """Resident bytes of a stage besides its layers."""
     saved_bytes_RO: Bytes
-    """Kept for the backward pass, per layer and micro-batch in flight."""
+    """Bytes that one layer saves for the backward pass, per micro-batch in flight."""
     fixed_saved_bytes_S: Bytes
-    """Kept besides the layers, per micro-batch in flight."""
+    """Bytes that a stage saves besides its layers, per micro-batch in flight."""
     transient_bytes_RO: Bytes
-    """Needed on top while one layer is recomputed."""
+    """Additional bytes while one layer is recomputed."""
     in_flight_S: tuple[int, ...]
     """Micro-batches whose activations a stage holds at once."""
     memory_limit_bytes_D: Bytes
-    """What each device has; more than 2^52 counts as 2^52, which no layout can need."""
+    """Memory of each device, bytes; more than 2^52 counts as 2^52, which no layout can need."""
     num_microbatches: int
     uniform_option: bool = False
     """Every stage must run under the same option."""
     fixed_layout: tuple[int, ...] | None = None
     """Layers that each stage must hold; only the options are then free."""
     min_layers_per_stage: int = 0
-    """0 or 1."""
+    """Fewest layers of a stage, 0 or 1."""
 
     def __post_init__(self) -> None:
         runs, options, stages = len(self.run_lengths), len(self.options), len(self.device_of_stage)

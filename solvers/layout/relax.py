@@ -44,11 +44,11 @@ class MemoryRelaxation:
     """The additional memory, checked."""
 
     extra_bytes: int
-    """Added to the limit of every device; 0 when the problem has a solution as it is."""
+    """Bytes added to the limit of every device; 0 when the problem has a solution as it is."""
     device: int
-    """The device whose limit is overstepped most."""
+    """Device whose limit is exceeded most."""
     layout: Layout
-    """A layout that fits with it."""
+    """Layout that fits with `extra_bytes`."""
 
 
 def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
@@ -61,13 +61,16 @@ def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> Memory
 
 
 def with_extra_memory(problem: LayoutProblem, *, extra_bytes: int) -> LayoutProblem:
-    """The same problem on devices that hold this much more."""
+    """Return the problem with this much more memory on every device."""
     limits = problem.memory_limit_bytes_D + extra_bytes
     return dataclasses.replace(problem, memory_limit_bytes_D=limits)
 
 
 def _min_memory_cuts(problem: LayoutProblem) -> Layout:
-    """With one stage per device; a uniform option is tried option by option."""
+    """Return the layout that needs the least added memory, with one stage per device.
+
+    A uniform option is tried option by option.
+    """
     tables = interval_tables(problem)
     shape = (problem.num_stages, *tables.static_bytes_AB.shape)
     candidates = []
@@ -84,7 +87,10 @@ def _min_memory_cuts(problem: LayoutProblem) -> Layout:
 
 
 def _min_memory_options(problem: LayoutProblem) -> Layout:
-    """With the cuts given; a uniform option is the one with the lowest peak overflow."""
+    """Return the options that need the least added memory, with the cuts given.
+
+    A uniform option is the one with the lowest peak overflow.
+    """
     costs = stage_costs(problem)
     limit_D = problem.memory_limit_bytes_D.tolist()
     candidates = []

@@ -1,1 +1,1 @@
-"""Which layers run on which of several heterogeneous pools, as a chain of stages."""
+"""Assignment of layers to several heterogeneous pools, as a chain of stages."""

@@ -34,12 +34,12 @@ Used = tuple[int, ...]
 """Stages of each pool in the end of the chain that is already built."""
 
 Join = Callable[[Seconds, Seconds], Seconds]
-"""How a new stage's cost and that of the chain behind it combine: their sum, or the larger."""
+"""Function that combines a new stage's cost with that of the chain behind it: sum or maximum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PricedChain:
-    """A chain with what it costs."""
+    """A chain with its cost."""
 
     objective: float
     total_s: float
@@ -62,7 +62,7 @@ class _Step:
     new_K: Ints
     """Stages used with it, by position in `used_K`."""
     old_K: Ints
-    """Without it."""
+    """Stages used without it, by position in `used_K`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,11 +71,11 @@ class _Tables:
 
     problem: PartitionProblem
     time_s_PAB: Seconds
-    """`inf` where the interval is empty."""
+    """Seconds of the interval on the pool; `inf` where the interval is empty."""
     fits_FPAB: npt.NDArray[np.bool_]
-    """Whether it fits with F + 1 micro-batches in flight."""
+    """The interval fits with F + 1 micro-batches in flight."""
     used_K: tuple[Used, ...]
-    """Shorter chains first."""
+    """Numbers of stages used by pool, those of shorter chains first."""
     steps: tuple[_Step, ...]
     deadline_s: float
 

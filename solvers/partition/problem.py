@@ -1,4 +1,4 @@
-"""Which consecutive layers each pipeline stage holds, and which pool of devices runs the stage.
+"""Consecutive layers that each pipeline stage holds, and the pool of devices that runs the stage.
 
 Pools are heterogeneous: each has its own layer times and memory. A pool runs up to a number of
 stages, each on a group of its devices whose size is already in the times; its stages are
@@ -42,7 +42,7 @@ class PartitionStage:
     pool: int
     """Index of the pool that runs it."""
     layers: int
-    """How many layers it holds; they follow those of the stage before."""
+    """Number of layers; they follow those of the stage before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +57,20 @@ class PartitionProblem:
     """One instance; array arguments may be anything numpy can turn into an array."""
 
     pools: tuple[str, ...]
-    """Names, for messages."""
+    """Names of the pools, for messages."""
     max_stages_P: tuple[int, ...]
-    """Stages that the devices of each pool suffice for."""
+    """Most stages that the devices of each pool suffice for."""
     time_s_PL: Seconds
-    """Forward and backward of one layer for one micro-batch on a stage of the pool."""
+    """Seconds of forward and backward of one layer for one micro-batch on a stage of the pool."""
     static_bytes_PL: Bytes
     """Resident bytes of a layer on each device of a stage of the pool."""
     saved_bytes_PL: Bytes
-    """Kept for the backward pass there, per micro-batch in flight."""
+    """Bytes that a layer saves for the backward pass on each device, per micro-batch in flight."""
     memory_limit_bytes_P: Bytes
-    """What each device of the pool has."""
+    """Memory of each device of the pool, bytes."""
     hop_s_PP: Seconds
-    """One micro-batch's activations from a stage of one pool to the next stage in another, or in
-    the same; `inf` where no link joins them."""
+    """Seconds that one micro-batch's activations take from a stage of one pool to the next stage in
+    another, or in the same; `inf` where no link joins them."""
     num_microbatches: int
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down", "experts")
 
 
 def trains_adapters(row: Row) -> bool:
-    """Whether the row trains adapters beside frozen weights."""
+    """Return whether the row trains adapters beside frozen weights."""
     return row.text("workload").lower() in WORKLOADS
 
 

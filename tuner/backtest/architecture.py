@@ -25,7 +25,7 @@ GPT_VOCAB: Final = 51_200.0
 BESIDE_CONFIG: Final = ("mtp_layers", "seq")
 """Keys that a shipped config does not answer."""
 LARGEST: Final = 1e7
-"""Of any dimension; more is a typing error."""
+"""Largest value of any dimension; more is a typing error."""
 GPT_OSS_WINDOW: Final = 128.0
 """Tokens; gpt-oss model card, 2025: every second layer looks back on 128 tokens, with sinks."""
 

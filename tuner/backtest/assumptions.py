@@ -26,7 +26,7 @@ from tuner.costs.train.calibration import constants_of
 from tuner.costs.train.constants import Software
 
 Fields = Mapping[str, float]
-"""Of `Strategies`."""
+"""Values by field of `Strategies`."""
 
 _CHEAP: Final = {
     "recompute_layernorm": 1.0,
@@ -40,7 +40,7 @@ RECOMPUTED: Final[tuple[Fields, ...]] = (
     {**_CHEAP, "recompute_mlp": 1.0, "recompute_moe": 1.0},
     {**_CHEAP, "recompute_mlp": 1.0, "recompute_moe": 1.0, "recompute_full": 1.0},
 )
-"""On top of the row's or its recipe's, from none to full."""
+"""Recomputation from none to full, added to what the row or its recipe states."""
 OFFLOADED: Final[tuple[Fields, ...]] = tuple(
     {"activation_offload": share, "partial_graph": 0.0, "full_graph": 0.0}
     for share in (0.25, 0.5, 0.75, 1.0)

@@ -51,7 +51,7 @@ class PublishedRun:
     memory_family: str
     """Name of the software in the memory constants."""
     release: str
-    """Its version, empty where unknown."""
+    """Version of the software, empty where unknown."""
     shape: ModelShape
     strategy: Strategies
     hardware: Hardware
@@ -64,7 +64,7 @@ class PublishedRun:
     """Blank columns that a rule filled."""
     knows_recompute: bool
     reports_reserved: bool
-    """Its peak is what the allocator reserved, not what tensors took."""
+    """The stated peak is what the allocator reserved, not what tensors took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,12 +24,12 @@ class SoftwareFamily:
     software: Software
     has_flash_attention: bool = True
     sequence_parallel: bool = True
-    """Where TP > 1."""
+    """Sequence parallelism where TP > 1."""
     dropout: float = 0.0
     gradient_bytes: float = 4.0
     """Bytes of an element of the main gradient."""
     zero_stage: float = 1.0
-    """Where the row states none."""
+    """ZeRO stage where the row states none."""
     recompute: str = ""
     """The field of `Strategies` that is on by default."""
     overlaps_gradients: bool = True
@@ -37,7 +37,8 @@ class SoftwareFamily:
     overlaps_tensor: frozenset[GemmPrecision] = frozenset()
     """Precisions in which dense models have userbuffers."""
     counts_full_square: bool = True
-    """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
+    """The TFLOP/s that it prints count attention over the full square of the sequence, not the
+    causal half."""
     keeps_quantized: bool = False
     """Linear layers save their inputs in the GEMMs' precision for the backward pass."""
     reports_reserved: bool = False
@@ -78,8 +79,8 @@ _AUTOMODEL: Final = SoftwareFamily(
     gradient_bytes=2.0,
     recompute="recompute_full",
 )
-"""Its benchmarks train bf16 weights, most with activation checkpointing (NeMo AutoModel,
-examples/llm_benchmark)."""
+"""NeMo AutoModel: its benchmarks train bf16 weights, most with activation checkpointing
+(examples/llm_benchmark)."""
 _TITAN: Final = SoftwareFamily(
     family="torchtitan",
     software=Software.TORCH_FSDP,
@@ -110,7 +111,7 @@ OF_RELEASE: Final[Mapping[str, SoftwareFamily]] = {
     ),
     "deepseek-v3": SoftwareFamily(family="deepseek-v3", software=Software.MEGATRON_2025),
 }
-"""By `release`, whole or as the name in `name-version`."""
+"""Software by `release`, either the whole text or the name in `name-version`."""
 
 _FIRST_YEAR: Final = 2024
 """Releases from here on are months, not versions; torchtitan was published in 2024."""
@@ -156,7 +157,7 @@ def find_memory_family(engine: SoftwareFamily, release: str, row: Row) -> str:
 
 
 def states_memory(engine: SoftwareFamily, release: str) -> bool:
-    """Whether the run's software is known well enough to choose its memory constants."""
+    """Return whether the run's software is known well enough to choose its memory constants."""
     return engine is not _TITAN or _titan_memory(release) is not None
 
 

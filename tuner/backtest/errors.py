@@ -37,13 +37,13 @@ class ScoredRow:
     predicted_s: float | None
     measured_s: float | None
     tokens: float
-    """Of the global batch."""
+    """Tokens of the global batch."""
     case: tuple[str, ...]
     """Rows of one case are alternatives."""
     predicted_bytes: float | None = None
     measured_bytes: float | None = None
     fits: bool | None = None
-    """Whether the model says that it fits; None where memory was not priced."""
+    """The model predicts that the row fits; None where memory was not priced."""
     has_run_out_of_memory: bool = False
 
 

@@ -35,7 +35,7 @@ def name_words(name: str) -> Words:
 
 
 def _names(words: Words, own: Words) -> bool:
-    """Whether the words of a folder are a run of a name's, and end where its version does."""
+    """Return whether a folder's words are a run of a name's, and end where its version does."""
     for start in range(len(words) - len(own) + 1):
         end = start + len(own)
         goes_on = own[-1].isdigit() and "".join(words[end : end + 1]).isdigit()

@@ -65,7 +65,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "bf16_share": "share of the layers that stay in bf16 beside a narrower precision",
     "node_gbit_per_s": "network of one server, Gbit/s; blank: the device's usual one",
 }
-"""What a table may hold, and what it means; everything else is ignored."""
+"""Columns that a table may hold, with their meaning; everything else is ignored."""
 
 COUNTS: Final = (
     "num_gpus",

@@ -28,9 +28,9 @@ class PredictedRun:
     regime: Regime
     step_s: float
     band: tuple[float, float]
-    """Of measured over predicted seconds."""
+    """Lowest and highest measured over predicted seconds that are expected."""
     peak_bytes: float
-    """As its software reports it."""
+    """Peak memory of one device as the run's software reports it, bytes."""
     fits: bool
 
 
@@ -39,9 +39,9 @@ class ResidualSet:
     """Residuals by device."""
 
     default: Residuals | None = None
-    """For all other devices; None: the generic constants."""
+    """Residuals for all devices that `by_device` does not name; None: the generic constants."""
     by_device: Mapping[str, Residuals] = field(default_factory=dict)
-    """By name of the datasheet."""
+    """Residuals by name of the datasheet."""
 
     def for_device(self, device: str) -> Residuals | None:
         """Return the residuals of a device."""

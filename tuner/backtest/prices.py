@@ -55,11 +55,11 @@ class Peaks:
     """Peak bytes of each run, of the device with the highest peak."""
 
     allocated_C: Floats
-    """By tensors."""
+    """Bytes that tensors take."""
     reserved_C: Floats
-    """By the allocator."""
+    """Bytes that the allocator reserves."""
     total_C: Floats
-    """To be compared with the device's memory."""
+    """Bytes to be compared with the device's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,7 +70,7 @@ class Pricer:
     layers: RunColumns
     """Runs with distinct layers."""
     first_U: Places
-    """Their places among all runs."""
+    """Places of `layers` among all runs."""
     kind_C: Places
     """Index of each run's layers among them."""
 

@@ -17,9 +17,9 @@ class Errors(Record):
     """Errors over the rows of one source, generation or kind."""
 
     rows: Count
-    """Of the table."""
+    """Rows of the table."""
     predicted: Count
-    """Of them with a predicted time."""
+    """Rows of the table with a predicted time."""
     median_ape: float | None
     """Median of |predicted - measured| / measured."""
     mean_ape: float | None
@@ -29,14 +29,14 @@ class Errors(Record):
     rank_correlation: float | None
     """Median of Spearman's correlation within cases (same model, devices, sequence, precision)."""
     rank_correlation_min: float | None
-    """Of the case with the worst order."""
+    """Lowest of Spearman's correlations within cases."""
     choice_cases: Count
     """Cases with at least two rows."""
     choice_regret: float | None
     """Measured seconds per token of the predicted best over the measured best, less 1; mean."""
     choice_regret_max: float | None
     choice_regret_top3: float | None
-    """The same for the best measured of the three that are predicted best."""
+    """`choice_regret` of the best measured of the three rows that are predicted best."""
     choice_regret_top3_max: float | None
     false_fits: int | None
     """Rows that ran out of memory though predicted to fit."""
@@ -55,13 +55,14 @@ class BacktestRow(Record):
     id: str
     source: str
     predicted: float | None
-    """Seconds of one step."""
+    """Predicted seconds of one step."""
     band: tuple[float, float] | None
-    """Within which the measured time is expected, with the coverage that `residuals` states."""
+    """Seconds of one step between which the measured time is expected, with the coverage that
+    `residuals` states."""
     measured: float | None
-    """Seconds of one step."""
+    """Measured seconds of one step."""
     reason: str | None
-    """Why nothing is predicted."""
+    """Reason why nothing is predicted."""
     assumed: tuple[str, ...]
     """Blank columns that a rule filled."""
     regime: str
@@ -70,7 +71,7 @@ class BacktestRow(Record):
     """Peak of one device, the highest of the run."""
     measured_bytes: float | None
     fits: bool | None
-    """Whether the prediction stays inside the device's memory."""
+    """The prediction stays inside the device's memory."""
 
 
 class Backtest(Record):
@@ -78,16 +79,16 @@ class Backtest(Record):
 
     schema_version: int = SCHEMA_VERSION
     residuals: str
-    """What the constants come from: `uncalibrated`, or the origin that the residuals state."""
+    """Source of the constants: `uncalibrated`, or the origin that the residuals state."""
     is_in_sample: bool
     """The residuals were fitted to this table, so its errors are in-sample."""
     coverage_ratio: float | None
     """Share of the rows whose measured time lies inside the printed band."""
     sources: dict[str, Errors]
     moe_only: dict[str, Errors]
-    """By source, only rows of models with experts."""
+    """Errors by source, only of rows of models with experts."""
     generations: dict[str, Errors]
-    """By generation of the device."""
+    """Errors by generation of the device."""
     total: Errors
     moe_total: Errors
     """All rows of models with experts."""

@@ -51,7 +51,7 @@ class Row:
     architecture: Architecture = field(default_factory=dict)
     """Contents of `arch_json`."""
     reason: str = ""
-    """Why the row cannot be used; empty where it can."""
+    """Reason why the row cannot be used; empty where it can."""
 
     def text(self, column: str) -> str:
         """Return a cell of text, empty where it is blank."""
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def source(self) -> str:
-        """Where it was published."""
+        """Publication of the row; errors are reported by it."""
         return self.text("source") or "unstated"
 
     @property

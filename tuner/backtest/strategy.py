@@ -26,7 +26,7 @@ from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 
 Fields = Mapping[str, float]
-"""Of `Strategies`."""
+"""Values by field of `Strategies`."""
 
 FIELD_OF_MODULE: Final[Mapping[str, str]] = {
     "full": "recompute_full",
@@ -145,7 +145,7 @@ def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
 
 
 def _knows_recipe(row: Row) -> bool:
-    """Whether a row states every flag that its recipe sets: what is blank is off."""
+    """Return whether a row states every flag that its recipe sets; a blank one is off then."""
     return row.text("recipe_match") in ("exact", "layout") or "a2a_overlap" in row.flags
 
 
@@ -258,7 +258,7 @@ def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float,
 
 
 def _shards_quantized(row: Row, engine: SoftwareFamily, stage: float) -> bool:
-    """Whether parameters are sharded and gathered in 8 bits, once: MXFP8's are twice.
+    """Return whether parameters are sharded and gathered in 8 bits, once: MXFP8's are twice.
 
     Source: Megatron-Core 0.16, megatron_fsdp, `model_weight_buffer` and `transpose_weight_buffer`;
     recipes of Megatron-Bridge set `fp8_param_gather`.

@@ -50,7 +50,7 @@ INNER_FOLDS: Final = 4
 COLUMNS_AT_ONCE: Final = 8_000
 """Runs times constants that are priced together; wider batches are no faster."""
 SMALLEST_OFFSET: Final = 5e-3
-"""Of a logarithm; smaller offsets are left out of the corrections."""
+"""Smallest change of a constant's logarithm that the corrections keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +144,7 @@ def _side_by_side(
 
 
 def _is_fitted_to(run: PublishedRun) -> bool:
-    """Whether a run has a time and trains all weights; adapters test what is fitted to others."""
+    """Return whether a run has a time and trains all weights; adapters test fits to other runs."""
     return run.measured_s is not None and not trains_adapters(run.row)
 
 

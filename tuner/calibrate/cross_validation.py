@@ -29,7 +29,7 @@ KEYS: Final[Mapping[str, Callable[[PublishedRun], str]]] = {
     ),
     "hidden": lambda run: f"{run.family}|{run.shape.hidden}",
 }
-"""What is left out together, by the name it has in tables."""
+"""Keys of the runs that are left out together, by the name of the split in tables."""
 
 
 def assign_folds(

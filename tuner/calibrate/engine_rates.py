@@ -28,16 +28,17 @@ from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.datasheet import Datasheet
 
 NOISE: Final = 0.1
-"""Of the logarithm of one point."""
+"""Standard deviation of the logarithm of one measured point."""
 PRIOR: Final = 2.0
-"""Of the logarithm of a rate: a kernel may reach a seventh of what the profile's did."""
+"""Prior standard deviation of the logarithm of a rate: a kernel may reach a seventh of what the
+profile's did."""
 NUDGE: Final = 1e-3
 LARGEST_STEP: Final = 0.7
 ROUNDS: Final = 60
 MOST_DAMPING: Final = 1e8
 
 HOST: Final = {"step_s": 2e-3, "tensor_step_s": 1e-3, "sequence_s": 1e-4, "request_s": 5e-3}
-"""Before any step was seen: Python's part of a step and of a request."""
+"""Seconds of Python's part of a step and of a request, before any step was seen."""
 
 
 _BF16: Final = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")

@@ -30,13 +30,13 @@ from tuner.arrays import Floats
 Places = npt.NDArray[np.intp]
 
 NOISE: Final = 0.06
-"""Of the logarithm of a published time: run-to-run spread of one recipe."""
+"""Standard deviation of the logarithm of a published time: run-to-run spread of one recipe."""
 BEND: Final = 2.0
 """Multiples of the noise from which on a run counts linearly."""
 NUDGE: Final = 0.02
-"""Of a constant's logarithm, for derivatives."""
+"""Difference of a constant's logarithm for numerical derivatives."""
 LARGEST_STEP: Final = 0.5
-"""Of an offset in one iteration."""
+"""Largest change of an offset in one iteration."""
 MOST_DAMPING: Final = 1e5
 REWEIGHTINGS: Final = 6
 COARSE: Final = 1e-3
@@ -45,7 +45,7 @@ COARSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What is fitted to what."""
+    """Constants and measured runs of one fit."""
 
     price: Callable[[Floats], Floats]
     """Seconds of each run from constants [K, C]."""
@@ -55,7 +55,7 @@ class Problem:
     measured_C: Floats
     weight_C: Floats
     constant_P: Places
-    """Which constant each offset moves."""
+    """Index of the constant that each offset moves."""
     holds_PC: Floats
     """1 where an offset holds."""
     spread_P: Floats
@@ -63,7 +63,7 @@ class Problem:
     blocks: tuple[tuple[Places, Places], ...]
     """See `group_blocks`."""
     price_side_by_side: Callable[[Sequence[Floats]], Sequence[Floats]] | None = None
-    """The same for several arrays of constants, batched."""
+    """Seconds of each run from several arrays of constants, batched."""
 
     def values(self, offset_P: Floats, *, aside_KC: Floats | None = None) -> Floats:
         """Return the constants of every run, their logarithms moved by `aside_KC`."""

@@ -70,16 +70,16 @@ class Pairs:
     """One number for all pairs of the same two recipes with the same `same_kernels`."""
 
     def without(self, setting: int) -> "Pairs":
-        """All but the pairs of one setting."""
+        """Return all but the pairs of one setting."""
         return self.taken(self.setting_P != setting)
 
     def with_kernels(self, *, same_kernels: bool) -> "Pairs":
-        """Those with the same kernels, or the others."""
+        """Return the pairs with the same kernels, or the others."""
         has = np.array([kind.same_kernels == same_kernels for kind in self.kinds], dtype=bool)
         return self.taken(has[self.kind_P])
 
     def taken(self, chosen_P: npt.NDArray[np.bool_]) -> "Pairs":
-        """Some of them."""
+        """Return some of the pairs."""
         return Pairs(
             kinds=self.kinds,
             settings=self.settings,
@@ -143,7 +143,7 @@ def build_ratio_bands(pairs: Pairs) -> RatioBands | None:
 
 
 def is_covered(pairs: Pairs) -> npt.NDArray[np.bool_]:
-    """Whether each pair lies inside the band that was made without its setting."""
+    """Return whether each pair lies inside the band that was made without its setting."""
     inside_P = np.zeros(len(pairs.error_P), dtype=bool)
     for setting in np.unique(pairs.setting_P):
         others, own_P = pairs.without(int(setting)), pairs.setting_P == setting

@@ -9,7 +9,7 @@ class CrossValidation(Record):
     """Errors of held-out predictions."""
 
     left_out: str
-    """What was left out together: group, model, device, cell or hidden."""
+    """Key of the runs that were left out together: group, model, device, cell or hidden."""
     sources: dict[str, Errors]
     moe_only: dict[str, Errors]
     generations: dict[str, Errors]
@@ -22,6 +22,6 @@ class CalibrationReport(Record):
 
     residuals: Residuals
     cross_validation: dict[str, CrossValidation]
-    """By what was left out."""
+    """Cross-validation by the key of the runs that were left out together."""
     skipped: int
     """Rows that could not be predicted or have no time; `moetune backtest` says why."""

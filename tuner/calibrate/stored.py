@@ -28,7 +28,7 @@ class CalibrationFiles:
 
     report: CalibrationReport
     files: Mapping[str, bytes]
-    """By name; the residuals and, of a profile, its own files."""
+    """Contents by name: the residuals and, for a profile, its own files."""
 
 
 def select_rows(rows: Sequence[Row], *, profile: str) -> tuple[Row, ...]:

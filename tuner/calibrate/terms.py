@@ -1,4 +1,4 @@
-"""Which constants are fitted, and over which facts one value is shared.
+"""Constants that are fitted, and the facts over which one value is shared.
 
 Each constant has one or more levels, from general to specific; a level names the facts that share a
 value, and its prior spread on top of the more general ones. Constants that are not listed keep

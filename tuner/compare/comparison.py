@@ -44,53 +44,53 @@ class FigureRatio(Record):
     """A figure of a plan over the same one of the reference."""
 
     ratio: float
-    """As predicted."""
+    """Predicted figure over the reference's."""
     band: Band | None = None
-    """As it may measure; None where nothing states one."""
+    """Lowest and highest ratio as it may be measured; None where nothing states one."""
 
 
 class ComparedPlan(Record):
     """One plan compared with the first."""
 
     plan: str
-    """Its folder, as given."""
+    """Folder of the plan, as given."""
     status: str
-    """Of its certificate."""
+    """Status of the plan's certificate."""
     decision: str = ""
-    """In short; empty where there is none."""
+    """Short form of the decision; empty where there is none."""
     figures: dict[str, float] = Field(default_factory=dict)
-    """Predicted, SI units in the names."""
+    """Predicted figures by name, in SI units as the names say."""
     bands: dict[str, Band] = Field(default_factory=dict)
-    """Of those figures that have one."""
+    """Error bands of those figures that have one."""
     question_changes: tuple[str, ...] = ()
-    """How its spec differs from the first."""
+    """Differences of the plan's spec from the first plan's."""
     decision_changes: tuple[str, ...] = ()
-    """How its decision differs from the first."""
+    """Differences of the plan's decision from the first plan's."""
     terms_s: dict[str, float] = Field(default_factory=dict)
-    """Seconds more (negative: less) than the first, by cause, largest first."""
+    """Additional seconds (negative: fewer) against the first plan, by cause, largest first."""
     ratios: dict[str, FigureRatio] = Field(default_factory=dict)
-    """Of the figures that both have, over the first one's; empty for the first."""
+    """Figures that both plans have, over the first plan's; empty for the first."""
     against_best: FigureRatio | None = None
-    """The objective over that of the best plan; None for the best itself and without a figure."""
+    """Objective over that of the best plan; None for the best itself and without a figure."""
     is_tie: bool = False
-    """The band of that ratio contains 1: a tie with the best."""
+    """The band of `against_best` contains 1: a tie with the best plan."""
 
 
 class Comparison(Record):
-    """What `moetune compare --json` prints."""
+    """Output of `moetune compare --json`."""
 
     goal: Kind
     objective: str
-    """The figure by which plans are better or worse."""
+    """Name of the figure by which plans are better or worse."""
     more_is_better: bool
     plans: tuple[ComparedPlan, ...]
-    """In the order in which they were named, the reference first."""
+    """Plans in the order in which they were named, the reference first."""
     best: int | None
     """Position of the plan with the best objective; None where none has a decision."""
     band_source: str = ""
     """Source of the band of the ratio to the best, of the plan nearest to it."""
     verdict: str
-    """In a sentence."""
+    """Result of the comparison, in a sentence."""
 
     def table(self) -> "DataFrame":
         """Return a row for each plan and figure, and one for each term of its step.
@@ -184,7 +184,7 @@ class NamedPlan:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """Its figures; none without a decision."""
+        """Figures of the plan; none without a decision."""
         return {} if self.outcome is None else self.outcome.values
 
 

@@ -15,14 +15,14 @@ Numbers = float | npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Strategies:
-    """How a step is run; world = TP * CP * DP * PP = ETP * EP * EDP * PP."""
+    """Execution of a step; world = TP * CP * DP * PP = ETP * EP * EDP * PP."""
 
     sequence: Numbers
     """Tokens of one sequence."""
     micro_batch: Numbers
     """Sequences of one micro-batch on one data-parallel replica."""
     num_microbatches: Numbers
-    """Per pipeline and step."""
+    """Micro-batches of a step on one pipeline."""
     tensor: Numbers = 1.0
     context: Numbers = 1.0
     pipeline: Numbers = 1.0
@@ -36,23 +36,23 @@ class Strategies:
     shard_ranks: Numbers = 0.0
     """HSDP: ranks that state is sharded over; 0: all of them."""
     element_bytes: Numbers = 2.0
-    """Of an activation."""
+    """Bytes of one number of an activation."""
     dispatch_bytes: Numbers = 0.0
-    """Of an activation that dispatch sends to the experts, and of its gradient; 0: as
-    `element_bytes`."""
+    """Bytes of one number of an activation that dispatch sends to the experts, and of its gradient;
+    0: `element_bytes`."""
     logit_bytes: Numbers = 0.0
     """Bytes of a logit at the head's backward pass; 0: as the software's memory constants say."""
     linear_bytes: Numbers = 0.0
-    """Of an input that a linear layer keeps for its weight gradient: 1 where GEMMs run in fp8;
-    0: as `element_bytes`."""
+    """Bytes of one number of an input that a linear layer keeps for its weight gradient: 1 where
+    GEMMs run in fp8; 0: `element_bytes`."""
     gradient_bytes: Numbers = 4.0
-    """Of a main gradient."""
+    """Bytes of the main gradient of a parameter."""
     weight_bytes: Numbers = 2.0
-    """Of a parameter as the layers read it, low-precision copies included."""
+    """Bytes of a parameter as the layers read it, low-precision copies included."""
     master_bytes: Numbers = 0.0
     """Bytes of the parameter that the optimizer updates; 0: as the software has it."""
     moments_bytes: Numbers = 0.0
-    """Bytes of Adam's two moments of a parameter; 0: likewise."""
+    """Bytes of Adam's two moments of a parameter; 0: as the software has them."""
     updates_weights: Numbers = 0.0
     """1 where the optimizer updates the very parameters that layers read: fp32 ones."""
     reference_bytes: Numbers = 0.0
@@ -70,11 +70,11 @@ class Strategies:
     """Share of the layers whose GEMMs are operations that this does not know."""
     recompute_core_attention: Numbers = 0.0
     recompute_mlp: Numbers = 0.0
-    """Dense feed-forward networks."""
+    """1 where dense feed-forward networks are recomputed."""
     recompute_moe: Numbers = 0.0
-    """Dispatch, experts and combine."""
+    """1 where dispatch, experts and combine are recomputed."""
     recompute_moe_act: Numbers = 0.0
-    """The activation function inside the experts."""
+    """1 where the activation function inside the experts is recomputed."""
     recompute_layernorm: Numbers = 0.0
     recompute_mla_up_proj: Numbers = 0.0
     recompute_shared_experts: Numbers = 0.0
@@ -92,8 +92,8 @@ class Strategies:
     overlap_gradients: Numbers = 1.0
     """Data-parallel gradient reduction overlaps the backward pass."""
     bucket_parameters: Numbers = 0.0
-    """Of one gradient bucket where the reduction overlaps the backward pass; 0: the engine's
-    default."""
+    """Parameters of one gradient bucket where the reduction overlaps the backward pass; 0: the
+    engine's default."""
     overlap_parameters: Numbers = 1.0
     """The sharded optimizer's parameter all-gather overlaps the forward pass."""
     overlap_tensor: Numbers = 0.0
@@ -118,52 +118,53 @@ class Strategies:
     """Token copies on the most-loaded expert rank over the mean, averaged over layers and
     passes."""
     expert_imbalance_p99: Numbers = 1.0
-    """The P99 over passes on the layer where it is largest; sizes buffers."""
+    """P99 of `expert_imbalance` over passes, on the layer where it is largest; sizes buffers."""
     sequential_experts: Numbers = 0.0
     """1 where local experts run one after the other rather than as grouped GEMMs."""
     adapter_rank: Numbers = 0.0
-    """Of low-rank adapters beside frozen weights; 0: all weights are trained."""
+    """Rank of low-rank adapters beside frozen weights; 0: all weights are trained."""
     adapter_bytes: Numbers = 2.0
-    """Of an adapter's parameter; those of PEFT are fp32."""
+    """Bytes of an adapter's parameter; those of PEFT are fp32."""
     fused_qkv_adapters: Numbers = 0.0
     """Queries, keys and values share one adapter (Megatron's linear_qkv, torchtitan's wqkv)."""
     fused_gate_adapters: Numbers = 0.0
     """Gate and up share one adapter (Megatron's linear_fc1)."""
     adapts_q: Numbers = 0.0
-    """1 where the matrix has an adapter: queries, of MLA their up-projection."""
+    """1 where the projection of queries, for MLA their up-projection, has an adapter."""
     adapts_k: Numbers = 0.0
-    """Keys; of MLA the up-projection of keys and values."""
+    """1 where the projection of keys, for MLA the up-projection of keys and values, is adapted."""
     adapts_v: Numbers = 0.0
     adapts_o: Numbers = 0.0
     adapts_q_down: Numbers = 0.0
-    """Of MLA, the down-projection of queries."""
+    """MLA: 1 where the down-projection of queries has an adapter."""
     adapts_kv_down: Numbers = 0.0
-    """Of MLA, that of keys and values."""
+    """MLA: 1 where the down-projection of keys and values has an adapter."""
     linear_adapters: Numbers = 0.0
     """Adapters of a linear-attention layer that read the hidden state."""
     linear_adapter_outputs: Numbers = 0.0
-    """Outputs of their matrices together."""
+    """Outputs of the matrices of `linear_adapters` together."""
     linear_rank_adapters: Numbers = 0.0
-    """Those that read a low rank (KDA's decay and gate); the outputs of their matrices."""
+    """Adapters of a linear-attention layer that read a low rank (KDA's decay and gate)."""
     linear_rank_adapter_outputs: Numbers = 0.0
+    """Outputs of the matrices of `linear_rank_adapters` together."""
     adapts_linear_out: Numbers = 0.0
     adapts_gate: Numbers = 0.0
-    """Of dense and shared networks."""
+    """1 where gate_proj of dense and shared networks has an adapter."""
     adapts_up: Numbers = 0.0
     adapts_down: Numbers = 0.0
     adapts_experts: Numbers = 0.0
     frozen_bytes: Numbers = 0.0
-    """Of a frozen parameter in linear layers, routed experts excepted; 0: as `weight_bytes`."""
+    """Bytes of a frozen parameter in linear layers, routed experts excepted; 0: `weight_bytes`."""
     unquantised_bytes: Numbers = 0.0
-    """Of any other frozen parameter; 0: as `weight_bytes`."""
+    """Bytes of any other frozen parameter; 0: `weight_bytes`."""
     frozen_master_bytes: Numbers = 0.0
-    """Of the original that the frozen parameter which layers read is cast from, sharded as a master
-    (torchtitan's `training.dtype`); 0: there is none."""
+    """Bytes of the original of a frozen parameter, sharded as a master, from which the one that
+    layers read is cast (torchtitan's `training.dtype`); 0: there is none."""
     eager_modules: Numbers = 0.0
     """Transformers' modules in eager mode: what they launch and what autograd keeps
     (tuner/costs/train/eager_activations.py, eager_blocks.py)."""
     autocast: Numbers = 0.0
-    """Such a module's forward pass runs under bf16 autocast."""
+    """1 where the forward pass of eager modules runs under bf16 autocast."""
 
     @property
     def is_full(self) -> Numbers:

@@ -19,12 +19,12 @@ class EqualStages(Generic[Row]):
     """Stages that share one row."""
 
     stages: tuple[int, ...]
-    """In ascending order."""
+    """Numbers of the stages, ascending."""
     row: Row
 
     @property
     def label(self) -> str:
-        """Their numbers, e.g. `0`, `2-15` or `1, 3, ... 13`."""
+        """Numbers of the stages in short, e.g. `0`, `2-15` or `1, 3, ... 13`."""
         return number_ranges(self.stages)
 
 

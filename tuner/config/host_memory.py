@@ -36,12 +36,12 @@ class HostMemory(Record):
 
     @property
     def fits(self) -> bool:
-        """Whether that is not known to be more than there is."""
+        """No more than the limit is taken, as far as the limit is known."""
         return self.limit_bytes is None or self.node_bytes <= self.limit_bytes
 
     @property
     def words(self) -> str:
-        """What it takes, by part, and of how much."""
+        """Bytes that the job takes, by part, and the limit, in words."""
         listed = ", ".join(f"{what} {format_bytes(size)}" for what, size in self.parts.items())
         needed = f"{format_bytes(self.node_bytes)} a node ({listed})"
         if self.limit_bytes is None:

@@ -22,7 +22,7 @@ Value = int | str | bool | tuple[str, ...] | None
 SWITCH: Final = (False, True)
 
 PRICED_DISPATCHERS: Final = ("alltoall", "deepep", "hybridep")
-"""Those that have a price."""
+"""Token dispatchers that have a price."""
 
 FIELD_OF_DEGREE: Final = {
     "tensor": "tensor_model_parallel_size",
@@ -34,7 +34,7 @@ FIELD_OF_DEGREE: Final = {
     "expert": "expert_model_parallel_size",
     "expert_tensor": "expert_tensor_parallel_size",
 }
-"""By column of `Strategies`."""
+"""Field of `TrainDecision` by column of `Strategies`."""
 
 COLUMN_OF_MODULE: Final = {
     "core_attn": "recompute_core_attention",
@@ -45,7 +45,7 @@ COLUMN_OF_MODULE: Final = {
     "shared_experts": "recompute_shared_experts",
     "moe": "recompute_moe",
 }
-"""Of selective recomputation, by Megatron's name of the module."""
+"""Column of selective recomputation by Megatron's name of the module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +53,26 @@ class Knob:
     """One row."""
 
     field: str
-    """Of `TrainDecision`; where it is searched also its axis."""
+    """Name of the field of `TrainDecision`; where the knob is searched also of its axis."""
     words: str = ""
-    """In a sentence, with `{}` for the value; empty: another part of the words names it."""
+    """Words of the knob in a sentence, with `{}` for the value; empty: it is worded elsewhere."""
     usual: tuple[Value, ...] = (False,)
     """Values that no sentence names."""
     overlap: str = ""
     """Abbreviation of what overlaps, e.g. `a2a`."""
     host: str = ""
-    """What it moves to host memory."""
+    """Abbreviation of what moves to host memory, e.g. `optimizer`; empty: nothing does."""
     turn_on: str = ""
-    """Words of a change of an existing launch; empty: none is proposed."""
+    """Words of switching it on in an existing launch; empty: that is not proposed."""
     turn_off: str = ""
-    """Of the opposite change."""
+    """Words of switching it off in an existing launch; empty: that is not proposed."""
     needs: tuple[str, ...] = ()
     """Switches that are turned on with it."""
     columns: Mapping[str, Value] = dataclasses.field(default_factory=dict)
-    """Of `Strategies`, by the value for which each is 1; `None`: the column is the value."""
+    """Columns of `Strategies` that it sets, each with the value for which the column is 1; `None`:
+    the column is the value."""
     choices: tuple[int | str | bool, ...] = ()
-    """That the search tries, in order; empty: it is not searched."""
+    """Values that the search tries, in order; empty: the knob is not searched."""
     of_experts: bool = False
     """A model without experts has the first choice alone."""
     is_of_dispatch: bool = False
@@ -212,14 +213,14 @@ KNOBS: Final = (
         columns={"embedding_loss_as_layers": None},
     ),
 )
-"""In the order of a sentence."""
+"""The knobs, in the order in which a sentence names them."""
 
 OFFLOADS: Final = tuple(knob.field for knob in KNOBS if knob.host)
-"""Also the columns."""
+"""Fields of knobs that move something to host memory; their columns have the same names."""
 
 
 def offloads(decision: TrainDecision) -> bool:
-    """Whether anything lives in host memory."""
+    """Return whether anything lives in host memory."""
     return any(getattr(decision, name) for name in OFFLOADS)
 
 
@@ -253,6 +254,6 @@ def _number(value: Value, unit: Value) -> float:
 
 
 def overlaps_contend(decision: TrainDecision) -> bool:
-    """Whether tensor or context parallelism wants one launch queue, the expert all-to-all many."""
+    """Return whether TP or CP wants one launch queue while the expert all-to-all wants many."""
     is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
     return decision.a2a_overlap and is_cut

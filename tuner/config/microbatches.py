@@ -1,4 +1,4 @@
-"""How the data-parallel replicas of a step share the micro-batches of a global batch.
+"""Split of the micro-batches of a global batch over the data-parallel replicas of a step.
 
 M micro-batches over D replicas are `M // D` for each or one more, so that a step takes as long as
 its most-loaded replica needs for ceil(M / D). In a pipeline the replicas that an expert group spans

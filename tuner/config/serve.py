@@ -12,18 +12,18 @@ from tuner.spec.serving.routers import RouterPolicy
 
 
 class Role(StrEnum):
-    """What an instance does."""
+    """Work of an instance."""
 
     AGGREGATED = "aggregated"
-    """Prefill and decode of its requests."""
+    """Prefill and decode of the requests it gets."""
     PREFILL = "prefill"
-    """The prompt; sends the KV cache."""
+    """Prefill of prompts, whose KV cache it sends."""
     DECODE = "decode"
-    """Everything after the first token."""
+    """Decode, everything after the first token."""
     ATTENTION = "attention"
-    """Attention of AFD decode, with the caches."""
+    """Attention of AFD decode, which holds the KV caches."""
     EXPERT = "expert"
-    """What follows attention in decode: the FFN server of an attention instance."""
+    """The FFN server of an attention instance: what follows attention in AFD decode."""
 
 
 class Instances(Record):
@@ -32,12 +32,12 @@ class Instances(Record):
     role: Role
     pool: str
     island: str = ""
-    """Instances of one island transfer KV caches among themselves, behind a router of their own;
-    empty: the deployment is one."""
+    """Name of the island: its instances transfer KV caches among themselves, behind a router of
+    their own; empty: the deployment is one island."""
     count: Count
-    """Instances."""
+    """Number of instances."""
     devices: Count
-    """Of one instance."""
+    """Devices of one instance."""
     attention_tp: Count = 1
     attention_dp: Count = 1
     moe_tp: Count = 1
@@ -47,9 +47,9 @@ class Instances(Record):
     """Tensor ranks of attention that share the positions of a KV cache (decode context
     parallelism)."""
     max_batch: Count
-    """Running requests of one attention-DP rank at most."""
+    """Most running requests of one attention-DP rank."""
     max_batched_tokens: Count
-    """Tokens of one step of one attention-DP rank at most."""
+    """Most tokens of one step of one attention-DP rank."""
     chunked_prefill: bool = False
     a2a_backend: Literal["none", "allgather", "deepep_normal", "deepep_low_latency"] = "none"
     kv_tokens: Size = 0
@@ -57,13 +57,13 @@ class Instances(Record):
     page_size: Count | None = None
     """Tokens of one page of KV cache; None: the engine's default."""
     draft_tokens: Size = 0
-    """Drafted ahead for each step."""
+    """Tokens drafted for each decode step (speculative decoding); 0: none."""
     two_batch_overlap: bool = False
     """Half of a batch computes during the other half's all-to-all."""
     redundant_experts: Size = 0
     """Copies of experts in every MoE layer beyond one of each, over all expert ranks."""
     prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Of a device's multiprocessors, where prefill and decode share devices."""
+    """Share of a device's SMs for prefill, where prefill and decode share devices."""
     memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Share of free memory that the launch gives weights and cache; None: the engine's own."""
 
@@ -81,29 +81,31 @@ class Instances(Record):
 
 
 class PlannedKvTransfer(Record):
-    """How KV caches get from prefill to decode instances."""
+    """Transfer of KV caches from prefill to decode instances."""
 
     from_pool: str
     to_pool: str
     connector: Literal["nixl", "mooncake", "ascend", "none"]
     path: Literal["device", "host"]
     link: Literal["network", "scale_up"] = "network"
-    """What joins both devices: NICs, or the links inside the machine that holds both instances."""
+    """Link between both devices: NICs, or the links inside the machine that holds both
+    instances."""
     request_bytes: Size
-    """That a mean request moves; where several ranks keep the same keys, all their copies."""
+    """Bytes of KV cache that a mean request moves; where several ranks keep the same keys, all
+    their copies."""
     seconds: Seconds
-    """Not hidden behind prefill."""
+    """Seconds from the end of prefill to the arrival of the KV cache, of a mean request."""
 
 
 class ServeRouter(Record):
-    """How requests are spread over instances; tuner/spec/serving/routers.py describes policies."""
+    """Spread of requests over instances; tuner/spec/serving/routers.py describes policies."""
 
     policy: RouterPolicy
-    """Of aggregated or prefill instances."""
+    """Policy for aggregated or prefill instances."""
     decode_policy: RouterPolicy | None = None
-    """Of decode instances; None: there are none."""
+    """Policy for decode instances; None: there are none."""
     cache_threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Of a cache-aware policy: share of a prompt above which its prefix decides; None: the router's
+    """Share of a prompt above which its prefix decides, in a cache-aware policy; None: the router's
     own."""
     ranks: Count | None = None
     """Attention-data ranks of each aggregated or prefill instance, among all of which the policy
@@ -115,21 +117,22 @@ class Island(Record):
 
     name: Annotated[str, Field(min_length=1)]
     share_ratio: Annotated[float, Field(gt=0.0, le=1.0)]
-    """Of all requests, which a router in front gives it."""
+    """Share of all requests that a router in front gives the island."""
 
 
 class ServeDecision(Record):
-    """What to launch."""
+    """Launchable configuration of a deployment."""
 
     mode: Mode
     instances: Annotated[tuple[Instances, ...], Field(min_length=1)]
     handovers: tuple[PlannedKvTransfer, ...] = ()
     offload_above_tokens: Count | None = None
-    """Prompts with more tokens to compute are prefilled on the remote pool."""
+    """Tokens to compute above which a prompt is prefilled on the remote pool."""
     router: ServeRouter | None = None
-    """None: one instance of each role, or a plan from before routers were planned."""
+    """Choice of an instance for each request; None: one instance of each role, or a plan from
+    before routers were planned."""
     islands: tuple[Island, ...] = ()
-    """Behind a router of their own each; empty with a single router."""
+    """Islands, each behind a router of its own; empty with a single router."""
 
     @model_validator(mode="after")
     def _islands_agree(self) -> "ServeDecision":

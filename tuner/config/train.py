@@ -29,28 +29,30 @@ class TrainDecision(Record):
     shard_ranks: Count | None = None
     """HSDP: data and context ranks that share one copy of the sharded state; None: all of them."""
     dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep", "hierarchical"] = "alltoall"
-    """What moves token copies between expert-parallel ranks."""
+    """Token dispatcher between expert-parallel ranks."""
     a2a_overlap: bool = False
     """Dispatch and combine of one micro-batch overlap another's compute."""
     recompute: Recompute
-    """The strongest level used on any stage; see `stage_recompute`."""
+    """Strongest level of recomputation on any stage; see `stage_recompute`."""
     recompute_modules: tuple[str, ...] = ()
-    """Megatron's names of what selective recompute covers, e.g. `moe`."""
+    """Modules that selective recomputation covers, by Megatron's names, e.g. `moe`."""
     recompute_num_layers: Count | None = None
-    """Full recomputation of only this many layers of every stage; None: all."""
+    """Layers of every stage that full recomputation covers; None: all."""
     stage_recompute: Annotated[tuple[Recompute, ...], Field(min_length=1)]
-    """Level of each stage, in execution order."""
+    """Level of recomputation of each stage, in execution order."""
     chunks: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """MemFine chunks of the MoE layers of each stage, in execution order."""
+    """Number of MemFine chunks of the MoE layers of each stage, in execution order."""
     pipeline_layout: Annotated[tuple[Size, ...], Field(min_length=1)]
     """Transformer layers of each stage in execution order; stage s runs on pipeline rank s % PP."""
     mtp_num_layers: Size = 0
     fp8_recipe: str = ""
-    """Empty for bf16; otherwise a precision of tuner/spec/goal.py, e.g. `mxfp8`."""
+    """Precision with 8-bit or 4-bit GEMMs, by its name in tuner/spec/goal.py, e.g. `mxfp8`; empty
+    for bf16."""
     schedule: Literal["1f1b", "interleaved", "zero_bubble"] | None = None
     """Order of passes in the pipeline; None: interleaved where virtual, otherwise 1F1B."""
     rank_order: str = "tp-cp-ep-dp-pp"
-    """Groups from neighbouring to distant ranks; decides which lie inside a scale-up domain."""
+    """Order of the groups from neighbouring to distant ranks; decides which groups lie inside a
+    scale-up domain."""
     cuda_graph: Literal["none", "partial", "full_iteration"] = "none"
     overlap_grad_reduce: bool = False
     """Gradient reduction overlaps the backward pass."""
@@ -59,7 +61,7 @@ class TrainDecision(Record):
     overlap_param_gather: bool = False
     """The parameter all-gather of the sharded optimizer overlaps the forward pass."""
     gradient_bytes: Literal[2, 4] = 4
-    """Of one main gradient."""
+    """Bytes of the main gradient of a parameter."""
     optimizer_offload: bool = False
     """The optimizer state lives in host memory."""
     activation_offload: bool = False

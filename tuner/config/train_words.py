@@ -127,7 +127,7 @@ _WORDS: Final[Mapping[str, Callable[[TrainDecision], str]]] = {
     "recompute_num_layers": _recomputed_layers,
     "mtp_num_layers": _mtp,
 }
-"""Of knobs whose words depend on other fields too."""
+"""Functions that word the knobs whose words depend on other fields too."""
 
 
 def short_decision(decision: TrainDecision) -> str:

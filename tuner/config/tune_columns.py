@@ -1,4 +1,4 @@
-"""What a goal trains, as columns of the analytic formulas: adapters, frozen weights, the stack.
+"""Columns of the analytic formulas for what a goal trains: adapters, frozen weights, the stack.
 
 Four stacks put adapters beside frozen layers:
 
@@ -21,7 +21,7 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters, adapted, linear_matrices, softmax_matrices
 
 NF4_BYTES: Final = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
-"""Of a quantised parameter with its scales (tuner/costs/train/adapters.py)."""
+"""Bytes of a quantised parameter with its scales (tuner/costs/train/adapters.py)."""
 
 COLUMN_OF_TARGET: Final = {
     "q_proj": "adapts_q",
@@ -41,7 +41,7 @@ COLUMN_OF_TARGET: Final = {
 
 
 class Stack(StrEnum):
-    """What layers and adapters are made of."""
+    """Software that layers and adapters are made of."""
 
     TRANSFORMERS = "transformers"
     MEGATRON = "megatron"

@@ -72,7 +72,7 @@ class Generation(StrEnum):
 
     @property
     def vendor(self) -> Vendor:
-        """Its vendor."""
+        """Vendor of the devices."""
         match self:
             case Generation.CDNA3 | Generation.CDNA4:
                 return Vendor.AMD
@@ -110,13 +110,14 @@ class Datasheet(Record):
     memory_bytes_per_s: Rate
     """Bandwidth of that memory."""
     scale_up_bytes_per_s: Rate
-    """To the other devices of its NVLink-class domain; PCIe where there is none."""
+    """Bandwidth, in one direction, from a device to the others of its NVLink-class domain; of PCIe
+    where there is none."""
     scale_up_domain: Annotated[int, Field(ge=1)] = 1
     """Devices of one domain in the reference server or rack."""
     devices_per_node: Annotated[int, Field(ge=1)] = 1
     """Devices of the reference server."""
     has_peer_copies: bool = True
-    """Its driver copies between devices of one server without the host's memory."""
+    """The driver copies between devices of one server without the host's memory."""
     scale_out_bytes_per_s: Rate
     """The usual NIC of one device."""
     host_bytes_per_s: Rate

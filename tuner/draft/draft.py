@@ -23,7 +23,7 @@ from tuner.spec.huggingface.read import read_model
 
 FieldValues = Mapping[str, str]
 LARGEST: Final = 2**31
-"""Of a count, as in a spec."""
+"""Largest count, as in a spec."""
 HEAD: Final = "# `moetune plan` reads this file; `moetune schema {schema}` lists all of its fields."
 
 
@@ -58,9 +58,10 @@ class Draft:
 
     kind: str
     fields: tuple[SpecField, ...]
-    """In the order of the prompts."""
+    """Fields in the order of the prompts."""
     lines: Callable[[FieldValues, Path | None], Iterator[str]]
-    """Of the text, from the checked values and the folder that its paths are made relative to."""
+    """Function that yields the lines of a spec, from the checked values and the folder that paths
+    are made relative to."""
     check: Callable[[Path], object]
     """Reads a written spec. Raises SpecError where `moetune plan` would."""
 
@@ -194,4 +195,4 @@ def quoted(text: str) -> str:
 
 
 _WORDS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-"""That YAML reads as something else than text."""
+"""Words that YAML reads as something else than text."""

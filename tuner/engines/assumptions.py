@@ -90,7 +90,7 @@ def _megatron_core(model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
 
 
 def may_deadlock(decision: TrainDecision) -> bool:
-    """Whether ranks of one expert group can run unequal numbers of collectives."""
+    """Return whether ranks of one expert group can run unequal numbers of collectives."""
     return max(decision.chunks) > 1 and decision.expert_model_parallel_size > 1
 
 

@@ -45,7 +45,8 @@ WRAPPERS: Final = frozenset({"slurm"})
 """Targets that start another target's program."""
 
 DeviceKind = Literal["cpu", "cuda"]
-"""Of the devices of a launch; the manifests are of accelerators unless a target says more."""
+"""Kind of the devices of a launch; manifests describe accelerators unless a target has another for
+CPUs."""
 
 TARGETS: Final[Mapping[str, Capabilities]] = {
     **{target.name: target.capabilities for _, target in train_targets()},

@@ -26,22 +26,23 @@ LONGEST_RETENTION: Final = 1000
 FOLDER_NOTE: Final = (
     "  CHECKPOINTS              a folder that all nodes share: saved to, and resumed from",
 )
-"""For the list of variables of an emitted script."""
+"""Line about CHECKPOINTS for the list of variables of an emitted script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSchedule:
-    """When a run saves."""
+    """Times at which a run saves checkpoints."""
 
     steps: int
     """Optimizer steps from one checkpoint to the next."""
     interval_s: float
     size_bytes: int
-    """Of one checkpoint, all ranks together."""
+    """Bytes of one checkpoint, all ranks together."""
     is_asynchronous: bool
     """Training stops for the copy to host memory only."""
     blocking: str = ""
-    """Why training waits although the spec asks for the background; empty: it does as planned."""
+    """Reason why training waits although the spec asks for saving in the background; empty: it
+    saves as planned."""
     removes_old: bool = False
     """The engine keeps `KEPT` finished checkpoints, not all."""
     retain_steps: int | None = None
@@ -51,12 +52,12 @@ class CheckpointSchedule:
     """Steps between checkpoints on hosts, of which some are those on shared storage; None: there
     are none."""
     host_bytes: int = 0
-    """That they take of a node's memory."""
+    """Bytes that checkpoints on hosts take of a node's memory."""
     replicas: int = 0
-    """Other nodes that hold a copy of a node's."""
+    """Number of other nodes that hold a copy of a node's checkpoint."""
     ending_s: int = 0
-    """From any time in a step until a last checkpoint is written, with leeway: that step, a write
-    in the background and its own. Evaluation is not in it."""
+    """Seconds from any time in a step until a last checkpoint is written, with leeway: that step, a
+    write in the background and its own. Evaluation is not in it."""
     other_layout: str = ""
     """The layout that restores these checkpoints, too, in words; empty: none has to."""
 
@@ -142,7 +143,7 @@ def _ending_s(step_s: float, run: RunForecast) -> int:
 
 
 def keeps_checkpoints(verified: VerifiedPlan) -> bool:
-    """Whether the layout to launch restores what the plan's own does, and the other way round."""
+    """Return whether the layout to launch and the plan's own restore each other's checkpoints."""
     planned, own = verified.plan.decision, verified.decision
     if planned is None:
         return False

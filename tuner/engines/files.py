@@ -54,7 +54,7 @@ class EmittedFile:
 
     @property
     def content(self) -> str | bytes:
-        """What is written to disk."""
+        """Content that is written to disk."""
         return self.text if self.data is None else self.data
 
 

@@ -21,7 +21,8 @@ from tuner.spec.goal import Precision
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters, members
 
 LARGEST_CHUNKS: Final = 64
-"""Larger chunk counts leave too few rows for an expert's GEMMs; no target needs more."""
+"""Largest count of MemFine chunks: more leave too few rows for an expert's GEMMs; no target needs
+more."""
 
 MOST_MTP_LAYERS: Final = 2**24
 """No limit."""
@@ -68,13 +69,13 @@ class Conditions:
     """Settings beside which a target has a feature."""
 
     needs_experts: bool = False
-    """Expert parallelism above 1."""
+    """The feature needs expert parallelism above 1."""
     needs_virtual_pipeline: bool = False
-    """With more than one pipeline rank."""
+    """The feature needs a virtual pipeline where there is more than one pipeline rank."""
     dispatchers: frozenset[str] = DISPATCHERS
     recompute: frozenset[Recompute] = frozenset(Recompute)
     excludes: frozenset[str] = frozenset()
-    """Modules that it cannot recompute."""
+    """Modules that the feature does not let a launch recompute."""
     cuda_graphs: frozenset[str] = GRAPHS
     largest_mtp: int = MOST_MTP_LAYERS
     mtp_needs_pipeline: bool = False
@@ -82,7 +83,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restriction:
-    """What a target cannot express of models with a feature."""
+    """Limits of a target for models with a feature."""
 
     feature: ModelFeature
     limits: tuple[tuple[str, Any], ...]
@@ -91,7 +92,7 @@ class Restriction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one target, or all of several, can express."""
+    """Features of one target, or those that all of several targets have."""
 
     names: tuple[str, ...]
     """The targets that this describes."""
@@ -102,13 +103,14 @@ class Capabilities:
 
     zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     zero_stages_with_pipeline: frozenset[int] = frozenset({0, 1, 2, 3})
-    """Those allowed with more than one pipeline rank."""
+    """Stages allowed with more than one pipeline rank."""
     shard_ranks_zero_stages: frozenset[int] = frozenset({1, 2, 3})
     """Stages whose sharded state can have several copies (HSDP)."""
     gradient_bytes: frozenset[int] = frozenset({2, 4})
-    """Bytes of one main gradient."""
+    """Choices of the bytes of a parameter's main gradient."""
     unsharded_gradient_bytes: frozenset[int] = frozenset({2, 4})
-    """The same at zero_stage 0, of parameters in 16 bits or less."""
+    """Choices of the bytes of a main gradient at zero_stage 0, for parameters in 16 bits or
+    less."""
     optimizer_offload_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose optimizer state can be offloaded to host memory; empty: none."""
     host_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
@@ -117,29 +119,33 @@ class Capabilities:
     background_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be written to shared storage while training goes on; empty: none."""
     pinned_checkpoints: bool = False
-    """One that is written while training goes on is copied into pinned memory that the next one
-    uses again, at the speed of the link between a device and its host."""
+    """Checkpoints that are written while training goes on are copied into pinned memory, which the
+    next one uses again, at the speed of the link between a device and its host."""
     in_process_restart_zero_stages: frozenset[int] = frozenset()
     """Stages whose training is told to restart without ending its processes; empty: none."""
     saves_before_time_limit: bool = False
     """A run inside a Slurm job can be told when to save to shared storage for the last time."""
     distributed_checkpoints: bool = True
-    """They are in PyTorch's distributed format, and loaded as profilers/checkpoint_load.py does."""
+    """Checkpoints are in PyTorch's distributed format, and loaded as profilers/checkpoint_load.py
+    does."""
     checkpoints_need_tokens: bool = False
-    """It saves only in a run of a stated length."""
+    """Checkpoints are only saved in a run of a stated length."""
     saves_during_run: bool = True
-    """It saves every so many steps, and goes on from there; otherwise at the end alone."""
+    """Checkpoints are saved every so many steps, and training goes on from there; otherwise only at
+    the end."""
     reshards: bool = True
     """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
     optimizer and without a conversion."""
     reshard_zero_stages_with_host_copies: frozenset[int] = frozenset({0, 1, 2, 3})
-    """Stages of which they also are beside checkpoints in the memory of nodes."""
+    """Stages whose checkpoints on shared storage can be restored in another layout even if there
+    are checkpoints in the memory of nodes."""
     reshard_converters: frozenset[str] = frozenset()
     """Programs that have to convert a checkpoint first."""
     reshards_data_parallel: bool = True
-    """Such a layout may have another number of replicas."""
+    """A layout that restores a checkpoint may have another number of data-parallel replicas."""
     reshard_needs_expert_ranks: bool = False
-    """Expert parallelism is above 1 in both layouts, or in none."""
+    """A layout that restores a checkpoint needs expert parallelism above 1 in both layouts or in
+    none."""
     overlap_grad_reduce: bool = True
     """Gradient reduction can overlap with the backward pass."""
     ddp_bucket_size: bool = True
@@ -147,8 +153,8 @@ class Capabilities:
     overlap_param_gather: bool = True
     """Parameter all-gather can overlap with the forward pass."""
     synchronizes_every_microbatch: bool = False
-    """Without a pipeline every micro-batch gathers parameters and reduces gradients, at every
-    zero_stage: FSDP2 that is not told to wait for the last one."""
+    """FSDP2 without deferred synchronisation: without a pipeline, every micro-batch gathers
+    parameters and reduces gradients, at every zero_stage."""
     param_gather_needs_grad_reduce: bool = False
     """Overlapped all-gather needs overlapped gradient reduction and sharded optimizer state."""
 
@@ -224,7 +230,7 @@ class Capabilities:
     """Dispatchers with the fixed sizes that a full-iteration graph of MoE layers needs."""
     partial_graph_recompute: frozenset[Recompute] = frozenset(Recompute)
     partial_graph_excludes: frozenset[str] = frozenset()
-    """Modules that it cannot recompute."""
+    """Modules that a launch with partial CUDA graphs cannot recompute."""
 
     precisions: frozenset[str] = PRECISIONS
     delayed_scaling_excludes: frozenset[str] = frozenset()
@@ -240,13 +246,13 @@ class Capabilities:
     adapter_dtypes: frozenset[str] = frozenset({"fp32", "bf16"})
     """Types of adapters, their gradients and moments."""
     adapter_limits: frozenset[tuple[str, Any]] = frozenset()
-    """Fields of this, and what is left of them where adapters are trained."""
+    """Fields of `Capabilities` with the values that are left where adapters are trained."""
     rank_splitting_targets: frozenset[str] = frozenset()
     """Matrices whose tensor ranks split the rank of their adapters, and must divide it."""
     rank_over_tensor: int = 0
-    """The rank that tensor ranks split where adapters are trained; 0: none."""
+    """Rank that tensor ranks split where adapters are trained; 0: none."""
     rank_over_expert_tensor: int = 0
-    """The same of the tensor ranks of experts."""
+    """Rank that the tensor ranks of experts split where adapters are trained; 0: none."""
     frozen_in_compute_type: bool = True
     """Frozen weights are kept in the type of the computation, and whole below zero_stage 3."""
     quantised_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
@@ -259,13 +265,14 @@ class Capabilities:
     biases are not split."""
     unsupported: frozenset[ModelFeature] = frozenset()
     unsupported_reasons: frozenset[tuple[ModelFeature, str]] = frozenset()
-    """Why, of features that the target may have, but that are not planned for it."""
+    """Reasons by feature that the target may have but that is not planned for it."""
     restrictions: frozenset[Restriction] = frozenset()
     """Narrower limits for models with a feature."""
     parts: tuple["Capabilities", ...] = ()
     """The targets of an intersection, so that a refusal can name one."""
     without_adapters: "Capabilities | None" = None
-    """The same where all weights are trained, so that a refusal can name the adapters."""
+    """Features where all weights are trained, so that a refusal can name the adapters; None: the
+    same."""
 
 
 CONDITIONAL: Final[dict[str, Any]] = {

@@ -57,7 +57,7 @@ class PricedSetting:
     """One setting of one engine."""
 
     quantity: str
-    """What the prediction assumes, in words."""
+    """Assumption of the prediction, in words."""
     name: str
     """The engine's own: a field of its configuration; Megatron-LM's flag has `-` for `_`."""
     priced: Value
@@ -66,11 +66,12 @@ class PricedSetting:
     """Source of the default: a class of the engine's package, or its parser's file."""
     applies: Rule = _always
     changes: Literal["", "memory", "time"] = ""
-    """What does not hold at another value; empty: nothing beyond the bands."""
+    """Part of the prediction that does not hold at another value; empty: nothing beyond the
+    bands."""
 
     @property
     def is_written(self) -> bool:
-        """Whether the emitted files must state it."""
+        """The emitted files must state it, since it differs from the default."""
         return self.priced != self.default
 
 
@@ -256,7 +257,8 @@ MEGATRON: Final = (
         read_from=DDP,
     ),
 )
-"""Of Megatron-LM. The emitted `--ddp-bucket-size` is part of a decision, not of this table."""
+"""Settings of Megatron-LM. The emitted `--ddp-bucket-size` is part of a decision, not of this
+table."""
 
 TORCHTITAN: Final = (
     PricedSetting(

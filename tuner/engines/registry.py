@@ -57,11 +57,12 @@ class Target:
     software: str
     """Generation of that software, as `tuner.costs.train.constants.Software` names it."""
     runs_same_layers: bool = True
-    """Those runs are of its own layers, so that their band holds for it."""
+    """The published runs of `family` are of its own layers, so that their band holds for it."""
     on_processors: Capabilities | None = None
-    """What it can launch where the profile is of processors; None: the same."""
+    """Capabilities where the profile was measured on processors; None: the same."""
     saved_bytes: Callable[[Adapters | None, int, str], SavedBytes]
-    """Of a parameter in its checkpoints, by what is trained, the zero_stage and the precision."""
+    """Function that returns bytes of a parameter in checkpoints, by what is trained, the zero_stage
+    and the precision."""
     emitter: str = "emit"
     """Function of write.py: (verified) -> tuple of EmittedFile."""
 
@@ -76,10 +77,10 @@ class LaunchFormat:
     """One format of an engine's launch files."""
 
     name: str
-    """As users choose it with --format."""
+    """Name that users choose with --format."""
     suffixes: tuple[str, ...] = ()
-    """Of files that have this format unless --format says otherwise; empty: by --format alone, and
-    Megatron-LM's arguments for all other files (tuner/estimate/registry.py)."""
+    """Endings of files that have this format unless --format says otherwise; empty: by --format
+    alone, and Megatron-LM's arguments for all other files (tuner/estimate/registry.py)."""
     reader: str = "read"
     """Function of read.py: (text, source=...) -> LaunchSettings."""
     recognised_by: str = ""

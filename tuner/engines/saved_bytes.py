@@ -1,4 +1,4 @@
-"""What checkpoints hold of one parameter, in bytes, and what a restart reads beside them.
+"""Bytes of one parameter in checkpoints, and bytes that a restart reads beside them.
 
     adapters only    the frozen weights come from where the first start took them
     all weights      frozen ones too, in every checkpoint
@@ -12,14 +12,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBytes:
-    """What one engine keeps of a parameter on shared storage."""
+    """Bytes that one engine keeps of a parameter on shared storage."""
 
     trained: float
-    """In every checkpoint, of a parameter that the optimizer updates."""
+    """Bytes in every checkpoint of a parameter that the optimizer updates."""
     frozen: float = 0.0
-    """In every checkpoint, of a parameter beside adapters."""
+    """Bytes in every checkpoint of a frozen parameter beside adapters."""
     reread: float = 0.0
-    """Of a frozen parameter that no checkpoint holds: every restart reads it."""
+    """Bytes of a frozen parameter that no checkpoint holds: every restart reads it."""
 
 
 MIXED_PRECISION: Final = SavedBytes(trained=14.0)

@@ -19,10 +19,11 @@ RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] 
     }
     for vendor in Vendor
 }
-"""By vendor, then by the name users type, newest first; an absent engine does not run there."""
+"""Releases by vendor, then by the name users type, newest first; an absent engine does not run
+there."""
 
 ENGINES: Final = RELEASES[Vendor.NVIDIA]
-"""On NVIDIA devices. `goal.engine.version` names a release."""
+"""Releases on NVIDIA devices by the name users type; `goal.engine.version` names one."""
 
 AFD_TARGETS: Final = frozenset({"slurm", "local", *(one.name for one in _EVERY if one.afd)})
 """Targets of `emit` that support attention-FFN disaggregation."""

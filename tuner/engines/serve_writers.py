@@ -29,13 +29,13 @@ SERVE_EMITTERS: Final[Mapping[str, str]] = {
     "slurm": "tuner.engines.launchers.serve_slurm:emit",
     "local": "tuner.engines.launchers.local:emit",
 }
-"""By the name users type."""
+"""Module and function of the emitter by the name users type."""
 
 _NEED_SCRIPTS: Final = frozenset({"slurm", "local"})
 
 
 class ServeEmitter(Protocol):
-    """What a line of the table names."""
+    """Signature of the functions in `SERVE_EMITTERS`."""
 
     def __call__(
         self, verified: VerifiedServing, placement: ServedPlacement | None

@@ -29,7 +29,7 @@ EMITTERS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Emitter(Protocol):
-    """What a line of the table names."""
+    """Signature of the functions in `EMITTERS`."""
 
     def __call__(self, verified: VerifiedPlan) -> tuple[EmittedFile, ...]: ...
 

@@ -1,11 +1,12 @@
-"""What a launch loses to failures by when it saves, and the smallest change that loses less.
+"""Time that a launch loses to failures by when it saves, and the smallest change that loses less.
 
 The run is forecast as a plan's is (tuner/faults), with the launch's interval and way of saving. A
 change sets the interval to the best one, or saves in the background, or both; of the two single
-ones the better is the smallest, unless only both bring `LEAST_GAIN` of the time. A launch that
-saves to hosts keeps its replicas and is told both intervals; one that does not is told how to where
-the spec asks for it (`levels`). A folder or switch without which an interval has no effect is named
-with it, saving in the background only where the releases can that the spec names.
+changes the better one is proposed, unless only both bring `LEAST_GAIN` of the time. A launch that
+saves to hosts keeps its replicas and gets both intervals; one that does not gets the lines for it
+where the spec asks for copies on hosts (`levels`). A folder or switch without which an interval has
+no effect is named with it, saving in the background only where every release that the spec names
+can do it.
 """
 
 import math
@@ -55,13 +56,13 @@ FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
         'checkpoint.async_mode = "async_with_pinned_mem"',
     ),
 }
-"""By engine: how it writes the steps between checkpoints, and that it saves in the background."""
+"""Spelling of the steps between checkpoints, and of saving in the background, by engine."""
 _TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.MEGATRON: "megatron-lm",
     TrainingEngine.MS_SWIFT: "ms-swift",
     TrainingEngine.TORCHTITAN: "torchtitan",
 }
-"""By engine: the target whose checkpoints a launch of it has."""
+"""Target whose checkpoints a launch writes, by engine."""
 HOST_FORM: Final = "--non-persistent-save-interval {}"
 TO_HOSTS: Final = (
     "--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir FOLDER"
@@ -76,7 +77,7 @@ Change = tuple[tuple[str, ...], RunForecast]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """How a launch saves; an interval of None: the best one."""
+    """Way in which a launch saves; an interval of None is the best one."""
 
     steps: int | None
     in_background: bool
@@ -292,7 +293,7 @@ def _target(launch: LaunchSettings) -> Capabilities:
 
 
 def _may_save_in_background(launch: LaunchSettings, run: LaunchedRun) -> bool:
-    """Whether every release can that the spec names; without one, the newest."""
+    """Return whether all releases that the spec names, or else the newest, save in background."""
     if not launch.engine.is_megatron:
         return True
     strategies = single(to_strategies(run.priced.configuration, run.setup))
@@ -307,7 +308,7 @@ def _may_save_in_background(launch: LaunchSettings, run: LaunchedRun) -> bool:
 
 
 def _may_save_to_hosts(launch: LaunchSettings, run: LaunchedRun) -> bool:
-    """Whether the engine can, and the spec asks for it."""
+    """Return whether the engine can save to hosts and the spec asks for it."""
     return run.stated.checkpoint.keeps_host_copies and launch.engine is TrainingEngine.MEGATRON
 
 

@@ -35,7 +35,7 @@ class Configuration(LaunchSettings):
     rounds: int
     """Pipeline flushes in one step."""
     stages: tuple[StageContent, ...]
-    """In execution order; stage s runs on pipeline rank s % PP."""
+    """Contents of every stage in execution order; stage s runs on pipeline rank s % PP."""
     is_explicit_layout: bool
     """Stated stage by stage rather than divided by the engine."""
     recompute_ratio: float
@@ -76,7 +76,7 @@ class Configuration(LaunchSettings):
 
     @property
     def has_fused_attention(self) -> bool:
-        """Whether the backend that is asked for has a fused kernel in this precision.
+        """The requested backend has a fused kernel in this precision.
 
         TransformerEngine's are for 16-bit types (attention/dot_product_attention); PyTorch's
         memory-efficient one, which the other engines take, has fp32 as well.
@@ -85,7 +85,7 @@ class Configuration(LaunchSettings):
 
     @property
     def has_eager_layers(self) -> bool:
-        """Whether torchtitan is told to leave its layers uncompiled."""
+        """Torchtitan is told to leave its layers uncompiled."""
         return self.compiled is not None and "model" not in self.compiled
 
     @property

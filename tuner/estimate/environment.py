@@ -41,22 +41,22 @@ _ANY_QUEUES: Final = frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a configuration needs of one variable."""
+    """Value that a configuration needs in one environment variable."""
 
     variable: str
     value: str
-    """To set."""
+    """Value to set the variable to."""
     holds: bool
-    """Whether the launch's value satisfies the need; an unset variable counts as satisfied."""
+    """The launch's value satisfies the need; an unset variable counts as satisfied."""
     is_stated: bool
-    """Whether the launch sets the variable."""
+    """The launch sets the variable."""
     is_asserted: bool
     """The engine stops where it does not hold; otherwise it runs slower."""
     why: str
 
     @property
     def line(self) -> str:
-        """As a line of the script, with the reason as a comment."""
+        """Line of the script that sets the variable, with the reason as a comment."""
         return f"export {self.variable}={self.value}  # {self.why}"
 
 

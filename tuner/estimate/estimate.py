@@ -62,7 +62,8 @@ FP32_NOTE: Final = (
     " of Transformer Engine may use it), and parameters are their own master"
 )
 LARGEST_BYTES: Final = 2.0**60
-"""Of one device. More is a typing error in the launch and would overflow a record's integers."""
+"""Most bytes of one device; more is a typing error in the launch and would overflow a record's
+integers."""
 
 _NO_TIME = 1e9
 """Factor on link bandwidths that leaves only their latency."""

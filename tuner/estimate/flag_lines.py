@@ -16,7 +16,7 @@ from tuner.estimate.configuration import Configuration
 from tuner.estimate.knobs import BF16_BYTES
 
 Settings = Mapping[str, str]
-"""By flag or key: its value, empty for a switch."""
+"""Values by flag or key; empty for a switch."""
 
 
 def flag_lines(

@@ -31,7 +31,7 @@ CONVENTION: Final = (
     "experts counted, recomputation not"
 )
 FROZEN: Final = ", nor gradients of the weights that adapters leave as they are"
-"""What the convention adds where adapters are trained."""
+"""Addition to the convention where adapters are trained."""
 VOCABULARY_MULTIPLE: Final = 128
 """Megatron-LM's --make-vocab-size-divisible-by."""
 

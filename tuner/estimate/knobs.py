@@ -62,10 +62,10 @@ class KnobChange:
     knob: str
     """Changes of one knob exclude each other."""
     what: str
-    """In words."""
+    """Change of the knob in words."""
     apply: Callable[[Configuration], Configuration]
     saves_only_memory: bool = False
-    """It gains nothing where a launch fits, or nothing that is worth coarser sums."""
+    """The change gains no time, or too little for its coarser sums, where a launch fits."""
 
 
 def knob_changes(

@@ -19,7 +19,7 @@ from tuner.spec.linear_attention import splits_heads
 from tuner.spec.model import ModelSpec
 
 Name = Callable[[str], str]
-"""How the launch spells a field."""
+"""Function that spells a field as the launch does."""
 
 
 def broken_rules(config: Configuration, model: ModelSpec, *, name: Name) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What an estimate on a profile extrapolates, and how that widens its error band."""
+"""Extrapolations of an estimate on a profile, and how they widen its error band."""
 
 from dataclasses import replace
 

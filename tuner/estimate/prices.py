@@ -87,24 +87,24 @@ Price = TypeVar("Price", StepPrice, MemoryPrice)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricingSetup:
-    """What all configurations of one estimate share: model, pool, datasheet, residuals."""
+    """Inputs that all configurations of one estimate share: model, pool, datasheet, residuals."""
 
     model: ModelSpec
     pool: Pool
     sheet: Datasheet
     residuals: Residuals | None
     expert_imbalance: ExpertImbalance | None
-    """From recorded routing; None: balanced experts."""
+    """Uneven load of the experts, from recorded routing; None: balanced experts."""
     loss_prices: LossPrices
     """Costs of running out of memory."""
     measured: MeasuredProfile | None = None
-    """Of the pool; None: priced on the datasheet."""
+    """Measured profile of the pool; None: priced on the datasheet."""
     adapters: Adapters | None = None
-    """That the goal trains; None: all weights."""
+    """Adapters that the goal trains; None: all weights."""
     engine: TrainEngine | None = None
-    """With the release that the goal names; None: the newest known."""
+    """Software and release that the goal names; None: the newest known."""
     has_links: bool = True
-    """Whether the collectives that the profile measured are used."""
+    """The collectives that the profile measured are used."""
     stretch: float = 1.0
     """Factor on extrapolated times, to measure their weight."""
     extrapolation_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -120,12 +120,12 @@ class PricingSetup:
 
     @property
     def memory_limit_bytes(self) -> float:
-        """What a plan may use of one device."""
+        """Bytes that a plan may use of one device."""
         return self.memory_capacity_bytes * self.pool.usable_memory_ratio
 
     @property
     def host_limit_bytes(self) -> float | None:
-        """What a job may use of a node's memory beside the devices'; None: not known."""
+        """Bytes that a job may use of a node's memory beside the devices'; None: not known."""
         return self.pool.host_limit_bytes(None if self.measured is None else self.measured.profile)
 
     def regime(self, configuration: Configuration) -> Regime:
@@ -177,11 +177,11 @@ class PricedConfiguration:
 
     configuration: Configuration
     step: StepPrice
-    """One column."""
+    """Price of a step, one column."""
     memory: MemoryPrice
-    """One column, as many ranks as the pipeline has."""
+    """Price of memory, one column and as many ranks as the pipeline has."""
     host_bytes: float = 0.0
-    """Offloaded to a node's memory; 0 where nobody knows what that is."""
+    """Bytes offloaded to a node's memory; 0 where its limit is not known."""
 
     @property
     def step_s(self) -> float:
@@ -391,7 +391,7 @@ def _kept_loads(
 
 
 def _copies_weights(config: Configuration) -> bool:
-    """Whether the optimizer has a copy even of fp32 parameters (DeepSpeed, stage_1_and_2.py)."""
+    """Return whether the optimizer copies even fp32 parameters (DeepSpeed, stage_1_and_2.py)."""
     return config.engine is TrainingEngine.DEEPSPEED and config.zero_stage > 0
 
 

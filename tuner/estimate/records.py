@@ -28,11 +28,11 @@ class PipelineRankMemory(Record):
     gradient_bytes: Size
     optimizer_bytes: Size
     activation_bytes: Size
-    """Saved for backward at the peak, logits and loss included."""
+    """Bytes saved for backward at the peak, logits and loss included."""
     buffer_bytes: Size
-    """Dispatch and communication buffers, temporaries of one layer."""
+    """Bytes of dispatch and communication buffers, and of temporaries of one layer."""
     reserve_bytes: Size
-    """Device context, graphs' pools, what the allocator cannot give back."""
+    """Bytes of the device context, graphs' pools, and what the allocator cannot give back."""
 
     @property
     def total_bytes(self) -> int:
@@ -48,7 +48,7 @@ class PipelineRankMemory(Record):
 
 
 class ExposedRatios(Record):
-    """Shares of the step; what is left is useful work on the device."""
+    """Shares of the step time; what is left is useful work on the device."""
 
     all_to_all_ratio: Ratio
     """Exposed dispatch and combine of experts."""
@@ -59,45 +59,46 @@ class ExposedRatios(Record):
     data_ratio: Ratio
     """Exposed gradient reduction and parameter all-gather of data parallelism."""
     bubble_ratio: Ratio
-    """Waiting for other pipeline stages."""
+    """Share in which a device waits for other pipeline stages."""
     recompute_ratio: Ratio
-    """Recomputed forward passes."""
+    """Share of recomputed forward passes."""
     host_ratio: Ratio
-    """The device waits for the host to launch kernels."""
+    """Share in which the device waits for the host to launch kernels."""
 
 
 class Utilisation(Record):
-    """FLOP/s over the device's peak, by which convention."""
+    """FLOP/s over the device's peak, and the convention by which they are counted."""
 
     mfu_ratio: Ratio
     """Model FLOPs over time, devices and peak."""
     hfu_ratio: Ratio
-    """The same with recomputed operations counted."""
+    """Model FLOPs and recomputed ones over time, devices and peak."""
     convention: str
-    """What counts as a model FLOP."""
+    """Operations that count as model FLOPs, in words."""
     peak_flop_per_s: float
-    """Of one device."""
+    """Peak FLOP/s of one device."""
     peak_name: str
-    """Device and type of the peak."""
+    """Device and number type of the peak."""
     megatron_flop_per_s_per_device: float
-    """As Megatron-LM would print it in its log, in FLOP/s."""
+    """FLOP/s of one device as Megatron-LM would print it in its log."""
 
 
 class Change(Record):
     """One or two knobs at another setting, and the predicted effect."""
 
     what: tuple[str, ...]
-    """In words, one entry a knob."""
+    """Changes in words, one entry per knob."""
     lines: tuple[str, ...]
-    """What to write into the launch."""
+    """Lines to write into the launch."""
     environment: tuple[str, ...] = ()
-    """What must change in the launch's environment, a line of its script each."""
+    """Changes to the launch's environment, one line of its script each."""
     step_time_s: Seconds
     ratio_band: Band
-    """Seconds of its step over the launch's, as they may measure: four pairs of configurations of
-    five. Narrower than either time's band, as most errors are common to both."""
+    """Step time of the changed launch over that of the launch, lowest and highest, as four of five
+    pairs of configurations measure it. Narrower than either time's band, as most errors are common
+    to both."""
     within_band: bool
-    """The band contains 1: a tie under the model."""
+    """`ratio_band` contains 1: a tie with the launch under the model."""
     gain_ratio: float
     """Share of the step time that is saved; negative where a change only makes the run fit."""
     peak_memory_bytes: Size
@@ -108,54 +109,58 @@ class CheckpointChange(Record):
     """Another way to save checkpoints."""
 
     lines: tuple[str, ...]
-    """What to write into the launch."""
+    """Lines to write into the launch."""
     run: RunForecast
     gain_ratio: float
-    """Of the wall clock, what then advances training more than as launched."""
+    """Additional share of the wall clock that advances training, against the launch as it is."""
 
 
 class CheckpointRoom(Record):
-    """How many checkpoints lie on shared storage at once."""
+    """Number of checkpoints that lie on shared storage at once."""
 
     most: Size | None
-    """At most, the one that is written included; absent where it grows with a run whose length is
-    unknown."""
+    """Most checkpoints, the one that is being written included; absent where it grows with a run
+    whose length is unknown."""
     change: str = ""
-    """What to write into the launch, which keeps all of them; empty: it removes old ones."""
+    """Line to write into the launch, which keeps all checkpoints, to remove old ones; empty: it
+    removes them, or has no more than that line would keep."""
     change_most: Size | None = None
-    """At most with that; absent likewise."""
+    """Most checkpoints with `change`; absent without one, and where it grows with a run whose
+    length is unknown."""
 
 
 class CheckpointEstimate(Record):
-    """What a launch loses to failures."""
+    """Time that a launch loses to failures."""
 
     interval_steps: Size | None
     """Steps between checkpoints; absent where the launch saves none before its end."""
     in_background: bool
     from_pinned_memory: bool = False
-    """In the background, from memory of the host that is pinned once for all of them."""
+    """Checkpoints are written in the background from host memory that is pinned once for all of
+    them."""
     host_interval_steps: Size | None = None
     """Steps between checkpoints in the memory of nodes; absent where the launch makes none, or none
     between two on shared storage."""
     run: RunForecast | None
-    """As launched; absent without checkpoints: every failure then starts it again."""
+    """Forecast of the run as launched; absent without checkpoints, as every failure then starts it
+    again."""
     room: CheckpointRoom | None = None
-    """Absent without checkpoints."""
+    """Checkpoints on shared storage; absent without any."""
     change: CheckpointChange | None
-    """The smallest one that gains; absent where none does."""
+    """The smallest change that gains time; absent where none does."""
     more_spare_nodes: Size = 0
     """Spare nodes beside the stated ones with which the run hardly waits for repairs; 0: it hardly
-    does."""
+    waits with those."""
     spared_time_ratio: Ratio = 0.0
-    """Share of the wall clock that advances training as launched, with those."""
+    """Share of the wall clock that advances training as launched, with `more_spare_nodes`."""
 
 
 class Estimate(Record):
-    """What a launch will do."""
+    """Predicted performance and memory of a training launch."""
 
     schema_version: Literal[1] = 1
     source: str
-    """File or command."""
+    """Path of the launch file, or `the command`."""
     engine: str
     model: str
     device: str
@@ -164,7 +169,7 @@ class Estimate(Record):
     sequence_length: Size
     global_batch_size: Size
     num_microbatches: Size
-    """Per pipeline, between two flushes."""
+    """Micro-batches of one pipeline between two flushes."""
     rounds: Size = 1
     """Pipeline flushes in one step."""
     precision: str
@@ -173,7 +178,7 @@ class Estimate(Record):
     step_time_s: Seconds
     step_time_s_band: Band
     played_step_time_s: Seconds | None
-    """The same by simulating the pipeline schedule pass by pass, as a check of the closed form;
+    """Step time by simulating the pipeline schedule pass by pass, as a check of the closed form;
     absent where the schedule cannot be simulated, or is too long."""
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
@@ -182,24 +187,27 @@ class Estimate(Record):
     """Seconds of a step by cause, as in a plan's prediction; their sum is `step_time_s`."""
     exposed: ExposedRatios
     memory: tuple[PipelineRankMemory, ...]
-    """By pipeline rank."""
+    """Peak memory of one device by pipeline rank."""
     fullest_pipeline_rank: Size
     peak_memory_bytes: Size
     memory_limit_bytes: Size
-    """What may be used of one device."""
+    """Bytes that may be used of one device."""
     memory_capacity_bytes: Size
-    """All that one device has."""
+    """Bytes of all memory of one device."""
     out_of_memory_probability: Probability
-    """That a device ever needs more than it has; these three as in a plan's prediction."""
+    """Probability that a device ever needs more than it has; this and the next two are as in a
+    plan's prediction."""
     out_of_memory_at_start_probability: Probability
     out_of_memory_loss_s: Seconds
     assumed_run_s: Seconds | None
-    """The run that the loss is a part of, where the spec states no tokens."""
+    """Length of the run that `out_of_memory_loss_s` is a part of, seconds, where the spec states no
+    tokens; absent otherwise."""
     fits: bool
     rests_on_samples: str | None = None
-    """What a refusal assumes of the samples' lengths, where shorter ones would fit."""
+    """Assumption of a refusal about the samples' lengths, where shorter ones would fit; absent
+    without one."""
     host_memory: HostMemory | None = None
-    """Memory of a node beside the devices'; absent where nothing takes any."""
+    """Memory that the job takes of a node beside the devices'; absent where nothing takes any."""
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
     smallest_change: Change | None
@@ -207,17 +215,19 @@ class Estimate(Record):
     does not fit with two; absent when nothing in reach is predicted to be better by more than
     `least_gain_ratio`."""
     best_pair: Change | None = None
-    """Two knobs, where together they bring more than the smallest change."""
+    """Change of two knobs, where together they bring more than the smallest change."""
     changes: tuple[Change, ...]
-    """Every knob's best setting, best first; for a launch that does not fit also that of two."""
+    """Best setting of every knob, best first; for a launch that does not fit also that of two
+    knobs."""
     checkpoints: CheckpointEstimate | None = None
-    """Absent where the spec states no failures, or the engine's launch not when it saves."""
+    """Time that the launch loses to failures; absent where the spec states no failures, or the
+    launch does not state when it saves."""
     least_gain_ratio: float
     num_tried: Size
     """Launchable configurations that were priced for the changes."""
     flags_understood: tuple[str, ...]
     flags_ignored: tuple[str, ...]
-    """Change nothing in the prediction."""
+    """Flags that change nothing in the prediction."""
     flags_deprecated: tuple[str, ...]
     refused_by: tuple[str, ...]
     """Refusals of the target's manifest for the launch as it is."""

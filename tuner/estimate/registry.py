@@ -24,7 +24,7 @@ from tuner.spec.complaint import complaint
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
 FORMATS: Final[tuple[tuple[str, LaunchFormat], ...]] = tuple(launch_formats())
-"""With the folder of the engine."""
+"""Formats of launches, each with the folder of its engine."""
 NAMES: Final = tuple(dict.fromkeys(one.name for _, one in FORMATS))
 _COMMAND: Final = re.compile(r"\s|^-")
 

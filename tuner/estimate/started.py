@@ -45,9 +45,9 @@ _DEEPEST: Final = 4
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
 _SETTINGS: Final = (".yaml", ".yml", ".json")
 _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
-"""Before the rest of a path: the folder of the script (tuner/engines/files.py)."""
+"""Beginning of a path that stands for the folder of the script (tuner/engines/files.py)."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
-"""How a Python program names the file of settings beside it."""
+"""Expression by which a Python program names the file of settings beside it."""
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {
     "--deepspeed_config": "deepspeed",
@@ -64,7 +64,7 @@ class ResolvedLaunch:
     """The settings that a script leads to."""
 
     format_name: str
-    """Of tuner/estimate/registry.py."""
+    """Name of the format, one of tuner/estimate/registry.py."""
     text: str
     source: str
     folder: Path

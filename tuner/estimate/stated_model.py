@@ -74,7 +74,7 @@ _SIZES: Final[Mapping[str, Callable[[ModelSpec], Size | None]]] = {
     "indexer_head_dim": _of_indexer("head_dim"),
     "indexer_top_k": _of_indexer("top_k"),
 }
-"""The model's value; None where it has no such size."""
+"""Functions that return the model's value of a size; None where it has no such size."""
 
 
 def check_stated_model(launch: LaunchSettings, model: ModelSpec) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""Why a plan was chosen, and what-ifs under other limits, each solved again."""
+"""Reasons why a plan was chosen, and what-ifs under other limits, each solved again."""

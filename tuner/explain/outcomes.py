@@ -44,7 +44,7 @@ def to_outcome(
 
 
 def _reason(plan: StoredPlan) -> str:
-    """What binds the plan; where nothing fits, with the first relaxation too."""
+    """Name what binds the plan; where nothing fits, with the first relaxation too."""
     change = getattr(next(iter(plan.relaxations), None), "change", "")
     if plan.decision is not None or not change:
         return plan.binding_constraint

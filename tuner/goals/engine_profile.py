@@ -45,13 +45,13 @@ from tuner.verify.deployments.step_client import MOST_OUTPUTS, StepClient, Steps
 from tuner.verify.leftovers import exclusive_use
 
 PROMPTS: Final = (16, 64, 256, 960)
-"""Tokens, as far as the model and a step's budget allow."""
+"""Tokens of the prompts that are timed, as far as the model and a step's budget allow."""
 SEQUENCES: Final = (1, 2, 4, 8, 16)
-"""Running at once, as far as the launch allows."""
+"""Sequences that run at once, as far as the launch allows."""
 PASTS: Final = (32, 512)
 TIME_LIMIT_S: Final = 20.0
 LAUNCHES_NAME: Final = "engine-launches"
-"""In the profile's folder, while the engine runs."""
+"""Name of the folder of launches inside the profile's, while the engine runs."""
 
 
 def profile_engine(

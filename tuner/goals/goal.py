@@ -1,8 +1,8 @@
-"""What a goal is: a table of functions, from the spec to the report.
+"""A goal as a table of functions, from the spec to the report.
 
 The tables are in train.py, serve.py and place.py beside this file, and registry.py finds the one of
-a spec or of a plan; nothing else branches on the goal but the command line, which has a file of
-each goal for what it asks and prints (tuner/cli/goals.py).
+a spec or of a plan. Nothing else branches on the goal but the command line, which has one file for
+the options and the output of each goal (tuner/cli/goals.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ Kind = Literal["train", "serve", "place"]
 StoredPlan = Plan | ServePlan | PlacePlan
 
 MOST_RIVALS = 5
-"""Runners-up that are explained; the plan holds them all."""
+"""Most runners-up that are explained; the plan holds them all."""
 SMALLEST_S = 1e-9
-"""Difference below which two terms are equal."""
+"""Largest difference of two equal terms, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +35,15 @@ class PlannedSpec:
     """A spec that can be planned on from anywhere."""
 
     keys: Mapping[str, Any]
-    """Of the YAML file, paths absolute; never changed in place."""
+    """Keys of the YAML file, paths absolute; never changed in place."""
     cluster: Cluster | None
     """The planned cluster; None where a placement names none."""
     is_reference: bool = False
-    """Priced on a profile of the reference step, which has no datasheet's links."""
+    """The plan is priced on a profile of the reference step, which has no datasheet's links."""
     residual: Any = None
-    """Correction of its predictions, of the goal's own type; None: there is none."""
+    """Correction of the plan's predictions, of the goal's own type; None: there is none."""
     memory_bytes: Mapping[str, int]
-    """Of one device, by pool, where only a profile states it."""
+    """Memory of one device by pool, bytes, where only a profile states it."""
 
 
 class Figures(NamedTuple):
@@ -62,48 +62,51 @@ class Goal:
     kind: Kind
     plan_type: type[Any]
     explained: type[Any]
-    """The plan's type with `why`."""
+    """Type of the plan with `why`."""
     plan: Callable[..., Any]
-    """Plan a spec: its file, and the options of the goal; `.plan` and `.spec` of what is made."""
+    """Plan a spec from its file and the options of the goal; return a value with `.plan` and
+    `.spec`."""
     write: Callable[[AnyPath, Any], Any]
     """Write what was planned into a folder; return the plan with its files named."""
     read: Callable[[Path], Any]
-    """Plan of a folder."""
+    """Read the plan of a folder."""
     verified: type[Any]
-    """The type of its `verified.json`."""
+    """Type of the goal's `verified.json`."""
     spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
-    """Of a plan, the keys of its spec and the folder of the copies: the spec to be changed."""
+    """Return the spec to be changed, from a plan, the keys of its spec and the folder of the
+    copies."""
     words: Callable[[Any], str]
-    """Of a decision, in one cell."""
+    """Format a decision as one table cell."""
     differences: Callable[[Any, Any], tuple[str, ...]]
-    """Of two decisions, e.g. `PP 2 -> 4`."""
+    """List the differences of two decisions, e.g. `PP 2 -> 4`."""
     figures: Callable[[Any], Figures | None]
-    """Of a plan; None where it has no decision."""
+    """Return the figures of a plan; None where it has no decision."""
     rivals: Callable[[Any], tuple[Rival, ...]]
-    """Of a plan: its first runners-up, term by term."""
+    """Explain the first runners-up of a plan, term by term."""
     changes: tuple[str, ...]
     """Limits that a what-if can change (tuner/plans/what_if.py)."""
     usual_changes: Callable[[Any], tuple[LimitChange, ...]]
-    """What-ifs of a plan that names none."""
+    """Return the what-ifs of a plan for which none was requested."""
     report: Callable[..., Report]
-    """Of a folder; `what_if`, its section, and for a deployment `replay`."""
+    """Build the report of a folder; options: the section `what_if`, and for a deployment
+    `replay`."""
     ratio_band: Callable[[Any, Any, str], PlanRatio | None]
-    """Of two plans and a figure: the band of the ratio, other over first."""
+    """Return the band of a figure's ratio, second plan over first."""
     stored_figures: Callable[[Mapping[str, Any]], Iterator[StoredFigure]]
-    """Of a prediction's JSON, whichever version wrote it: what is compared, the first first."""
+    """Yield the compared figures of a prediction's JSON, of any version, the main one first."""
     seconds: Callable[[Any], Mapping[str, float]]
-    """Of a plan's prediction: what it takes, by cause."""
+    """Return the seconds of a plan's prediction by cause."""
     wanted_sizes: Callable[[Path], WantedSizes]
-    """Of a spec: the kernels whose prices planning looks up."""
+    """List the kernels whose prices planning a spec looks up."""
     other_kernels: Callable[[Any, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
-    """Notes where a plan solved again would rest on other kernels."""
+    """Return notes on a plan which, solved again, would rest on other kernels."""
     replay: Callable[..., Any] = lambda *_options, **_more: None
-    """Of a folder and profiles: what its report simulates again."""
+    """Simulate again what the report of a folder shows, with the profiles given."""
     has_price: bool = False
     """The first stored figure, in seconds, is what the search minimises, and a spec's `search` can
     be limited to a decision, so that any decision can be priced again."""
     is_no_use: Callable[[Any, Any, float], bool] = lambda _plan, _base, _gain: False
-    """Whether added nodes, of a plan against its base, cannot be used or bring nothing."""
+    """Return whether a plan's added nodes cannot be used, or gain nothing over its base."""
 
 
 def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

@@ -53,7 +53,7 @@ class PlanRatio:
 
     band: Band
     source: str
-    """Where it comes from, in words."""
+    """Source of the band, in words."""
 
 
 def train_ratio_band(first: Plan, other: Plan, figure: str) -> PlanRatio | None:
@@ -113,7 +113,7 @@ def serve_ratio_band(first: ServePlan, other: ServePlan, figure: str) -> PlanRat
 
 
 def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
-    """Whether two plans differ as the published pairs do: in their layout only."""
+    """Return whether two plans differ as the published pairs do: in their layout only."""
     modes = [one.decision.mode for one in (first, other) if one.decision is not None]
     traffics = [one.goal.traffic for one in (first, other)]
     if _look_for_rate(first, other):
@@ -122,7 +122,7 @@ def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
 
 
 def _look_for_rate(first: ServePlan, other: ServePlan) -> bool:
-    """Whether both plans maximise the rate, so that it is an output and not part of the spec."""
+    """Return whether both plans maximise the rate, which is then no part of the spec."""
     return first.goal.objective == "rate" == other.goal.objective
 
 

@@ -22,7 +22,7 @@ from tuner.verify.launches import REFERENCE
 from tuner.verify.records import Verified
 
 USED_PROFILE: Final = Path("used", "profile")
-"""In the folder of a plan of one pool."""
+"""Profile in the folder of a plan of one pool."""
 
 
 def pool_profile(pool: Pool, profiles: Sequence[Path], *, is_only_pool: bool = True) -> Path | None:
@@ -65,7 +65,7 @@ def stored_profile(path: Path) -> Path:
 
 
 def is_plan_of(folder: Path, kind: str) -> bool:
-    """Whether a folder that stands for a profile is a plan of that goal.
+    """Return whether a folder that stands for a profile is a plan of that goal.
 
     Raises:
         PlanUnreadableError: its `plan.json` is damaged.
@@ -88,7 +88,7 @@ def trial_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residua
 
 
 def is_of_device(header: ProfileHeader, pool: Pool) -> bool:
-    """Whether a profile was measured on a pool's device; one of the spec itself goes by its name.
+    """Return whether a profile was measured on a pool's device; the spec's own goes by its name.
 
     Raises:
         SpecError: the pool names no device.

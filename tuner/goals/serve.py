@@ -41,7 +41,7 @@ from tuner.verify.deployments.records import ServeVerified
 
 
 class ExplainedServePlan(ServePlan):
-    """What `moetune explain --json` prints of a deployment: `plan.json` and why."""
+    """Output of `moetune explain --json` for a deployment: `plan.json` with the reasons."""
 
     why: Why
 

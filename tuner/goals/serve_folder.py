@@ -1,4 +1,4 @@
-"""What lies in the folder of a deployment's plan beside `plan.json`.
+"""Files beside `plan.json` in the folder of a deployment's plan.
 
 used/spec.yaml, used/config.json    what was read
 used/profile, used/profiles/N       the profiles that describe devices without a datasheet

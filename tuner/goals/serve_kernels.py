@@ -1,4 +1,4 @@
-"""Which files a pool's kernels are read from, and a hash of them: what makes two plans comparable.
+"""Files that a pool's kernels are read from, and a hash of them, which makes two plans comparable.
 
 The choice is that of tuner/backtest/serving/tables.py: profiles of the device that hold kernels,
 else the first folder of tables with its system, else the datasheet, whose numbers are hashed in
@@ -19,7 +19,7 @@ from tuner.devices.catalogue import device_of
 from tuner.spec.cluster import Cluster, Pool
 
 TABLE_ENDINGS: Final = (".parquet", ".yaml", ".json")
-"""Of files that hold kernels, or say whose they are."""
+"""Endings of files that hold kernels or name their system."""
 
 
 def kernel_hashes(cluster: Cluster, profiles: Sequence[Path]) -> dict[str, str]:

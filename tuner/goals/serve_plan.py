@@ -63,7 +63,7 @@ class Deployed:
     plan: ServePlan
     spec: ServeSpec
     profiles: Mapping[str, Path]
-    """That describe devices without a datasheet, by pool."""
+    """Profiles that describe devices without a datasheet, by pool."""
 
 
 def deploy(

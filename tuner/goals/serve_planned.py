@@ -1,4 +1,4 @@
-"""What a deployment was planned from, read back from its folder to be simulated again."""
+"""Inputs that a deployment was planned from, read back from its folder to be simulated again."""
 
 import tempfile
 from collections.abc import Mapping, Sequence

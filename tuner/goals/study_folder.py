@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tuner.verify.study.shared import TrialKind
 
 RUNNING_NAME: Final = "under-way"
-"""In the folder of trials: those that outlive this process."""
+"""Name of the folder, inside that of trials, of those trials that outlive this process."""
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tuner.verify.records import Verified
 
 
 class ExplainedPlan(Plan):
-    """What `moetune explain --json` prints of a training plan: `plan.json` and why."""
+    """Output of `moetune explain --json` for a training plan: `plan.json` with the reasons."""
 
     why: Why
 

@@ -1,4 +1,4 @@
-"""What lies in the folder of a training plan beside `plan.json` (tuner/plans/folder.py).
+"""Files beside `plan.json` in the folder of a training plan (tuner/plans/folder.py).
 
     used/         the spec, the model's config, the routing record, the failure log's counts, the
                   link matrix of pool N in `links-N.csv`, and the profile in `profile/`; where

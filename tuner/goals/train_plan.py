@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tuner.spec.cluster import Pool
 
 NODE_ORDER_SHARE = 0.25
-"""Of the time limit, for putting the nodes of one pool in order."""
+"""Share of the time limit for putting the nodes of one pool in order."""
 FORMER_SOLVERS: Final = ("exact", "milp", "cp_sat")
 """Values of `method`, which choose nothing any more and are read for one release."""
 
@@ -60,9 +60,9 @@ class Planned:
     profiles: Mapping[str, Path]
     """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
     fewer: "FewerNodesPlan | None" = None
-    """Its layout for one node less; None where the job has none."""
+    """Plan of the layout for one node less; None where the job has none."""
     spec_yaml: bytes | None = None
-    """Its file, which states numbers of nodes that were chosen; None: the one it was read from."""
+    """File of the spec with the numbers of nodes that were chosen; None: the file that was read."""
 
 
 def plan_training(
@@ -240,7 +240,7 @@ def priced_program(targets: Sequence[str]) -> str:
 
 
 def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
-    """Whether the reference engine is requested and a profile has all its operations."""
+    """Return whether the reference engine is requested and a profile has all its operations."""
     if not set(programs(spec.emit)) <= {REFERENCE, "torchrun"}:
         return False
     needed = {"gemm", "attention", "memory_bound", "optimizer"}

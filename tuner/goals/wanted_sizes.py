@@ -16,7 +16,7 @@ from tuner.spec.cluster import Pool
 from tuner.verify.launches import REFERENCE
 
 TIME_LIMIT_S: Final = 20.0
-"""Of each search."""
+"""Time limit of each search, seconds."""
 
 
 def train_sizes(spec_path: Path) -> WantedSizes:

@@ -38,21 +38,21 @@ TRIALS_NAME: Final = "trials"
 FEWER_NODES: Final = "fewer-nodes"
 STUDY_NAME: Final = "study.db"
 FORMER_STUDY: Final = "study.journal"
-"""How the names of a study's files began in earlier releases; one of them is a folder."""
+"""Beginning of the names of a study's files in earlier releases; one of them is a folder."""
 MOST_NAME_BYTES: Final = 255
 OWN_FOLDERS: Final = ("launch", "used", "report", TRIALS_NAME, FEWER_NODES)
 STAGED_PREFIX: Final = ".moetune-"
-"""Of the staging folder of a plan that replaces another."""
+"""Prefix of the staging folder of a plan that replaces another."""
 FORMER: Final = ("launch/", "used/", "report/", f"{FEWER_NODES}/")
-"""How the names of the files begin that a new plan replaces."""
+"""Prefixes of the files of a former plan that a new one removes."""
 STAGED_S: Final = 600.0
-"""Longer than any plan takes to write."""
+"""Age in seconds after which a staging folder is left over: longer than any plan takes to write."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
 MAX_PROFILE_FILE_BYTES: Final = 256 * 2**20
-"""Of one table of a profile."""
+"""Largest size of one table of a profile, bytes."""
 MAX_RECORD_BYTES: Final = 16 * 2**20
-"""Of a trial."""
+"""Largest size of the record of one trial, bytes."""
 
 AnyPlan = TypeVar("AnyPlan", bound=Record)
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -244,7 +244,7 @@ class FinishedTrial(Protocol):
 
     @property
     def number(self) -> int:
-        """Of the study."""
+        """Number of the trial in its study."""
 
     def model_dump_json(self, *, indent: int) -> str:
         """Return the record as JSON."""

@@ -1,4 +1,4 @@
-"""What a certificate proves, in words, and the wall time of planning that it states.
+"""Statements of what a certificate proves, and of the wall time of planning.
 
 That time includes reading, every search (also for unlaunchable features and relaxations),
 simulation and comparison; not the start of the program, nor writing files.

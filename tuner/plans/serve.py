@@ -36,7 +36,7 @@ PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
 
 
 class Latency(Record):
-    """A time over requests."""
+    """A latency over requests."""
 
     mean: Seconds
     p50: Seconds
@@ -45,101 +45,107 @@ class Latency(Record):
 
 
 class TokenCost(Record):
-    """What tokens cost, by the device-seconds that they take; tuner/search/serve/token_cost.py."""
+    """Cost of tokens, by the device-seconds that they take; tuner/search/serve/token_cost.py."""
 
     currency: str = ""
-    """Of the amounts, as the spec names it; empty: the unit of `price_per_device_hour`."""
+    """Currency of the costs, as the spec names it; empty: the unit of `price_per_device_hour`."""
     input_per_million: Ratio
-    """A million tokens of prompts, those found in the prefix cache included."""
+    """Cost of a million tokens of prompts, those found in the prefix cache included."""
     output_per_million: Ratio
-    """A million output tokens."""
+    """Cost of a million output tokens."""
     input_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Share of the cost that prompts bear."""
+    """Share of the cost that prompts bear, from 0 to 1."""
 
 
 class PlannedHits(Record):
     """Prefix cache hits that a plan counts on, where a prefix lies on one of several caches."""
 
     ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Share of the prompt tokens found."""
+    """Share of the prompt tokens found in prefix caches."""
     ratio_band: Band
-    """From what routing to instances finds, as routing to ranks was not seen on devices."""
+    """Lowest and highest share of the prompt tokens found: the lowest is that of routing to
+    instances, as routing to ranks was not seen on devices; the highest is `ratio`."""
     instances: Count
-    """That prefill."""
+    """Instances that prefill, all groups together."""
     ranks: Count
-    """Attention-data ranks of all of them, each with a cache of its own."""
+    """Attention-data ranks of all these instances, each with a cache of its own."""
     if_instances: float | None = None
-    """Share found if prefixes were routed to instances; None: no router looks for them."""
+    """Share found if prefixes were routed to instances; None: no router looks for prefixes."""
     if_ranks: float | None = None
-    """Share found if prefixes were routed to ranks; None: as above."""
+    """Share found if prefixes were routed to ranks; None: no router looks for prefixes, or ranks
+    were not compared."""
 
 
 class ServePrediction(Record):
-    """What the plan expects."""
+    """Predicted performance, memory and cost of a deployment."""
 
     ttft_s: Latency
     ttft_s_band: Band
-    """Of the mean: measured over predicted, times the mean."""
+    """Lowest and highest mean time to the first token that is expected, seconds: the mean times the
+    error band of measured over predicted."""
     tpot_s: Latency
     tpot_s_band: Band
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     goodput_per_device: float
-    """Requests a second that meet every target, over devices."""
+    """Requests per second that meet every target, over the number of devices."""
     requests_per_s: float
     output_tokens_per_s: float
     utilisation_ratio: dict[str, float]
-    """Busy share of each group of instances, `role@pool`."""
+    """Busy share of each group of instances, by `role@pool/layout`."""
     memory_bytes: dict[str, int]
-    """Of one device of each group."""
+    """Bytes on one device of each group of instances, by `role@pool/layout`."""
     input_tokens_per_s: float | None = None
-    """Tokens of the prompts served; None in plans of older versions."""
+    """Tokens per second of the prompts served; None in plans of older versions."""
     cost_per_hour: float | None = None
-    """In the spec's currency; None where a pool has no price."""
+    """Cost per hour of all devices, in the spec's currency; None where a pool has no price."""
     prefix_hits: PlannedHits | None = None
-    """None: every cache has the prefix, or there is none."""
+    """Hits on prefixes that lie in one of several caches; None: every cache has the prefix, or
+    there is none."""
     token_cost: TokenCost | None = None
-    """The same split over the tokens that come and go."""
+    """`cost_per_hour` split over input and output tokens; None where a pool has no price."""
     breakdown_s: dict[str, float]
-    """One decode step of the most-loaded group, by operation."""
+    """Seconds of one decode step of the most-loaded group, by operation."""
 
 
 class ServeSpace(Record):
-    """Where every candidate went."""
+    """Number of instance options that were priced, dominated or refused."""
 
     priced: Size
     bounded: Size
     """Instance options that another one dominates."""
     illegal: Size
     illegal_by: dict[str, Size] = Field(default_factory=dict)
-    """The same by the reason, most first."""
+    """Illegal options by the reason, most frequent first."""
 
 
 class ServeCertificate(Record):
-    """What is proven about the instance counts, under the model.
+    """Proof about the instance counts, under the model.
 
-    `infeasible` says that nothing was found which keeps the targets; `binding_constraint` says how
-    far was looked.
+    `infeasible` means that nothing was found which keeps the targets; `binding_constraint` says how
+    far the search went.
     """
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
     bound: float | None
-    """The least that any mode which can be launched could take if requests never waited, those
-    included that miss a target once their traffic is simulated. Where the goal is the rate: the
-    most requests a second that any could serve then."""
+    """Lower bound of `objective`: the least that any mode which can be launched could take if
+    requests never waited, including modes that miss a target once their traffic is simulated. Where
+    the goal is the rate, an upper bound: the most requests per second that any such mode could
+    serve."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """To the bound."""
+    """Distance from the objective to the bound, as a share of the objective."""
     covers: str = ""
-    """What the bound holds for, in words."""
+    """Modes and kinds of instances that the bound holds for, in words."""
     program_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Of the program whose instances are chosen, with the spare capacity that simulation asked
-    for."""
+    """Gap of the program that chooses the instance counts, to its own bound, with the spare
+    capacity that simulation asked for."""
     space: ServeSpace
     within_band: Size
-    """Other instances, of this mode or another, whose objective the model cannot tell apart."""
+    """Number of other sets of instances, of this mode or another, whose objective the model cannot
+    tell apart from the chosen one's."""
     within_band_is_least: bool = False
-    """There may be more; so many were looked for."""
+    """`within_band` is a lower bound: only so many were looked for."""
     solve_s: Seconds
     """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
@@ -177,9 +183,9 @@ class MissedTarget(Record):
     target: str
     """Latency and statistic, e.g. `tpot p90`."""
     seconds: Seconds
-    """Predicted latency."""
+    """Predicted latency, seconds."""
     limit_s: Seconds
-    """Target that is missed."""
+    """Target that is missed, seconds."""
 
 
 class ServeNearMiss(Record):
@@ -190,57 +196,60 @@ class ServeNearMiss(Record):
     missed: Annotated[tuple[MissedTarget, ...], Field(min_length=1)]
     """Targets that are missed, each by less than its band."""
     comparison: str = ""
-    """How it compares with the chosen deployment; empty without one."""
+    """Comparison with the chosen deployment, in words; empty without one."""
 
 
 class ServeModeResult(Record):
-    """What one requested mode comes to."""
+    """Outcome of one requested mode."""
 
     mode: Mode
     status: Literal["chosen", "alternative", "unlaunchable", "missed", "none"]
-    """missed: a target does not hold, whatever spare capacity; none: nothing serves the traffic."""
+    """Result of the mode; `missed`: a target does not hold, whatever spare capacity; `none`:
+    nothing serves the traffic."""
     devices: Size | None = None
     cost_per_hour: float | None = None
     ttft_s: Seconds | None = None
-    """Mean, as simulated; of an AFD mode that no release launches that of a single prompt."""
+    """Mean time to the first token, simulated; of a single prompt for an AFD mode that no release
+    launches."""
     tpot_s: Seconds | None = None
     requests_per_s: float | None = None
-    """That it serves within the targets, where the goal is the most of them."""
+    """Requests per second that the mode serves within the targets, where the goal is the most of
+    them."""
     gain_ratio: float | None = None
-    """Devices, money or seconds a request, by the goal, saved against the chosen mode; negative:
-    more."""
+    """Share of the devices, money or seconds per request, by the goal, saved against the chosen
+    mode; negative: more."""
     told: str = ""
-    """Why it is not chosen."""
+    """Reason why the mode is not chosen, in words."""
 
 
 class PrefixReuse(Record):
     """Prefix cache hits of a recorded traffic whose trace has the block ids of prompts."""
 
     router: Literal["in_turn", "cache_aware", "ranks", "one"]
-    """How requests are sent: to instances in turn, by the cache-aware rule of the engine's router
-    (tuner/simulate/serving/prefix_hits.py) to instances, by that rule to the ranks of all
-    instances, or all to one."""
+    """Rule by which requests are sent: to instances in turn (`in_turn`), to instances by the
+    cache-aware rule of the engine's router (`cache_aware`; tuner/simulate/serving/prefix_hits.py),
+    by that rule to the ranks of all instances (`ranks`), or all to one cache (`one`)."""
     instances: Count
-    """That prefill."""
+    """Instances that prefill."""
     ranks: Count
-    """Attention-data ranks of one, each with a cache of its own."""
+    """Attention-data ranks of one instance, each with a cache of its own."""
     cache_blocks: Count
-    """Of 512 tokens, of one rank, beside the outputs that run on it."""
+    """Blocks of 512 tokens that the cache of one rank holds, beside the outputs that run on it."""
     stay_s: Seconds
-    """That a request is under way, by which the router counts loads."""
+    """Seconds that a request is in flight, by which the router counts loads."""
     hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Share of the prompt tokens found, from empty caches on."""
     by_router: dict[str, float] = Field(default_factory=dict)
-    """The same under each rule."""
+    """`hit_ratio` under each rule of `router`."""
     most_loaded_ratio: Ratio = 1.0
-    """Requests of the rank with the most, over their mean."""
+    """Requests of the most-loaded rank over the mean of all ranks."""
     requests: Size = 0
-    """Of the trace's beginning that were counted."""
+    """Requests from the beginning of the trace that were counted."""
     share_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Of the requests, where it is one of several islands."""
+    """Share of all requests that this island gets; 1 where there are no islands."""
     islands: tuple["PrefixReuse", ...] = ()
-    """Each with its own caches and router; what is said of all of them is then their sum, and of a
-    rank's cache the smallest."""
+    """Hits of each island, with its own caches and router. The record around them then has the sum
+    of their `instances`, the largest `ranks` and the smallest `cache_blocks`."""
 
 
 class FrontPoint(Record):
@@ -251,36 +260,38 @@ class FrontPoint(Record):
 
     mode: Mode
     tokens_per_s_per_user: float
-    """Output tokens a second of one request: 1 over the time per output token."""
+    """Output tokens per second of one request: 1 over the time per output token."""
     tokens_per_s_per_device: float
-    """Output tokens a second of all requests, over all devices, prefill ones included."""
+    """Output tokens per second of all requests, over all devices, prefill ones included."""
     running: Count
     """Sequences of one attention-data rank."""
     instance: str
     """The decoding instance, in words."""
     prefill: str = ""
-    """The prefill instance, where it is another one."""
+    """The prefill instance, in words; empty where the decoding instance prefills."""
     prefill_per_instance: Ratio | None = None
     """Prefill instances per decode instance."""
     ttft_s: Seconds
-    """Of a prompt alone."""
+    """Seconds to the first token of a request that meets no others."""
     within_targets: bool
-    """Both speeds keep the strictest target, as far as the steady state says."""
+    """Both speeds keep the strictest target in the steady state."""
     on_joint_front: bool
-    """No option of another mode dominates it either."""
+    """No option of another mode dominates this one either."""
 
 
 class ServeProvenance(Record):
-    """What the plan rests on."""
+    """Inputs that the plan was made from."""
 
     moetune_version: str
     spec_sha256: str
     profile_source: dict[str, str]
-    """By pool: `profile`, `tables` or `datasheet`; older plans also `aiconfigurator-core`."""
+    """Source of the kernel times by pool: `profile`, `tables` or `datasheet`; older plans also
+    `aiconfigurator-core`."""
     kernels_sha256: dict[str, str] = Field(default_factory=dict)
-    """By pool, of the files that its kernels were read from and of its datasheet."""
+    """SHA-256 by pool of the files that its kernels were read from and of its datasheet."""
     residual: ServeResidual | None = None
-    """Of launches of the engine on these devices, by which predictions are corrected."""
+    """Correction of predictions, fitted to launches of the engine on these devices; None: there are
+    none."""
     notes: tuple[str, ...] = ()
 
 
@@ -303,11 +314,13 @@ class ServePlan(Record):
     unlaunchable: tuple[ServeUnlaunchable, ...] = ()
     relaxations: tuple[ServeRelaxation, ...] = ()
     modes: tuple[ServeModeResult, ...] = ()
-    """Every requested mode, in the order of their list."""
+    """Result of every requested mode, in the order of all modes in the schema."""
     prefix_reuse: PrefixReuse | None = None
-    """Of the chosen instances; None where no trace names the blocks of its prompts."""
+    """Prefix cache hits on the chosen instances; None where no trace names the blocks of its
+    prompts."""
     pareto: tuple[FrontPoint, ...] = ()
-    """Throughput of a device against the speed of one request, mode by mode, slow users first."""
+    """Pareto fronts of the throughput of a device against the speed of one request, mode by mode,
+    slow users first."""
     provenance: ServeProvenance
     files: tuple[str, ...] = ()
 
@@ -332,8 +345,8 @@ class VerifiedServing(Record):
     decision: ServeDecision
     predicted: ServePrediction
     waived: str = ""
-    """Why nothing was measured; stated in or beside every emitted file."""
+    """Reason why nothing was measured; stated in or beside every emitted file."""
     measured: str = ""
-    """What launches of it came to, a line; stated likewise."""
+    """Results of launches of the deployment, one line; stated in or beside every emitted file."""
     is_part: bool = False
-    """Only pools that serve are in the plan's cluster, and there are others beside them."""
+    """The plan's cluster has only those pools that serve; others were left out of it."""

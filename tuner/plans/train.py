@@ -40,14 +40,14 @@ class StagePrediction(Record):
     layers: Size
     forward_s: Seconds
     backward_s: Seconds
-    """Recomputation included."""
+    """Seconds of the backward pass of a micro-batch, recomputation included."""
     parameter_bytes: Size
     gradient_bytes: Size
     optimizer_bytes: Size
     activation_bytes: Size
-    """Peak of what is saved for backward."""
+    """Peak of the activations saved for backward, bytes of one device."""
     other_bytes: Size
-    """Communication buffers and gathered parameters."""
+    """Communication buffers and gathered parameters, bytes of one device."""
     max_chunk_tokens: Size | None = None
     """MemFine's s'_max: token copies that one device can receive in one chunk and stay inside its
     memory; absent where nothing is chunked."""
@@ -73,9 +73,9 @@ class RankAtRisk(Record):
     pipeline_rank: Size
     pool: str
     peak_memory_bytes: Size
-    """Peak of one of its devices, the highest."""
+    """Peak of the device with the highest peak among its devices, bytes."""
     memory_capacity_bytes: Size
-    """All that one of its devices has."""
+    """Bytes of all memory of one of its devices."""
 
 
 class TrainPrediction(Record):
@@ -86,43 +86,46 @@ class TrainPrediction(Record):
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     peak_memory_bytes: tuple[Size, ...]
-    """Per pipeline rank, the highest of its devices."""
+    """Peak memory by pipeline rank, of the device with the highest peak, bytes."""
     peak_memory_bytes_band: tuple[Band, ...]
     memory_limit_bytes: Size | None = None
-    """What the plan may use of one device; absent on heterogeneous pools."""
+    """Bytes that the plan may use of one device; absent on heterogeneous pools."""
     memory_capacity_bytes: Size | None = None
-    """All that one device has; absent on heterogeneous pools."""
+    """Bytes of all memory of one device; absent on heterogeneous pools."""
     rank_at_risk: RankAtRisk | None = None
-    """The rank that the probabilities are of; absent on a single kind of devices."""
+    """Rank whose probabilities of running out of memory are stated; absent on a single kind of
+    devices."""
     out_of_memory_probability: Probability | None = None
-    """That a device ever needs more than it has, by the errors of published peaks and the growth of
-    peaks over a run (tuner/search/train/memory_risk.py). This and the next two are absent
-    where memory was computed on the reference step, which has no published errors."""
+    """Probability that a device ever needs more than it has, by the errors of published peaks and
+    the growth of peaks over a run (tuner/search/train/memory_risk.py). Absent, like
+    `out_of_memory_at_start_probability` and `out_of_memory_loss_s`, where memory was computed on
+    the reference step, which has no published errors."""
     out_of_memory_at_start_probability: Probability | None = None
-    """The same in the first steps."""
+    """Probability that a device needs more than it has in the first steps."""
     out_of_memory_loss_s: Seconds | None = None
     """Expected seconds of the whole run lost to failed starts and restarts after running out of
     memory; the longer step afterwards is not included."""
     activation_bytes: tuple[Size, ...]
-    """Per pipeline rank, the highest of its devices: peak of what is saved for backward."""
+    """Peak of the activations saved for backward by pipeline rank, of the device with the highest
+    peak, bytes."""
     breakdown_s: dict[str, float]
     """Seconds of a step by cause; their sum is `step_time_s`."""
     inter_node_bytes: float | None = None
     """Inter-node bytes of dispatch and combine in a step, all devices together; absent where not
     computed."""
     communication_s: Seconds
-    """Part of `step_time_s` in collectives, the pipeline bubble included."""
+    """Seconds of `step_time_s` in collectives, the pipeline bubble included."""
     stages: tuple[StagePrediction, ...]
     mfu_ratio: float | None = None
     """Model FLOPs (tuner/spec/accounting.py: no recomputation, causal attention, the head counted)
     over the devices' bf16 or low-precision peaks; absent where no peak is known."""
     played_step_time_s: Seconds | None = None
-    """The step time by simulating the schedule pass by pass (tuner/simulate/pipeline.py); absent
-    where not simulated."""
+    """Step time by simulating the schedule pass by pass (tuner/simulate/pipeline.py); absent where
+    not simulated."""
     run: RunForecast | None = None
-    """The whole run, failures included."""
+    """Forecast of the whole run, failures included."""
     host_memory: HostMemory | None = None
-    """Memory of a node beside the devices'; absent where nothing takes any."""
+    """Memory that the job takes of a node beside the devices'; absent where nothing takes any."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -146,9 +149,9 @@ class ParetoPoint(Record):
     decision: TrainDecision
     step_time_s: Seconds
     peak_memory_bytes: Size
-    """Peak of one device, the highest."""
+    """Peak memory of the device with the highest peak, bytes."""
     cost_per_step: float | None = None
-    """Devices times their price for one step; absent without a price."""
+    """Cost of the devices for one step, in the cluster's currency; absent without a price."""
 
 
 class Alternative(Record):
@@ -157,15 +160,15 @@ class Alternative(Record):
     decision: TrainDecision
     predicted: TrainPrediction
     within_band: bool
-    """The band of the ratio contains 1: a tie under the model."""
+    """The band of the ratio contains 1: a tie with the plan's decision under the model."""
     ratio_band: Band | None = None
-    """Band of its measured step time over the chosen one's, holding four of five pairs of
+    """Band of the measured step time over the chosen one's, which holds four of five pairs of
     configurations. Narrower than the band of either time, as most errors are common to both; None
     where none is known for the engine."""
     lost_by: str
     """The cost that makes the difference, in words."""
     num_variants: Size = 0
-    """How many of the plan's `variants` run the same layout."""
+    """Number of the plan's `variants` that run the same layout."""
 
 
 Tally = Annotated[int, Field(ge=0)]
@@ -173,37 +176,38 @@ Tally = Annotated[int, Field(ge=0)]
 
 
 class Space(Record):
-    """What became of every candidate of the search; the parts sum to the whole space."""
+    """Number of candidates of the search by outcome; the parts sum to the whole space."""
 
     priced: Tally
-    """Solved: a layout, or a proof that none fits."""
+    """Candidates that were solved: with a layout, or a proof that none fits."""
     bounded: Tally
-    """Pruned: a lower bound proves them worse than the incumbents."""
+    """Candidates that were pruned: a lower bound proves them worse than the incumbents."""
     illegal: Tally
-    """Break a rule of the model, the cluster, the batch or the target."""
+    """Candidates that break a rule of the model, the cluster, the batch or the target."""
     open: Tally = 0
-    """Undecided: time ran out, or the method does not cover them."""
+    """Candidates that are undecided: time ran out, or the method does not cover them."""
 
 
 class Certificate(Record):
-    """What is proven about the decision, under the model."""
+    """Proof about the decision, under the model."""
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
     """Predicted seconds per step of the fastest decision found, with the engine's own gradient
     buckets; absent without one."""
     bound: float | None
-    """No legal candidate is faster than this, under the model."""
+    """Lower bound of the seconds per step of every legal candidate, under the model."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     decision_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """The same of the plan's decision where another is preferred to the fastest."""
+    """Distance from the step time of the plan's decision to the bound, as a share of that time;
+    absent unless another decision is preferred to the fastest."""
     space: Space
     within_band: Tally
-    """Ties: other combinations of degrees, each at its best, whose `ratio_band` to the chosen one
-    contains 1 (the step's own band where no ratio's is known)."""
+    """Number of ties: other combinations of degrees, each at its best, whose `ratio_band` to the
+    chosen one contains 1 (the step's own band where no ratio's is known)."""
     within_band_is_least: bool = False
-    """There may be more: candidates slower than the requested runners-up, and those that time ran
-    out on, are not counted."""
+    """`within_band` is a lower bound: candidates slower than the requested runners-up, and those
+    that time ran out on, are not counted."""
     solve_s: Seconds
     """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
@@ -213,30 +217,30 @@ class Relaxation(Record):
     """A limit that is binding, and the change that would make a plan fit."""
 
     limit: str
-    """E.g. `memory_per_device`."""
+    """Name of the limit, e.g. `memory_per_device`."""
     change: str
-    """In words, with numbers."""
+    """Change of the limit in words, with numbers."""
     decision: TrainDecision | None = None
     predicted: TrainPrediction | None = None
 
 
 class Preference(Record):
-    """Why the plan's decision is not the fastest found."""
+    """Reasons why the plan's decision is not the fastest found."""
 
     fastest: TrainDecision
     fastest_step_s: Seconds
     slower_ratio: Annotated[float, Field(ge=0.0)]
-    """How much longer a step of the plan's decision takes than the fastest one's."""
+    """Share by which a step of the plan's decision is longer than the fastest one's."""
     reasons: tuple[str, ...]
-    """What is better about the plan's decision, most important first."""
+    """Advantages of the plan's decision, most important first."""
     expected_step_s: Seconds | None = None
     """Expected seconds per step of the plan's decision, with the cost of running out of memory."""
     fastest_expected_step_s: Seconds | None = None
-    """The same of the fastest one."""
+    """Expected seconds per step of the fastest decision, with the cost of running out of memory."""
     fastest_out_of_memory_probability: Probability | None = None
     fastest_tried_first_step_s: Seconds | None = None
-    """Where the fastest is excluded because it probably runs out of memory: expected seconds per
-    step if it is tried first and the plan's decision runs after it."""
+    """Expected seconds per step if the fastest decision is tried first and the plan's decision runs
+    after it; absent unless the fastest is excluded because it probably runs out of memory."""
 
 
 class Roomier(Record):
@@ -245,16 +249,17 @@ class Roomier(Record):
     decision: TrainDecision
     step_time_s: Seconds
     slower_ratio: Annotated[float, Field(ge=0.0)]
-    """How much longer a step takes than the plan's."""
+    """Share by which a step is longer than the plan's."""
     slower_s: Seconds
-    """The same over the whole run."""
+    """Additional seconds of the whole run, against the plan's decision."""
     peak_memory_bytes: Size
-    """Of the device with the highest peak; on heterogeneous pools, of the likeliest to run out."""
+    """Peak memory of the device with the highest peak, bytes; on heterogeneous pools, of the device
+    that is likeliest to run out."""
     out_of_memory_probability: Probability
     rank_at_risk: RankAtRisk | None = None
-    """The rank of the peak and probability; absent on a single kind of devices."""
+    """Rank whose peak and probability are stated; absent on a single kind of devices."""
     pools: tuple[str, ...] = ()
-    """The pools that it runs on; empty where they are the plan's."""
+    """Pools that the decision runs on; empty where they are the plan's."""
 
 
 class Unlaunchable(Record):
@@ -263,13 +268,14 @@ class Unlaunchable(Record):
     target: str
     feature: str
     gain_ratio: float
-    """Share of the step time that the feature would save, predicted."""
+    """Predicted share of the step time that the feature would save."""
     condition: str = ""
-    """Where the target has the feature: the condition that it does not allow; else empty."""
+    """Condition that the target does not allow though it has the feature; empty where the target
+    lacks the feature."""
 
     @property
     def why(self) -> str:
-        """Why the feature cannot be launched, in words."""
+        """Reason why the feature cannot be launched, in words."""
         if self.condition:
             return f"{self.target} does not allow {self.condition}"
         return f"{self.target} {'do' if ', ' in self.target else 'does'} not have it"
@@ -281,13 +287,14 @@ class Provenance(Record):
     moetune_version: str
     spec_sha256: str
     profile_sha256: dict[str, str]
-    """By pool."""
+    """SHA-256 of the profile by pool."""
     profile_source: dict[str, str]
-    """By pool: `measured`, `imported` or `datasheet`."""
+    """Source of the kernel times by pool: `measured`, `imported` or `datasheet`."""
     links_sha256: dict[str, str] = Field(default_factory=dict)
-    """By pool, of its link matrix as `used/` holds it; empty where no links were measured."""
+    """SHA-256 by pool of its link matrix as `used/` holds it; empty where no links were
+    measured."""
     device_kind: dict[str, Literal["cpu", "cuda"]] = Field(default_factory=dict)
-    """By pool; a pool that is not named has accelerators."""
+    """Kind of devices by pool; a pool that is not named has accelerators."""
     extrapolated: tuple[str, ...]
     """Operations priced outside the measured range."""
     residual: Residual | None = None
@@ -316,35 +323,37 @@ class Plan(Record):
     predicted: TrainPrediction | None
     certificate: Certificate
     binding_constraint: str
-    """What limits the plan's speed, or makes it infeasible."""
+    """Limit on the plan's speed, or what makes it infeasible."""
     alternatives: tuple[Alternative, ...]
-    """One for each layout but the decision's own."""
+    """Runners-up, one for each layout but the decision's own."""
     variants: tuple[Alternative, ...] = ()
     """Runners-up with the layout of the decision or of an alternative and other execution options:
     micro-batch, interleaving, ZeRO stage, recomputation, overlap and so on. Trials decide between
     them."""
     preferred: Preference | None = None
-    """Absent where the decision is the fastest found."""
+    """Reasons to prefer the decision to the fastest found; absent where it is the fastest."""
     roomier: Roomier | None = None
-    """Absent where the decision has a low risk of running out of memory, and where none with more
-    headroom was found."""
+    """The fastest decision with more headroom; absent where the plan's has a low risk of running
+    out of memory, and where none with more headroom was found."""
     roomier_within_ratio: Annotated[float, Field(ge=0.0)] | None = None
-    """Decisions with more headroom were searched up to steps this share longer than the plan's, and
-    none was found; absent where one was found, and where the search had no limit."""
+    """Share by which steps may be longer than the plan's in the search for decisions with more
+    headroom, which found none; absent where one was found, and where the search had no limit."""
     no_roomier: bool = False
     """Every decision was searched, and none has a low risk of running out of memory."""
     pareto: tuple[ParetoPoint, ...] = ()
-    """Time against memory and cost, fastest first; empty where not requested."""
+    """Pareto-optimal decisions in step time, memory and cost, fastest first; empty where not
+    requested."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
-    """Changes of limits that would make a plan fit: where none fits, and where all found decisions
+    """Changes of limits that would make a plan fit, where none fits or where all found decisions
     probably run out of memory."""
     placement: StagePlacement | None = None
-    """Which machines run which stage; absent where all are the same and no links were measured."""
+    """Machines of every stage; absent where all machines are the same and no links were
+    measured."""
     load_ratio: tuple[tuple[float, ...], ...] = ()
-    """[MoE layers][experts] that the plan was priced with; empty means balanced."""
+    """Expert loads that the plan was priced with, [MoE layers][experts]; empty means balanced."""
     failures: FailureLog | None = None
-    """What the failure log of the spec shows; absent without one."""
+    """Failures that the spec's log shows; absent without one."""
     provenance: Provenance
     files: tuple[str, ...] = ()
 
@@ -387,12 +396,13 @@ class VerifiedPlan(Record):
 
     plan: Plan
     decision: TrainDecision
-    """What to launch: the fastest measured, or the plan's decision when nothing was measured."""
+    """Decision to launch: the fastest measured, or the plan's decision when nothing was
+    measured."""
     predicted: TrainPrediction
-    """The plan's prediction for it."""
+    """The plan's prediction for `decision`."""
     trials: tuple[TrialSummary, ...] = ()
     waived: str = ""
-    """Why nothing was measured; printed at the top of every emitted file."""
+    """Reason why nothing was measured; printed at the top of every emitted file."""
 
     @model_validator(mode="after")
     def _evidence(self) -> "VerifiedPlan":

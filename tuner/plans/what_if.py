@@ -31,12 +31,12 @@ KEYS: Final = {
     "tpot": "every SLO target of the time per output token (serve)",
     "slots": "experts that every rank holds in a layer (place)",
 }
-"""What can be changed, and what it means."""
+"""Limits that can be changed, each with its meaning."""
 
 IDLE: Final = "a plan must use every device; without the added nodes the plan stays as it is"
 """Note where more nodes bring no gain."""
 MOST_CHANGES: Final = 32
-"""Per call; each is solved by itself."""
+"""Most changes of one call; each is solved by itself."""
 
 _CHANGE: Final = re.compile(r"([a-z-]+)(?:@([^=]{1,200}))?=(\S{1,40})")
 
@@ -47,11 +47,11 @@ class LimitChange(Record):
     """One limit moved."""
 
     key: str
-    """One of `KEYS`."""
+    """Limit to change, one of `KEYS`."""
     pool: str | None = None
-    """The pool to change; None: every pool, where the key is about pools."""
+    """Pool to change; None: every pool, where the limit is one of pools."""
     value: str
-    """`+1`, `-20%`, `x2`, `/2`, or the new value itself, with its unit where it has one."""
+    """New value: `+1`, `-20%`, `x2`, `/2`, or the value itself, with its unit where it has one."""
 
     def __str__(self) -> str:
         return f"{self.key}{f'@{self.pool}' if self.pool else ''}={self.value}"
@@ -64,27 +64,27 @@ class WhatIfOutcome(Record):
     """The plan after one change."""
 
     change: str
-    """As requested; empty for the unchanged plan."""
+    """Change as requested; empty for the unchanged plan."""
     says: str
-    """The change in words, with the value before and after."""
+    """Change in words, with the value before and after."""
     status: Status
-    """As of a certificate; `refused`: the changed spec is illegal or makes no difference to what is
-    priced; `out_of_time`: it was not solved."""
+    """Status as of a certificate; `refused`: the changed spec is illegal or makes no difference to
+    what is priced; `out_of_time`: it was not solved."""
     reason: str = ""
-    """The binding constraint, or why there is no plan."""
+    """Binding constraint, or the reason why there is no plan."""
     num_devices: int | None = None
     decision: str = ""
-    """In short."""
+    """Short form of the decision; empty without one."""
     decision_changes: tuple[str, ...] = ()
-    """How the decision differs from the unchanged plan's."""
+    """Differences of the decision from the unchanged plan's."""
     objective: str = ""
-    """Which of the figures `gain_ratio` is about."""
+    """Figure that `gain_ratio` is about."""
     figures: dict[str, float] = Field(default_factory=dict)
-    """Predicted, SI units in the names."""
+    """Predicted figures by name, in SI units as the names say."""
     bands: dict[str, Band] = Field(default_factory=dict)
-    """Of those figures that have one."""
+    """Error bands of those figures that have one, by name of the figure."""
     gain_ratio: float | None = None
-    """How much better the objective is than the unchanged plan's, as a share of that; negative is
+    """Improvement of the objective over the unchanged plan's, as a share of that; negative is
     worse."""
     solve_s: Seconds = 0.0
     """Wall time of the solve."""
@@ -97,7 +97,7 @@ class WhatIf(Record):
     """The unchanged plan, solved again."""
     outcomes: tuple[WhatIfOutcome, ...]
     time_limit_s: Seconds
-    """Of all solves together."""
+    """Time limit of all solves together, seconds."""
 
 
 class Rival(Record):
@@ -106,7 +106,7 @@ class Rival(Record):
     decision: str
     within_band: bool
     ratio_band: Band | None = None
-    """Training: band of the measured ratio of its step to the decision's."""
+    """Band of the measured ratio of its step to the decision's, for training."""
     lost_by: str
     slower_s: float | None = None
     """Additional seconds of a training or decode step; None where no seconds were priced."""
@@ -116,11 +116,11 @@ class Rival(Record):
 
 
 class Why(Record):
-    """What `moetune explain` adds to a plan."""
+    """Explanation that `moetune explain` adds to a plan."""
 
     rivals: tuple[Rival, ...]
     what_if: WhatIf | None = None
-    """None where no changes were requested."""
+    """Outcomes of the requested changes; None where no changes were requested."""
     notes: tuple[str, ...] = ()
 
 

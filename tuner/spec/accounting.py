@@ -51,7 +51,7 @@ class ForwardFlop(Record):
     shared_experts: float
     head: float
     hyper_connections: float = 0.0
-    """Their projections, and the mixing of streams."""
+    """Projections of hyper-connections, and the mixing of residual streams."""
 
     @property
     def total(self) -> float:

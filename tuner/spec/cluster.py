@@ -44,7 +44,7 @@ class Pool(Record):
     name: Name
     """Name in links and reports."""
     profile: FilePath | None = None
-    """Folder of a stored profile that was measured on such a machine."""
+    """Folder of a stored profile that was measured on a machine of this kind."""
     device: Annotated[Name | None, Field(json_schema_extra=_NAME_OR_DATASHEET)] = None
     """Name of a datasheet that ships with moetune, instead of a profile; or the datasheet itself,
     a mapping of the fields of `datasheet`, for a device that none ships for."""
@@ -71,15 +71,14 @@ class Pool(Record):
     says which host runs which ranks and what the slow links cost. It gives relative speeds; the
     bandwidth of a normal link still comes from `nic`, so state no `oversubscription` with it."""
     price_per_device_hour: Annotated[Number, Field(ge=0.0)] | None = None
-    """Price of a device and hour, in the cluster's currency."""
+    """Price of one device for one hour, in the cluster's currency."""
     memory_per_device: Bytes | None = None
     """Bytes of one device; overrides the profile."""
     usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
     """Share of a device's memory that a plan may use."""
     host: Host | None = None
-    """Memory of one machine that is not its devices', which offloading, copies of checkpoints and
-    caches on hosts take; absent: what the profile measured, else not known, and a plan says what it
-    needs."""
+    """Host memory of one machine, which offloading, copies of checkpoints and caches on hosts take;
+    absent: what the profile measured, else not known, and a plan says what it needs."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -181,9 +180,9 @@ class Link(Record):
     between: tuple[Name, Name]
     """Names of the two pools."""
     bandwidth: BytesPerSecond
-    """Bytes per second, each direction."""
+    """Bytes per second in each direction."""
     latency: Seconds
-    """Seconds, one way."""
+    """Latency in one direction, seconds."""
 
 
 class Cluster(Record):

@@ -25,7 +25,7 @@ def complaint(error: ValidationError, *, model: type[BaseModel]) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    """Whether pydantic put the alternative of a union there, written `<name>`, and no field."""
+    """Return whether pydantic put a union's alternative here, written `<name>`, and no field."""
     return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 

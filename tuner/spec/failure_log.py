@@ -42,9 +42,10 @@ COMPONENTS: Final[tuple[Component, ...]] = get_args(Component)
 LARGEST_LOG_BYTES: Final = 256_000_000
 MOST_EVENTS: Final = 1_000_000
 LEAST_RUN_S: Final = 600.0
-"""A job that failed earlier failed in starting."""
+"""Shortest run of a job, seconds; one that failed earlier failed in starting."""
 SAME_FAILURE_S: Final = 60.0
-"""Ranks notice the failure of one of them within their timeouts and the log's buffering."""
+"""Seconds within which detections are of one failure: ranks notice it within their timeouts and the
+log's buffering."""
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NNodes")
 OF_STATE: Final[Mapping[str, Component]] = {
@@ -64,35 +65,36 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class StatedLog(Record):
-    """A failure log, and what it was kept of."""
+    """A failure log, with the devices and the time that it covers."""
 
     path: FilePath
-    """A table, the output of sacct, or a log of NVIDIA's resiliency extension; formats in
-    tuner/spec/failure_log.py."""
+    """Path of a table, of the output of sacct, or of a log of NVIDIA's resiliency extension;
+    formats in tuner/spec/failure_log.py."""
     devices: Count | None = None
-    """That were observed; absent: sacct's jobs say it."""
+    """Devices that the log covers; absent: taken from sacct's jobs. All other formats need it."""
     devices_per_node: Count | None = None
-    """For the nodes of a table, and the devices of jobs whose AllocTRES has none; absent: as in all
-    pools of the cluster."""
+    """Devices of one machine in the log: for tables, NVIDIA's logs, and jobs of sacct whose
+    AllocTRES names no GPUs; absent: as in all pools of the cluster."""
     period: PositiveSeconds | None = None
-    """That was observed; absent: as many mean gaps between the log's times as it has times."""
+    """Time that the log covers, seconds; absent: N / (N - 1) times the span of its N times. Not
+    used for sacct's output, whose jobs have start and end."""
     components: Annotated[tuple[Component, ...], Field(min_length=1)] = COMPONENTS
-    """Whose failures count; without `software`, only those of machines."""
+    """Components whose failures count; without `software`, only failures of machines."""
 
 
 class FailureLog(Record):
     """Failures by component, and the time that was observed."""
 
     counts: dict[Component, Annotated[int, Field(ge=0)]]
-    """Of all components that count."""
+    """Number of failures of each component that counts."""
     device_s: Positive
-    """Devices times seconds."""
+    """Observed device time: devices times seconds."""
     node_s: Positive
     clock_s: tuple[NotNegative, ...] = ()
-    """Ascending: when failures happened, in seconds of observed time of the whole cluster from its
-    start, where the log has times."""
+    """Times of failures, ascending, in seconds of observed time of the whole cluster from its
+    start; empty where the log has no times."""
     period_s: Positive
-    """Watched time of the whole cluster."""
+    """Observed time of the whole cluster, seconds."""
     left_out: Annotated[int, Field(ge=0)] = 0
     """Jobs that failed in starting."""
 
@@ -103,7 +105,7 @@ class FailureLog(Record):
 
     @property
     def node_mtbf_s(self) -> float | None:
-        """The same of one node, for what takes it out of its job: its own failures, its links'."""
+        """Mean seconds between failures of one node or its links, which take it out of its job."""
         num = self.counts.get("node", 0) + self.counts.get("link", 0)
         return self.node_s / num if num else None
 
@@ -118,7 +120,7 @@ class FailureLog(Record):
 
 
 class _Event(Record):
-    """A line of a table."""
+    """One line of a table."""
 
     component: Component
     count: Annotated[int, Field(ge=1, le=10**9)] = 1

@@ -16,7 +16,7 @@ from tuner.spec.model import Mixer, ModelSpec, QkNorm
 
 
 class ModelFeature(StrEnum):
-    """A feature that some models have and some targets lack."""
+    """A feature that some models have and some targets lack, each with models that have it."""
 
     MLA = "multi-head latent attention"
     """Compressed queries, keys and values (DeepSeek, Kimi)."""
@@ -100,10 +100,10 @@ DEEPSEEK_V4: Final = frozenset(
         ModelFeature.HASH_ROUTING,
     }
 )
-"""What DeepSeek-V4 brings, all of it together."""
+"""Features of DeepSeek-V4 that come together."""
 
 LONGCAT: Final = frozenset({ModelFeature.ZERO_EXPERTS, ModelFeature.SHORTCUT_MOE})
-"""What LongCat-Flash brings, both together."""
+"""Features of LongCat-Flash that come together."""
 
 NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
     {
@@ -121,7 +121,7 @@ NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
 """Mixers other than plain attention, and what comes with them."""
 
 _NEMOTRON_MAMBA2: Final = (4, 128, True, False)
-"""Kernel and chunk; biases of the convolution and of the projections."""
+"""Kernel and chunk of Nemotron's Mamba-2, and biases of its convolution and projections."""
 
 
 def features(model: ModelSpec) -> frozenset[ModelFeature]:

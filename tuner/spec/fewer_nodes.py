@@ -20,10 +20,11 @@ _OF_HOSTS: Final = ("host_interval", "replicas", "host_memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewerNodesSpec(NodeNumbers):
-    """What the spec of fewer nodes changes."""
+    """Changes to a spec for running on one node less."""
 
     limits: Mapping[str, tuple[int, ...]]
-    """Of the search, by decision: what must stay for a checkpoint to be restored."""
+    """Allowed values by decision of the search: what must stay so that a checkpoint can be
+    restored."""
     is_shared_only: bool = False
     """Checkpoints are kept on shared storage alone, as those of all nodes."""
 

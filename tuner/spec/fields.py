@@ -28,7 +28,7 @@ class SpecFolder:
     """Validation context while a file is read."""
 
     folder: Path
-    """Where relative paths start."""
+    """Folder that relative paths of the spec start from."""
 
 
 def _quantity(parse: Callable[[str], float], example: str) -> Callable[[Any, ValidationInfo], Any]:

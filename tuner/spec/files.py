@@ -9,7 +9,7 @@ from profilers.files import NotRegularError, TooLargeError, read_bounded
 from tuner.errors import SpecError
 
 LARGEST_FILE_BYTES: Final = 1_000_000
-"""Specs and model configs are smaller."""
+"""Largest spec or model config, bytes."""
 
 _LONGEST_SHOWN: Final = 60
 

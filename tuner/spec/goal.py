@@ -61,16 +61,16 @@ class Phase(StrEnum):
     """The part of a recorded routing to plan for."""
 
     STEADY = "steady"
-    """After the router has converged: the second half of the recorded passes."""
+    """Second half of the recorded passes, after the router has converged."""
     EARLY = "early"
-    """While the router still learns: the first quarter of the recorded passes."""
+    """First quarter of the recorded passes, while the router still learns."""
 
 
 class Routing(Record):
-    """A recorded routing to plan for."""
+    """A recorded routing to plan for, and the part of it."""
 
     path: FilePath
-    """A recording, file or folder; formats in tuner/spec/routing.py."""
+    """Recording of the routing, file or folder; formats in tuner/spec/routing.py."""
     phase: Phase = Phase.STEADY
 
 
@@ -106,32 +106,33 @@ _OF_TWO_LEVELS: Final = ("levels", "host_interval", "replicas", "host_memory")
 
 
 class Checkpoint(Record):
-    """Checkpointing."""
+    """Settings of checkpoints."""
 
     bandwidth: BytesPerSecond | None = None
     """Bytes per second of all writers together; absent: what the profile measured, otherwise
     2 GB/s a machine."""
     asynchronous: bool | Literal["auto"] = False
-    """Asynchronous: copied to host memory and written during the following steps, if the engine
+    """Checkpoints are copied to host memory and written during the following steps, if the engine
     can; otherwise training waits. `auto`: whichever lets the run train more of the time."""
     interval: PositiveSeconds | None = None
-    """Seconds between checkpoints on shared storage; absent: optimised. No less than a step of the
-    plan."""
+    """Seconds between checkpoints on shared storage, at least a step of the plan; absent:
+    optimised."""
     levels: Annotated[
         Literal["auto"] | tuple[Literal["host", "shared"], ...], BeforeValidator(_levels)
     ] = ONE_LEVEL
-    """Where checkpoints are kept: `[shared]` on shared storage; `[host, shared]` also in the memory
-    of the nodes, which a failure of processes leaves; `auto`: whichever lets the run train more of
-    the time, if the engine has both."""
+    """Storage of checkpoints: `[shared]` is shared storage; `[host, shared]` adds copies in the
+    memory of the nodes, which survive failures of processes; `auto`: whichever lets the run train
+    more of the time, if the engine has both."""
     host_interval: PositiveSeconds | None = None
     """Seconds between checkpoints on hosts; absent: optimised."""
     replicas: Annotated[Literal["auto", 0, 1, 2], BeforeValidator(_replicas)] = "auto"
-    """Other machines that hold a copy of a machine's, from which a lost one is restored; `auto`:
-    optimised."""
+    """Number of other machines that hold a copy of a machine's checkpoint, from which a lost one is
+    restored; `auto`: optimised."""
     host_memory: Bytes | None = None
-    """Older name of `cluster.pools[].host`, for copies alone: memory of a machine that they may
-    take. With neither: half of what the profile measured, the size of a memory file system unless
-    it is mounted with another one, otherwise without limit, and the plan says what they take."""
+    """Memory of a machine that copies of checkpoints may take, bytes: an older name of
+    `cluster.pools[].host`, for copies alone. With neither: half of what the profile measured, the
+    size of a memory file system unless it is mounted with another one, otherwise without limit, and
+    the plan says what they take."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -172,27 +173,29 @@ class Reliability(Record):
     device_mtbf: PositiveSeconds | None = None
     """Mean time between failures of one device, seconds; None: it fails only with its machine."""
     restart: Seconds | None = None
-    """Time from a failure to the first step after it, without loading the checkpoint. None: the
-    start of the processes alone, from a profile with the suite restart: a lower bound."""
+    """Time from a failure to the first step after it, without loading the checkpoint, seconds.
+    None: the start of the processes alone, from a profile with the suite restart: a lower bound."""
     node_mtbf: PositiveSeconds | None = None
-    """Mean time between failures of what the devices of a machine share; None: it never fails."""
+    """Mean time between failures of a machine apart from those of its devices, seconds; None: it
+    never fails."""
     nodes_lost: SharePerSecond | None = None
-    """Instead of `node_mtbf`: the share of machines that fail in a period, e.g. `1% per week`. A
-    share p in a time T is a mean time between failures of T / p a machine, 100 weeks here: machines
-    that failed are replaced or repaired, so that the share of a longer period may exceed 100 %."""
+    """Share of machines that fail in a period, e.g. `1% per week`, in place of `node_mtbf`. A share
+    p in a time T is a mean time between failures of T / p a machine, 100 weeks here: machines that
+    failed are replaced or repaired, so that the share of a longer period may exceed 100 %."""
     process_mtbf: PositiveSeconds | None = None
-    """Mean time between failures of the processes of a machine, which goes on with its memory and
-    needs no repair; None: they fail only with their machine."""
+    """Mean time between failures of the processes of a machine, seconds; the machine goes on with
+    its memory and needs no repair. None: they fail only with their machine."""
     in_process_restart: Seconds | Literal["auto"] | None = None
-    """Instead of `restart`, after failures of processes alone: for engines that restart without
-    ending the other processes, and only where it is the shorter one. `auto`: what a profile with
-    the suite restart measured of connecting the processes, a lower bound."""
+    """Time from a failure of processes alone to the first step after it, seconds, for engines that
+    restart without ending the other processes; used in place of `restart` where it is shorter.
+    `auto`: what a profile with the suite restart measured of connecting the processes, a lower
+    bound."""
     lost_together: Share = 0.02
-    """Share of lost machines, devices that take theirs along included, whose replicas of
-    checkpoints are lost with them, e.g. of one rack; default: 2 %, our assumption."""
+    """Share of lost machines, those lost with a device included, whose replicas of checkpoints are
+    lost with them, e.g. of one rack; default: 2 %, our assumption."""
     log: StatedLog | None = None
-    """Instead of all rates: failures that were seen. Those of devices give `device_mtbf`, those of
-    machines and links `node_mtbf`, those of software `process_mtbf`."""
+    """Log of observed failures, in place of all rates. Failures of devices give `device_mtbf`,
+    those of machines and links `node_mtbf`, those of software `process_mtbf`."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] | Literal["auto"] = 0
     """Spare machines of the cluster, not used by the plan. A job allocates and pays for them; other
@@ -201,17 +204,17 @@ class Reliability(Record):
     first from the largest pool), and every pool keeps one working machine. `auto`: as many as serve
     `objective` best, of one pool, which may leave machines unused; it needs `repair`."""
     objective: Objective = GOODPUT
-    """What `spare_nodes: auto` is chosen for: `goodput`, the most tokens a second of the whole run,
-    which are the fewest days; or `cost`, the fewest device hours, spares and waiting included, on
-    half of the machines or more."""
+    """Aim of `spare_nodes: auto`: `goodput`, the most tokens per second of the whole run, hence the
+    fewest days; or `cost`, the fewest device hours, spares and waiting included, on half of the
+    machines or more."""
     repair: PositiveSeconds | None = None
-    """Repair time of a failed machine; absent: repaired before spares run out."""
+    """Repair time of a failed machine, seconds; absent: repaired before spares run out."""
     without_spare: Literal["wait", "continue", "auto"] = "wait"
-    """What the job does when a machine fails and no spare is left: `wait` for a repair; `continue`
-    on one machine less, in a layout that is planned beforehand, from the checkpoint on shared
-    storage, and go back at a checkpoint after the repair; `auto`: whichever lets the run train
-    more of the time. Both need `repair`, one pool, and a target that restores checkpoints in
-    another layout."""
+    """Action when a machine fails and no spare is left: `wait` for a repair; `continue` on one
+    machine less, in a layout that is planned beforehand, from the checkpoint on shared storage, and
+    go back at a checkpoint after the repair; `auto`: whichever lets the run train more of the time.
+    `continue` and `auto` need `repair`, one pool, and a target that restores checkpoints in another
+    layout."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -276,7 +279,7 @@ class Reliability(Record):
 
 
 NEVER_FAILS: Final = Reliability(device_mtbf=1e18, restart=0.0)
-"""Used where the spec prices no failures."""
+"""Reliability of a spec that prices no failures."""
 
 
 class TrainEngine(Record):
@@ -285,7 +288,8 @@ class TrainEngine(Record):
     name: Annotated[str, Field(min_length=1, max_length=40)]
     """The launch target, e.g. `megatron-bridge`, or `nemo` for its containers."""
     version: Annotated[str, Field(min_length=1, max_length=40)]
-    """As published runs name it, e.g. "26.04" of a container; quoted, since it is no number."""
+    """Release as published runs name it, e.g. "26.04" of a container; quoted, since it is no
+    number."""
 
     @field_validator("version", mode="before")
     @classmethod
@@ -322,8 +326,8 @@ class TrainGoal(Record):
     reliability: Reliability | None = None
     """Failures to price; absent: none."""
     failed_start: Seconds | None = None
-    """Cost of a start that runs out of memory, replanning and requeueing included; absent: 4 hours
-    (tuner/search/train/memory_risk.py)."""
+    """Time lost to a start that runs out of memory, seconds, replanning and requeueing included;
+    absent: 4 hours (tuner/search/train/memory_risk.py)."""
 
     @property
     def adapters(self) -> Adapters | None:

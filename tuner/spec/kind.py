@@ -1,4 +1,4 @@
-"""Which kind of goal a spec has, before the rest of it is read."""
+"""Kind of a spec's goal, found before the rest of the spec is read."""
 
 from pathlib import Path
 

@@ -42,7 +42,7 @@ class LinearName(StrEnum):
 
 
 LINEAR_NAMES: Final = tuple(LinearName)
-"""In the order of their numbers in the columns of the cost model."""
+"""Kinds of linear attention, in the order of their numbers in the columns of the cost model."""
 
 
 class LinearAttention(Record):
@@ -50,20 +50,20 @@ class LinearAttention(Record):
 
     kind: LinearName
     num_key_heads: Width
-    """Mamba-2: groups that share B and C."""
+    """Heads of keys; for Mamba-2 groups that share B and C."""
     num_value_heads: Width
-    """Heads; each has a state."""
+    """Heads of values; each has a state."""
     key_head_dim: Width
-    """Mamba-2: the state size."""
+    """Width of a key head; for Mamba-2 the state size."""
     value_head_dim: Width
-    """Mamba-2: the width of a head."""
+    """Width of a value head; for Mamba-2 the width of a head."""
     conv_kernel: Width
     """Tokens that the short convolution sees."""
     chunk_size: Width
     """Tokens that training and prefill compute together."""
     conv_bias: bool = False
     projection_bias: bool = False
-    """On the matrices in and out."""
+    """Biases on the input and output projections."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "LinearAttention":
@@ -114,17 +114,17 @@ class Projections:
     inputs: int
     """Outputs of all projections of the hidden state."""
     low_rank: int = 0
-    """Of `inputs`, the width of what each second projection reads."""
+    """Width, counted in `inputs`, that the second projections of a low-rank pair read."""
     low_rank_outputs: int = 0
-    """Outputs of the second projections together."""
+    """Outputs of all second projections together."""
     scalars: int = 0
-    """Of `inputs`, numbers per head that engines project apart from the rest (decay, write
-    strength)."""
+    """Outputs, counted in `inputs`, that are one number per head (decay, write strength): engines
+    project them apart from the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearKind:
-    """What one kind of linear attention computes."""
+    """Widths and parameters of one kind of linear attention."""
 
     projections: Callable[[LinearAttention], Projections]
     vectors: Callable[[LinearAttention], int]

@@ -22,9 +22,10 @@ from tuner.spec.linear_attention import LinearAttention
 from tuner.spec.sparse_attention import Compressor, Indexer
 
 LARGEST_SIZE = 2**24
-"""Widths and counts above this are refused as typos."""
+"""Largest width or count; more is refused as a typo."""
 MOST_LAYERS = 1_000
-"""Eight times the deepest published models; planning time grows with the square of the layers."""
+"""Most layers, eight times the deepest published models; planning time grows with the square of the
+layers."""
 MOST_TOP_K = 1_000
 MOST_EXPERTS = 10_000
 """Most experts per token, a hundred times those of published models; bounds the pricing time."""
@@ -38,17 +39,17 @@ class QkNorm(StrEnum):
     """Query and key norms before the rotary embedding."""
 
     NONE = "none"
-    """None."""
+    """No norms."""
     HEAD = "head"
-    """Per head: one weight of head_dim for queries, one for keys (Qwen3, GLM-4.5)."""
+    """A norm of each head: one weight of head_dim for queries, one for keys (Qwen3, GLM-4.5)."""
     FULL = "full"
-    """Over all heads at once: weights as wide as the projections (OLMoE, MiniMax-M2)."""
+    """A norm over all heads at once: weights as wide as the projections (OLMoE, MiniMax-M2)."""
     UNWEIGHTED = "unweighted"
-    """Per head, without weights (Llama-4)."""
+    """A norm of each head without weights (Llama-4)."""
 
 
 class Mixer(StrEnum):
-    """What lets a layer's tokens see each other."""
+    """Block of a layer in which tokens see each other."""
 
     ATTENTION = "attention"
     """Softmax attention, `ModelSpec.attention`."""
@@ -59,7 +60,7 @@ class Mixer(StrEnum):
 
 
 class Layer(NamedTuple):
-    """What one layer of a model is; equal ones cost the same."""
+    """Kinds of the parts of one layer of a model; layers with equal ones cost the same."""
 
     mixer: Mixer
     network: LayerKind
@@ -79,11 +80,12 @@ class Attention(Record):
     kind: Literal["gqa", "mla", "shared_kv"]
     num_heads: Count
     num_kv_heads: Count
-    """For MLA the heads after up-projection, equal to num_heads."""
+    """Heads of keys and values; for MLA those after up-projection, equal to num_heads."""
     head_dim: Count
     """Width of one query head; for MLA qk_nope_head_dim + qk_rope_head_dim."""
     qkv_bias: bool = False
-    """For MLA: biases on the two down-projections."""
+    """Biases on the projections of queries, keys and values; for MLA on the two
+    down-projections."""
     output_bias: bool = False
     qk_norm: QkNorm = QkNorm.NONE
     has_sinks: bool = False
@@ -91,10 +93,11 @@ class Attention(Record):
     has_output_gate: bool = False
     """The output is multiplied by a gate that the query projection computes (Qwen3-Next)."""
     indexer: Indexer | None = None
-    """MLA: every layer attends to the tokens that it, or the one of a layer before
-    (`ModelSpec.shared_indexers`), picks."""
+    """MLA: indexer, which picks the tokens that a layer attends to, its own or those of a layer
+    before (`ModelSpec.shared_indexers`)."""
     compressors: tuple[Compressor, ...] = ()
-    """Shared KV: those of the layers that `ModelSpec.compress_ratios` marks, one of each ratio."""
+    """Shared KV: compressors of the layers that `ModelSpec.compress_ratios` marks, one of each
+    ratio."""
     sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
     """Window size of sliding-window layers, which `ModelSpec.windowed` marks."""
     window_is_chunk: bool = False
@@ -110,7 +113,7 @@ class Attention(Record):
     output_groups: Count = 1
     """Shared KV: groups of heads with an output projection of their own."""
     output_rank: Size = 0
-    """Shared KV: what each group is projected to before all are joined."""
+    """Shared KV: width that each group is projected to before all are joined."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Attention":
@@ -157,7 +160,7 @@ class Moe(Record):
     """The MoE block of a layer."""
 
     num_experts: Annotated[int, Field(ge=1, le=MOST_EXPERTS)]
-    """With weights."""
+    """Routed experts with weights."""
     top_k: Annotated[int, Field(ge=1, le=MOST_TOP_K)]
     """Experts that the router chooses for a token, those without weights included."""
     zero_experts: Size = 0
@@ -179,7 +182,7 @@ class Moe(Record):
     """Biases on the projections of routed experts."""
     scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalise_top_k: bool = True
-    """Whether the chosen experts' weights are scaled to sum to one."""
+    """Scaling of the chosen experts' weights so that they sum to one."""
     score_correction_bias: bool = False
     """A bias on the selection of experts, not on the output; a buffer, not a parameter."""
     num_groups: Count = 1
@@ -189,8 +192,8 @@ class Moe(Record):
     """First layers in which a table chooses the experts by the token alone; the router still weighs
     them (DeepSeek-V4)."""
     is_shortcut: bool = False
-    """Their output joins the residual behind the next layer, not behind their own
-    (shortcut-connected MoE, LongCat-Flash); no pipeline stage ends between the two."""
+    """Shortcut-connected MoE (LongCat-Flash): the output of the experts joins the residual behind
+    the next layer, not behind their own; no pipeline stage ends between the two."""
 
     @property
     def router_outputs(self) -> int:
@@ -236,7 +239,7 @@ class ModelSpec(Record):
     """The class in transformers, e.g. `MixtralForCausalLM`."""
     hidden_size: Count
     num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-    """Without multi-token-prediction layers."""
+    """Decoder layers, without multi-token-prediction layers."""
     vocab_size: Count
     tie_word_embeddings: bool
     """The head uses the embedding's weights."""
@@ -247,25 +250,26 @@ class ModelSpec(Record):
     """Factor by which positions are scaled (YaRN)."""
     attention: Attention
     linear: LinearAttention | None = None
-    """Of the layers whose mixer is linear attention; None: no layer has it."""
+    """Linear-attention block of the layers whose mixer is linear attention; None: no layer has
+    it."""
     dense_ffn_size: Size
     """Width of the feed-forward network of dense layers; 0 when there are none."""
     ffn_is_gated: bool = True
-    """Three matrices (SwiGLU) rather than two."""
+    """Dense networks have three matrices (SwiGLU) rather than two."""
     ffn_bias: bool = False
     """Biases on the projections of dense and shared feed-forward networks."""
     layers: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
-    """Per layer: the network behind the mixer."""
+    """Kind of the network behind the mixer, by layer."""
     mixers: tuple[Mixer, ...] = ()
-    """Per layer: what comes before the network; empty: attention everywhere."""
+    """Kind of what comes before the network, by layer; empty: attention everywhere."""
     windowed: tuple[bool, ...]
-    """Per layer: whether attention is limited to `attention.sliding_window`."""
+    """Attention is limited to `attention.sliding_window`, by layer."""
     compress_ratios: tuple[Size, ...] = ()
-    """Per layer: tokens of an entry of its compressor, whose entries it attends to beside its
-    window; 0: none. Empty: no layer has one."""
+    """Tokens that one entry of the layer's compressor stands for, by layer, which attends to these
+    entries beside its window; 0: the layer has no compressor. Empty: no layer has one."""
     shared_indexers: tuple[bool, ...] = ()
-    """Whether a layer has no indexer and attends to the tokens that the last one before it
-    picked (GLM-5.2). Empty: no layer does."""
+    """The layer has no indexer and attends to the tokens that the last one before it picked
+    (GLM-5.2), by layer. Empty: all layers pick their own."""
     residual_streams: Count = 1
     """Copies of the residual, from which hyper-connections mix the input of every mixer and
     network and to which they add its output (DeepSeek-V4); 1: a plain residual."""
@@ -373,7 +377,7 @@ class ModelSpec(Record):
 
     @property
     def each_layer(self) -> tuple[Layer, ...]:
-        """What every layer is."""
+        """Kinds of every layer's parts, in model order."""
         shared = self.shared_indexers or (False,) * self.num_layers
         parts = (self.mixer_by_layer, self.layers, self.windowed, self.compressor_by_layer, shared)
         return tuple(map(Layer._make, zip(*parts, strict=True)))

@@ -15,9 +15,9 @@ class NodeNumbers:
     """The nodes of a pool."""
 
     nodes: int
-    """All of them."""
+    """All nodes of the pool."""
     spare_nodes: int
-    """Of these, that no layout uses."""
+    """Nodes of the pool that no layout uses, counted in `nodes`."""
 
 
 def with_node_numbers(spec: Spec, numbers: NodeNumbers) -> Spec:

@@ -1,4 +1,4 @@
-"""From the path of a spec file to a `Spec`, with its model and recorded routing loaded."""
+"""Reader of training specs: from a file to a `Spec` with its model and recorded routing."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Why a target cannot launch a decision: one line per broken rule, with the way out.
+"""Reasons why a target cannot launch a decision: a line per broken rule, with the way out.
 
 The rules (tuner/engines/rules/) read only the manifests' fields, so that a release is
 described in one place. Two hold everywhere: DeepEP and HybridEP, and the overlap of expert

@@ -72,22 +72,23 @@ class Search(Record):
     micro_batch_size: Counts | None = None
     """Sequences of one forward pass on one replica."""
     zero_stage: Stages | None = None
-    """How much of the training state is sharded over the data-parallel ranks."""
+    """ZeRO stage: 1 shards the optimizer state over the data-parallel ranks, 2 gradients too, 3
+    parameters too."""
     recompute: Recomputes | None = None
-    """What is recomputed in the backward pass."""
+    """Recomputation in the backward pass."""
     chunks: Counts | None = None
     """MemFine chunks of an expert layer's tokens."""
     dispatcher: Dispatchers | None = None
     """Token dispatcher between expert-parallel ranks."""
     a2a_overlap: Switches | None = None
-    """Whether dispatch and combine overlap with another micro-batch's computation."""
+    """Overlap of dispatch and combine with another micro-batch's computation."""
     cuda_graph: Graphs | None = None
     """Scope of CUDA graphs in a step."""
     schedule: Schedules | None = None
     """Pipeline schedule."""
     optimizer_offload: Switches | None = None
-    """Whether the optimizer state is offloaded to host memory."""
+    """Offload of the optimizer state to host memory."""
     activation_offload: Switches | None = None
-    """Whether saved activations are offloaded to host memory."""
+    """Offload of saved activations to host memory."""
     gradient_bytes: GradientBytes | None = None
-    """Bytes of one main gradient; 4 by default, 2 reduces gradients in bf16."""
+    """Bytes of the main gradient of a parameter; 4 by default, 2 reduces gradients in bf16."""

@@ -32,7 +32,7 @@ _Numbers = Any
 
 
 class Indexer(Record):
-    """Picks what a query attends to."""
+    """Indexer of sparse attention, which picks what a query attends to."""
 
     num_heads: Width
     """Heads that score tokens or entries; all share one key."""
@@ -43,12 +43,12 @@ class Indexer(Record):
 
 
 class Compressor(Record):
-    """Merges tokens to entries, beside a window of single tokens (DeepSeek-V4)."""
+    """Compressor of tokens to entries, beside a window of single tokens (DeepSeek-V4)."""
 
     ratio: Width
-    """Tokens of an entry."""
+    """Tokens that one entry stands for."""
     indexer: Indexer | None = None
-    """Picks entries, which then overlap; None: a query attends to all of them."""
+    """Indexer that picks entries, which then overlap; None: a query attends to all of them."""
 
     @property
     def series(self) -> int:

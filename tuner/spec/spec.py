@@ -53,7 +53,7 @@ class Spec(Record):
     """A spec with its model, recorded routing and failure log loaded."""
 
     path: Path
-    """The file it was read from."""
+    """Path of the file that the spec was read from."""
     model_path: Path
     model: ModelSpec
     cluster: Cluster

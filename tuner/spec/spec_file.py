@@ -1,4 +1,4 @@
-"""From a spec's YAML to a validated record, for any goal; refusals are one line."""
+"""Reader of a spec's YAML, for any goal: to a validated record, or a refusal of one line."""
 
 from collections.abc import Iterator
 from pathlib import Path

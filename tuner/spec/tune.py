@@ -1,4 +1,4 @@
-"""Which weights a training goal trains: all, or low-rank adapters beside frozen ones.
+"""Weights that a training goal trains: all, or low-rank adapters beside frozen ones.
 
     LoRA    W stays; x W gains (x A) B alpha / rank, and only A and B are trained
             (Hu et al., arXiv:2106.09685)
@@ -44,9 +44,9 @@ MLA_PROJECTIONS: Final = (
 )
 MAMBA_PROJECTIONS: Final = ("in_proj", "out_proj")
 JOINED_INPUTS: Final = ("in_proj_qkvz", "in_proj_ba")
-"""Of the gated delta rule in Qwen3-Next."""
+"""Input projections of the gated delta rule in Qwen3-Next."""
 SPLIT_INPUTS: Final = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-"""The same in Qwen3.5."""
+"""Input projections of the gated delta rule in Qwen3.5."""
 KDA_PROJECTIONS: Final = (
     "q_proj",
     "k_proj",
@@ -96,7 +96,7 @@ class Adapters(Record):
     method: Literal["lora", "qlora"]
     """`lora` keeps frozen weights in 16 bits, `qlora` those of linear layers in 4 (nf4)."""
     rank: Count
-    """Of every adapter."""
+    """Rank of every adapter."""
     alpha: Number | None = None
     """The adapters' output is scaled by alpha / rank; absent: twice the rank. It changes no
     price."""
@@ -108,7 +108,8 @@ class Adapters(Record):
     """Adapted matrices by their names in Transformers, or the groups `attention`, `mlp` and
     `all-linear`."""
     dtype: Literal["fp32", "bf16"] | None = None
-    """Of adapters, their gradients and moments; absent: the engine's default, fp32 with PEFT."""
+    """Type of adapters, their gradients and moments; absent: the engine's default, fp32 with
+    PEFT."""
 
     @property
     def effective_alpha(self) -> float:
@@ -146,7 +147,7 @@ Tune = Annotated[
 
 
 class Matrix(NamedTuple):
-    """Width of what a weight matrix reads and writes."""
+    """Widths that a weight matrix reads and writes."""
 
     inputs: int
     outputs: int

@@ -19,14 +19,14 @@ from tuner.spec.files import one_line, shown_value
 
 _DEEPEST: Final = 32
 _MOST_NODES: Final = 200_000
-"""Values of a document of others, once its aliases are expanded."""
+"""Most values of a document, once its aliases are expanded."""
 _MOST_DIGITS: Final = 1000
-"""Longest number: Python prints none of more than 4,300 decimal digits."""
+"""Most digits of a number: Python prints none of more than 4,300 decimal digits."""
 _ERRORS: Final = (
     *(yaml.YAMLError, ValueError, TypeError),
     *(ArithmeticError, AttributeError, LookupError),
 )
-"""What the safe loader raises for texts such as `2024-13-45`, `0x_` and `!!bool "x"`."""
+"""Errors that the safe loader raises for texts such as `2024-13-45`, `0x_` and `!!bool "x"`."""
 _TRUTH: Final = "tag:yaml.org,2002:bool"
 _TEXT: Final = "tag:yaml.org,2002:str"
 

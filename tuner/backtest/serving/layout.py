@@ -36,4 +36,4 @@ COLUMNS: Final[Mapping[str, str]] = {
     "silicon_ttft_ms": "measured mean time to the first token, milliseconds",
     "silicon_tpot_ms": "measured mean time per further token, milliseconds",
 }
-"""What a serving table may hold, for people."""
+"""Columns that a serving table may hold, with their meaning."""

@@ -41,7 +41,7 @@ from tuner.simulate.serving.lockstep import simulate_ranks
 from tuner.simulate.serving.steps import StepTimes, step_times
 
 UNNAMED_RELEASE: Final = "0"
-"""For rows without a release, or with a nightly one: they are of 2025 and early 2026, before the
+"""Release of rows that name none, or a nightly one: they are of 2025 and early 2026, before the
 newest memory rule."""
 
 

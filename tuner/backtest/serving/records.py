@@ -19,9 +19,9 @@ class Order(Record):
 
     pairs: Count
     ordered_ratio: float | None
-    """Of them, those that are predicted in the order that was measured."""
+    """Share of the pairs that are predicted in the order that was measured."""
     equal_pairs: Count
-    """Of the pairs, those of equally many devices."""
+    """Pairs of equally many devices, counted in `pairs`."""
     equal_ordered_ratio: float | None
 
 
@@ -32,11 +32,11 @@ class Metric(Errors):
     """
 
     sources: dict[str, Errors]
-    """By system|engine|mode."""
+    """Errors by `system|engine|mode`."""
     harnesses: dict[str, Errors]
     """Aggregated rows by generation|harness; `all` is every harness together."""
     order: dict[str, Order]
-    """By generation."""
+    """Order of pairs of strategies, by generation of the device."""
 
 
 class ServingBacktestRow(Record):
@@ -46,7 +46,7 @@ class ServingBacktestRow(Record):
     source: str
     """system|engine|mode; empty where the row cannot be read."""
     reason: str | None
-    """Why nothing is predicted."""
+    """Reason why nothing is predicted."""
     predicted_ttft_s: float | None
     ttft_band: tuple[float, float] | None
     """Seconds within which four launches of five are measured."""
@@ -65,7 +65,7 @@ class ServingBacktest(Record):
 
     schema_version: int = SCHEMA_VERSION
     tables: dict[str, str]
-    """By system: where its kernels come from."""
+    """Source of the kernel times, by system."""
     residuals: str
     """`uncalibrated`, or what the residuals were fitted to."""
     table_rows: Count

@@ -28,7 +28,7 @@ class ServingFactors(Record):
     tpot: Factor
     ttft: Factor
     models: Annotated[int, Field(ge=1)]
-    """That the factors rest on."""
+    """Models in the rows that the factors are fitted to."""
     rows: Annotated[int, Field(ge=1)]
 
 
@@ -40,7 +40,7 @@ class ServingResiduals(Record):
     origin: str
     """Name and SHA-256 of the table."""
     factors: Mapping[str, ServingFactors]
-    """By engine|harness."""
+    """Factors by `engine|harness`."""
 
 
 def factor_key(launch: PublishedLaunch) -> str:
@@ -49,7 +49,7 @@ def factor_key(launch: PublishedLaunch) -> str:
 
 
 def scale_latency(latency: MeanLatency, *, tpot: float, ttft: float) -> MeanLatency:
-    """The same prediction, each latency times its factor."""
+    """Return the prediction with each latency times its factor."""
     return MeanLatency(
         ttft_s=latency.ttft_s * ttft, tpot_s=latency.tpot_s * tpot, estimated=latency.estimated
     )

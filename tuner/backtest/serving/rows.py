@@ -15,7 +15,7 @@ MEASURED: Final = ("silicon_ttft_ms", "silicon_tpot_ms")
 
 
 def is_serving_table(path: Path) -> bool:
-    """Whether the first line names the measured latencies.
+    """Return whether the first line names the measured latencies.
 
     Raises:
         SpecError: the file is absent or too large.

@@ -101,7 +101,7 @@ def _case(launch: PublishedLaunch) -> tuple[str, ...]:
 def _medians(
     pairs: Sequence[Pair], *, read: Read
 ) -> dict[tuple[str, ...], list[tuple[int, float, float]]]:
-    """By case: devices, predicted and measured seconds of every strategy."""
+    """Return devices, predicted and measured seconds of every strategy, by case."""
     rows: dict[tuple[tuple[str, ...], object], list[Pair]] = {}
     for pair in pairs:
         rows.setdefault((_case(pair.launch), pair.launch.sides), []).append(pair)

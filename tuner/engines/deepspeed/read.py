@@ -45,7 +45,7 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramArguments:
-    """What the command of a training program says beside its JSON; None: nothing."""
+    """Settings in the command of a training program beside its JSON; None: not stated there."""
 
     is_trainer: bool = False
     """The program is Transformers' Trainer, which fills in `"auto"` and says what is recomputed."""
@@ -190,7 +190,7 @@ def _batch_sizes(
 
 
 def _has_two_numbers(raw: Mapping[str, Any]) -> bool:
-    """Whether the third batch size follows from the other two and the devices."""
+    """Return whether the third batch size follows from the other two and the devices."""
     names = ("micro_batch", "accumulation", "global_batch")
     return sum(isinstance(raw.get(SPELLED[name]), int) for name in names) >= 2
 

@@ -53,7 +53,7 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.routers import RouterPolicy
 
 RELEASE: Final = "1.6.1"
-"""Of Dynamo's runtime images."""
+"""Release of Dynamo's runtime images."""
 
 _TYPE: Final = {Role.AGGREGATED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 

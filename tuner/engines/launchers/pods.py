@@ -1,4 +1,4 @@
-"""What the Kubernetes targets share: the pod of a server, its files, and names.
+"""Parts that the Kubernetes targets share: the pod of a server, its files, and names.
 
 Kubernetes replaces `$(NAME)` in a container's command where NAME is one of its variables; no
 emitted command substitution has that form, and `$` in text from users is doubled (`literal`).
@@ -24,7 +24,7 @@ from tuner.plans.serve import VerifiedServing
 MOUNT: Final = "/moetune"
 """Folder of the files that a server reads (FILES)."""
 POOL_LABEL: Final = "moetune/pool"
-"""Of machines; its value is the pool's name as a DNS label."""
+"""Label of machines; its value is the pool's name as a DNS label."""
 
 Object = dict[str, Any]
 
@@ -53,7 +53,7 @@ def placed_on(verified: VerifiedServing, pool: str) -> Object:
 
 
 def _is_labelled(verified: VerifiedServing) -> bool:
-    """Whether pods must be bound to the machines of their pool."""
+    """Return whether pods must be bound to the machines of their pool."""
     return len(pool_labels(verified)) > 1 or verified.is_part
 
 

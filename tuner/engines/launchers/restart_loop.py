@@ -49,35 +49,37 @@ from tuner.units import format_s
 MOST_FAILURES: Final = 3
 """Restarts in a row without progress, and requeues of a job that never made any."""
 PROBE_S: Final = 60
-"""For an empty task; Slurm gives an ending step about as long."""
+"""Seconds that an empty task may take; Slurm gives an ending step about as long."""
 END_S: Final = 60
-"""For a step of which a task has failed; Slurm kills the others after KillWait, 30 s unless set."""
+"""Seconds that a step has to end after one of its tasks failed; Slurm kills the others after
+KillWait, 30 s unless set."""
 PROBES_AT_ONCE: Final = 64
-"""Each is an srun on the batch host."""
+"""Most nodes that are probed at once; each probe is an srun on the batch host."""
 LONGEST_HANG_S: Final = 1800
-"""More than ranks wait in a collective that never returns, 10 minutes by default."""
+"""Longest time that a hanging start lasts, seconds: more than ranks wait in a collective that never
+returns, 10 minutes by default."""
 WATCH_S: Final = 60
-"""Between two looks at the batch host."""
+"""Seconds between two looks at the batch host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLoop:
-    """How often and where a job starts its program again."""
+    """Rules by which a job starts its program again."""
 
     spare_nodes: int
-    """Of the allocation, beside those of the plan."""
+    """Spare nodes of the allocation, beside the plan's nodes."""
     progress_s: int
-    """A start that lasts longer has left a checkpoint that it did not begin from."""
+    """Seconds after which a start has left another checkpoint than the one that it began from."""
     line_pools: tuple[str, ...]
-    """The pool of each line, where nodes are of several kinds, so that no spare fits every line."""
+    """Pool of each line of hosts, where nodes are of several kinds and no spare fits every line."""
     spares_by_pool: Mapping[str, int]
-    """Of several pools."""
+    """Spare nodes by pool, where the plan has several."""
     saves_before_time_limit: bool
-    """The program saves before it, and ends."""
+    """The program saves before the time limit, and ends."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What the job does, for its header."""
+        """Description of the restarts, for the job's header."""
         return (
             "After a failure the job starts the program again, on nodes that answer. Export",
             "CHECKPOINTS, a folder that all nodes share, or every start begins anew.",
@@ -210,7 +212,8 @@ _CHECKS: Final = {
     "cuda": "! command -v nvidia-smi"
     ' || (("$(nvidia-smi --list-gpus | grep --count ^GPU)" >= NPROC_PER_NODE))',
 }
-"""A device that has fallen off the bus is not listed, while its node still runs tasks."""
+"""Bash that succeeds on a usable node, by kind of device: a device that has fallen off the bus is
+not listed, while its node still runs tasks."""
 
 _UNNAMED: Final = """\
  && {

@@ -1,4 +1,4 @@
-"""How a job of N devices is spread over nodes.
+"""Spread of a job of N devices over nodes.
 
 Every node runs the same number of processes, one per device, so a launcher requests nodes *
 devices_per_node = the decision's devices, whatever the pools look like. Where the order of nodes
@@ -24,7 +24,7 @@ class LaunchShape:
     hosts: tuple[str, ...] = ()
     """Nodes in the order of ranks; empty where any order will do."""
     unnamed: frozenset[str] = frozenset()
-    """Of the hosts, those that stand for nodes whose names the plan does not know."""
+    """Entries of `hosts` that stand for nodes whose names the plan does not know."""
 
     @property
     def num_devices(self) -> int:

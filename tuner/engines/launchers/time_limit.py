@@ -18,16 +18,16 @@ processes that write checkpoints; and a limit that is changed while the program 
 from typing import Final
 
 SIGNAL_S: Final = 60
-"""Before the time limit, for the job to end its step."""
+"""Seconds before the time limit at which Slurm signals the job, for it to end its step."""
 START_S: Final = 60
-"""From the first line of a script until the engine counts: torchrun imports PyTorch and waits for
-the other nodes."""
+"""Seconds from the first line of a script until the engine counts: torchrun imports PyTorch and
+waits for the other nodes."""
 
 LIMIT_NOTE: Final = (
     "  SLURM_JOB_END_TIME       when the job ends, as Slurm sets it: the run saves before, where",
     "                           CHECKPOINTS is named, and ends with 0",
 )
-"""For the list of variables of an emitted script."""
+"""Lines about SLURM_JOB_END_TIME for the list of variables of an emitted script."""
 
 
 def exit_minutes(ending_s: int) -> str:

@@ -41,7 +41,7 @@ ONE_NODE: Final = """\
     "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
   )
 """
-"""How torchrun starts the ranks of one node; ports are below the ephemeral range."""
+"""Bash by which torchrun starts the ranks of one node; ports are below the ephemeral range."""
 
 
 def preamble(shape: LaunchShape, *, one_node: str = ONE_NODE, several_nodes: str = "") -> str:

@@ -22,7 +22,7 @@ from tuner.spec.yaml_text import parse_yaml
 _MARK: Final = re.compile(r"^_target_: megatron\.bridge\.[\w.]*ConfigContainer\b", re.MULTILINE)
 _LINE: Final = re.compile(r"([a-z_]+)\.([a-z_.]+)=(.*)")
 _SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer", "checkpoint"})
-"""Of Bridge's configuration: those whose fields are Megatron-LM's flags."""
+"""Sections of Bridge's configuration whose fields are Megatron-LM's flags."""
 _PRECISION: Final = re.compile(r"get_mixed_precision_config\(\s*[\"']([\w]{1,80})[\"']")
 _GRADIENTS: Final = re.compile(r"grad_reduce_in_fp32\s*=\s*(True|False)\b")
 _RECIPES: Final = {
@@ -33,7 +33,7 @@ _RECIPES: Final = {
 }
 """Bridge's precisions with 8-bit GEMMs: Megatron-LM's name of the recipe."""
 _FOLDER: Final = "nemo_experiments/default/checkpoints"
-"""Where recipes save that are told nothing else."""
+"""Default folder of the checkpoints of recipes."""
 _SPELLED: Final = {
     **{field: f"--{name}" for field, name in table.SPELLED.items()},
     "kept_checkpoints": "checkpoint.most_recent_k",
@@ -79,7 +79,7 @@ def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
 
 
 def holds_container(text: str) -> bool:
-    """Whether a text is a resolved configuration."""
+    """Return whether a text is a resolved configuration."""
     return _MARK.search(text) is not None
 
 

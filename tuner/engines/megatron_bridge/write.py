@@ -70,10 +70,10 @@ _RECIPES: Final = {
     ("Qwen3MoeForCausalLM", 94, 4096): "qwen3_235b_a22b_pretrain_config",
     ("Qwen3NextForCausalLM", 48, 2048): "qwen3_next_80b_a3b_pretrain_config",
 }
-"""By architecture, layers and width; in every release read."""
+"""Recipe of every release read, by architecture, layers and width."""
 
 _FROM_0_4: Final = {(NEMOTRON_H, 88, 4096): "nemotron_3_super_pretrain_config"}
-"""The same, from v0.4.0 on."""
+"""Recipes from v0.4.0 on, by architecture, layers and width."""
 
 _PRETRAINING: Final = "_pretrain_config"
 _WITH_ADAPTERS: Final = {
@@ -355,7 +355,7 @@ def _finetuning(goal: TrainGoal, decision: TrainDecision) -> Iterator[Override]:
 
 
 def _can_pack(decision: TrainDecision) -> bool:
-    """Whether samples may be packed: Bridge refuses larger micro-batches, graphs need one shape."""
+    """Return whether samples may be packed: micro-batches of one sample, and no CUDA graphs."""
     return decision.micro_batch_size == 1 and decision.cuda_graph == "none"
 
 

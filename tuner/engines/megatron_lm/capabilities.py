@@ -228,12 +228,12 @@ METRICS: Final = "megatron"
 
 
 def delays_weight_gradients(model: ModelSpec, decision: Decision) -> bool:
-    """Whether the weight gradients of an overlapped all-to-all are delayed, as it is priced."""
+    """Return whether weight gradients of an overlapped all-to-all are delayed, as it is priced."""
     return decision.a2a_overlap and not refuses_delayed_gradients(model, decision)
 
 
 def refuses_delayed_gradients(model: ModelSpec, decision: Decision) -> bool:
-    """Whether the engine cannot delay the weight gradients of an overlapped all-to-all.
+    """Return whether the engine cannot delay the weight gradients of an overlapped all-to-all.
 
     Graphs of attention with biases are refused beside it (`validate_args` of core_v0.17.1 on).
     """

@@ -27,13 +27,13 @@ from tuner.paths import AnyPath
 from tuner.spec.files import one_line, read_json_object, read_small_text, shown_path
 
 PIECE_BYTES: Final = 16_000_000
-"""Copied at a time."""
+"""Bytes that are copied at a time."""
 
 _LARGEST_HEADER_BYTES: Final = 100_000_000
-"""The format's own limit."""
+"""Largest header of a file, bytes: the format's own limit."""
 
 _LARGEST_TEXT_BYTES: Final = 64_000_000
-"""Of a permutation or an index."""
+"""Largest text of a permutation or an index."""
 
 _INDEX: Final = ".safetensors.index.json"
 
@@ -41,7 +41,7 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h
 """Weights in other formats would keep the old numbers, so they are not copied."""
 
 Permutation = Mapping[int, tuple[int, ...]]
-"""By decoder layer: the old expert that becomes expert 0, 1, ..."""
+"""Old experts that become experts 0, 1, ... in the new order, by decoder layer."""
 
 
 def read_permutation(path: AnyPath) -> Permutation:
@@ -122,7 +122,7 @@ class _Shard:
     path: Path
     header: dict[str, Any]
     tensors: tuple[_Tensor, ...]
-    """In the order of their bytes."""
+    """Tensors of the shard, in the order of their bytes."""
     data_start: int
 
 

@@ -43,7 +43,7 @@ SPELLED: Final[Mapping[str, str]] = {
     "mtp_layers": "mtp-num-layers",
     "retain_interval": "save-retain-interval",
 }
-"""By field of `LaunchSettings`: the flag."""
+"""Flag of each field of `LaunchSettings`."""
 
 ON_OFF: Final = (
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_tensor"),
@@ -79,7 +79,7 @@ SIZES: Final[Mapping[str, str]] = {
     "indexer_head_dim": "dsa-indexer-head-dim",
     "indexer_top_k": "dsa-indexer-topk",
 }
-"""By size of tuner/estimate/stated_model.py: the flag that is a plain number."""
+"""Flag of each size of tuner/estimate/stated_model.py that a flag states as a plain number."""
 
 OTHERS: Final = (
     unpriced.FLAGS
@@ -216,8 +216,8 @@ RECIPE: Final[Mapping[str, tuple[str, ...]]] = {
     "moe-token-dispatcher-type": ("alltoall",),
     "moe-grouped-gemm": (),
 }
-"""What recipes of Megatron-Bridge set and the engine has off (v0.6.0: recipes/common.py, and the
-providers of models with experts)."""
+"""Flags that recipes of Megatron-Bridge set and that are off in the engine (v0.6.0:
+recipes/common.py, and the providers of models with experts)."""
 
 DEPRECATED: Final[Mapping[str, str]] = {
     "moe-enable-deepep": "--moe-flex-dispatcher-backend deepep",
@@ -293,4 +293,4 @@ KNOWN: Final = frozenset(
 """Every flag that this reader handles."""
 
 UNDERSTOOD: Final = frozenset((*SPELLED.values(), *SIZES.values(), *OTHERS))
-"""What the price depends on, or what is compared with the model."""
+"""Flags that the price depends on, or that are compared with the model."""

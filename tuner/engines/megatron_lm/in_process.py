@@ -56,9 +56,9 @@ export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-error}"
 
 
 def restarts_in_process(verified: VerifiedPlan, shape: LaunchShape) -> bool:
-    """Whether a plan chose it and Megatron-LM can.
+    """Return whether the plan chose to restart in process and Megatron-LM can.
 
-    Plans of before the choice have no record of it: such a restart was stated, or not.
+    Plans from before the choice was recorded restart in process if the spec stated it.
     """
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or run.checkpoint_interval_steps is None:

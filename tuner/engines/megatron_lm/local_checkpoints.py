@@ -40,7 +40,7 @@ NOTES: Final = (
 
 
 def has_local(schedule: CheckpointSchedule | None) -> bool:
-    """Whether a plan saves to hosts."""
+    """Return whether a plan saves to hosts."""
     return schedule is not None and schedule.host_steps is not None
 
 

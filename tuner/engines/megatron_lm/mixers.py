@@ -19,14 +19,14 @@ from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import Mixer, ModelSpec
 
 Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | None
-"""Of one field."""
+"""Value of one field."""
 
 HYBRIDS: Final = frozenset({ModelFeature.MAMBA2, ModelFeature.SEPARATE_LAYERS})
-"""What only the program for hybrids builds."""
+"""Features that only the program for hybrids builds."""
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Whether the program for hybrids trains the model."""
+    """Return whether the program for hybrids trains the model."""
     return bool(HYBRIDS & features(model))
 
 

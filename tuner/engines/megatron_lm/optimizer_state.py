@@ -22,7 +22,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 NUM_MOMENTS: Final[Mapping[str, int]] = {"adam": 2, "adamw": 2, "lion": 1, "sgd": 1}
-"""By optimizer; SGD's is its momentum."""
+"""Moments of a parameter by optimizer; SGD's is its momentum."""
 _AWARE: Final = "use-precision-aware-optimizer"
 _MOMENTS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype")
 _MASTER: Final = "main-params-dtype"
@@ -66,12 +66,12 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
 
 
 def is_orthogonal(optimizer: str) -> bool:
-    """Whether updates are made orthogonal, as Muon and its variants do."""
+    """Return whether updates are made orthogonal, as Muon and its variants do."""
     return "muon" in optimizer
 
 
 def keeps_remainders(flags: Flags) -> bool:
-    """Whether half of every master weight is its parameter."""
+    """Return whether a master weight is kept as its bf16 parameter and the remainder."""
     if not (flags.is_on(_AWARE) and flags.is_on("bf16")) or flags.is_on("optimizer-cpu-offload"):
         return False
     if _bytes(flags, _MASTER, _BYTES) < _BYTES["fp32"]:

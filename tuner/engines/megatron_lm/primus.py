@@ -40,7 +40,8 @@ from torchtitan's own."""
 COMMAND: Final = re.compile(
     r"\bprimus-cli\b|\bprimus/cli/main\.py\b|\bexamples/run_(\w+_)?pretrain\.sh\b"
 )
-"""What starts Primus with flags over its file, which `--config` or the scripts' `EXP` name."""
+"""Commands that start Primus with flags over its file, which `--config` or the scripts' `EXP`
+name."""
 FLAGS: Final = frozenset({"enable-primus-turbo", "use-turbo-deepep", "turbo-sync-free-moe-stage"})
 """Flags of Primus alone that a price depends on."""
 _TRAINERS: Final = ("pre_trainer", "post_trainer")

@@ -520,7 +520,7 @@ def _saves_nowhere(flags: Flags) -> bool:
 
 
 def _waits_for_saves(flags: Flags, *, has_recipe: bool) -> bool:
-    """Whether asynchronous saving is turned off; Megatron-Bridge has the worker by default."""
+    """Return whether asynchronous saving is off; Megatron-Bridge has the worker by default."""
     worker = "use-persistent-ckpt-worker"
     return not (flags.is_on(worker) if worker in flags.values else has_recipe)
 

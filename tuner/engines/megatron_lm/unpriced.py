@@ -16,7 +16,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 _FLAG: Final = {"fp8_param": "fp8-param-gather"}
-"""Where the flag is not the field's own name."""
+"""Flags by field, where the flag is not the field's own name."""
 
 OFF: Final = {
     "overlap_p2p_comm": "no-overlap-p2p-communication",

@@ -86,7 +86,7 @@ _PACKAGES: Final = {
     ModelFeature.MAMBA2: "Mamba-2 layers need the packages mamba-ssm and causal-conv1d.",
     ModelFeature.GATED_DELTA: "The gated delta rule needs the package flash-linear-attention.",
 }
-"""What megatron/core/ssm/ imports."""
+"""Notes on the packages that megatron/core/ssm/ imports, by feature."""
 
 _NEEDS_CUDA: Final = (
     ("--moe-grouped-gemm",),
@@ -232,7 +232,7 @@ def _checkpoints(
 
 
 def is_reshardable(schedule: CheckpointSchedule, decision: TrainDecision) -> bool:
-    """Whether the distributed optimizer must save what another layout can restore.
+    """Return whether the optimizer must save in a form that another layout can restore.
 
     By default its `distrib_optim_sharding_type` is `dp_reshardable`, which `load_checkpoint`
     refuses with another TP or PP (core_v0.16.1 to core_v0.19.0).

@@ -1,4 +1,4 @@
-"""What a benchmark client measured of a server."""
+"""Measurements of a server by a benchmark client."""
 
 from typing import Annotated
 
@@ -25,17 +25,18 @@ class BenchmarkRun(Record):
 
     completed: Count
     failed: Size | None
-    """None if the client neither reports it nor was given the number of requests."""
+    """Requests that failed; None if the client neither reports them nor was given the number of
+    requests."""
     duration_s: Seconds
     ttft_s: Spread
     tpot_s: Spread
-    """Per output token after the first."""
+    """Seconds per output token after the first."""
     requests_per_s: Ratio
-    """Completed."""
+    """Completed requests per second."""
     output_tokens_per_s: Ratio
     goodput_requests_per_s: Ratio | None = None
     """Requests that met every SLO, as counted by the client; None if it was given none."""
     mean_input_tokens: Ratio | None = None
     mean_output_tokens: Ratio | None = None
     prefix_hit_ratio: Share | None = None
-    """Of the prompt tokens, if the client queries the server."""
+    """Share of the prompt tokens found in the prefix cache, if the client queries the server."""

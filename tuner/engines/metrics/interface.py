@@ -26,9 +26,9 @@ class LogLine:
     """The engine's step number; None if it prints none."""
     step_s: float | None = None
     peak_bytes: int | None = None
-    """Device memory of one rank."""
+    """Peak device memory of one rank, bytes."""
     activation_bytes: tuple[int, ...] = ()
-    """Per pipeline rank, peak over its devices."""
+    """Activation bytes by pipeline rank, the peak over its devices."""
     samples_per_step: int | None = None
     """Samples per step by the engine's own count; its later rates refer to it."""
 

@@ -24,7 +24,7 @@ from tuner.units import format_s
 MAX_EXPRESSION: Final = 512
 MAX_LINE: Final = 1024
 MAX_DIGITS: Final = 19
-"""Of a step number."""
+"""Most digits of a step number."""
 
 _NESTED: Final = re.compile(
     r"\((?:[^()\\]|\\.)*(?:[+*]|\{\d*,\d*\})(?:[^()\\]|\\.)*\)(?:[+*]|\{\d*,)"

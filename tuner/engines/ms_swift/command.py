@@ -48,13 +48,13 @@ class SwiftCommand:
     is_megatron: bool
     """Megatron-SWIFT trains; otherwise Transformers does."""
     launcher: tuple[str, ...] = ()
-    """Words before it."""
+    """Words before the program or module of ms-swift."""
     arguments: tuple[str, ...] = ()
     """Words behind the method: flags, or a file of settings before them."""
 
     @property
     def trains_with_transformers(self) -> bool:
-        """Whether it starts one model's training with Transformers' Trainer."""
+        """The command starts one model's training with Transformers' Trainer."""
         return not self.is_megatron and self.method in METHODS[:2]
 
 
@@ -83,13 +83,13 @@ def swift_command(words: Sequence[str]) -> SwiftCommand | None:
 
 
 def is_own_command(words: Sequence[str]) -> bool:
-    """Whether a command is one of ms-swift that Megatron-SWIFT's reader reads or refuses."""
+    """Return whether a command is one of ms-swift that Megatron-SWIFT's reader reads or refuses."""
     command = swift_command(words)
     return command is not None and not command.trains_with_transformers
 
 
 def is_aside(words: Sequence[str]) -> bool:
-    """Whether a command of ms-swift trains nothing, so that another of its script may."""
+    """Return whether a command of ms-swift trains nothing, so that another of its script may."""
     command = swift_command(words)
     return command is not None and command.method not in METHODS
 

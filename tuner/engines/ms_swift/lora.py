@@ -1,4 +1,4 @@
-"""What a launch of Megatron-SWIFT trains, from its own flags.
+"""Adapters that a launch of Megatron-SWIFT trains, from its own flags.
 
 Targets are the ends of megatron-core's module names (`linear_qkv`), or the groups `all-linear`,
 `all-router` and `all-embedding`. `all-linear` are the linear layers of a block, of every expert too

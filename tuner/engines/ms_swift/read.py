@@ -62,7 +62,7 @@ _OWN_PROGRAM: Final = re.compile(rf"\b(megatron|swift)\b|{_OWN_ARGUMENTS.pattern
 
 
 def starts(text: str) -> bool:
-    """Whether a text has a command of ms-swift, or lists Megatron-SWIFT's arguments."""
+    """Return whether a text has a command of ms-swift, or lists Megatron-SWIFT's arguments."""
     if not _OWN_PROGRAM.search(text):
         return False
     try:
@@ -76,7 +76,7 @@ def starts(text: str) -> bool:
 
 
 def holds_settings(text: str) -> bool:
-    """Whether a text is a file of settings of Megatron-SWIFT."""
+    """Return whether a text is a file of settings of Megatron-SWIFT."""
     return all(one.search(text) for one in _OWN_KEYS)
 
 

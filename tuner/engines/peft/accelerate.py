@@ -1,4 +1,4 @@
-"""How the Trainer's processes share a model: replicas, FSDP or DeepSpeed, and how many there are.
+"""Distribution of a model over the Trainer's processes: replicas, FSDP or DeepSpeed, and how many.
 
 The Trainer's own `--deepspeed` and `--fsdp` count before Accelerate's file or flags. Read from the
 packages accelerate 1.15.0 (commands/launch.py, commands/config/config_args.py,
@@ -60,7 +60,7 @@ _SLOTS: Final = re.compile(r"^\s*[^#\s]\S*\s+slots\s*=\s*([1-9]\d{0,3})\s*$", re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What the processes of a launch share."""
+    """Number of processes of a launch, and how they share the model."""
 
     devices: int | None = None
     devices_per_node: int | None = None

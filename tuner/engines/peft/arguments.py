@@ -94,7 +94,7 @@ SWIFT: Final = TrainerProgram(
     },
     sequence=("packing_length", "max_length"),
 )
-"""Its accumulation follows from the devices; the type is that of the checkpoint."""
+"""ms-swift: accumulation follows from the devices; the type is that of the checkpoint."""
 SWIFT_COMMAND: Final = "swift"
 _SEQUENCE: Final = (
     "model_max_length",

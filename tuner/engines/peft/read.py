@@ -234,7 +234,7 @@ def _notes(given: Sections, program: TrainerProgram, launch: LaunchSettings) -> 
 
 
 def _is_packed(given: Sections, program: TrainerProgram) -> bool:
-    """Whether samples are joined to sequences; LLaMA-Factory does where it pre-trains."""
+    """Return whether samples are joined to sequences; LLaMA-Factory does so in pretraining."""
     stated = [given.value(name) for name in ("packing", "neat_packing")]
     joins = program is FACTORY and given.value("stage") == "pt" and stated[0] is None
     return joins or True in stated

@@ -22,7 +22,7 @@ AUTO_BATCH: Final[Mapping[str, Any]] = {
     "gradient_accumulation_steps": "auto",
     "bf16": {"enabled": "auto"},
 }
-"""What DeepSpeed's file leaves to the Trainer."""
+"""Settings that DeepSpeed's file leaves to the Trainer."""
 _HOST: Final = {"device": "cpu"}
 _ZERO: Final[Mapping[str, Mapping[str, Any]]] = {
     **{f"zero{stage}": {"stage": stage} for stage in range(4)},
@@ -31,7 +31,7 @@ _ZERO: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Files of ms-swift by the name that --deepspeed takes; all have `overlap_comm` off."""
 _FSDP: Final = {"fsdp_config": {"reshard_after_forward": True, "activation_checkpointing": True}}
-"""What --fsdp fsdp2 names."""
+"""Settings that `--fsdp fsdp2` stands for."""
 _PARTLY: Final = (
     *("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio"),
     *("trainable_parameters", "trainable_parameters_regex", "lisa_activated_layers"),

@@ -48,7 +48,7 @@ class Flags:
 
     source: str
     values: Mapping[str, tuple[str, ...]]
-    """By name without its dashes, `_` written as `-`."""
+    """Values of each flag, by name without its dashes, `_` written as `-`."""
     notes: tuple[str, ...]
     nodes: int | None = None
     devices_per_node: int | None = None

@@ -37,9 +37,9 @@ class HybridPattern:
     """Letters of a launch."""
 
     stages: tuple[str, ...]
-    """Of every stage, in execution order; one entry where the engine cuts the stages."""
+    """Letters of every stage in execution order; one entry where the engine cuts the stages."""
     mtp: tuple[str, ...] = ()
-    """Of every multi-token-prediction layer."""
+    """Letters of every multi-token-prediction layer."""
 
     @property
     def letters(self) -> str:

@@ -36,7 +36,7 @@ class TrainingEngine(StrEnum):
 
     @property
     def is_megatron(self) -> bool:
-        """Whether megatron-core runs it."""
+        """The program runs on megatron-core."""
         return self in (TrainingEngine.MEGATRON, TrainingEngine.MS_SWIFT)
 
 
@@ -48,7 +48,7 @@ PACKED: Final = (
 
 
 class TokenDispatcher(StrEnum):
-    """How tokens reach their experts."""
+    """Method by which tokens reach their experts."""
 
     ALLGATHER = "allgather"
     """Every rank of the expert group gets every token."""
@@ -57,11 +57,11 @@ class TokenDispatcher(StrEnum):
     DEEPEP = "deepep"
     """Each token goes once to every node that needs it."""
     HYBRIDEP = "hybridep"
-    """The same over a rack-wide scale-up domain."""
+    """Each token goes once to every scale-up domain, such as a rack, that needs it."""
 
 
 class Graphs(StrEnum):
-    """What CUDA graphs cover."""
+    """Scope of CUDA graphs."""
 
     NONE = "none"
     """Nothing; every kernel is launched by the host."""
@@ -72,7 +72,7 @@ class Graphs(StrEnum):
 
 
 class StageContent(Record):
-    """What one pipeline stage holds."""
+    """Contents of one pipeline stage."""
 
     layers: Annotated[int, Field(ge=0)] = 0
     """Transformer layers."""
@@ -85,10 +85,10 @@ class StatedSize(Record):
     """A size of the model that the launch states itself."""
 
     size: str
-    """What tuner/estimate/stated_model.py calls it, e.g. `num_layers`."""
+    """Name of the size in tuner/estimate/stated_model.py, e.g. `num_layers`."""
     value: int | bool | tuple[int, ...]
     said: str
-    """As the launch says it, e.g. `--num-layers 61`."""
+    """The size as the launch states it, e.g. `--num-layers 61`."""
 
 
 Effect = Literal["memory", "time", "memory and time"]
@@ -100,9 +100,9 @@ class UnpricedSetting(Record):
     said: str
     """The setting as the launch says it."""
     changes: Effect
-    """What of the prediction does not hold."""
+    """Part of the prediction that does not hold."""
     how: str
-    """What it does, for the message."""
+    """Effect of the setting, for the message."""
 
 
 class LaunchSettings(Record):
@@ -125,9 +125,9 @@ class LaunchSettings(Record):
     pipeline: Count = 1
     expert: Count = 1
     expert_tensor: Count | None = None
-    """Absent: the engine takes that of the dense layers."""
+    """Degree of expert tensor parallelism; absent: that of the dense layers."""
     data: Count | None = None
-    """Absent: the remaining devices."""
+    """Data-parallel degree; absent: the remaining devices."""
     replicas: Count = 1
     """HSDP, or several instances of the distributed optimizer: copies of the sharded state."""
     shard_ranks: Count | None = None
@@ -144,7 +144,7 @@ class LaunchSettings(Record):
     """Every stage's layers as letters (tuner/engines/reading/hybrid_pattern.py); one entry: all
     layers, which the engine divides; empty: the launch has no letters."""
     mtp_letters: str = ""
-    """The same of one multi-token-prediction layer."""
+    """Letters of one multi-token-prediction layer."""
     first_stage_layers: Count | None = None
     last_stage_layers: Count | None = None
     embedding_as_layers: Annotated[int, Field(ge=0)] = 0
@@ -173,7 +173,7 @@ class LaunchSettings(Record):
     precision_follows: bool = False
     """The launch leaves the precision open; the goal's counts."""
     fp8_recipe: str = ""
-    """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
+    """The engine's name of its 8-bit or 4-bit recipe; empty without such GEMMs."""
     opaque_gemm_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the layers whose GEMMs checkpointing by operation does not see."""
     gradient_bytes: Literal[2, 4] = 4
@@ -182,13 +182,13 @@ class LaunchSettings(Record):
     moments_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
     """Bytes of the optimizer's moments of a parameter together; absent: as the engine has them."""
     shards_optimizer: bool = True
-    """Whether the engine can shard the state of the optimizer that the launch names."""
+    """The engine can shard the state of the optimizer that the launch names."""
     logit_bytes: Annotated[float, Field(ge=0.0)] = 0.0
     """Bytes of a logit at the head's backward pass; 0: as the engine's software."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()
-    """Of selective recomputation, by Megatron's names."""
+    """Modules of selective recomputation, by Megatron's names."""
     recompute_method: Literal["", "uniform", "block"] = ""
     recompute_layers: Count | None = None
     """Method `uniform`: layers of one unit. `block`: layers that are recomputed of every stage,
@@ -215,12 +215,12 @@ class LaunchSettings(Record):
     overlap_tensor: bool = False
     cuda_graph: Graphs = Graphs.NONE
     compiled: frozenset[Literal["model", "loss"]] | None = None
-    """What torchtitan compiles, a loss in chunks included; absent: as its plans assume."""
+    """Parts that torchtitan compiles, a loss in chunks included; absent: as its plans assume."""
     buffered_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Share of all copies that a rank could receive, which HybridEP's buffers hold without asking
     how many come; 0: it asks."""
     drops_exchanged: bool = False
-    """Whether checkpointing by operation repeats the all-to-alls of experts."""
+    """Checkpointing by operation repeats the all-to-alls of experts."""
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
@@ -237,9 +237,9 @@ class LaunchSettings(Record):
     saves_in_background: bool = False
     """Training waits for the copy to host memory only."""
     saves_from_pinned_memory: bool = False
-    """That copy goes into pinned memory, allocated once."""
+    """Checkpoints saved in the background are copied into pinned memory that is allocated once."""
     kept_checkpoints: Count | None = None
-    """The newest that are not removed; absent: all of them."""
+    """Newest checkpoints that are not removed; absent: all of them."""
     retain_interval: Count | None = None
     """Checkpoints of multiples of these steps are not removed either."""
     host_save_interval: Count | None = None
@@ -251,7 +251,7 @@ class LaunchSettings(Record):
     restarts_in_process: bool = False
     """Training restarts inside its processes after failures that leave them."""
     tune: Tune | None = None
-    """Which weights the launch trains; absent: those that the goal names."""
+    """Weights that the launch trains; absent: those that the goal names."""
     reference_forwards: Annotated[int, Field(ge=0, le=3)] = 0
     """Forward passes without gradients of a micro-batch: of a frozen copy of the model, or of the
     model without its adapters, and for a KL estimate."""
@@ -264,14 +264,14 @@ class LaunchSettings(Record):
     balance: str = ""
     """The flag that balances tokens over experts, as the launch writes it; empty: none."""
     differing_settings: dict[str, str] = Field(default_factory=dict)
-    """By name, rows of tuner/engines/priced_settings.py whose value differs from the priced one:
-    the launch's flag."""
+    """Flags of the launch for rows of tuner/engines/priced_settings.py whose value differs from the
+    priced one, by name of the row."""
 
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Other settings with which the prediction does not hold."""
     stated: tuple[StatedSize, ...] = ()
     spelled: dict[str, str] = Field(default_factory=dict)
-    """By field of this record: how the launch says it, e.g. `tensor`: `--tensor-model-...`."""
+    """Spelling of each field of this record in the launch, e.g. `tensor`: `--tensor-model-...`."""
     understood: tuple[str, ...] = ()
     """Settings that the price depends on, or that were compared with the model."""
     ignored: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 MOST_LETTERS: Final = 100_000
-"""Of an expanded layout; more is a typing error."""
+"""Most letters of an expanded layout; more is a typing error."""
 _LETTERS: Final = {"E": "embedding", "t": "transformer layer", "m": "MTP layer", "L": "loss"}
 _GROUP: Final = re.compile(r"\(([^()]*)\)\*(\d{1,6})")
 _LETTER: Final = re.compile(r"([A-Za-z|])\*(\d{1,6})")

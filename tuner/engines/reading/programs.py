@@ -15,7 +15,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 _ALSO: Final = r"(?=[\s\S]*^\s*"
-"""Begins what a file also holds, further down."""
+"""Beginning of an expression for what a file also holds, further down."""
 _STARTS: Final[Mapping[str, str]] = {
     "verl": r"\bverl\b|\bmain_(ppo|grpo|dapo|gspo)\b|fsdp_sft_trainer",
     "OpenRLHF": r"\bopenrlhf\b",
@@ -160,7 +160,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "accelerate's file": "it holds no batch: give the accelerate launch command that names it, the "
     "file beside it",
 }
-"""What to give in its place."""
+"""Advice on what to give in place of each program that is not read."""
 _LAUNCHERS: Final = frozenset({"torchrun", "accelerate", "deepspeed", "python", "python3"})
 _RUNNERS: Final = _LAUNCHERS | {"bash", "sh", "composer", "colossalai"}
 """Programs that run a module or script."""
@@ -279,7 +279,7 @@ def _commands(text: str) -> Sequence[Sequence[str]]:
 
 
 def _is_read(words: Sequence[str], names: str = _READ) -> bool:
-    """Whether a command starts a program that is read."""
+    """Return whether a command starts a program that is read."""
     return re.search(names, _naming_words(words)[0]) is not None or any(
         word.startswith(("--per_device_train_batch_size", "--deepspeed")) for word in words
     )

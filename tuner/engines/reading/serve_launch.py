@@ -20,7 +20,7 @@ class Surroundings:
     model: ModelSpec
     pool: Pool
     memory_bytes: float = 80 * GIB
-    """Of a device; engines choose default batch sizes by it."""
+    """Memory of a device, bytes; engines choose default batch sizes by it."""
 
     @property
     def generation(self) -> Generation | None:
@@ -42,12 +42,12 @@ class InstanceKnobs:
     page_tokens: int | None = None
     """KV cache page size; None: the engine's own."""
     draft_tokens: int = 0
-    """Drafted ahead for each step."""
+    """Tokens drafted for each decode step; 0: none."""
     two_batch_overlap: bool = False
     a2a_backend: str = "none"
     """All-to-all backend of the experts, by a plan's names."""
     graph_sequences: int | None = None
-    """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
+    """Sequences of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
     graphed_sequences: int | None = None
     """Sequences up to which every decode step of a rank has a graph; None: those of the largest."""
     streamed_tokens: float = 1.0
@@ -74,13 +74,13 @@ class ServingLaunch:
     copies: int = 1
     """Identical independent instances behind the one command."""
     ffn_devices: int = 0
-    """Of the FFN server of an attention server (AFD); 0: no disaggregation."""
+    """Devices of the FFN server of an attention server (AFD); 0: no disaggregation."""
     replicas: int = 1
     """Identical launches that the file states."""
     other: "ServingLaunch | None" = None
     """The file's launch of the other role, where it starts prefill and decode instances."""
     draft_method: DraftMethod = DraftMethod.MTP
-    """How drafts are made, where there are any."""
+    """Method of drafting, where there are drafts."""
     connector: str = ""
     """KV connector by a plan's names, else the engine's own name; empty: not said."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class ServingLaunch:
     follows_prefixes: bool = True
     """The router in front looks for prefixes; also where none is known."""
     finds_ranks: bool = False
-    """It looks for them on every attention-data rank."""
+    """The router in front looks for prefixes on every attention-data rank."""
     memory_ratio: float | None = None
     """Share of memory that the command gives the engine; None: the engine's own."""
     cache_bytes: int | None = None
@@ -107,12 +107,12 @@ class ServingLaunch:
     release: str = ""
     """Release of the engine by the tag of its container image; empty: not said."""
     quantization: str = ""
-    """Of the weights, by a spec's names; empty: the checkpoint's."""
+    """Quantization of the weights, by a spec's names; empty: the checkpoint's."""
     weight_bits: tuple[int, ...] = ()
     """Bits of expert weights by the command's quantization method; empty: any."""
     kv_cache_dtype: str = "bf16"
     host_bytes: Mapping[str, float] = field(default_factory=dict)
-    """What the command takes of host memory, bytes a device, by the flag that asks for it."""
+    """Host memory that the command takes, bytes a device, by the flag that asks for it."""
     host_cache_ratio: float = 0.0
     """Bytes of a KV cache on the host over those of the device's."""
     flags: SortedFlags = field(default=SortedFlags())

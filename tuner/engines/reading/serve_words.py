@@ -58,7 +58,7 @@ MOST_BYTES: Final = 2**50
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFlags:
-    """How a server's command is recognised, and its flags."""
+    """A server's command: how it is recognised, and its flags."""
 
     starts: tuple[tuple[str, ...], ...]
     """Words that a command's flags follow, without folders: a module, program, program and verb."""
@@ -123,13 +123,13 @@ class SortedFlags:
     """Flags as typed, by their effect on the prediction."""
 
     understood: tuple[str, ...] = ()
-    """The prediction uses them."""
+    """Flags that the prediction uses."""
     ignored: tuple[str, ...] = ()
-    """Not known here; no effect on the prediction."""
+    """Flags that are not known here; no effect on the prediction."""
     unpriced: tuple[str, ...] = ()
-    """They affect the launch's speed, and are not modelled."""
+    """Flags that affect the launch's speed and are not modelled."""
     timeless: tuple[str, ...] = ()
-    """No effect on times: what is served, where, on which machines."""
+    """Flags that state what is served, where and on which machines: no effect on times."""
 
 
 def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None:

@@ -28,7 +28,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 MOST_CHARACTERS: Final = 2_000_000
-"""Of all expanded variables together; more is a runaway expansion."""
+"""Most characters of all expanded variables together; more is a runaway expansion."""
 _DEEPEST: Final = 8
 """Assignments that refer to assignments."""
 _MOST_OPEN: Final = 100
@@ -92,7 +92,7 @@ _NUMERIC_TEST: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "-le": operator.le,
 }
 _UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
-"""In an operand of a test: what only a running shell expands, or a pattern."""
+"""Characters in an operand of a test that only a running shell expands, or that make a pattern."""
 _FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
 """Prefixes of variables that the scheduler sets."""
 _SLURM: Final[Mapping[str, tuple[str, ...]]] = {
@@ -135,7 +135,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellText:
-    """What a script holds."""
+    """Commands, variables and files of a script."""
 
     commands: tuple[Command, ...]
     scheduler: tuple[str, ...]
@@ -145,7 +145,7 @@ class ShellText:
     defaults: tuple[str, ...]
     """Variables whose default was taken, as `NAME=value`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the text exports with a literal value."""
+    """Variables that the text exports with a literal value."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Here-documents by the name of the file that they are written to."""
 
@@ -408,7 +408,7 @@ def _closing(words: Sequence[str]) -> int:
 
 
 class _Variables:
-    """What the text assigns, while it is read from top to bottom."""
+    """Variables that the text assigns, while it is read from top to bottom."""
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
         self.defaults: dict[str, str] = {}
@@ -420,7 +420,7 @@ class _Variables:
         self._doubted: set[str] = set()
         self._is_all_doubted = False
         self._sure: set[str] = set()
-        """Assigned since all were doubted."""
+        """Variables assigned since all were doubted."""
 
     @property
     def arguments(self) -> list[str]:
@@ -541,9 +541,10 @@ class _Blocks:
         self._variables = variables
         self._open: list[_Block] = []
         self._runs: bool | None = True
-        """Whether the statement runs by what `&&` or `||` joins it to."""
+        """The statement runs by the `&&` or `||` that joins it to the one before; None:
+        undecided."""
         self._before: bool | None = True
-        """What the test before it was."""
+        """Result of the test before the statement; None: undecided."""
         self._is_after_test = False
 
     @property
@@ -683,11 +684,11 @@ class _Block:
     """One `if`, loop or `case` that is open."""
 
     runs: bool | None
-    """Whether its current branch runs; None where a running shell decides."""
+    """The current branch runs; None where a running shell decides."""
     is_test: bool
-    """Its condition is being read."""
+    """The block's condition is being read."""
     was_taken: bool = False
-    """A branch before this one ran."""
+    """A branch of the block before the current one ran."""
 
     def go_on(self, tested: bool | None) -> None:
         """Come to the next branch."""

@@ -32,7 +32,7 @@ class Weights:
     bits: tuple[int, ...] = ()
     """Bits of expert weights; empty: any."""
     notes: tuple[str, ...] = ()
-    """What the estimate is told beside it."""
+    """Notes on the method for the estimate."""
 
 
 _ANY: Final = (

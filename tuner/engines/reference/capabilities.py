@@ -55,7 +55,7 @@ REFERENCE: Final = Capabilities(
 )
 
 TORCHRUN: Final = replace(REFERENCE, names=("torchrun",))
-"""The same program, named after its launcher."""
+"""Capabilities of the reference program under its launcher's name."""
 
 
 def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> SavedBytes:

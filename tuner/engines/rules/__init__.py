@@ -1,1 +1,1 @@
-"""What each launch target can express: one file per program, its releases inside."""
+"""Rules that a decision must keep on a launch target, by the fields of its manifest."""

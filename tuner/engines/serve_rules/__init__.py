@@ -1,1 +1,1 @@
-"""What releases of serving engines can launch."""
+"""Rules for the deployments that releases of serving engines can launch."""

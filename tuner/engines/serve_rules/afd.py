@@ -36,7 +36,7 @@ class AfdConnector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfdCapabilities:
-    """What one commit of a plugin launches."""
+    """Attention-FFN disaggregation that one commit of a plugin launches."""
 
     plugin: str
     """Repository on GitHub."""
@@ -45,7 +45,7 @@ class AfdCapabilities:
     architectures: frozenset[str]
     """Models that have a wrapper for both roles."""
     plain_experts: frozenset[str]
-    """Those without sequence-parallel experts, which vLLM uses with both tensor and data ranks."""
+    """Models without sequence-parallel experts, which vLLM uses with both tensor and data ranks."""
 
     def connector(self, generation: Generation | None) -> AfdConnector | None:
         """Return the connector of such devices, or None.

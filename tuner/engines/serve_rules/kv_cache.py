@@ -1,4 +1,4 @@
-"""What is described of a release's KV cache: its pages, and the transfers of its connectors.
+"""Facts about a release's KV cache: its pages, and the transfers of its connectors.
 
 Connectors: one row per connector and kind of cache, for transfers between different instances; what
 a row does not restrict is allowed. Pages: explicit sizes are legal if the preferred attention
@@ -31,7 +31,8 @@ class Connector(StrEnum):
     MOONCAKE = "mooncake"
     """Mooncake's transfer engine, point to point."""
     ASCEND = "ascend"
-    """Between Huawei's devices: Mooncake's transport `ascend` (vllm-ascend), MemFabric (SGLang)."""
+    """Mooncake's transport `ascend` (vllm-ascend) or MemFabric (SGLang), between Huawei's
+    devices."""
 
 
 class CacheKind(StrEnum):
@@ -47,13 +48,13 @@ class PipelineRule(StrEnum):
     """Compatible pipeline degrees."""
 
     NONE = "none"
-    """1 on both sides."""
+    """Degree 1 on both sides."""
     DECODE_ONE = "decode_one"
-    """Any for prefill, 1 for decode."""
+    """Any degree for prefill, 1 for decode."""
     EQUAL_OR_DECODE_ONE = "equal_or_decode_one"
-    """The same, or 1 for decode."""
+    """The same degree on both sides, or 1 for decode."""
     ANY = "any"
-    """Layers are matched by name."""
+    """Any degrees: layers are matched by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +78,20 @@ class ConnectorRules:
     wider_prefill_beyond_heads: bool = True
     """Prefill's tensor degree may exceed both decode's and the key-value heads."""
     wider_decode_beyond_heads: bool = True
-    """Likewise decode's above prefill's."""
+    """Decode's tensor degree may exceed both prefill's and the key-value heads."""
     wider_decode: bool = True
     """Decode's tensor degree may exceed prefill's."""
     wider_decode_if_hybrid: bool = True
-    """Of hybrid models decode's tensor degree may exceed prefill's."""
+    """Decode's tensor degree may exceed prefill's for hybrid models."""
     pipeline: PipelineRule = PipelineRule.ANY
     slicing_hybrid_with_pipeline: bool = True
     """Unequal tensor degrees of a hybrid model with a prefill pipeline."""
     moved_states: frozenset[LinearName] = frozenset()
     """Kinds of linear attention whose states it moves; models with others are not disaggregated."""
     pipeline_with_states: bool = True
-    """Instances of such models may be pipelines."""
+    """Instances of models with linear attention may be pipelines."""
     one_shape: bool = False
-    """It has one set of degrees per side, for all instances of an island."""
+    """All instances of an island have one set of degrees per side."""
     source: str
     """Source of the facts."""
     note: str = ""
@@ -99,7 +100,7 @@ class ConnectorRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLink:
-    """How a connector moves caches between devices of one machine without its NICs."""
+    """Path of a connector between devices of one machine without its NICs."""
 
     bytes_per_s: float
     """Rate that one rank's transfers reach where the link itself is no slower."""
@@ -142,7 +143,7 @@ class LegalPages:
 
     multiple_of: int = 1
     among: tuple[int, ...] = ()
-    """Empty: any that are multiples."""
+    """Page sizes that are legal, in tokens; empty: any that are multiples."""
 
     def __str__(self) -> str:
         """The rule, for people."""
@@ -163,11 +164,11 @@ class DefaultPage:
     legal: LegalPages
     """Sizes that may be stated instead."""
     cache: CacheKind | None = None
-    """None: every kind."""
+    """Kind of cache; None: every kind."""
     generation: Generation | None = None
-    """None: every device that the release serves on."""
+    """Generation of the devices; None: every device that the release serves on."""
     dtype: str = ""
-    """Of the cache, bf16 or fp8; empty: both."""
+    """Type of the cache, bf16 or fp8; empty: both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

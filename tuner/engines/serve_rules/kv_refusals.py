@@ -1,4 +1,4 @@
-"""Why a KV cache cannot be transferred: one line per broken rule, with the way out.
+"""Reasons why a KV cache cannot be transferred: a line per broken rule, with the way out.
 
 In addition to a connector's rules (kv_cache.py), three rules apply to all: both sides have the
 same type, because none converts; one tensor degree is a multiple of the other, because ranks are
@@ -32,7 +32,7 @@ class KvSide:
     pipeline: int = 1
     page_tokens: int
     dtype: str
-    """Without an engine's variants: bf16, fp8, nvfp4, ..."""
+    """Type of the cache without an engine's variants: bf16, fp8, nvfp4, ..."""
     layout: str
     """nhd or hnd; not applicable to latent caches."""
     uses_host_buffer: bool = False
@@ -45,7 +45,7 @@ class KvTransfer:
 
     cache: CacheKind
     num_kv_heads: int
-    """Of the model; 1 for a latent cache."""
+    """Key-value heads of the model; 1 for a latent cache."""
     is_hybrid: bool = False
     """Layers have different caches: windows, states and full attention."""
     states: LinearName | None = None
@@ -62,7 +62,7 @@ class KvTransfer:
 
     @property
     def slices_heads(self) -> bool:
-        """Whether a rank's heads on one side are spread over ranks of the other."""
+        """The heads of a rank on one side are spread over ranks of the other."""
         head_shards = {min(side.tensor, self.num_kv_heads) for side in (self.prefill, self.decode)}
         return self.cache is CacheKind.GROUPED and len(head_shards) > 1
 

@@ -58,7 +58,7 @@ between machines (deepseek-ai/DeepEP, README, Requirements)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCapabilities:
-    """What one release can launch."""
+    """Features that one release has."""
 
     name: str
     """Name in `goal.engine.name`."""
@@ -96,31 +96,32 @@ class ServingCapabilities:
     connectors: Mapping[str, str] = field(default_factory=dict)
     """The engine's name of each KV connector."""
     node_links: Mapping[str, NodeLink] = field(default_factory=dict)
-    """How connectors move caches inside a machine; one that is missing uses the NICs."""
+    """Paths of connectors inside a machine; connectors without one use the NICs."""
     pages: KvPages = field(default=KvPages())
     """Pages of its KV cache."""
     transfers: tuple[ConnectorRules, ...] = ()
-    """What its connectors support, in order of preference."""
+    """Rules of its connectors, in order of preference."""
     routers: tuple[RouterCapabilities, ...] = (NGINX,)
-    """In order of preference: the first one that has a policy is used."""
+    """Routers in order of preference: the first one that has a policy is used."""
     host_path: bool = False
     """KV caches can pass through host memory."""
 
     a2a_backends: frozenset[str] = frozenset({"none", "allgather"}) | DEEPEP
     no_deepep_quantization: frozenset[str] = frozenset()
-    """Of `goal.quantization`: weights whose experts do not take what DeepEP dispatches."""
+    """Values of `goal.quantization` whose experts do not take what DeepEP dispatches."""
     deepep_needs_attention_dp: bool = False
     """DeepEP needs attention data parallelism."""
     low_latency_takes_prefill: bool = False
-    """With low-latency DeepEP prefill uses the same kernels, so that their limit applies to every
+    """Prefill uses the kernels of low-latency DeepEP too, so that their limit applies to every
     batch of an instance."""
     low_latency_leaves_prefill: bool = False
-    """With low-latency DeepEP, prefill of an aggregated instance uses the normal kernels."""
+    """Prefill of an aggregated instance with low-latency DeepEP uses the normal kernels."""
     transferring_ranks_share_core: bool = False
-    """With a KV connector the thread that computes moves to the same few cores for every rank of a
-    machine."""
+    """The computing threads of all ranks of a machine move to the same few cores when there is a KV
+    connector."""
     transfer_thread_polls: bool = False
-    """With a KV connector a thread of each rank polls without a pause, on a core that computes."""
+    """A thread of each rank polls without a pause, on a core that computes, when there is a KV
+    connector."""
     only_tensor_parallel: bool = False
     """An instance has tensor ranks only: no expert, data or pipeline parallelism."""
     both_attention_degrees: bool = True
@@ -128,12 +129,12 @@ class ServingCapabilities:
     both_expert_degrees: bool = True
     """moe_tp and ep may both exceed 1."""
     rank_dispatch: str = "in turn"
-    """How an instance spreads requests over its attention-DP ranks, each with a prefix cache of its
-    own, unless a router names the rank; no release looks for prefixes by default."""
+    """Rule by which an instance spreads requests over its attention-DP ranks, each with a prefix
+    cache of its own, unless a router names the rank; no release looks for prefixes by default."""
     data_parallel_rank_spans_nodes: bool = True
     """Attention-DP ranks may span machines."""
     whole_prompt_in_one_batch: bool = False
-    """Without chunked prefill a batch must fit the longest request."""
+    """A batch must fit the longest request where prefill is not chunked."""
     batch_needs_tokens: bool = False
     """max_batched_tokens must fit a decode step of the whole batch, drafts included."""
 

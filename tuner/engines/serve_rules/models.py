@@ -14,12 +14,12 @@ from tuner.devices.datasheet import Generation
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 
 SPARSE: Final = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
-"""With an indexer."""
+"""Models with an indexer."""
 COMPRESSED: Final = frozenset({"DeepseekV4ForCausalLM"})
-"""With compressors beside windows."""
+"""Models with compressors beside windows."""
 CHUNKED: Final = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
 ZERO_EXPERTS: Final = frozenset({"LongcatFlashForCausalLM"})
-"""With experts that return their input."""
+"""Models with experts that return their input."""
 HYBRID: Final = frozenset(
     {
         "KimiLinearForCausalLM",
@@ -29,9 +29,9 @@ HYBRID: Final = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
-"""With linear attention."""
+"""Models with linear attention."""
 EVERY: Final = frozenset(ARCHITECTURES)
-"""All that moetune reads."""
+"""All models that moetune reads."""
 
 
 class DegreesFields(Protocol):
@@ -59,11 +59,11 @@ class ServedModels:
 
     architectures: frozenset[str] = EVERY
     only_one: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By degree (attention_dp, ep, pp): models that run without it."""
+    """Models that run only with degree 1, by degree (attention_dp, ep, pp)."""
     only_on: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
-    """By model: the only NVIDIA devices that it runs on."""
+    """NVIDIA devices that a model runs on, where not on all, by model."""
     source: str = ""
-    """Of what the release lacks."""
+    """Source of what the release lacks."""
 
 
 def model_refusals(

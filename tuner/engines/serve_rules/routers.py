@@ -38,7 +38,7 @@ class Gateway:
     bootstrap_connectors: frozenset[str] | None = None
     """Connectors whose prefill instances have a bootstrap port; None: all."""
     annotation: str
-    """Of a prefill pod, with that port."""
+    """Annotation of a prefill pod that states its bootstrap port."""
     takes_token_ids: bool = True
     """Completions may have prompts of token ids, beside text."""
     install: str = ""
@@ -47,15 +47,15 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterCapabilities:
-    """What one release of a router can do."""
+    """Policies of one release of a router."""
 
     name: str
     release: str
     source: str
     aggregated: Mapping[RouterPolicy, str] = field(default_factory=dict)
-    """Its name of each policy for aggregated instances; empty: not supported."""
+    """The router's name of each policy for aggregated instances; empty: they are not supported."""
     disaggregated: Mapping[RouterPolicy, str] = field(default_factory=dict)
-    """The same for disaggregated instances."""
+    """The router's name of each policy for disaggregated instances."""
     one_policy: bool = False
     """Prefill and decode instances have the same policy."""
     threshold: bool = False
@@ -67,11 +67,12 @@ class RouterCapabilities:
     attention-data ranks of all aggregated instances; empty: it always does; None: it chooses among
     instances."""
     disaggregated_ranks: str | None = None
-    """The same for disaggregated instances."""
+    """Option, as in `aggregated_ranks`, for the ranks of disaggregated instances."""
     lacks_ranks: str = ""
-    """Why its option for that reaches no ranks of the engine's release."""
+    """Reason why `aggregated_ranks` and `disaggregated_ranks` reach no ranks of the engine's
+    release."""
     gateway: Gateway | None = None
-    """Its command; None: by `script`, or by code for any engine."""
+    """Command of the gateway; None: it starts by `script`, or by code for any engine."""
     script: str = ""
     """Bash that executes it; its names of both policies replace @PREFILL@ and @DECODE@."""
 
@@ -90,9 +91,9 @@ GATEWAY_POLICIES: Final = {
     RouterPolicy.LEAST_REQUESTS: "cache_aware",
     RouterPolicy.CACHE_AWARE: "cache_aware",
 }
-"""Of SGLang's gateway and its forks: `cache_aware` sends a prompt without a cached prefix above
-`--cache-threshold` to the instance with the fewest requests outstanding, so that a threshold of 1
-is pure least-requests."""
+"""Names of policies in SGLang's gateway and its forks: `cache_aware` sends a prompt without a
+cached prefix above `--cache-threshold` to the instance with the fewest requests outstanding, so
+that a threshold of 1 is pure least-requests."""
 _FRONTEND: Final = {
     RouterPolicy.ROUND_ROBIN: "round-robin",
     RouterPolicy.RANDOM: "random",

@@ -43,8 +43,8 @@ _WHY_NOT: Final[Mapping[str, str]] = {
     "prefill_offload": "routers keep only prompts local that are cached in part, whatever their"
     " length",
 }
-"""Why releases lack a mode. Routers: NVIDIA Dynamo 1.6.1 (`--router-conditional-disagg`, policy
-isl_bounding: tokens to compute over all tokens below a ratio of 1 at most) and TensorRT-LLM
+"""Reasons why releases lack a mode. Routers: NVIDIA Dynamo 1.6.1 (`--router-conditional-disagg`,
+policy isl_bounding: tokens to compute over all tokens below a ratio of 1 at most) and TensorRT-LLM
 (`conditional_disagg_config`, examples/disaggregated), whose limits need a cached part too."""
 
 _UNKNOWN: Final[Mapping[str, Generation]] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""How a serving engine batches, admits and measures memory: `TRAITS` of its capabilities."""
+"""Traits of a serving engine: batching, admission and memory; `TRAITS` of its capabilities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from tuner.spec.model import ModelSpec
 
 
 class Batching(StrEnum):
-    """How prompts and running sequences share steps."""
+    """Rule by which prompts and running sequences share steps."""
 
     CHUNKED = "chunked"
     """Parts of prompts fill what running sequences leave of a step's token budget (vLLM)."""
@@ -22,7 +22,7 @@ class Batching(StrEnum):
 
 
 class MemoryFractionKind(StrEnum):
-    """What an engine's share of memory is a share of."""
+    """Base of an engine's share of memory."""
 
     OF_DEVICE = "of the device"
     OF_FREE = "of what is free before weights are loaded"
@@ -31,7 +31,7 @@ class MemoryFractionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRule:
-    """How an engine keeps the states of linear attention."""
+    """States of linear attention as an engine keeps them."""
 
     per_request: int = 1
     """States that a running request holds at most, those of drafts apart."""
@@ -69,7 +69,7 @@ class BlockRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRule:
-    """How an engine sizes its KV cache, from one release on.
+    """Rule by which an engine sizes its KV cache, from one release on.
 
     V memory that CUDA shows    W weights    S what steps take: activations, graphs, buffers
     C context and communicators    r the share that a launch states, or the engine's own
@@ -83,25 +83,25 @@ class MemoryRule:
     since: tuple[int, ...] = (0,)
     share: MemoryFractionKind
     ratio: float | None
-    """Where a launch states none; None: `own_memory_ratio` of the engine's read.py."""
+    """Share where a launch states none; None: `own_memory_ratio` of the engine's read.py."""
     sampler_bytes: float
-    """Of one logit of one sequence, at the sampler's peak."""
+    """Bytes of one logit of one sequence, at the sampler's peak."""
     counts_graphs: bool = False
     """CUDA graphs are measured before the cache is made."""
     counts_communicators: bool = False
-    """So are communicators."""
+    """Communicators are measured before the cache is made, too."""
     window_pool_ratio: float | None = None
     """Tokens of the pool of windowed layers over those of the others; None: pages of both come from
     one pool, and a request holds its window."""
     entry_window_pool_ratio: float | None = None
-    """The same of models whose other pool holds the entries of compressors."""
+    """`window_pool_ratio` of models whose other pool holds the entries of compressors."""
     wants_whole_length: bool = False
     """The server ends unless one request of the longest length has room."""
     wants_state_blocks: bool = False
     """The server ends unless each sequence of whole graphs has a block for its state."""
     states: StateRule = ONE_STATE
     blocks: BlockRule | None = None
-    """None: each kind of layer has a pool of its own."""
+    """Pool of blocks for all layers; None: each kind of layer has a pool of its own."""
     sizes_plain_sparse: bool = False
     """An fp8 cache of sparse attention gets room for a byte an element, whatever it then takes."""
     gathers_sparse: bool = False
@@ -128,9 +128,9 @@ class EngineTraits:
     """Token budget of a step that holds prompts, in the InferenceX recipes
     (github.com/SemiAnalysisAI/InferenceX, benchmarks/)."""
     scheduler_s: float
-    """Between two steps, beyond the sum of their kernels."""
+    """Seconds between two steps, beyond the sum of their kernels."""
     prompt_scheduler_ratio: float = 2.0
-    """Factor on it where a step holds prompts, which no CUDA graph covers."""
+    """Factor on `scheduler_s` where a step holds prompts, which no CUDA graph covers."""
     graphs_in_pieces: frozenset[Vendor] = frozenset()
     """Devices on which the host launches attention between the graphs of a decode step."""
     eager_prompts: frozenset[str] | None = None
@@ -141,7 +141,7 @@ class EngineTraits:
     published run with chats that all begin at once, whose steps take some of them. Others take up
     to twice as long."""
     streams_by_rank: bool = True
-    """Each attention-data rank has such a process; else one serves them all."""
+    """Each attention-data rank has a process that streams; else one process serves all ranks."""
     compiles_layers: bool = False
     """Layers without a graph are compiled, where the device's vendor has a compiler."""
     graph_tokens: int = 0
@@ -169,14 +169,16 @@ class EngineTraits:
     aligns_prompts: bool = False
     """Attention-data ranks wait until all of them have prompts, and read them in one step."""
     client_s: float = 15e-3
-    """Of a request in HTTP server, tokeniser and client, as published launches show it."""
+    """Seconds of a request in HTTP server, tokeniser and client, as published launches show
+    them."""
     memory: tuple[MemoryRule, ...]
     """The newest release first."""
     shares_networks: bool = False
     """Dense and shared networks and the head are parted among all ranks under attention data
     parallelism, too, where experts are not dispatched to."""
     mxfp4_multiples: tuple[int, int] | None = None
-    """What hidden and expert width of a rank are padded to, of mxfp4 experts; None: as they are."""
+    """Multiples that the hidden and the expert width of a rank are padded to, for mxfp4 experts;
+    None: they are not padded."""
     spoilt_gemms: frozenset[str] = frozenset()
     """Types whose measured GEMMs hold more than the kernel (tuner/costs/serve/tables.py)."""
     computes_zero_copies: bool = False
@@ -196,8 +198,8 @@ class EngineTraits:
     shares_side_caches: bool = False
     """Context ranks share an indexer's keys and a drafter's cache, too; else these are whole."""
     experts_like: Mapping[tuple[str, Generation], str] = field(default_factory=dict)
-    """By type and device: the engine whose table holds other expert kernels that this one chooses
-    from."""
+    """Engine whose table holds other expert kernels that this one chooses from, by type and
+    device."""
 
     def auto_cache(self, model: ModelSpec, generation: Generation | None) -> Literal["bf16", "fp8"]:
         """Return the type that a cache of type `auto` has."""

@@ -35,7 +35,7 @@ class VendorTraits:
     visible_devices: str
     """Variable that says which devices a process sees."""
     between_devices: str = ","
-    """What separates the devices in it."""
+    """Separator of the devices in `visible_devices`."""
     count_command: str
     """Bash that prints how many devices a machine has."""
     a2a_kernels: str

@@ -1,4 +1,4 @@
-"""What an engine tells NVIDIA Dynamo's launcher about its worker."""
+"""Properties of an engine's worker for NVIDIA Dynamo's launcher."""
 
 import json
 from collections.abc import Callable
@@ -18,9 +18,10 @@ class DynamoWorker:
     options_name: Callable[[GroupShape], str] | None = None
     """Name of the file of options that it reads, in the folder of files."""
     names_role: bool = True
-    """`--disaggregation-mode` says the role, which its own command does not."""
+    """The option `--disaggregation-mode` states the role, which the engine's own command does
+    not."""
     event_options: tuple[str, ...]
-    """With which prefill publishes its cache contents to the frontend."""
+    """Options with which prefill publishes its cache contents to the frontend."""
     placement_package: tuple[EmittedFile, ...] = ()
     """Files that make a placement's file a package on PYTHONPATH."""
 

@@ -323,4 +323,4 @@ def _nginx_text(directive: str, *, by_service: bool) -> str:
 
 
 FRONT_NGINX: Final = _ADDRESS + _nginx_text("", by_service=False)
-"""By weight only: each island balances its own requests."""
+"""nginx in front of islands, by weight only: each island balances its own requests."""

@@ -1,4 +1,4 @@
-"""How the groups of a deployment map to machines, and the names of their files.
+"""Groups of a deployment on machines, and the names of their files.
 
 A group's name is its role, with its pool where several pools have that role and with a number where
 that is ambiguous: `prefill`, `decode-h100`, `decode-h100-2`. It serves as a file's name, a

@@ -115,10 +115,11 @@ kernels (tenstorrent/tt-inference-server, issue 356) and, for vLLM of that time,
 pieces (vllm, pull request 25444)."""
 
 DRAFT_GAP_S: Final = 1.5e-3
-"""Until 0.5.11 made SGLANG_ENABLE_SPEC_V2 its default (environ.py of the wheels) nothing else ran
-beside a step with drafts: one request to Llama-3.1-8B with five drafts takes 12.1 ms a step without
-it and 11.0 with it (pull request 11398), DeepSeek-R1 with three on 8 H200 16.3 and 14.4 (12128);
-Qwen3-8B in fp8 with two takes 1.0 ms more than its kernels (GPUStack, performance lab)."""
+"""Seconds of the host between two steps with drafts. Until 0.5.11 made SGLANG_ENABLE_SPEC_V2 its
+default (environ.py of the wheels) nothing else ran beside a step with drafts: one request to
+Llama-3.1-8B with five drafts takes 12.1 ms a step without it and 11.0 with it (pull request 11398),
+DeepSeek-R1 with three on 8 H200 16.3 and 14.4 (12128); Qwen3-8B in fp8 with two takes 1.0 ms more
+than its kernels (GPUStack, performance lab)."""
 
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
@@ -403,9 +404,9 @@ _OFFERS: Final = (
     ),
     DispatchOffer(name="dynamic", rule="dynamic", has_backend=False, is_default=True),
 )
-"""Without a backend the engine refuses `static` and `lp` (arg_groups/parallel_hook.py). With one,
-each rank's table has only its near replicas if there are any, with any rule
-(eplb/expert_location.py), so that `lp` affects far sources only."""
+"""Dispatch rules of the engine. Without a backend it refuses `static` and `lp`
+(arg_groups/parallel_hook.py). With one, each rank's table has only its near replicas if there are
+any, with any rule (eplb/expert_location.py), so that `lp` affects far sources only."""
 
 _BACKENDS: Final = (
     "deepep",

@@ -533,7 +533,7 @@ LAUNCH_FLAGS: Final = {
     "kv_cache_dtype": "--kv-cache-dtype {}_e4m3",
     "max_model_len": "--context-length {}",
 }
-"""How a launch states what is no knob of an instance, by field of ServingLaunch."""
+"""Flags of a launch for settings that are no knob of an instance, by field of ServingLaunch."""
 
 
 def knob_flags(

@@ -32,7 +32,7 @@ _MEMFABRIC: Final[Mapping[str, str]] = {
     ' first prefill instance, the same everywhere}"',
     "ASCEND_MF_TRANSFER_PROTOCOL": "device_rdma",
 }
-"""For KV transfers on Atlas A2 servers (docs.sglang.io, Ascend NPUs, installation)."""
+"""Variables for KV transfers on Atlas A2 servers (docs.sglang.io, Ascend NPUs, installation)."""
 
 
 DYNAMO: Final = DynamoWorker(

@@ -137,7 +137,8 @@ CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
         "gpt_oss", "120b", checkpoint=_FULL, training={"local_batch_size": 1, "seq_len": 8192}
     ),
 }
-"""By function: the keys that a prediction uses and that differ from the release's defaults."""
+"""Configurations by function: the keys that a prediction uses and that differ from the release's
+defaults."""
 _UNKNOWN: Final[Mapping[str, Keys]] = {
     "model": {},
     "training": {"disable_cuda_graphs": False},
@@ -160,11 +161,11 @@ class TrainingCommand:
     """A command that starts torchtitan."""
 
     sections: Mapping[str, Keys]
-    """As its TOML would hold them."""
+    """Settings as the sections of a TOML file would hold them."""
     devices: Mapping[str, int]
     """`devices` and `devices_per_node`, where the launcher states both."""
     is_known: bool = True
-    """Whether anything says what the configuration sets."""
+    """The configuration's settings are known, from the launch's files or from `CONFIGS`."""
     notes: tuple[str, ...] = ()
 
 

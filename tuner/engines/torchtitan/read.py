@@ -106,7 +106,7 @@ _FORMER: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
 _OF_TRANSFORMERS: Final = "transformers_modeling_backend"
 """The experiment that trains Transformers' own modules."""
 _ENABLED_IN_0_1: Final = "checkpoint.enable_checkpoint"
-"""A switch of every file up to August 2025, which is `checkpoint.enable` since."""
+"""Switch of checkpoints in every file up to August 2025, which is `checkpoint.enable` since."""
 _MOST_PARTS: Final = 2000
 """Dots of one line."""
 _LARGEST_STAGES: Final = 10_000
@@ -155,7 +155,7 @@ def _left_open(sections: Mapping[str, Any], settings: LaunchSettings) -> dict[st
 
 
 def trains_under_primus(text: str) -> bool:
-    """Whether a text is Primus' YAML whose framework is torchtitan."""
+    """Return whether a text is Primus' YAML whose framework is torchtitan."""
     return _PRIMUS.search(text) is not None
 
 
@@ -369,7 +369,7 @@ def _graphs(given: Sections, *, pipeline: int, expert: int) -> Graphs:
 
 
 def _saving(given: Sections) -> dict[str, Any]:
-    """When checkpoints are saved; release 0.1 says enable_checkpoint."""
+    """Return when checkpoints are saved; release 0.1 says enable_checkpoint."""
     is_on = given.is_on("checkpoint.enable") or given.is_on(_ENABLED_IN_0_1)
     interval = given.number("checkpoint.interval", default=500)
     mode = given.word(

@@ -123,10 +123,9 @@ _ABSENT: Final = frozenset(
         "OlmoeForCausalLM",
     }
 )
-"""Not among the supported models of the PyTorch backend; DeepSeek-V2 and GLM-4.7-Flash
-run with AutoDeploy alone.
-_torch/models/_arch_index.py of the main branch has Kimi Linear beside Kimi K3 (pull request 17269),
-which no document of the release describes."""
+"""Models that the PyTorch backend does not support; DeepSeek-V2 and GLM-4.7-Flash run with
+AutoDeploy alone. _torch/models/_arch_index.py of the main branch has Kimi Linear beside Kimi K3
+(pull request 17269), which no document of the release describes."""
 
 TRTLLM_1_3: Final = ServingCapabilities(
     is_mpi_job=True,
@@ -189,4 +188,4 @@ TRTLLM_1_3: Final = ServingCapabilities(
 RELEASES: Final = (TRTLLM_1_3,)
 
 PLACE_TARGET: Final = PlaceTarget(name="trtllm", release="1.3.0rc27", dispatches=IN_TURN)
-"""By its ep_load_balancer examples."""
+"""Target of placements, by TensorRT-LLM's ep_load_balancer examples."""

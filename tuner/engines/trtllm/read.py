@@ -141,7 +141,7 @@ _ALL2ALL: Final = {
     "DEEPEP": "deepep_normal",
     "DEEPEPLOWLATENCY": "deepep_low_latency",
 }
-"""Of TRTLLM_FORCE_COMM_METHOD."""
+"""All-to-all backends by the values of TRTLLM_FORCE_COMM_METHOD."""
 _ROLES: Final = {
     "agg": Role.AGGREGATED,
     "pd": Role.AGGREGATED,
@@ -300,7 +300,7 @@ LAUNCH_FLAGS: Final = {
     "max_model_len": "max_seq_len: {}",
     "is_chunked": "enable_chunked_prefill: true",
 }
-"""How a launch states what is no knob of an instance, by field of ServingLaunch."""
+"""Keys of a launch for settings that are no knob of an instance, by field of ServingLaunch."""
 
 
 def knob_flags(

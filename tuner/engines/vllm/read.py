@@ -206,7 +206,7 @@ _JSON: Final = {
 }
 """Flags that hold JSON, also in dotted parts, and those that state a key of one."""
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
-"""As the engine takes it: dashes become underscores only before the dot."""
+"""Spelling that the engine takes: dashes become underscores only before the dot."""
 _GRAPH_MODE: Final = re.compile(r"cudagraph_mode\W{1,8}(\w+)")
 """The mode inside JSON whose other parts may be variables without a value."""
 _LONGEST_THAT_FITS: Final = ("auto", "-1")
@@ -225,9 +225,10 @@ _CONNECTORS: Final = {
     "NixlPushConnector": "nixl_push",
     "MooncakeConnector": "mooncake",
 }
-"""0.33.0, kv_connector/factory.py; NixlConnector is another name of NixlPullConnector."""
+"""Connectors by vLLM's names (0.33.0, kv_connector/factory.py); NixlConnector is another name of
+NixlPullConnector."""
 _AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
-"""Of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
+"""Roles of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
 _DYNAMO_ROLES: Final = {
     "agg": Role.AGGREGATED,
     "prefill": Role.PREFILL,
@@ -597,7 +598,7 @@ LAUNCH_FLAGS: Final = {
     "max_model_len": "--max-model-len {}",
     "is_chunked": "--enable-chunked-prefill",
 }
-"""How a launch states what is no knob of an instance, by field of ServingLaunch."""
+"""Flags of a launch for settings that are no knob of an instance, by field of ServingLaunch."""
 
 
 def knob_flags(

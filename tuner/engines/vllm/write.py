@@ -57,7 +57,7 @@ _LEAST_HALVED: Final = 32
 """Tokens of a decode step from which vLLM uses dual-batch overlap by default."""
 
 _STATE_LAYOUT: Final = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}
-"""In which connectors move the convolutions of linear attention."""
+"""Layout in which connectors move the convolution states of linear attention."""
 
 _ALL2ALL: Final[Mapping[str, str]] = {
     "none": "allgather_reducescatter",

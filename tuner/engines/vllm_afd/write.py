@@ -22,8 +22,8 @@ from tuner.engines.serving.statement import brief_statement
 from tuner.plans.serve import VerifiedServing
 
 RENDEZVOUS_PORT_OFFSET: Final = 30
-"""From the FFN server's PORT to AFD_PORT; some instances of the connector use one port per FFN rank
-after it, 64 at most."""
+"""Distance from the FFN server's PORT to AFD_PORT; some instances of the connector use one port per
+FFN rank after it, 64 at most."""
 SERVERS: Final = frozenset({Role.ATTENTION, Role.EXPERT})
 _PLUGIN_ROLE: Final = {Role.ATTENTION: "attention", Role.EXPERT: "ffn"}
 

@@ -1,1 +1,1 @@
-"""What a launch of a serving engine does, and the smallest change that beats it."""
+"""Prediction of a launch of a serving engine, and the smallest change that beats it."""

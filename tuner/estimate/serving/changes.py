@@ -122,7 +122,7 @@ def _changed_launches(
 
 
 def _is_cache_bound(inputs: EstimateInputs) -> bool:
-    """Whether more sequences would run at once, had the cache room for them."""
+    """Return whether more sequences would run at once if the cache had room for them."""
     launch, demand = inputs.launch, inputs.demand
     if launch.role is Role.PREFILL:
         return False
@@ -319,7 +319,7 @@ def _shared(inputs: EstimateInputs, degrees: InstanceDegrees) -> InstanceDegrees
 
 
 def _is_legal(inputs: EstimateInputs, setting: InstanceKnobs) -> bool:
-    """Whether heads, experts and devices allow it; memory and the release are checked later."""
+    """Return whether heads, experts and devices allow a setting, memory and the release aside."""
     experts, degrees = inputs.decoder.experts, setting.degrees
     if not inputs.decoder.is_split_by(degrees.attention_tensor):
         return False

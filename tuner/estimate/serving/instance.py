@@ -84,7 +84,8 @@ from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
 MOST_SHARE_HUNDREDTHS = 95
-"""Largest share of memory that is tried, as recipes of the engines state it at most."""
+"""Largest share of memory that is tried, in hundredths, as recipes of the engines state it at
+most."""
 ROLE_REQUESTS = 4000
 """Requests that are simulated on a prefill or decode launch, or two rounds of a closed loop."""
 IDLE_FACTOR = 4.0
@@ -112,7 +113,8 @@ class EstimateInputs:
     beside: InstanceGroup | None = None
     """Instances of the other role that a prefill or decode launch is simulated with."""
     is_beside_stated: bool = False
-    """The file states them; else they are taken to be of the launch's degrees."""
+    """The file states the instances of `beside`; else they are taken to be of the launch's
+    degrees."""
 
     def drafting(self, setting: InstanceKnobs) -> Drafting | None:
         """Return how a setting drafts; None without drafts or without a stated acceptance."""
@@ -135,7 +137,7 @@ class EstimateInputs:
 
     @property
     def goal(self) -> ServeGoal:
-        """Of the spec."""
+        """Goal of the spec."""
         return self.spec.goal
 
     @property
@@ -397,7 +399,7 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
 
 
 def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Room:
-    """How the engine divides a device's memory under the launch's settings."""
+    """Return how the engine divides a device's memory under the launch's settings."""
     ratio, rule = inputs.launch.memory_ratio, iteration.memory_rule
     if ratio is None and rule.ratio is None:
         ratio = engine_file(iteration.engine, "read").own_memory_ratio(
@@ -481,7 +483,7 @@ def _most_by_states(inputs: EstimateInputs, iteration: Iteration, room: Room) ->
 
 
 def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> str:
-    """Why a launch does not fit, in one line; empty where it does."""
+    """Say in one line why a launch does not fit; empty where it does."""
     loaded = _loaded(inputs, option.iteration, setting)
     room = _room(inputs, loaded, setting)
     share = f"the {_share_words(inputs)} share of memory, {room.ratio:.3g},"
@@ -527,7 +529,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
 
 
 def _states_misfit(loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str) -> str:
-    """Why graphs of so many sequences lack blocks for their states; empty where they do not."""
+    """Say why graphs of so many sequences lack blocks for states; empty where they do not."""
     rule = loaded.memory_rule
     pool = instance_block_pool(loaded)
     has_graphs = setting.graph_sequences != 0 and setting.has_whole_graphs is not False
@@ -546,7 +548,7 @@ def _states_misfit(loaded: Iteration, setting: InstanceKnobs, *, room: Room, sha
 def _whole_length_misfit(
     inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
 ) -> str:
-    """Why the longest request of the engine does not fit at its start; empty where it does."""
+    """Say why the engine's longest request does not fit at its start; empty where it does."""
     if not loaded.memory_rule.wants_whole_length or inputs.launch.shortens_length:
         return ""
     whole = inputs.demand.most_tokens

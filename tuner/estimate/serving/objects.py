@@ -48,7 +48,7 @@ _PROGRAMS: Final[Mapping[str, str]] = {
 
 
 _MOST_CHARACTERS: Final = 100_000
-"""Of one option's value."""
+"""Most characters of one option's value."""
 _Maps = Mapping[str, Mapping[str, str]]
 """Files of the ConfigMaps, by the map's name."""
 
@@ -58,9 +58,9 @@ class ServerText:
     """A command that may start a server."""
 
     name: str
-    """Of its group; empty for a plain script."""
+    """Name of its group; empty for a plain script."""
     text: str
-    """As shell text."""
+    """Shell text of the command."""
     replicas: int = 1
     """Equal instances."""
     files: Mapping[str, str] = field(default_factory=dict)

@@ -17,17 +17,17 @@ Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class ServingMemory(Record):
-    """Bytes of one device."""
+    """Memory of one device by use, bytes."""
 
     weight_bytes: Size
     cache_bytes: Size
-    """KV cache that fits beside the weights."""
+    """Bytes of KV cache that fit beside the weights."""
     reserve_bytes: Size
-    """Activations, CUDA graphs, communication buffers."""
+    """Bytes of activations, CUDA graphs and communication buffers."""
     device_bytes: Size
-    """Total memory."""
+    """Bytes of the device's memory."""
     limit_ratio: Ratio
-    """The engine's share, by its memory rule (tuner/engines/registry.py)."""
+    """Share of memory that the engine takes, by its memory rule (tuner/engines/registry.py)."""
 
 
 class ServingLoad(Record):
@@ -35,19 +35,20 @@ class ServingLoad(Record):
 
     devices: Count
     ttft_s: Latency | None
-    """Absent for a decode instance, which emits no first token."""
+    """Time to the first token; absent for a decode instance, which emits none."""
     tpot_s: Latency | None
-    """Absent for a prefill instance, and where no token follows the first."""
+    """Time per output token after the first; absent for a prefill instance, and where no token
+    follows the first."""
     other_half_s: Ratio = 0.0
-    """Seconds of a mean request in instances of the other role; 0 where there are none."""
+    """Seconds that a mean request spends in instances of the other role; 0 where there are none."""
     requests_per_s: Ratio
-    """Served in the long run."""
+    """Requests per second that are served in the long run."""
     output_tokens_per_s: Ratio
-    """0 for a prefill instance."""
+    """Output tokens per second; 0 for a prefill instance."""
     goodput_per_device: Ratio
-    """Requests a second that meet every SLO target, over devices; all requests without one."""
+    """Requests per second that meet every SLO target, over devices; all requests without one."""
     capacity_per_s: Ratio
-    """Most requests a second that the launch can serve."""
+    """Most requests per second that the launch can serve."""
     keeps_up: bool
     """Requests are served as fast as they arrive."""
     missed: tuple[str, ...]
@@ -65,19 +66,20 @@ class ServingChange(Record):
     gain_ratio: float
     """Gain in goodput per device, as a share of the launch's; 0 where that has none."""
     ttft_ratio_band: Band | None = None
-    """Band of its mean over the launch's, where only the degrees differ
+    """Band of the mean time to the first token over the launch's, where only the degrees differ
     (tuner/costs/serve/bands.py); absent where no published runs compare such launches."""
     tpot_ratio_band: Band | None = None
     beats: bool
-    """It misses fewer SLO targets, has more goodput per device, or equal with shorter requests."""
+    """The changed launch misses fewer SLO targets, has more goodput per device, or has the same
+    with shorter requests."""
 
 
 class ServingHalf(Record):
-    """What a serving launch will do."""
+    """Predicted performance and memory of a serving launch."""
 
     schema_version: Literal[1] = 1
     source: str
-    """File or command."""
+    """Path of the launch file, or `the command`."""
     engine: str
     release: str
     """Engine release whose rules were applied."""
@@ -85,56 +87,58 @@ class ServingHalf(Record):
     device: str
     """Name of the datasheet."""
     kernels: str
-    """`measured`, `imported` or `datasheet`: the source of kernel times."""
+    """Source of kernel times: `measured`, `imported` or `datasheet`."""
     quantization: str
     kv_cache_dtype: str
     instance: Instances
     """The launch as a plan stores it; its count is the instances that share the traffic."""
     load: ServingLoad | None
-    """Absent where the launch does not fit."""
+    """Predicted latency and throughput; absent where the launch does not fit."""
     has_slo: bool = False
-    """Whether the spec states an SLO target that the launch can affect."""
+    """The spec states an SLO target that the launch can affect."""
     ttft_s_band: Band | None
-    """Of the mean; see tuner/costs/serve/bands.py."""
+    """Lowest and highest mean time to the first token that is expected, seconds; see
+    tuner/costs/serve/bands.py."""
     tpot_s_band: Band | None
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
     host_memory: HostMemory | None = None
-    """Memory of a node beside the devices'; absent where the launch states none."""
+    """Memory that the launch takes of a node beside the devices'; absent where it states none."""
     kv_tokens: Size
-    """KV cache tokens of one instance."""
+    """Tokens of the KV cache of one instance."""
     longest_tokens: Size
-    """Of the longest request but one in a hundred."""
+    """Tokens of the longest request that must fit: prompts and outputs at their 99th percentile."""
     logged_kv_tokens: Size = 0
-    """Of one rank, as the engine logs them: for requests of the longest length."""
+    """Tokens of KV cache of one rank as the engine logs them: for requests of the longest
+    length."""
     fits: bool
     """There is room for the weights, for steps and for the longest request."""
     misfit: str = ""
-    """Why it does not fit; empty where it does."""
+    """Reason why the launch does not fit; empty where it does."""
     instances_needed: Size
     """Instances like this one that the traffic needs; 0 where it does not fit."""
     smallest_change: ServingChange | None
     """The best single change; absent when none is better."""
     changes: tuple[ServingChange, ...]
-    """Every one that was priced, best first."""
+    """Every single change that was priced, best first."""
     least_gain_ratio: Ratio
     num_tried: Size
     flags_understood: tuple[str, ...]
     flags_ignored: tuple[str, ...]
-    """Change nothing in the prediction."""
+    """Flags that change nothing in the prediction."""
     flags_unpriced: tuple[str, ...]
-    """Affect the launch's speed, and are not modelled."""
+    """Flags that affect the launch's speed and are not modelled."""
     flags_timeless: tuple[str, ...] = ()
-    """State what is served, where and on which machines: no effect on times."""
+    """Flags that state what is served, where and on which machines: no effect on times."""
     refused_by: tuple[str, ...]
     """Refusals of the release's manifest for the launch as it is."""
     notes: tuple[str, ...]
 
 
 class ServingEstimate(ServingHalf):
-    """What a serving launch will do, or a file that starts both halves of a deployment."""
+    """Prediction for a serving launch, or for a file that starts both halves of a deployment."""
 
     other: ServingHalf | None = None
-    """The decode half, where a file starts both and neither was named; each is simulated with the
-    other one."""
+    """Decode half, where a file starts both and neither was named; each is simulated with the other
+    one."""

@@ -37,7 +37,7 @@ class EngineReader:
     server: ServerFlags
     read: Callable[[Flags, Surroundings], ServingLaunch]
     options: tuple[str, ...] = ()
-    """Flags that name an options file."""
+    """Flags that name a file of options."""
     file_counts: bool = False
     """The options file overrides the command."""
     further: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How the router of a launch spreads requests, out of its command or its file.
+"""Routing of requests by the router of a launch, read from its command or its file.
 
     sglang_router.launch_router, vllm-router    --policy, --prefill-policy, --decode-policy
     python -m dynamo.frontend                   --router-mode
@@ -68,7 +68,7 @@ _TRTLLM: Final = _program(("trtllm-serve", "disaggregated"))
 _ROLES: Final = re.compile(
     r"(context|generation)_servers:(?:\\n|\s){0,64}router:\s{0,64}(?:\{\s{0,64})?type:\s{0,64}(\w{1,64})"
 )
-"""As emitted scripts print them."""
+"""Router types of `trtllm-serve disaggregated`, as emitted scripts print them."""
 _UPSTREAM: Final = re.compile(r"\bupstream\s{1,64}[\w.-]{1,64}\s{0,64}\{([^}']{0,4096})")
 _WEIGHTS: Final = re.compile(r"\bWEIGHTS=\(([\d ]{1,4096})\)")
 _WEIGHT: Final = re.compile(r"\bweight=(\d{1,9})\b")
@@ -82,11 +82,11 @@ class RouterLaunch:
     """One router."""
 
     name: str
-    """Of the program."""
+    """Name of the program."""
     router: ServeRouter | None
-    """None: its policy is not modelled, or is set where it was not read."""
+    """Policies of the router; None: its policy is not modelled, or is set where it was not read."""
     finds_ranks: bool = False
-    """Its policy looks for prefixes among the attention-data ranks of all instances."""
+    """The router's policy looks for prefixes among the attention-data ranks of all instances."""
     note: str = ""
     """Caveat about its options."""
 

@@ -457,4 +457,4 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "Qwen3_5ForConditionalGeneration": hybrids.qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": hybrids.qwen3_5_moe,
 }
-"""By the name in `architectures`. Kimi-K2 is DeepseekV3ForCausalLM."""
+"""Readers of `config.json` by the name in its `architectures`; Kimi-K2 is DeepseekV3ForCausalLM."""

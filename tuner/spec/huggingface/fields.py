@@ -16,11 +16,11 @@ class ConfigFields:
 
     values: Mapping[str, Any]
     source: str
-    """The file, for messages."""
+    """Path of the file, for messages."""
     architecture: str = ""
-    """The class of the model."""
+    """Class of the model."""
     name: str = ""
-    """Of the model."""
+    """Name of the model."""
 
     def refusal(self, name: str, rule: str) -> SpecError:
         """Build the error that says what is wrong with a field."""
@@ -43,7 +43,7 @@ class ConfigFields:
         return replace(text, values={**tied, **text.values})
 
     def has(self, name: str) -> bool:
-        """Whether the field is present and not null."""
+        """Return whether the field is present and not null."""
         return self.values.get(name) is not None
 
     def size(

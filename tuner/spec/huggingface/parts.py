@@ -19,10 +19,11 @@ from tuner.spec.model import (
 from tuner.spec.sparse_attention import Compressor, Indexer
 
 CSA_RATIO: Final = 4
-"""Tokens of an entry of compressed sparse attention (DeepSeek-V4), which has an indexer."""
+"""Tokens that one entry of compressed sparse attention stands for (DeepSeek-V4); it has an
+indexer."""
 HCA_RATIO: Final = 128
-"""Of heavily compressed attention, which has none (transformers 5.24,
-configuration_deepseek_v4.py, `_COMPRESS_RATIO_TO_LAYER_TYPE`)."""
+"""Tokens that one entry of heavily compressed attention stands for, which has no indexer
+(transformers 5.24, configuration_deepseek_v4.py, `_COMPRESS_RATIO_TO_LAYER_TYPE`)."""
 SCORINGS: Final = ("softmax", "sigmoid", "sqrtsoftplus")
 
 
@@ -409,7 +410,8 @@ _TOWERS: Final = {
     "Qwen3_5ForConditionalGeneration": _USUAL_TOWER,
     "Qwen3_5MoeForConditionalGeneration": _USUAL_TOWER,
 }
-"""Layers, width and inner width of published checkpoints, where `vision_config` leaves them out."""
+"""Layers, width and inner width of published vision towers, where `vision_config` leaves them
+out."""
 _TOWER_SIZES: Final = (
     ("depth", "num_hidden_layers", "vt_num_hidden_layers"),
     ("hidden_size", "vt_hidden_size"),

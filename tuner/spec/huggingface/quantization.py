@@ -164,7 +164,7 @@ def _is_by_block(fields: Mapping[str, Any]) -> bool:
 
 
 def _packs_experts(fields: Mapping[str, Any]) -> bool:
-    """Whether routed experts alone are symmetric int4 in groups of 32, each with a scale."""
+    """Return whether routed experts alone are symmetric int4 in groups of 32, each with a scale."""
     int4 = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
     others = ("self_attn", "shared_experts", "mlp\\.(")
     weights, names = _weights(fields), fields.get("ignore")

@@ -1,4 +1,4 @@
-"""From the path of a Hugging Face `config.json` to a `ModelSpec`."""
+"""Reader of a Hugging Face `config.json`: from its path to a `ModelSpec`."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ from tuner.spec.huggingface.quantization import (
 from tuner.spec.model import ModelSpec
 
 _INSTEAD: Final = "give a dense decoder as LlamaForCausalLM of the same sizes; "
-"""In place of an architecture that is not read."""
+"""Advice in the refusal of an architecture that is not read."""
 
 
 def read_model(path: Path) -> ModelSpec:

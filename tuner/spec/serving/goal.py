@@ -17,13 +17,13 @@ class Percentiles(Record):
     """Largest allowed time by percentile; absent ones are not limited."""
 
     mean: PositiveSeconds | None = None
-    """Largest mean over all requests."""
+    """Largest mean over all requests, seconds."""
     p50: PositiveSeconds | None = None
-    """Largest median."""
+    """Largest median, seconds."""
     p90: PositiveSeconds | None = None
-    """Largest 90th percentile."""
+    """Largest 90th percentile, seconds."""
     p99: PositiveSeconds | None = None
-    """Largest 99th percentile."""
+    """Largest 99th percentile, seconds."""
 
     @model_validator(mode="after")
     def _limits_something(self, info: ValidationInfo) -> "Percentiles":
@@ -39,7 +39,7 @@ class Slo(Record):
     ttft: Percentiles = Percentiles()
     """Time to the first token."""
     tpot: Percentiles = Percentiles()
-    """Time per output token after it."""
+    """Time per output token after the first."""
 
     @property
     def is_stated(self) -> bool:
@@ -55,12 +55,12 @@ class Engine(Record):
     """The serving engine."""
 
     name: EngineName
-    """The engine."""
+    """Name of the engine."""
     version: str = ""
-    """Release; empty: the newest that is described, without plugins. `0.30.0+afd`: vLLM with
-    afd-plugin, which launches attention-FFN disaggregation as an experiment. `moetune estimate`
-    also takes releases that are not described, such as the one that runs today: its memory rules
-    count."""
+    """Release of the engine; empty: the newest that is described, without plugins. `0.30.0+afd`:
+    vLLM with afd-plugin, which launches attention-FFN disaggregation as an experiment. `moetune
+    estimate` also takes releases that are not described, such as the one that runs today: its
+    memory rules count."""
 
 
 class Speculative(Record):
@@ -91,8 +91,9 @@ class ServeGoal(Record):
     """Always `serve`."""
     engine: Engine
     engines: dict[Name, Engine] = Field(default_factory=dict)
-    """Another engine or release for a pool, by the pool's name. Prefill and decode of a deployment
-    transfer KV caches only within one engine; different engines are separate islands."""
+    """Engines or releases of pools that differ from `engine`, by the pool's name. Prefill and
+    decode of a deployment transfer KV caches only within one engine; different engines are separate
+    islands."""
     traffic: Traffic
     slo: Slo = Slo()
     quantization: Literal[
@@ -105,8 +106,9 @@ class ServeGoal(Record):
     max_model_len: Count | None = None
     """Most tokens of one request; absent: the model's limit."""
     objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"
-    """The objective; `rate` is the most requests per second that the pools serve within the SLO
-    (DistServe, arXiv:2401.09670), and needs no rate of the traffic."""
+    """Objective: `goodput`, the most good requests per second and device; `cost`, the least money
+    per hour; `devices`, the fewest devices; `rate`, the most requests per second that the pools
+    serve within the SLO (DistServe, arXiv:2401.09670), which needs no rate of the traffic."""
     modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = get_args(Mode)
     """Serving modes to compare."""
     speculative: Speculative | None = None
@@ -116,7 +118,7 @@ class ServeGoal(Record):
     spare_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Capacity headroom, as a share of the traffic's needs."""
     placement: FilePath | None = None
-    """An expert placement plan for the recorded routing, emitted with the deployment."""
+    """Expert placement plan for the recorded routing, emitted with the deployment."""
 
     def engine_on(self, pool: str) -> Engine:
         """Return the engine that serves on a pool."""

@@ -77,17 +77,18 @@ class LengthLaw(Record):
     mean: Annotated[Number, Field(ge=1.0, le=LARGEST_TOKENS)] | None = None
     """Mean of `fixed`, `lognormal`, and the lognormal whose tail `pareto_tailed` replaces."""
     cv: Annotated[Number, Field(le=100.0)] | None = None
-    """Coefficient of variation of the same."""
+    """Coefficient of variation of `lognormal`, and of the lognormal whose tail `pareto_tailed`
+    replaces."""
     tail_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of requests in the tail of `pareto_tailed`."""
     tail_index: Annotated[float, Field(gt=1.0, le=100.0)] | None = None
     """Pareto exponent; the smaller, the heavier the tail. Above 1, so that the mean exists."""
     values: Annotated[tuple[Tokens, ...], Field(min_length=1, max_length=1_000_000)] | None = None
-    """Observed token counts, of `empirical`."""
+    """Observed token counts of `empirical`."""
     weights: tuple[Number, ...] | None = None
     """Relative frequency of each value; absent: equal."""
     most: Tokens = LARGEST_TOKENS
-    """Longer lengths are truncated here."""
+    """Most tokens; longer lengths are truncated."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,4 +1,4 @@
-"""From the path of a spec whose goal is `serve` to a `ServeSpec`, with its model loaded."""
+"""Reader of specs whose goal is `serve`: from a file to a `ServeSpec` with its model."""
 
 from dataclasses import dataclass
 from pathlib import Path

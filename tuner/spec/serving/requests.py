@@ -24,7 +24,7 @@ from tuner.spec.serving.traffic import Arrival, ArrivalKind, Traffic
 from tuner.spec.serving.turns import Sessions
 
 MOST_REQUESTS: Final = 10_000_000
-"""In memory at once: 240 MB."""
+"""Most requests that are kept in memory at once: 240 MB."""
 MOST_BLOCKS: Final = 4_000_000
 """Prompt blocks that are read to find sessions; later requests are ignored: 240 MB."""
 

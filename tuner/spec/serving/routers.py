@@ -22,18 +22,18 @@ from typing import Final
 
 
 class RouterPolicy(StrEnum):
-    """How a router picks an instance."""
+    """Rule by which a router picks an instance for a request."""
 
     ROUND_ROBIN = "round_robin"
-    """The next one."""
+    """The next instance in turn."""
     RANDOM = "random"
-    """Any."""
+    """Any instance, drawn at random."""
     POWER_OF_TWO = "power_of_two"
-    """Of two drawn at random, the one with fewer requests outstanding."""
+    """The less loaded, by outstanding requests, of two instances drawn at random."""
     LEAST_REQUESTS = "least_requests"
-    """The fewest requests outstanding."""
+    """The instance with the fewest outstanding requests."""
     WEIGHTED_LEAST_REQUESTS = "weighted_least_requests"
-    """The fewest requests outstanding relative to its largest batch."""
+    """The instance with the fewest outstanding requests relative to its largest batch."""
     CACHE_AWARE = "cache_aware"
     """The instance with the prompt's prefix in its cache, within a limit of imbalance."""
 

@@ -72,28 +72,28 @@ class TraceSummary:
     requests: int
     """Rows with input and output tokens."""
     failed: int
-    """Other rows, left out."""
+    """Rows without input or output tokens, left out."""
     span_s: float
-    """From the first request to the last."""
+    """Seconds from the first request to the last."""
     gap_cv: float
     """Coefficient of variation of interarrival times; 1 for Poisson arrivals."""
     gaps: int
-    """Pauses of `GAP_S` or more."""
+    """Number of pauses of `GAP_S` or more."""
     gaps_s: float
-    """Their total, seconds."""
+    """Sum of the pauses of `GAP_S` or more, seconds."""
     largest_gap_s: float
     largest_gap_at_s: float
-    """Start of that gap."""
+    """Start of the longest pause, seconds after the first request."""
     burstiness: tuple[Burstiness, ...]
-    """For each of `WINDOWS_S` that fits twice into the span."""
+    """Burstiness at each window of `WINDOWS_S` that fits twice into the span."""
     input_tokens: LengthCounts
     output_tokens: LengthCounts
     correlation: float
-    """Of input and output length (Pearson); 0 if either is constant."""
+    """Pearson correlation of input and output length; 0 if either is constant."""
     sample_input_N: Ints
     """Input lengths of the sample."""
     sample_output_N: Ints
-    """Their output lengths."""
+    """Output lengths of the sample."""
 
     @property
     def rate_per_s(self) -> float:
@@ -259,7 +259,7 @@ def _moments(count_K: Ints) -> tuple[float, float]:
 
 @dataclass(slots=True, kw_only=True)
 class _Sample:
-    """The reservoir."""
+    """Uniform sample of the requests' lengths (reservoir)."""
 
     rng: np.random.Generator
     seen: int = 0

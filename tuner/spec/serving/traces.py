@@ -43,13 +43,13 @@ CHUNK_ROWS: Final = 65_536
 MOST_ROWS: Final = 50_000_000
 """Most rows of one file; more would take minutes."""
 LONGEST_LINE: Final = 1_000_000
-"""Characters; a Mooncake line of a million tokens has two thousand block ids."""
+"""Most characters of a line; a Mooncake line of a million tokens has two thousand block ids."""
 BLOCK_TOKENS: Final = 512
 """Tokens of a block (Mooncake, FAST'25, appendix)."""
 CHUNK_BLOCKS: Final = 4_000_000
 """Block ids of a chunk: 32 MB."""
 LONGEST_SPAN_S: Final = 10 * 366 * 86_400.0
-"""Ten years; a longer trace has its times in another unit."""
+"""Longest span of a trace, ten years in seconds; a longer one has its times in another unit."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -114,10 +114,10 @@ _COLUMNS: Final[Mapping[TraceFormat, tuple[str, str, str]]] = {
 }
 
 BLOCK_IDS: Final = "hash_ids"
-"""Mooncake's field of block ids."""
+"""Name of Mooncake's field of block ids."""
 _FIRST_YEAR: Final = "1970"
 _LAST_YEAR: Final = "2200"
-"""Nanoseconds in 64 bits reach to 2262."""
+"""Last year of a date: nanoseconds in 64 bits reach to 2262."""
 
 _Row = tuple[int, Any, Any, Any, Any]
 """Line, time, input, output, block ids."""

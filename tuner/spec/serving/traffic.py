@@ -29,7 +29,7 @@ from tuner.spec.serving.lengths import Lengths
 
 MOST_CONCURRENT: Final = 1_000_000
 MOST_REQUESTS: Final = 20_000
-"""Requests of a finite run; more are a long run."""
+"""Most requests of a finite run; more are a long run."""
 
 
 class ArrivalKind(StrEnum):
@@ -51,11 +51,11 @@ class Arrival(Record):
 
     kind: ArrivalKind = ArrivalKind.POISSON
     cv: Annotated[Number, Field(le=100.0)] | None = None
-    """Of `gamma`: standard deviation of the gaps over their mean; 1 is Poisson, more is bursty."""
+    """Standard deviation of the gaps over their mean, for `gamma`; 1 is Poisson, more is bursty."""
     on: PositiveSeconds | None = None
-    """Of `on_off`: mean time with requests, seconds."""
+    """Mean duration of phases with requests, for `on_off`, seconds."""
     off: PositiveSeconds | None = None
-    """Of `on_off`: mean time without, seconds."""
+    """Mean duration of phases without requests, for `on_off`, seconds."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -77,8 +77,9 @@ class Traffic(Record):
     rate: PerSecond | None = None
     """Mean requests per second of an open load."""
     requests: Annotated[Count, Field(le=MOST_REQUESTS)] | None = None
-    """Requests in all, as a benchmark sends them: throughput is theirs over the time from the first
-    arrival to the last end, start and drain included; absent: a long run."""
+    """Number of requests of a finite run, as a benchmark sends them: throughput is that number over
+    the time from the first arrival to the last end, start and drain included; absent: a long
+    run."""
     arrival: Arrival | None = None
     """Arrival process; absent: Poisson, or as in the trace."""
     trace: FilePath | None = None
@@ -90,9 +91,9 @@ class Traffic(Record):
     prefix_hit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the prompt tokens that hit the prefix cache."""
     prefix_scope: Literal["session", "common"] = "session"
-    """session: the prefix is of an earlier request of the same session, so that one of several
-    caches has it (each attention-data rank of each instance has a cache of its own); common:
-    requests have the same prefix, which every cache has."""
+    """Origin of the cached prefix: `session`, an earlier request of the same session, so that one
+    of several caches has it (each attention-data rank of each instance has a cache of its own);
+    `common`, a prefix that all requests have and every cache holds."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tuner.spec.serving.traces import BLOCK_TOKENS
 
 NONE = -1
-"""No previous turn."""
+"""Mark of a request without a previous turn."""
 
 
 class Sessions:
@@ -25,7 +25,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._ended: dict[int, tuple[int, int]] = {}
-        """By block: the request, and its input plus output tokens."""
+        """The request that ended with a block, and its input plus output tokens, by block."""
         self._seen: set[int] = set()
         self._count = 0
 
