@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # stub
 from torch.nn import functional
 
-from profilers.steps.checkpointed_run import run_with_checkpoints
 from profilers.steps.experts import expert_ffn
+from profilers.steps.run import run
 
 IMPORTED_S = time.monotonic()
-PROGRAM: Final = run_with_checkpoints
+PROGRAM: Final = run
 """Imported as a training program imports its model, optimizer and parallelism; not called."""
 
 EXPERTS, ROWS, HIDDEN, FFN = 4, 256, 256, 512

@@ -125,10 +125,8 @@ class Capabilities:
     """A run inside a Slurm job can be told when to save to shared storage for the last time."""
     distributed_checkpoints: bool = True
     """They are in PyTorch's distributed format, and loaded as profilers/checkpoint_load.py does."""
-    checkpoints_need_tokens: bool = False
-    """It saves only in a run of a stated length."""
     saves_during_run: bool = True
-    """It saves every so many steps, and goes on from there; otherwise at the end alone."""
+    """It saves every so many steps, and goes on from there; otherwise at the end, or never."""
     reshards: bool = True
     """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
     optimizer and without a conversion."""

@@ -73,8 +73,7 @@ class Outage:
 class Slowdown:
     """A time in which a link is slow: steps and copies to other nodes take longer.
 
-    Copies are sent while training waits, but by the reference step's asynchronous ones, which it
-    sends in the background (profilers/steps/checkpoints/store.py).
+    Copies are sent while training waits, except by a writer in the background.
     """
 
     begin_s: float
