@@ -113,7 +113,7 @@ class Checkpoint(Record):
     2 GB/s a machine."""
     asynchronous: bool | Literal["auto"] = False
     """Asynchronous: copied to host memory and written during the following steps, if the engine
-    can; otherwise training waits. `auto`: whichever lets the run train more of the time."""
+    can; otherwise training waits. `auto`: if a machine's memory has room for the copy, too."""
     interval: PositiveSeconds | None = None
     """Seconds between checkpoints on shared storage; absent: optimised. No less than a step of the
     plan."""
@@ -172,8 +172,8 @@ class Reliability(Record):
     device_mtbf: PositiveSeconds | None = None
     """Mean time between failures of one device, seconds; None: it fails only with its machine."""
     restart: Seconds | None = None
-    """Time from a failure to the first step after it, without loading the checkpoint. None: the
-    start of the processes alone, from a profile with the suite restart: a lower bound."""
+    """Time from a failure to the first step after it, without loading the checkpoint; the goal
+    needs it."""
     node_mtbf: PositiveSeconds | None = None
     """Mean time between failures of what the devices of a machine share; None: it never fails."""
     nodes_lost: SharePerSecond | None = None
@@ -183,10 +183,9 @@ class Reliability(Record):
     process_mtbf: PositiveSeconds | None = None
     """Mean time between failures of the processes of a machine, which goes on with its memory and
     needs no repair; None: they fail only with their machine."""
-    in_process_restart: Seconds | Literal["auto"] | None = None
+    in_process_restart: Seconds | None = None
     """Instead of `restart`, after failures of processes alone: for engines that restart without
-    ending the other processes, and only where it is the shorter one. `auto`: what a profile with
-    the suite restart measured of connecting the processes, a lower bound."""
+    ending the other processes, and only where it is the shorter one."""
     lost_together: Share = 0.02
     """Share of lost machines, devices that take theirs along included, whose replicas of
     checkpoints are lost with them, e.g. of one rack; default: 2 %, our assumption."""
