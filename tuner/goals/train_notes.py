@@ -13,7 +13,7 @@ from tuner.engines.capabilities import (
     loading_ranks,
     programs,
 )
-from tuner.faults.failure_rates import exponential_test, observed_rates
+from tuner.faults.failure_rates import observed_rates
 from tuner.faults.measured import (
     host_memory_rates,
     load_bytes_per_s,
@@ -173,7 +173,7 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
 
 
 def _failure_notes(spec: Spec) -> Iterator[str]:
-    """Say what the failure log shows, and where the formulas of failures do not hold for it."""
+    """Say what the failure log shows."""
     if spec.failures is None:
         return
     for rate in observed_rates(spec.failures):
@@ -184,15 +184,6 @@ def _failure_notes(spec: Spec) -> Iterator[str]:
                 f"{rate.count:,} failures of {rate.component} in the log: one in"
                 f" {format_s(rate.mtbf_s)} of a {whose} (between {low} and {high})"
             )
-    tested = exponential_test(spec.failures)
-    if tested is None:
-        yield "the failure log has too few times to test that failures are exponential"
-    elif tested.is_rejected:
-        how = "in bursts" if tested.variation > 1.0 else "more evenly"
-        yield (
-            f"failures in the log are not exponential (p = {tested.probability:.2g}): they come"
-            f" {how}, so the checkpoint interval and the effective share are less certain"
-        )
 
 
 def _assumed_losses(spec: Spec) -> Iterator[str]:
