@@ -27,9 +27,6 @@ class Setting:
     clock: Clock
     directory: Path
     """Where storage is measured."""
-    rendezvous: str = ""
-    """Where further processes of the ranks connect, `file:PATH` or `tcp:HOST:PORT`; empty: there is
-    one rank."""
     pace: Pace = BY_ITSELF
     """How the ranks of a host pace their repeats."""
 

@@ -22,14 +22,30 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from profilers.benchmark import Setting
+from profilers.benchmark import Benchmark, Setting
 from profilers.clock import HostClock
+from profilers.host_memory import HostMemoryBenchmark
 from profilers.records import Case, Measurement
-from profilers.storage import can_drop_cache, cases_of, drop_cache, measured_on_disk
+from profilers.storage import (
+    StorageBenchmark,
+    can_drop_cache,
+    cases_of,
+    drop_cache,
+    measured_on_disk,
+)
 
 TENSOR_BYTES: Final = 2**24
 SIZES: Final = tuple(2**power for power in (24, 26, 28))
 REPEATS: Final = 3
+
+
+def benchmarks(setting: Setting) -> tuple[Benchmark, ...]:
+    """Return the suite of storage: files, host memory, and loads of a checkpoint."""
+    return (
+        StorageBenchmark(setting=setting),
+        HostMemoryBenchmark(setting=setting),
+        CheckpointLoadBenchmark(setting=setting),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ ProfilerError
 ├── ProfileUnwritableError     the directory, or the disk below it, does not take the profile
 ├── MachineMismatchError       two profiles, or a profile and this machine, are not comparable
 ├── UnknownNameError           a suite or operation that does not exist
-├── CheckpointDamagedError     a checkpoint of the reference step is not what it should be
 ├── MissingLibraryError        torch (or another optional package) is needed and absent
 └── RankError                  a rank died, hung or disagrees with its peers
     └── LostPeersError         this rank works, but others no longer respond
@@ -51,10 +50,6 @@ class MachineMismatchError(ProfilerError):
 
 class UnknownNameError(ProfilerError):
     """The name is not in the registry; the message lists the names that are."""
-
-
-class CheckpointDamagedError(ProfilerError):
-    """A checkpoint on storage is not what was written; an older one is restored instead."""
 
 
 class MissingLibraryError(ProfilerError):

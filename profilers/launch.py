@@ -1,29 +1,28 @@
-"""Start ranks on this host and end all of them with the measurement.
+"""Measure on ranks of this host (profilers/local_ranks.py), and end all of them afterwards.
 
-Each rank is `python -P -m profilers.worker` in a session of its own, so that it can be killed with
-everything it started. Ranks report over a pipe each, one JSON object a line. A rank that dies or
-says that it failed ends the run, and so do all that still run together by saying nothing for
-`SILENCE_S`; one that is silent beside others that talk is waited for. The name and reason of the
-first failing rank are raised. Tables that were complete by then stay. Should this process be killed
-outright, the workers notice that their parent changed and leave (profilers/worker.py).
+Each rank is `python -P -m profilers.worker`. Ranks report over one pipe, a JSON object a line with
+the rank in it. A rank that dies or says that it failed ends the run, and so do all that still run
+together by saying nothing for `SILENCE_S`; one that is silent beside others that talk is waited
+for. The name and reason of the first failing rank are raised. Tables that were complete by then
+stay. Should this process be killed outright, the workers notice that their parent changed and leave
+(profilers/worker.py).
 """
 
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from profilers.errors import NOBODYS_FAULT, RankError
 from profilers.job import Job
-from profilers.local_ranks import end_sessions, rendezvous_folder
+from profilers.local_ranks import has_ended, rendezvous_folder, started_ranks
 from profilers.progress import Progress, ProgressEvent
 
 SILENCE_S = 120.0
@@ -40,134 +39,100 @@ def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = 
         ProfilerError: what no rank is to blame for, as an unreadable profile to resume.
     """
     with rendezvous_folder() as scratch:
-        job_file = scratch / "job.json"
-        job_file.write_text(job.model_dump_json(), encoding="utf-8")
-        with _started(scratch, ranks=ranks) as workers:
-            _follow(workers, progress=progress, silence_s=silence_s)
+        (scratch / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+        read_end, write_end = os.pipe()
+        command = (sys.executable, "-P", "-m", "profilers.worker", str(scratch), f"{write_end}")
+        try:
+            with started_ranks(
+                command,
+                ranks=ranks,
+                folder=scratch,
+                errors=lambda rank: _output(scratch, rank),
+                pipe=write_end,
+            ) as processes:
+                run = _Run(scratch=scratch, pipe=read_end, processes=processes)
+                run.follow(progress=progress, silence_s=silence_s)
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+        run.raise_failure()
 
 
 @dataclass(slots=True, kw_only=True)
-class _RankProcess:
-    """One rank: its process, and what it has said."""
+class _Run:
+    """The ranks, and what they have said."""
 
-    rank: int
-    process: subprocess.Popen[bytes]
+    scratch: Path
     pipe: int
-    errors: Path
-    heard_s: float
+    processes: Sequence[subprocess.Popen[bytes]]
+    heard_s: dict[int, float] = field(init=False)
+    failures: dict[int, dict[str, Any]] = field(default_factory=dict)
     unread: bytes = b""
-    ended: bool = False
-    failure: dict[str, Any] = field(default_factory=dict)
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Read what has arrived; the end of the pipe is noted."""
-        data = os.read(self.pipe, 65536)
-        self.ended = not data
-        self.heard_s = time.monotonic()
-        *whole, self.unread = (self.unread + data).split(b"\n")
-        for line in whole:
-            yield json.loads(line)
+    def __post_init__(self) -> None:
+        self.heard_s = dict.fromkeys(range(len(self.processes)), time.monotonic())
 
-    def last_words(self) -> str:
-        """The last line of its error output."""
-        text = self.errors.read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:200] if lines else "no message"
+    def follow(self, *, progress: Progress, silence_s: float) -> None:
+        """Pass on what the ranks say until all have ended, or one has failed.
 
-
-@contextmanager
-def _started(scratch: Path, *, ranks: int) -> Iterator[list[_RankProcess]]:
-    workers: list[_RankProcess] = []
-    try:
-        # One by one: those that run must be known when starting the next one fails.
-        for rank in range(ranks):
-            workers.append(_start(scratch, rank=rank, ranks=ranks))  # noqa: PERF401  # see above
-        yield workers
-    finally:
-        _end(workers)
-
-
-def _start(scratch: Path, *, rank: int, ranks: int) -> _RankProcess:
-    read_end, write_end = os.pipe()
-    errors = scratch / f"rank{rank}.err"
-    arguments = [str(scratch), f"{rank}", f"{ranks}", f"{write_end}", f"{os.getpid()}"]
-    try:
-        with errors.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "profilers.worker", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                pass_fds=(write_end,),
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-    except BaseException:
-        os.close(read_end)
-        raise
-    finally:
-        os.close(write_end)
-    return _RankProcess(
-        rank=rank, process=process, pipe=read_end, errors=errors, heard_s=time.monotonic()
-    )
-
-
-def _follow(workers: list[_RankProcess], *, progress: Progress, silence_s: float) -> None:
-    """Pass on what the ranks say until all have ended well."""
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            selector.register(worker.pipe, selectors.EVENT_READ, worker)
+        Raises:
+            RankError: all that still run are silent.
+        """
         failed_s: float | None = None
-        while selector.get_map():
-            for ready, _ in selector.select(timeout=POLL_S):
-                worker = ready.data
-                _hear(worker, progress=progress)
-                if worker.ended:
-                    selector.unregister(worker.pipe)
-                    if worker.process.wait() and not worker.failure:
-                        worker.failure = _death(worker)
+        while True:
+            running = [rank for rank, one in enumerate(self.processes) if not has_ended(one)]
+            self._hear(progress, wait_s=POLL_S if running else 0.0)
+            for rank in set(self.heard_s) - set(running) - set(self.failures):
+                if self.processes[rank].wait():
+                    self.failures[rank] = _death(self.processes[rank], _output(self.scratch, rank))
             now_s = time.monotonic()
-            if failed_s is None and any(worker.failure for worker in workers):
+            if failed_s is None and self.failures:
                 failed_s = now_s
-            if failed_s is not None and now_s - failed_s > GRACE_S:
-                break
-            _require_talk(workers, now_s=now_s, silence_s=silence_s)
-    failures = [worker.failure | {"rank": worker.rank} for worker in workers if worker.failure]
-    if failures:
+            if not running or (failed_s is not None and now_s - failed_s > GRACE_S):
+                return
+            quietest = min(running, key=lambda rank: self.heard_s[rank])
+            if now_s - max(self.heard_s[rank] for rank in running) > silence_s:
+                raise RankError(
+                    f"rank {quietest} made no progress for {silence_s:.0f} s and was killed; "
+                    "complete tables are kept"
+                )
+
+    def raise_failure(self) -> None:
+        """Raise what the first rank that failed says, if one has."""
+        if not self.failures:
+            return
         # Whoever merely lost a peer is not the one to blame.
-        first = min(failures, key=lambda failure: (failure["lost_peers"], failure["rank"]))
-        if kind := NOBODYS_FAULT.get(first["kind"]):
-            raise kind(first["error"])
-        raise RankError(f"rank {first['rank']} failed: {first['error']}; complete tables are kept")
+        rank = min(self.failures, key=lambda one: (self.failures[one]["lost_peers"], one))
+        error = self.failures[rank]["error"]
+        if kind := NOBODYS_FAULT.get(self.failures[rank]["kind"]):
+            raise kind(error)
+        raise RankError(f"rank {rank} failed: {error}; complete tables are kept")
+
+    def _hear(self, progress: Progress, *, wait_s: float) -> None:
+        for message in self._messages(wait_s):
+            rank = int(message["rank"])
+            self.heard_s[rank] = time.monotonic()
+            if "error" in message:
+                self.failures[rank] = message
+            elif "event" in message:
+                progress(ProgressEvent.model_validate(message["event"]))
+
+    def _messages(self, wait_s: float) -> Iterator[dict[str, Any]]:
+        """Read what has arrived; this process holds the pipe open, so that it never ends."""
+        while select.select([self.pipe], [], [], wait_s)[0]:
+            *whole, self.unread = (self.unread + os.read(self.pipe, 65536)).split(b"\n")
+            yield from map(json.loads, whole)
+            wait_s = 0.0
 
 
-def _hear(worker: _RankProcess, *, progress: Progress) -> None:
-    for message in worker.lines():
-        if "error" in message:
-            worker.failure = message
-        elif message:
-            progress(ProgressEvent.model_validate(message))
+def _output(scratch: Path, rank: int) -> Path:
+    return scratch / f"rank{rank}.err"
 
 
-def _death(worker: _RankProcess) -> dict[str, Any]:
-    code = worker.process.returncode
+def _death(process: subprocess.Popen[bytes], output: Path) -> dict[str, Any]:
+    code = process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    words = f"died with {how} ({worker.last_words()})"
+    text = output.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    words = f"died with {how} ({lines[-1][:200] if lines else 'no message'})"
     return {"error": words, "kind": "", "lost_peers": False}
-
-
-def _require_talk(workers: list[_RankProcess], *, now_s: float, silence_s: float) -> None:
-    running = [worker for worker in workers if not worker.ended]
-    silent = [worker for worker in running if now_s - worker.heard_s > silence_s]
-    if silent and len(silent) == len(running):
-        quietest = min(silent, key=lambda worker: worker.heard_s)
-        raise RankError(
-            f"rank {quietest.rank} made no progress for {silence_s:.0f} s and was killed; "
-            "complete tables are kept"
-        )
-
-
-def _end(workers: list[_RankProcess]) -> None:
-    end_sessions([worker.process for worker in workers])
-    for worker in workers:
-        os.close(worker.pipe)

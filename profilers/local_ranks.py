@@ -26,8 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -129,20 +129,51 @@ def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None)
     Returns:
         The exit code: 0, or that of the first rank that failed.
     """
-    with rendezvous_folder(inside) as folder:
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            # One by one: those that run must be known when starting the next one fails.
-            for rank in range(ranks):
-                own = rank_environment(rank, ranks=ranks, folder=folder)
+    with (
+        rendezvous_folder(inside) as folder,
+        started_ranks(command, ranks=ranks, folder=folder) as started,
+    ):
+        return _first_failure(started)
+
+
+@contextmanager
+def started_ranks(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    folder: Path,
+    errors: Callable[[int], Path] | None = None,
+    pipe: int | None = None,
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start a command once for every rank, and end the sessions of all in the end.
+
+    Args:
+        command: program and arguments, the same for every rank.
+        ranks: how many.
+        folder: in which they connect, of `rendezvous_folder`.
+        errors: file of a rank for what it prints; None: it prints where this process does.
+        pipe: write end of a pipe that all of them have; None: there is none.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        # One by one: those that run must be known when starting the next one fails.
+        for rank in range(ranks):
+            with ExitStack() as files:
+                output = None if errors is None else files.enter_context(errors(rank).open("wb"))
                 started.append(
                     subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, start_new_session=True, env=own
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=() if pipe is None else (pipe,),
+                        start_new_session=True,
+                        env=rank_environment(rank, ranks=ranks, folder=folder),
                     )
                 )
-            return _first_failure(started)
-        finally:
-            end_sessions(started)
+        yield started
+    finally:
+        end_sessions(started)
 
 
 def rank_environment(rank: int, *, ranks: int, folder: Path) -> dict[str, str]:

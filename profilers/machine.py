@@ -4,7 +4,6 @@ Everything is read, nothing is set. A fact that cannot be read is left empty; it
 measurement. On a processor the memory of a "device" is the rank's share of the host's.
 """
 
-import os
 import platform
 import re
 import shutil
@@ -50,11 +49,7 @@ def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
         driver=_query("--query-gpu=driver_version") if device_kind == "cuda" else "",
         libraries=libraries | versions,
         clocks=_clocks(device_kind),
-        topology=node_topology(
-            accelerators=_topology() if device_kind == "cuda" else "",
-            kernel=platform.release(),
-            environment=os.environ,
-        ),
+        topology=node_topology(accelerators=_topology() if device_kind == "cuda" else ""),
     )
 
 

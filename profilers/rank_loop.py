@@ -12,11 +12,11 @@ budget starts with the job and includes starting the ranks and the last writing;
 
 A table is written when its first pass is over, and the header right after it. Before that, and for
 the table in progress as incomplete, new rows are written every `WRITE_EVERY_S` seconds. A later run
-resumes there. Whatever ends a run first writes what was measured.
+resumes there. Whatever ends a run first writes what was measured. A rank that died closes its
+connections, on which the others fail at once; one that hangs outlasts their patience
+(profilers/links/team.py), unless the launcher ends the job before.
 """
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,7 @@ from profilers.benchmark import Benchmark, Setting
 from profilers.clock import HostClock
 from profilers.coordinator import Coordinator, ProfileOnDisk
 from profilers.devices import clock_of, pick_device
-from profilers.errors import LostPeersError, RankError
-from profilers.heartbeat import GONE_S, Heartbeat
+from profilers.errors import LostPeersError
 from profilers.job import Job
 from profilers.links.team import ConnectedTeam, cores_of, share_cores
 from profilers.machine import fingerprint
@@ -37,9 +36,6 @@ from profilers.records import Machine, Measurement, ProfileHeader
 from profilers.registry import load_suite
 from profilers.schedule import Step
 from profilers.team import SingleRank, Team
-
-BLAME_S = GONE_S + 5.0
-"""How long a rank that lost its peers waits to learn which one left."""
 
 
 def run_rank(
@@ -65,12 +61,9 @@ def run_rank(
     """
     device = pick_device(job.device, local_rank=info.local_rank)
     team: SingleRank | ConnectedTeam = SingleRank()
-    heart: Heartbeat | None = None
     coordinator = Coordinator()
     if info.world > 1:
         team = ConnectedTeam(info, device=device, rendezvous=rendezvous)
-        if rendezvous is None:
-            heart = _start_heartbeat(team, info, out=job.out, coordinator=coordinator)
     machine = fingerprint(device_kind=device.type, world=team.world, local_world=team.local_world)
     if isinstance(team, ConnectedTeam):
         machine = _with_hosts(machine, team)
@@ -80,35 +73,25 @@ def run_rank(
         team=team,
         clock=clock_of(device),
         directory=Path(job.storage_directory or job.out),
-        rendezvous=team.rendezvous if isinstance(team, ConnectedTeam) else "",
         pace=choose_pace(device.type, team=team, takes_turns=machine.takes_turns),
     )
-    on_case_done = alive if heart is None else heart.case_done
     try:
-        header = _measure_all(
+        return _measure_all(
             job,
             setting=setting,
             machine=machine,
             coordinator=coordinator,
             progress=progress,
-            alive=on_case_done,
+            alive=alive,
         )
     except RuntimeError as error:
         if team.world == 1:
             raise
         # A failing case is a row; out here only communication can fail.
-        lost_rank = heart.blamed(patience_s=BLAME_S) if heart is not None else ""
-        if lost_rank:
-            raise RankError(f"{lost_rank}; what was measured is kept in {job.out}") from error
-        raise LostPeersError(f"lost its peers: {_one_line(error)}") from error
-    else:
-        if heart is not None:
-            # No rank stops its heartbeat before the last one is done.
-            team.barrier()
-        return header
+        raise LostPeersError(
+            f"lost its peers: {_one_line(error)}; what was measured is kept in {job.out}"
+        ) from error
     finally:
-        if heart is not None:
-            heart.stop()
         team.close()
 
 
@@ -120,30 +103,6 @@ def _with_hosts(machine: Machine, team: ConnectedTeam) -> Machine:
         cores = cores_of(team.seats)
         facts |= {"cores": cores, "num_devices": cores, "oversubscribed": share_cores(team.seats)}
     return machine.model_copy(update=facts)
-
-
-def _start_heartbeat(
-    team: ConnectedTeam, info: RankInfo, *, out: str, coordinator: Coordinator
-) -> Heartbeat:
-    """Start the heartbeats by which the ranks of a launcher notice a lost one."""
-    names = {rank: f"rank {rank} on {host}" for rank, (host, _) in enumerate(team.places) if rank}
-
-    def lost(who: str) -> None:
-        if info.rank == 0:
-            coordinator.save()
-            sys.stderr.write(f"moetune: {who}; what was measured is kept in {out}\n")
-            sys.stderr.flush()
-        # The main thread waits in a collective that will never complete.
-        os._exit(RankError.exit_code)
-
-    heart = Heartbeat(
-        team.own_store(info),
-        rank=info.rank,
-        names=names if info.rank == 0 else {0: f"rank 0 on {team.places[0][0]}"},
-        lost=lost,
-    )
-    heart.start()
-    return heart
 
 
 def _measure_all(

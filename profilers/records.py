@@ -185,11 +185,10 @@ link          a message of `bytes` from rank `sender` to rank `receiver` in a jo
 every_rank    the same work on every rank at once, a row a rank; `kind`: gemm of `size` squared,
               copy of `size` bytes, see profilers/links/every_rank.py
 storage       `kind`: write, read
-background_save  `bytes` saved beside GEMMs; `kind`: save, delay, see
-              profilers/background_save.py
+background_save  `bytes` saved beside GEMMs; of older profiles, read by nothing
 host_memory   `bytes` into host memory; `kind`: fresh, save, load, see profilers/host_memory.py
-restart       `kind`: a phase of starting the processes of `ranks` ranks anew, on the slowest rank,
-              see profilers/restart.py
+restart       `kind`: a phase of starting the processes of `ranks` ranks anew; of older profiles,
+              read by nothing
 checkpoint_load  `bytes` of a rank; `kind`: distributed, see profilers/checkpoint_load.py
 kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
               of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and

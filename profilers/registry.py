@@ -10,13 +10,15 @@ from profilers.errors import UnknownNameError
 SUITES: Final[Mapping[str, str]] = {
     "kernels": "profilers.kernels.suite:benchmarks",
     "links": "profilers.links.suite:benchmarks",
-    "storage": "profilers.background_save:benchmarks",
+    "storage": "profilers.checkpoint_load:benchmarks",
     "kv": "profilers.kv_transfer.suite:benchmarks",
-    "restart": "profilers.restart:benchmarks",
 }
 
-DEFAULT_SUITES: Final = tuple(name for name in SUITES if name != "restart")
-"""Those that are measured unasked: restarts take their time whatever the budget."""
+FORMER: Final[Mapping[str, str]] = {
+    "restart": "state goal.reliability.restart, as your job's logs say it; loads of checkpoints are"
+    " measured with storage"
+}
+"""Suites that left, and what to do instead."""
 
 
 def load_suite(name: str) -> Suite:
@@ -25,6 +27,8 @@ def load_suite(name: str) -> Suite:
     Raises:
         UnknownNameError: there is no such suite.
     """
+    if name in FORMER:
+        raise UnknownNameError(f"suite {name!r} is no more: {FORMER[name]}")
     if name not in SUITES:
         raise UnknownNameError(f"suite {name!r} is not one of {', '.join(SUITES)}")
     module, _, attribute = SUITES[name].partition(":")

@@ -2,8 +2,7 @@
 
 A table that was cut short is known worst of all: its curve ends where the measurement did. So the
 one with the largest share of skipped cases comes first, for at most `SKIPPED_RATIO` of the pass.
-Then come sizes between those of the grids, and tables get time in proportion to weight times
-leave-one-out error: a table that is known well gains little from more points.
+Then come sizes between those of the grids, and tables get time in proportion to their weight.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ class SecondPassTable:
     @property
     def spent_per_share(self) -> float:
         """Time spent over the share it deserves; the smallest comes next."""
-        return self.spent_s / (self.weight * max(self.infill.error_ratio, 1e-3))
+        return self.spent_s / self.weight
 
 
 def next_skipped(schedules: Sequence[TableSchedule], *, left_s: float) -> tuple[int, Step] | None:

@@ -18,7 +18,7 @@ from profilers.launch import run_workers
 from profilers.progress import Progress, silent
 from profilers.ranks import from_environment
 from profilers.records import Case, ProfileHeader
-from profilers.registry import DEFAULT_SUITES, load_suite
+from profilers.registry import SUITES, load_suite
 from profilers.sole_writer import sole_writer
 from profilers.store import read_header
 
@@ -26,7 +26,7 @@ from profilers.store import read_header
 def measure_profile(
     out: Path,
     *,
-    suites: Sequence[str] = DEFAULT_SUITES,
+    suites: Sequence[str] = tuple(SUITES),
     budget_s: float = 60.0,
     ranks: int | None = None,
     resume: bool = False,

@@ -1,40 +1,26 @@
 """What connects the parts of this node: accelerators, NICs, memory nodes, as Linux reports them.
 
-Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`; whether NICs reach
-accelerators' memory is found in profilers/gpu_direct.py. Other facts that cannot be read are left
-out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
+Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`. Facts that cannot be
+read are left out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
 pair) are listed too, as a profile over them is worth knowing about.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from profilers.gpu_direct import gpu_direct_facts
-
 SYSFS: Final = Path("/sys")
-PROC: Final = Path("/proc")
 MOST_ENTRIES: Final = 64
 """Of one kind; more say nothing new."""
 
 
-def node_topology(
-    *,
-    accelerators: str = "",
-    sysfs: Path = SYSFS,
-    proc: Path = PROC,
-    kernel: str = "",
-    environment: Mapping[str, str] | None = None,
-) -> str:
+def node_topology(*, accelerators: str = "", sysfs: Path = SYSFS) -> str:
     """Describe the node, a line a fact.
 
     Args:
         accelerators: what `nvidia-smi topo -m` printed, or nothing.
         sysfs: where the kernel shows its devices.
-        proc: where it shows its drivers.
-        kernel: its release.
-        environment: of the ranks, for the settings of NCCL.
     """
     return "\n".join(
         [
@@ -42,7 +28,6 @@ def node_topology(
             *_memory_nodes(sysfs),
             *_nics(sysfs),
             *_rdma_ports(sysfs),
-            *gpu_direct_facts(sysfs=sysfs, proc=proc, kernel=kernel, environment=environment or {}),
         ]
     )
 

@@ -42,8 +42,6 @@ class ConnectedRanks:
     """What a rank knows once all are connected."""
 
     store: TCPStore
-    address: str
-    """Where the store is."""
     nic: str
     """The one that leads to the other ranks; empty if unknown."""
 
@@ -75,7 +73,7 @@ def wait_for_ranks(info: RankInfo, *, patience_s: float) -> ConnectedRanks:
         raise RankError(_describe_missing(store, keys, patience_s=patience_s)) from error
     addresses = [text.decode("ascii", "replace") for text in store.multi_get(keys)]
     through = nic(own=addresses[info.rank], others=addresses)
-    return ConnectedRanks(store=store, address=address, nic=through)
+    return ConnectedRanks(store=store, nic=through)
 
 
 def address_of(host: str, *, is_slurms: bool) -> str:

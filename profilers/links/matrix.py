@@ -7,14 +7,12 @@ Of the `link` table, per ordered pair of ranks:
     bandwidth  bytes of the largest message / (its median seconds - one round trip)
 
 The bandwidth is that of the largest message, because smaller ones are still paced by the ramp of a
-connection; a line through all sizes (profilers/links/fits.py) predicts those. A message without
-bytes has no bandwidth and is left out.
+connection. A message without bytes has no bandwidth and is left out.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from profilers.links.fits import LinkFit, fit_link
 from profilers.records import Measurement, Profile
 
 
@@ -32,8 +30,6 @@ class MeasuredLink:
     """Of this pair only, whatever its neighbours got."""
     latency_s: float | None
     """None if no round trip was timed."""
-    fit: LinkFit | None
-    """None where fewer than two sizes were timed."""
     rows: tuple[Measurement, ...]
     """One-way messages by size."""
 
@@ -70,16 +66,14 @@ def _links(
         # A message that is all latency still has a bandwidth of its bytes over its time.
         largest = rows[-1]
         moving_s = max(largest.median_s - (trip_s or 0.0), 0.1 * largest.median_s)
-        sizes = [float(row.case.axes["bytes"]) for row in rows]
         yield MeasuredLink(
             sender=sender,
             receiver=receiver,
             sender_node=sender // per_node,
             receiver_node=receiver // per_node,
             lanes=lanes,
-            bytes_per_s=sizes[-1] / moving_s,
+            bytes_per_s=float(largest.case.axes["bytes"]) / moving_s,
             latency_s=None if trip_s is None else trip_s / 2.0,
-            fit=fit_link(sizes, [row.median_s for row in rows]) if len(set(sizes)) > 1 else None,
             rows=tuple(rows),
         )
 

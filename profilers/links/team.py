@@ -95,24 +95,16 @@ def ranks_per_node(places: Sequence[Place]) -> int:
     return per_node
 
 
-STORE_PATIENCE_S = 10.0
-"""How long a thread waits for an answer of the store."""
-
-
 class ConnectedTeam:
     """Ranks that reached each other; close it when done."""
 
     def __init__(self, info: RankInfo, *, device: torch.device, rendezvous: Path | None) -> None:
         self.rank = info.rank
         self.world = info.world
-        self._address = ""
-        self.rendezvous = f"file:{rendezvous}"
-        """Where further processes of these ranks connect."""
         store: TCPStore | FileStore
         if rendezvous is None:
             ranks = wait_for_ranks(info, patience_s=PATIENCE_S)
-            store, self._address = ranks.store, ranks.address
-            self.rendezvous = f"tcp:{ranks.address}:{info.master_port}"
+            store = ranks.store
             if ranks.nic:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", ranks.nic)
         else:
@@ -133,16 +125,6 @@ class ConnectedTeam:
         """Of every rank."""
         self.places: tuple[Place, ...] = tuple((seat.name, seat.node) for seat in self.seats)
         self.local_world = ranks_per_node(self.places)
-
-    def own_store(self, info: RankInfo) -> PrefixStore:
-        """Another connection to the job's store, for a thread of its own."""
-        store = TCPStore(
-            self._address,
-            info.master_port,
-            is_master=False,
-            timeout=timedelta(seconds=STORE_PATIENCE_S),
-        )
-        return PrefixStore("moetune-beats", store)
 
     def barrier(self) -> None:
         dist.barrier(group=self._control)

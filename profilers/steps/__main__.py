@@ -5,9 +5,7 @@ Several ranks of one host are started by `python -P -m profilers.local_ranks --r
 2 unusable configuration or number of ranks, 77 out of memory, 1 any other error (with its
 traceback); a run past its deadline is killed by SIGALRM. `--memory-limit 2GiB` holds every rank to
 that much for model and step, as a smaller device would (profilers/steps/limit.py); `--progress
-FILE` writes every timed step as it is done, `--events FILE` what a run with checkpoints does and
-when (profilers/steps/events.py). `--checkpoints FOLDER` names another folder on shared storage than
-the configuration does.
+FILE` writes every timed step as it is done.
 """
 
 import argparse
@@ -19,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +29,7 @@ from profilers.devices import is_out_of_memory, pick_device
 from profilers.errors import RankError, first_problem
 from profilers.heap import map_blocks
 from profilers.local_ranks import LOOPBACK_ONLY, RENDEZVOUS
-from profilers.steps.checkpointed_run import run_with_checkpoints
 from profilers.steps.config import StepConfig
-from profilers.steps.events import Emit, events_file, ignore
 from profilers.steps.run import refusal, run, start
 
 OUT_OF_MEMORY_EXIT = 77
@@ -61,13 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(f"{options.config}: {error.strerror}")
     except ValidationError as error:
         return _refuse(f"{options.config}: {first_problem(error)}")
-    config = _with_options(config, options)
-    reason = refusal(config) or _checkpoints_refusal(config, options)
+    if options.memory_limit is not None:
+        config = config.model_copy(update={"memory_limit_bytes": options.memory_limit})
+    reason = refusal(config)
     if reason is not None:
         return _refuse(f"{options.config}: {reason}")
     try:
-        with _events_of(options.events) as emit:
-            _run_and_report(config, options.report, options.progress, emit)
+        _run_and_report(config, options.report, options.progress)
     except (RankError, _UnwritableError) as error:
         return _refuse(str(error))
     except (MemoryError, RuntimeError) as error:
@@ -78,25 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _checkpoints_refusal(config: StepConfig, options: argparse.Namespace) -> str | None:
-    if config.checkpoints is not None:
-        return None
-    idle = [name for name in ("events", "checkpoints") if getattr(options, name) is not None]
-    return f"--{idle[0]} needs a configuration with checkpoints" if idle else None
-
-
-def _with_options(config: StepConfig, options: argparse.Namespace) -> StepConfig:
-    """Replace what the command line says of the configuration."""
-    saved, changes = config.checkpoints, {}
-    if options.memory_limit is not None:
-        changes["memory_limit_bytes"] = options.memory_limit
-    if options.checkpoints is not None and saved is not None:
-        shared = saved.shared.model_copy(update={"folder": options.checkpoints})
-        changes["checkpoints"] = saved.model_copy(update={"shared": shared})
-    return config.model_copy(update=changes)
-
-
-def _run_and_report(config: StepConfig, report: Path, progress: Path | None, emit: Emit) -> None:
+def _run_and_report(config: StepConfig, report: Path, progress: Path | None) -> None:
     if not dist.is_torchelastic_launched() and RENDEZVOUS not in os.environ:
         # gloo opens a socket even for a single rank. profilers/local_ranks.py has named a device.
         os.environ.update(LOOPBACK_ONLY)
@@ -104,12 +82,8 @@ def _run_and_report(config: StepConfig, report: Path, progress: Path | None, emi
     if config.memory_limit_bytes is not None and device.type == "cpu":
         map_blocks()
     layout = start(config, device=device)
-    emit("group_joined")
     with _progress_of(progress if layout.rank == 0 else None) as on_step:
-        if config.checkpoints is None:
-            result = run(config, layout, on_step=on_step)
-        else:
-            result = run_with_checkpoints(config, config.checkpoints, layout, emit, on_step=on_step)
+        result = run(config, layout, on_step=on_step)
     if layout.rank == 0:
         partial = report.with_name(f".{report.name}.partial")
         partial.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -138,20 +112,6 @@ def _progress_of(file: Path | None) -> Iterator[Callable[[float], None]]:
     finally:
         with suppress(OSError):
             lines.close()
-
-
-@contextmanager
-def _events_of(file: Path | None) -> Iterator[Emit]:
-    """Return a function that writes the events of this rank, or does nothing without a file."""
-    if file is None:
-        yield ignore
-        return
-    with ExitStack() as stack:
-        try:
-            emit = stack.enter_context(events_file(file, int(os.environ.get("RANK", "0"))))
-        except OSError as error:
-            raise _UnwritableError(f"{error.filename}: {error.strerror}") from error
-        yield emit
 
 
 def _end_without(parent: int) -> None:
@@ -195,19 +155,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--parent", type=int, help="process id without which the rank ends")
     parser.add_argument("--memory-limit", type=_size, help="of each rank, e.g. 2GiB")
     parser.add_argument("--progress", type=Path, help="where rank 0 writes each step, JSON lines")
-    parser.add_argument(
-        "--events",
-        type=Path,
-        help="JSON lines of a run with checkpoints: FILE.jsonl is FILE-3.jsonl of rank 3",
-    )
-    parser.add_argument("--checkpoints", type=_folder, help="where they go on shared storage")
     return parser.parse_args(arguments)
-
-
-def _folder(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("an empty name is no folder")
-    return text
 
 
 def _size(text: str) -> int:

@@ -213,31 +213,6 @@ class Adapters(Record):
         return self.alpha / self.rank
 
 
-class SharedCheckpoints(Record):
-    """Checkpoints on storage that all ranks reach, in PyTorch's distributed format."""
-
-    folder: Annotated[str, Field(min_length=1)]
-    """One `step-XXXXXXXX` folder in it for each checkpoint."""
-    interval_steps: Count
-
-
-class Checkpoints(Record):
-    """When a run saves its state, and where the next launch of it looks for that.
-
-    A launch continues from the newest checkpoint from which all ranks can restore; without any it
-    begins at step 0.
-    """
-
-    total_steps: Count
-    """Optimizer steps of the run, all launches together; `steps` and `warmup_steps` do not count,
-    nothing is metered, and every step is an ordinary one."""
-    shared: SharedCheckpoints
-    asynchronous: bool = False
-    """Training waits for the copy to host buffers only; it is written beside the next steps."""
-    kept: Count = 2
-    """Finished checkpoints that are kept."""
-
-
 class StepConfig(Record):
     """Everything a rank needs to run the reference step."""
 
@@ -267,8 +242,6 @@ class StepConfig(Record):
     adapters and their optimizer state in fp32."""
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
     """Of each rank, for model and step (profilers/steps/limit.py); absent: no limit."""
-    checkpoints: Checkpoints | None = None
-    """Absent: nothing is saved, and a launch is a run of its own."""
 
     @property
     def microbatches_by_rank(self) -> tuple[int, ...]:
@@ -282,6 +255,16 @@ class StepConfig(Record):
         counts, size = self.microbatches_by_rank, self.micro_batch_size
         first = sum(counts[:data_rank])
         return range(first * size, (first + counts[data_rank]) * size)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_checkpoints(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("checkpoints") is not None:
+            raise ValueError(
+                "checkpoints: the reference step saves none any more; remove the key, and train"
+                " with an engine's launch files where a run has to go on"
+            )
+        return fields
 
     @model_validator(mode="after")
     def _consistent(self) -> "StepConfig":
@@ -344,7 +327,7 @@ class StepConfig(Record):
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the younger fields out where they say nothing: older releases refuse them."""
         fields: dict[str, Any] = write(self)
-        for name in ("adapters", "memory_limit_bytes", "microbatches", "checkpoints"):
+        for name in ("adapters", "memory_limit_bytes", "microbatches"):
             if getattr(self, name) is None:
                 fields.pop(name, None)
         return fields
@@ -372,13 +355,13 @@ class StepReport(Record):
     schema_version: Literal[1] = 1
     device: str
     libraries: dict[str, str]
-    step_s: tuple[Seconds, ...]
-    """Wall time of each timed step, the slowest rank's; none where a launch had no steps left."""
+    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    """Wall time of each timed step, the slowest rank's."""
     losses: tuple[float, ...]
     """Global mean cross-entropy of each timed step, before its update."""
     tokens_per_step: int
     memory: tuple[RankMemory, ...]
-    """One entry per rank; none in a run with checkpoints, where nothing is metered."""
+    """One entry per rank."""
     loads: tuple[tuple[tuple[int, ...], ...], ...]
     """[timed steps][MoE layers][experts]: token copies of the global batch."""
     chunks_used: tuple[tuple[int, ...], ...]
@@ -387,19 +370,3 @@ class StepReport(Record):
     """[timed steps]: bytes that dispatch and combine, forward and backward, sent from one node to
     another, all ranks together: rows, gates and expert ids, but not the counts that announce them.
     Empty in reports of older releases."""
-    restored_step: Size | None = None
-    """Steps of earlier launches, before those of this report; absent without checkpoints."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "StepReport":
-        if not self.step_s and self.restored_step is None:
-            raise ValueError("step_s: no step was timed")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the younger field out where it says nothing: older releases refuse it."""
-        fields: dict[str, Any] = write(self)
-        if self.restored_step is None:
-            fields.pop("restored_step", None)
-        return fields

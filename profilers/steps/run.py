@@ -10,7 +10,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -62,36 +62,19 @@ def run(
         on_step(results[-1].second.item())
     gc.enable()
     losses = torch.stack([result.loss for result in results]).double()
+    slowest_s = torch.stack([result.second for result in results])
     dist.all_reduce(losses)
-    return step_report(config, layout, results, losses=losses.tolist(), memory=memory)
-
-
-def step_report(
-    config: StepConfig,
-    layout: ParallelState,
-    results: Sequence[StepResult],
-    *,
-    losses: Sequence[float],
-    memory: tuple[RankMemory, ...] = (),
-    restored_step: int | None = None,
-) -> StepReport:
-    """Put together what every rank reports; losses are those of the whole batch."""
-    slowest_s = torch.zeros(len(results), dtype=torch.float64, device=layout.device)
-    for step, result in enumerate(results):
-        slowest_s[step] = result.second
-    if results:
-        dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
+    dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
     return StepReport(
         device=device_name(layout.device),
         libraries={"python": platform.python_version(), "torch": torch.__version__},
         step_s=tuple(slowest_s.tolist()),
-        losses=tuple(losses),
+        losses=tuple(losses.tolist()),
         tokens_per_step=config.global_batch_size * config.sequence_length,
         memory=memory,
         loads=tuple(tuple(tuple(row) for row in one.load_LE.tolist()) for one in results),
         chunks_used=tuple(tuple(one.chunks_L.tolist()) for one in results),
         inter_node_bytes=tuple(int(one.far_bytes) for one in results),
-        restored_step=restored_step,
     )
 
 
@@ -157,8 +140,6 @@ def refusal(config: StepConfig) -> str | None:
     model, degrees = config.model, config.parallelism
     if model.tie_embeddings and degrees.pipeline > 1:
         return "tie_embeddings needs pipeline 1: both ends share one table"
-    if config.checkpoints is not None and config.memory_limit_bytes is not None:
-        return "checkpoints need the memory limit to be absent: nothing is metered beside them"
     for name in ("dense_ffn_size", "shared_ffn_size"):
         width = getattr(model, name)
         if width % degrees.tensor:

@@ -5,13 +5,12 @@ micro-batches each, rank d of D takes [d, d + 1) * G / D of the global batch of 
 forced step uses is decided here too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from profilers.steps.config import LayerKind, StepConfig
 from profilers.steps.data import read_corpus, sample_sequences
@@ -126,21 +125,6 @@ class Training:
         self.update()
         self.settle()
         return meter
-
-    def optimized(self) -> Iterator[tuple[str, DTensor, Tensor, dict[str, Tensor]]]:
-        """Give the name of every trained weight, the weight, this rank's shard, and AdamW's state.
-
-        Names begin with the chunk; a state that no update has made yet is made, of zeros.
-        """
-        named = ((name, one) for name, one in self.modules.named_parameters() if one.requires_grad)
-        for (name, weight), shard in zip(named, self._shards, strict=True):
-            assert isinstance(weight, DTensor)
-            state = self._optimizer.state[shard]
-            if not state:
-                state["step"] = torch.zeros(())
-                state["exp_avg"] = torch.zeros_like(shard)
-                state["exp_avg_sq"] = torch.zeros_like(shard)
-            yield name, weight, shard.detach(), state
 
     def parameter_bytes(self) -> int:
         """Bytes of this rank's shards."""

@@ -434,14 +434,9 @@ RECORDINGS: Final = {
 """Their formats, and the files that are read."""
 FAILURES: Final[dict[str, str]] = {
     "table.csv": "time,component,count\n" + "".join(f"{at}00,node,2\n" for at in range(1, 9)),
-    "table.jsonl": "".join(f'{{"time": {at}00, "component": "node"}}\n' for at in range(1, 9)),
     "sacct.txt": "JobID|State|Start|End|NNodes|AllocTRES\n"
     + "".join(
         f"{at}|NODE_FAIL|2026-03-0{at}T00:00:00|2026-03-0{at}T09:00:00|2|gres/gpu=4\n"
-        for at in range(1, 9)
-    ),
-    "nvrx.txt": "".join(
-        f"Event: failure_detected Node: n{at} Rank: 3 Time: 2026-03-0{at} 00:00:00.5 UTC\n"
         for at in range(1, 9)
     ),
 }

@@ -8,10 +8,14 @@ from pathlib import Path
 
 from profilers import checkpoint_load
 from profilers.benchmark import Setting
-from profilers.checkpoint_load import SIZES, TENSOR_BYTES, CheckpointLoadBenchmark
+from profilers.checkpoint_load import (
+    SIZES,
+    TENSOR_BYTES,
+    CheckpointLoadBenchmark,
+    benchmarks,
+)
 from profilers.clock import HostClock
 from profilers.records import Case, Measurement, MeasurementStatus
-from profilers.restart import benchmarks
 from profilers.team import SingleRank
 
 
@@ -57,6 +61,6 @@ def test_a_disk_that_refuses_a_save_is_recorded(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_suite_of_restarts_has_both_tables(tmp_path: Path) -> None:
+def test_the_suite_of_storage_has_its_tables(tmp_path: Path) -> None:
     tables = [one.operation for one in benchmarks(setting(tmp_path))]
-    assert tables == ["restart", "checkpoint_load"]
+    assert tables == ["storage", "host_memory", "checkpoint_load"]

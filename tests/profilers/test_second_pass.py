@@ -7,10 +7,8 @@ from profilers.second_pass import INFILL_S, SecondPassTable, next_infill, next_s
 from tests.profilers.testing import gemm_case, gemm_row
 
 
-def second_pass(
-    rows: list[Measurement], *, weight: float = 1.0, error_ratio: float = 0.1
-) -> SecondPassTable:
-    infill = Infill(rows=rows, rng=np.random.default_rng(0), error_ratio=error_ratio)
+def second_pass(rows: list[Measurement], *, weight: float = 1.0) -> SecondPassTable:
+    infill = Infill(rows=rows, rng=np.random.default_rng(0))
     return SecondPassTable(
         weight=weight, schedule=TableSchedule(requested=[], grid=[], rows=rows), infill=infill
     )
@@ -20,22 +18,17 @@ def quick() -> list[Measurement]:
     return [gemm_row(m, 1e-6 * m) for m in (16, 64, 256)]
 
 
-def test_time_goes_to_tables_by_weight_and_error() -> None:
-    tables = [
-        second_pass(quick(), weight=1.0, error_ratio=0.1),
-        second_pass(quick(), weight=3.0, error_ratio=0.2),
-    ]
+def test_time_goes_to_tables_by_weight() -> None:
+    tables = [second_pass(quick(), weight=1.0), second_pass(quick(), weight=3.0)]
     counts = [0, 0]
     for _ in range(140):
         chosen = next_infill(tables, left_s=10.0)
         assert chosen is not None
         place, step = chosen
         assert step.budget_s == INFILL_S
-        tables[place].infill.error_ratio = (0.1, 0.2)[place]
         tables[place].spent_s += 1.0
         counts[place] += 1
-    # 3 * 0.2 against 1 * 0.1
-    assert counts == [20, 120]
+    assert counts == [35, 105]
 
 
 def test_sizes_that_would_not_end_in_time_are_not_begun() -> None:

@@ -143,16 +143,13 @@ def test_bandwidth_and_latency_are_those_of_the_link() -> None:
     assert 0.9 * GIGABIT < link.bytes_per_s < 1.1 * GIGABIT
     assert link.latency_s is not None
     assert 0.9e-3 < link.latency_s < 1.1e-3
-    assert link.fit is not None
-    assert link.fit.residual_ratio < 0.2
 
 
 @each_row("sizes", [(2**20,), (2**20, 2**20), (0, 2**20)])
-def test_messages_of_one_size_give_a_bandwidth_and_no_line(sizes: tuple[int, ...]) -> None:
+def test_messages_of_one_size_give_a_bandwidth(sizes: tuple[int, ...]) -> None:
     rows = [_sized(size, seconds=0.5) for size in sizes]
     (link,) = links_of(fake_profile(rows, machine=fake_machine(world=2)))
     assert link.bytes_per_s == 2.0**21
-    assert link.fit is None
 
 
 def test_messages_without_bytes_are_no_link() -> None:

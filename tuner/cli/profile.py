@@ -51,7 +51,7 @@ def measure(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: kernels, links, storage, kv; restart; engine (needs --for and"
+            help="Comma-separated: kernels, links, storage, kv; engine (needs --for and"
             " --command), or routing (needs --model and --text); default the first four."
         ),
     ] = "",
@@ -108,9 +108,9 @@ def measure(
     if out is None:
         raise TunerError("--out is missing: say where to write, moetune profile -o FOLDER")
 
-    from profilers.registry import DEFAULT_SUITES
+    from profilers.registry import SUITES
 
-    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or DEFAULT_SUITES
+    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
     measured = tuple(name for name in names if name not in (ROUTING, ENGINE))
     _refuse_unused(has_engine=ENGINE in names, spec=spec, command=command, url=url)
     if ROUTING not in names:

@@ -34,7 +34,7 @@ def links_text(profile: "Profile") -> str:
     shown = {(link.sender, link.receiver) for link in slowest}
     table = columns(
         [_row(link, names) for link in single_lane if (link.sender, link.receiver) in shown],
-        header=("from", "to", "latency", "bandwidth", "fit", "fit error", "valid for"),
+        header=("from", "to", "latency", "bandwidth"),
     )
     if len(single_lane) > len(shown):
         table += f"\nthe {len(shown)} slowest of {len(single_lane)}; all of them: --json"
@@ -55,7 +55,6 @@ def links_json(profile: "Profile") -> list[dict[str, Any]]:
             "lanes": link.lanes,
             "bytes_per_s": link.bytes_per_s,
             "latency_s": link.latency_s,
-            "residual_ratio": link.fit.residual_ratio if link.fit else None,
         }
         for link in links_of(profile)
     ]
@@ -85,19 +84,13 @@ def stragglers_text(slow: "tuple[Straggler, ...]", *, shares_cores: bool) -> str
 
 
 def _row(link: "MeasuredLink", names: "Mapping[int, str]") -> tuple[object, ...]:
-    from tuner.units import format_bytes, format_ratio, format_s
+    from tuner.units import format_s
 
-    fit = link.fit
     return (
         f"rank {link.sender} on {names[link.sender]}",
         f"rank {link.receiver} on {names[link.receiver]}",
         "" if link.latency_s is None else format_s(link.latency_s),
         _rate(link.bytes_per_s),
-        "" if fit is None else f"{format_s(fit.latency_s)} + {_rate(fit.bytes_per_s)}",
-        "" if fit is None else format_ratio(fit.residual_ratio, digits=0),
-        ""
-        if fit is None
-        else f"{format_bytes(fit.lines[0].smallest_bytes)} to {format_bytes(fit.largest_bytes)}",
     )
 
 

@@ -128,11 +128,9 @@ class Capabilities:
     distributed_checkpoints: bool = True
     """Checkpoints are in PyTorch's distributed format, and loaded as profilers/checkpoint_load.py
     does."""
-    checkpoints_need_tokens: bool = False
-    """Checkpoints are only saved in a run of a stated length."""
     saves_during_run: bool = True
-    """Checkpoints are saved every so many steps, and training goes on from there; otherwise only at
-    the end."""
+    """Checkpoints are saved every so many steps, and training goes on from there; otherwise at the
+    end, or never."""
     reshards: bool = True
     """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
     optimizer and without a conversion."""

@@ -23,9 +23,8 @@ both sides of it. A stated tau that is shorter than a step is refused. Where fai
 frequent that a write outlasts the best tau, training waits for it as if it were synchronous if that
 wastes less.
 
-What background writes take from the computation beside them is part of c (reliability.py).
-
-Not covered: background writes that exceed host memory, failing checkpoints.
+Not covered: what background writes take from the computation beside them (milliseconds of a write
+of 128 MiB on an H200), those that exceed host memory, failing checkpoints.
 """
 
 import math
@@ -130,7 +129,7 @@ def cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> Checkpoi
         return chosen
     # Where no write lengthens the interval, overlapped with training it never costs more.
     is_longer = reliability.interval_s is None and np.any(chosen.work_s <= chosen.background_s)
-    if not (storage.may_wait or is_longer):
+    if not is_longer:
         return chosen
     waiting = replace(reliability, storage=replace(storage, asynchronous=False))
     return _better(chosen, _cycle(jobs, waiting, step_s=step_s))

@@ -50,7 +50,6 @@ def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
         node_read_bytes_per_s=min(one.node_read_bytes_per_s for one in storages),
         host_bytes_per_s=min(one.host_bytes_per_s for one in storages),
         fresh_bytes_per_s=min(one.fresh_bytes_per_s for one in storages),
-        delay_s_per_byte=max(one.delay_s_per_byte for one in storages),
     )
     restart_s = max(one.restart_s for one in kinds)
     inside_s = [one.in_process_restart_s for one in kinds if one.in_process_restart_s is not None]

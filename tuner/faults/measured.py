@@ -1,4 +1,4 @@
-"""Storage, host memory and network of a node, and a job's start of processes, from a profile.
+"""Storage, host memory and network of a node, from a profile.
 
 In profilers/storage.py all ranks write (or read) their own files at once, so a node's bandwidth is
 the slowest rank's times the ranks per node. The largest file counts, since checkpoints are larger
@@ -55,12 +55,6 @@ def sent_bytes_per_s(profile: Profile) -> float | None:
     return local * largest / seconds
 
 
-def background_delay_s_per_byte(profile: Profile) -> float:
-    """Seconds of computation that a rank loses for each byte saved beside it; 0: not measured."""
-    slowest = _slowest(profile, "background_save", kind="delay")
-    return 0.0 if slowest is None else slowest.seconds / slowest.num_bytes
-
-
 def host_memory_rates(profile: Profile) -> Mapping[str, float]:
     """Bytes per second by kind (profilers/host_memory.py), of the slowest rank at the largest size.
 
@@ -73,17 +67,6 @@ def host_memory_rates(profile: Profile) -> Mapping[str, float]:
         for kind, one in slowest.items()
         if one is not None and one.num_bytes >= LEAST_MEMORY_BYTES
     }
-
-
-def restart_phases_s(profile: Profile) -> Mapping[str, float]:
-    """Median seconds of each phase of a restart, in order, as profilers/restart.py names them.
-
-    Of the most ranks that were measured; empty where none were. They grow with the ranks, and leave
-    out what no profile sees: noticing the failure, a new node, what an engine sets up.
-    """
-    rows = [row for row in profile.rows("restart") if row.times_s]
-    most = max((row.case.axes["ranks"] for row in rows), default=0)
-    return {row.case.kind: row.median_s for row in rows if row.case.axes["ranks"] == most}
 
 
 class _Slowest(NamedTuple):

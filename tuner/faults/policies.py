@@ -17,7 +17,7 @@ numbers is tested by enumeration, not proven; none of its neighbours is better.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
@@ -106,16 +106,13 @@ def choose_policy(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> Po
         if reason:
             left_out[reason] = None
             continue
-        prices = [
-            _Price.of(jobs, one, replicas=replicas, step_s=step_s)
-            for one in _write_modes(reliability)
-        ]
-        possible = [own for price in prices if (own := price.best(shared_only)) is not None]
-        num_priced += sum(len(price.shares) for price in prices)
-        if possible:
-            best.append(max(possible, key=lambda one: one.ratio))
+        price = _Price.of(jobs, reliability, replicas=replicas, step_s=step_s)
+        own = price.best(shared_only)
+        num_priced += len(price.shares)
+        if own is None:
+            left_out[_impossible(reliability, price)] = None
         else:
-            left_out[_impossible(reliability, prices[0])] = None
+            best.append(own)
     best.sort(key=lambda one: -one.ratio)
     chosen = best[0] if best else None
     if (
@@ -132,14 +129,6 @@ def choose_policy(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> Po
         left_out=tuple(left_out),
         num_priced=num_priced,
     )
-
-
-def _write_modes(reliability: FailureModel) -> tuple[FailureModel, ...]:
-    """Return the model with every way to write that is left open, the background first."""
-    storage = reliability.storage
-    if not (storage.asynchronous and storage.may_wait):
-        return (reliability,)
-    return reliability, replace(reliability, storage=replace(storage, asynchronous=False))
 
 
 def _impossible(reliability: FailureModel, price: "_Price") -> str:

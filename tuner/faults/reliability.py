@@ -52,10 +52,6 @@ class Storage:
     """Training stops for the copy to host memory only; the write is in the background."""
     has_pinned: bool = False
     """That copy goes into pinned memory, allocated once for all checkpoints."""
-    may_wait: bool = False
-    """It stops for the write, too, where the run trains more of the time then."""
-    delay_s_per_byte: float = 0.0
-    """Seconds of computation that a writer loses for each byte that it writes in the background."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -228,14 +224,11 @@ def fresh_copy_s(jobs: Jobs, storage: Storage) -> Numbers:
 def stall_s(jobs: Jobs, storage: Storage) -> Numbers:
     """Seconds of training that one checkpoint on storage costs.
 
-    Where it is written in the background, the copy to host memory and what computation loses
-    meanwhile, which counts as if training stopped for it at once.
+    Where it is written in the background, the copy to host memory alone.
     """
     if not storage.asynchronous:
         return fresh_copy_s(jobs, storage) + write_s(jobs, storage)
-    delay_s = jobs.checkpoint_bytes / jobs.writers * storage.delay_s_per_byte
-    copied_s = copy_s(jobs, storage) if storage.has_pinned else fresh_copy_s(jobs, storage)
-    return copied_s + delay_s
+    return copy_s(jobs, storage) if storage.has_pinned else fresh_copy_s(jobs, storage)
 
 
 def write_s(jobs: Jobs, storage: Storage) -> Numbers:

@@ -11,11 +11,9 @@ from tuner.config.columns import Numbers, Strategies
 from tuner.engines.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.errors import SpecError
 from tuner.faults.measured import (
-    background_delay_s_per_byte,
     host_memory_rates,
     load_bytes_per_s,
     node_bytes_per_s,
-    restart_phases_s,
     sent_bytes_per_s,
 )
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, checkpoint_bytes
@@ -35,11 +33,6 @@ one H200 (examples/profiles/h200-megatron-lm).
              those that training waited for
     load     the same back, with all that the engine does meanwhile: 10.6 and 12.4 s
 """
-
-IN_PROCESS_PHASES: Final = ("group", "first_collective")
-"""Of a measured restart, that one inside the processes takes again: it keeps what was imported, the
-device's context and its kernels (`Wrapper` of nvidia-resiliency-ext 0.7 aborts the communicators,
-and makes them anew)."""
 
 TMPFS_RATIO: Final = 0.5
 """Of a node's memory, that files in it may take: the size of a tmpfs unless its mount says another
@@ -63,16 +56,16 @@ def resolved(
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
     rate that the profile measured, or the default; in either case it reads no faster than its
     `loading_ranks` load a checkpoint, where the profile has that: its ranks with an engine of
-    PyTorch's distributed format, 0 with others. Without a stated restart it is the start of the
-    processes that the profile measured; one inside them, `auto`, is its phases that connect them
-    again. `has_background`: the engine can write checkpoints while training goes on; otherwise it
-    waits, whatever the spec says. `has_pinned`: it copies those into pinned memory.
+    PyTorch's distributed format, 0 with others. `has_background`: the engine can write
+    checkpoints while training goes on; otherwise it waits, whatever the spec says. `has_pinned`: it
+    copies those into pinned memory.
     `restarts_in_process`: it restarts inside its processes after failures that leave them.
 
     Raises:
-        SpecError: the time of a restart, or of one inside the processes, is neither stated nor
-            measured.
+        SpecError: the time of a restart is not stated.
     """
+    if stated.restart is None:
+        raise SpecError("goal.reliability.restart is missing: state it, e.g. 10min")
     checkpoint = stated.checkpoint
     together = math.inf if checkpoint.bandwidth is None else checkpoint.bandwidth
     write, read = math.inf, math.inf
@@ -85,8 +78,8 @@ def resolved(
         device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
         process_mtbf_s=math.inf if stated.process_mtbf is None else stated.process_mtbf,
-        restart_s=_restart_s(stated, profile),
-        in_process_restart_s=_in_process_s(stated, profile) if restarts_in_process else None,
+        restart_s=stated.restart,
+        in_process_restart_s=stated.in_process_restart if restarts_in_process else None,
         repair_s=0.0 if stated.repair is None else stated.repair,
         storage=Storage(
             write_bytes_per_s=together,
@@ -97,8 +90,6 @@ def resolved(
             fresh_bytes_per_s=_memory_rates(profile)["fresh"],
             asynchronous=bool(checkpoint.asynchronous) and has_background,
             has_pinned=has_pinned,
-            may_wait=checkpoint.asynchronous == "auto",
-            delay_s_per_byte=0.0 if profile is None else background_delay_s_per_byte(profile),
         ),
         interval_s=checkpoint.interval,
         host=host,
@@ -189,30 +180,6 @@ def _host_memory_bytes(stated: Reliability, pool: Pool, profile: Profile | None)
         return float(stated.checkpoint.host_memory)
     known = pool.host_limit_bytes(profile)
     return known if known is None or pool.host is not None else TMPFS_RATIO * known
-
-
-def _restart_s(stated: Reliability, profile: Profile | None) -> float:
-    if stated.restart is not None:
-        return stated.restart
-    phases_s = {} if profile is None else restart_phases_s(profile)
-    if not phases_s:
-        raise SpecError(
-            "goal.reliability.restart is missing, and no profile of the pool has it: state it, e.g."
-            " 10min, or measure the start of the processes with `moetune profile --suite restart`"
-        )
-    return math.fsum(phases_s.values())
-
-
-def _in_process_s(stated: Reliability, profile: Profile | None) -> float | None:
-    if stated.in_process_restart != "auto":
-        return stated.in_process_restart
-    phases_s = {} if profile is None else restart_phases_s(profile)
-    if not phases_s.keys() >= set(IN_PROCESS_PHASES):
-        raise SpecError(
-            "goal.reliability.in_process_restart: auto needs a profile that has the start of the"
-            " processes (`moetune profile --suite restart`); state it, e.g. 45s"
-        )
-    return math.fsum(phases_s[phase] for phase in IN_PROCESS_PHASES)
 
 
 def _memory_rates(profile: Profile | None) -> Mapping[str, float]:

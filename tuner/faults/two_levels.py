@@ -42,8 +42,8 @@ holds it against simulated runs.
 Source: after the Markov model of Moody et al. (SC10), whose checkpoints are durable at once; with
 background writes of one writer, and failures during restarts, it is our own.
 
-Not covered: a writer that training waits for before it copies anything, as the reference step's
-(profilers/steps/checkpoints/store.py): where b_s > tau, up to b_s - tau of a period are stalls.
+Not covered: a writer that training waits for before it copies anything: where b_s >
+tau, up to b_s - tau of a period are stalls.
 """
 
 import math

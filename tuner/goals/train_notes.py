@@ -13,16 +13,14 @@ from tuner.engines.capabilities import (
     loading_ranks,
     programs,
 )
-from tuner.faults.failure_rates import exponential_test, observed_rates
+from tuner.faults.failure_rates import observed_rates
 from tuner.faults.measured import (
     host_memory_rates,
     load_bytes_per_s,
     node_bytes_per_s,
-    restart_phases_s,
 )
 from tuner.faults.resolved import (
     HOST_MEMORY_BYTES_PER_S,
-    IN_PROCESS_PHASES,
     USUAL_NODE_BYTES_PER_S,
 )
 from tuner.goals.profiles import is_of_device
@@ -69,7 +67,6 @@ def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[
     """Yield what the forecast of failures assumes."""
     yield from _assumed_checkpoints(spec, measured)
     yield from _assumed_host_memory(spec, measured)
-    yield from _measured_restarts(spec, measured)
     yield from _measured_loads(spec, measured)
     yield from _failure_notes(spec)
     stated = spec.goal.reliability
@@ -160,12 +157,6 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
     restart = None if run is None else run.process_restart
     if restart is None:
         return
-    if stated.in_process_restart == "auto":
-        yield (
-            "a restart inside the processes is what the profile measured of"
-            f" {' and '.join(IN_PROCESS_PHASES)}: a lower bound, without noticing the failure and"
-            " the engine's own set-up; state goal.reliability.in_process_restart when you know it"
-        )
     inside_s, full_s = format_s(restart.in_process_s), format_s(restart.full_s)
     if restart.decision == "full":
         yield (
@@ -182,7 +173,7 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
 
 
 def _failure_notes(spec: Spec) -> Iterator[str]:
-    """Say what the failure log shows, and where the formulas of failures do not hold for it."""
+    """Say what the failure log shows."""
     if spec.failures is None:
         return
     for rate in observed_rates(spec.failures):
@@ -193,15 +184,6 @@ def _failure_notes(spec: Spec) -> Iterator[str]:
                 f"{rate.count:,} failures of {rate.component} in the log: one in"
                 f" {format_s(rate.mtbf_s)} of a {whose} (between {low} and {high})"
             )
-    tested = exponential_test(spec.failures)
-    if tested is None:
-        yield "the failure log has too few times to test that failures are exponential"
-    elif tested.is_rejected:
-        how = "in bursts" if tested.variation > 1.0 else "more evenly"
-        yield (
-            f"failures in the log are not exponential (p = {tested.probability:.2g}): they come"
-            f" {how}, so the checkpoint interval and the effective share are less certain"
-        )
 
 
 def _assumed_losses(spec: Spec) -> Iterator[str]:
@@ -259,25 +241,6 @@ def _assumed_host_memory(spec: Spec, measured: Mapping[str, Profile]) -> Iterato
         f" {usual['fresh']}{files}; measure that with `moetune profile"
         " --suite storage`"
     )
-
-
-def _measured_restarts(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
-    """Say what a restart consists of where it is not stated."""
-    stated = spec.goal.reliability
-    if stated is None or stated.restart is not None:
-        return
-    for pool in spec.cluster.pools:
-        if pool.name not in measured:
-            continue
-        profile = measured[pool.name]
-        phases_s = restart_phases_s(profile)
-        listed = ", ".join(f"{phase} {format_s(s)}" for phase, s in phases_s.items() if s >= 0.01)
-        yield (
-            f"a restart of pool {pool.name!r} takes {format_s(sum(phases_s.values()))}, as the"
-            f" profile measured on {profile.header.machine.world} ranks ({listed}): a lower bound,"
-            " without noticing the failure, a new node and the engine's own set-up (data index,"
-            " compiled kernels, graphs); state goal.reliability.restart when you know it"
-        )
 
 
 def _measured_loads(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:

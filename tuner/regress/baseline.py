@@ -2,7 +2,7 @@
 
     plan.json       the accepted plan: whole as `moetune plan` wrote it, or pruned by --update to
                     what is compared, so that a repository of scenarios stays small
-    baseline.json   the effort of planning, and a summary of what was measured
+    baseline.json   a summary of what was measured
 
 A plan of this schema is read by its type, so a field that was dropped without a new version of the
 schema is noticed; one of a newer schema is refused with the version that is needed.
@@ -22,7 +22,6 @@ from tuner.errors import PlanUnreadableError
 from tuner.goals.registry import GOALS, load_goal
 from tuner.plans.folder import MAX_PLAN_BYTES
 from tuner.regress.measurements import MeasuredBefore
-from tuner.regress.records import PlanningCost
 from tuner.spec.files import read_json_object, shown_path
 
 MOST_TIES: Final = 4
@@ -36,7 +35,8 @@ class Baseline(Record):
 
     schema_version: Literal[1] = 1
     moetune_version: str
-    effort: PlanningCost | None = None
+    effort: Any = Field(default=None, exclude=True)
+    """Of older releases, which timed planning; read by nothing."""
     profiles: dict[str, MeasuredBefore] = Field(default_factory=dict)
     """By name of the folder."""
 

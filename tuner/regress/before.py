@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.regress.baseline import Baseline, read_accepted, read_baseline
-from tuner.regress.records import PlanningCost
 from tuner.regress.scenarios import SPEC_NAME, Scenario, read_checks
 from tuner.regress.versions import OtherVersion
 from tuner.regress.workers import PlanningJob, PlanResult
@@ -17,7 +16,6 @@ class Reference:
 
     name: str
     plan: Mapping[str, Any] | None = None
-    effort: PlanningCost | None = None
     baseline: Baseline | None = None
     error: str = ""
 
@@ -48,7 +46,7 @@ def find_reference(
     result = plan(PlanningJob(kind=job.kind, spec=then.spec, profiles=then.profiles))
     if result.plan is None:
         return Reference(name=other.name, error=f"{other.name} cannot plan it: {result.error}")
-    return Reference(name=other.name, plan=result.plan, effort=result.effort)
+    return Reference(name=other.name, plan=result.plan)
 
 
 def scenario_then(scenario: Scenario, other: OtherVersion | None) -> Scenario | None:
@@ -75,10 +73,4 @@ def _accepted(scenario: Scenario) -> Reference:
         return Reference(
             name=str(file), error=f"no accepted plan ({file.name}); accept today's with --update"
         )
-    baseline = read_baseline(scenario.baseline_file)
-    return Reference(
-        name=str(file),
-        plan=accepted,
-        effort=None if baseline is None else baseline.effort,
-        baseline=baseline,
-    )
+    return Reference(name=str(file), plan=accepted, baseline=read_baseline(scenario.baseline_file))

@@ -1,7 +1,7 @@
 """`moetune check`: plans every scenario again and judges it, several at a time.
 
     scenario --plan--> PlanFacts --judge(accepted PlanFacts)-->  ScenarioResult
-                       measurements and effort beside it
+                       measurements beside it
 
 A scenario that cannot be read or planned is an `error` of its own; the others go on.
 """
@@ -18,15 +18,9 @@ from profilers.errors import ProfilerError
 from tuner.errors import PlanUnreadableError, SpecError, TunerError
 from tuner.goals.registry import GOALS
 from tuner.regress.before import Reference, find_reference
-from tuner.regress.beside import (
-    effort_findings,
-    lighter_result,
-    measurement_findings,
-    took_much_longer,
-)
+from tuner.regress.beside import measurement_findings
 from tuner.regress.observed import plan_facts
-from tuner.regress.records import PlanningCost, ScenarioResult, ScenarioVerdict
-from tuner.regress.reprice import is_worth_repricing, reprice_decision
+from tuner.regress.records import ScenarioResult, ScenarioVerdict
 from tuner.regress.rules import Tolerance, judge
 from tuner.regress.scenarios import Checks, Scenario
 from tuner.regress.versions import OtherVersion
@@ -43,7 +37,6 @@ class CheckedScenario:
     result: ScenarioResult
     scenario: Scenario
     plan: Json | None = None
-    effort: PlanningCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +157,10 @@ def _check_scenario(
             verdict = ScenarioVerdict.MISSING if other is None else ScenarioVerdict.INCOMPARABLE
             result = _failed_result(scenario, kind, verdict, before.error)
         else:
-            if took_much_longer(before.effort, plan_result.effort):
-                plan_result = lighter_result(plan_result, plan(job))
-            result = _compare(scenario, job, before, plan_result, manner=manner, plan=plan)
+            result = _compare(scenario, job, before, plan_result, manner=manner)
     except (TunerError, ProfilerError) as error:
         result = _failed_result(scenario, kind, ScenarioVerdict.ERROR, " ".join(str(error).split()))
-    return CheckedScenario(
-        result=result, scenario=scenario, plan=plan_result.plan, effort=plan_result.effort
-    )
+    return CheckedScenario(result=result, scenario=scenario, plan=plan_result.plan)
 
 
 def _compare(
@@ -181,7 +170,6 @@ def _compare(
     plan_result: PlanResult,
     *,
     manner: Manner,
-    plan: Plan,
 ) -> ScenarioResult:
     assert before.plan is not None
     assert plan_result.plan is not None
@@ -191,25 +179,19 @@ def _compare(
         raise PlanUnreadableError(
             f"{before.name}: its plan lacks what is compared ({error})"
         ) from error
-    beside = (
-        *measurement_findings(scenario, before.baseline),
-        *effort_findings(before.effort, plan_result.effort),
+    judgement = judge(
+        accepted,
+        plan_facts(plan_result.plan),
+        tolerance=manner.tolerance,
+        beside=tuple(measurement_findings(scenario, before.baseline)),
     )
-    current = plan_facts(plan_result.plan)
-    judgement = judge(accepted, current, tolerance=manner.tolerance, beside=beside)
-    if judgement.verdict is ScenarioVerdict.REGRESSION and is_worth_repricing(accepted, current):
-        assert accepted.decision is not None
-        price = reprice_decision(job, accepted.decision, plan=plan)
-        judgement = judge(
-            accepted, current, tolerance=manner.tolerance, beside=beside, price_today=price
-        )
     return ScenarioResult(
         name=scenario.name,
         kind=job.kind,
         verdict=judgement.verdict,
         reason=judgement.reason,
         changes=judgement.changes,
-        effort=plan_result.effort,
+        cpu_s=plan_result.cpu_s,
         file=str(scenario.spec),
     )
 

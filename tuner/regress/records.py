@@ -1,18 +1,14 @@
 """The results of `moetune check`: a verdict for every scenario, with its reason.
 
-Effort          time and memory of planning, and of a fixed loop in the same process
 Change          one difference from what was accepted
 ScenarioResult  a scenario with its verdict
 Check           all of them: what `--json` prints
 """
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
-
-from pydantic import Field
+from typing import Final, Literal
 
 from profilers.records import Record, Seconds
-from profilers.steps.config import Size
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -48,29 +44,6 @@ FAILING: Final = frozenset(
 """Verdicts that make the check fail; the other three are only reported."""
 
 
-class PlanningCost(Record):
-    """Time and memory of planning, and the time of a fixed loop, to compare machines."""
-
-    cpu_s: Seconds
-    """Processor time of planning, child processes included."""
-    loop_s: Annotated[float, Field(gt=0.0)]
-    """Processor time of the loop of tuner/regress/worker.py, the least of several."""
-    peak_bytes: Size
-    """Largest resident memory while planning."""
-    idle_bytes: Annotated[int, Field(gt=0)]
-    """Resident memory just before."""
-
-    @property
-    def loops(self) -> float:
-        """Processor time in loops."""
-        return self.cpu_s / self.loop_s
-
-    @property
-    def memory_ratio(self) -> float:
-        """Peak over idle."""
-        return self.peak_bytes / self.idle_bytes
-
-
 class AcceptedChange(Record):
     """One difference from what was accepted."""
 
@@ -93,7 +66,8 @@ class ScenarioResult(Record):
     reason: str
     """One sentence."""
     changes: tuple[AcceptedChange, ...] = ()
-    effort: PlanningCost | None = None
+    cpu_s: Seconds | None = None
+    """Processor time of planning; absent where nothing was planned."""
     file: str = ""
     """The file to look at, relative to how the check was called."""
 

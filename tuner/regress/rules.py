@@ -92,7 +92,6 @@ def judge(
     *,
     tolerance: Tolerance,
     beside: Sequence[Finding] = (),
-    price_today: float | None = None,
 ) -> Judgement:
     """Compare a plan with the accepted one.
 
@@ -100,11 +99,9 @@ def judge(
         accepted: what was accepted, or what another version plans.
         current: what is planned now.
         tolerance: how far it may move.
-        beside: findings from other sources: measurements, effort.
-        price_today: first figure of the accepted decision at today's prices; None: known only if
-            it is among the plan's runners-up.
+        beside: findings from other sources, the measurements.
     """
-    price = _price_today(accepted, current) if price_today is None else price_today
+    price = _price_today(accepted, current)
     spec_findings = (*_other_launch(accepted, current), *_other_spec(accepted, current))
     if any(one.verdict is ScenarioVerdict.INCOMPARABLE for one in spec_findings):
         return _to_judgement(spec_findings, current)

@@ -6,7 +6,7 @@
                                 as the spec may name its own or plan from datasheets
     CHECKS/NAME/plan.json       the accepted plan, as `moetune plan` or --update wrote it; may also
                                 lie in NAME/plan/, so that a plan's whole folder can be kept
-    CHECKS/NAME/baseline.json   beside plan.json: effort and profile at acceptance, by --update
+    CHECKS/NAME/baseline.json   beside plan.json: the profile at acceptance, by --update
 
 So `moetune plan NAME/spec.yaml -o NAME/plan` makes a scenario of a spec. A folder that has a spec
 itself is a single scenario. Names that begin with a dot are skipped, and names with line ends or
@@ -61,7 +61,7 @@ class Scenario:
 
     @property
     def baseline_file(self) -> Path:
-        """Effort and profile at acceptance."""
+        """The profile at acceptance."""
         return self.accepted / BASELINE_NAME
 
 

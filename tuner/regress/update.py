@@ -65,7 +65,6 @@ def _files(checked: CheckedScenario) -> dict[str, str]:
     scenario = checked.scenario
     baseline = Baseline(
         moetune_version=version("moetune"),
-        effort=checked.effort,
         profiles={folder.name: sum_up(folder) for folder in measured_profiles(scenario)},
     )
     files = {scenario.baseline_file.name: baseline_json(baseline)}

@@ -6,24 +6,21 @@
                                    version plans the same scenarios; otherwise today's version plans
                                    the scenarios of REV, on their profiles
 
-A revision is read by `git archive` into a temporary folder: no worktree, no checkout, nothing in
-the repository changes. REV may be anything that `git rev-parse` understands, e.g. origin/main, or
+A revision is checked out into a temporary folder, with an index there: nothing in the repository
+changes. REV may be anything that `git rev-parse` understands, e.g. origin/main, or
 the merge base: git:$(git merge-base HEAD origin/main).
 
 In all three cases scenarios that are missing today are reported (`OtherVersion.names`), so a change
 that drops one together with its line in scenarios.json is noticed.
 
-Not covered: submodules, files that git LFS keeps elsewhere, and links that leave the repository.
+Not covered: submodules.
 """
 
-import shutil
+import os
 import subprocess
-import tarfile
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from pathlib import Path
+from typing import Final
 
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.regress.scenarios import SPEC_NAME
@@ -32,10 +29,7 @@ from tuner.spec.files import shown_path
 
 GIT_PREFIX: Final = "git:"
 PACKAGES: Final = ("tuner", "solvers", "profilers")
-LARGEST_TREE_BYTES: Final = 2 * 2**30
-MOST_FILES: Final = 200_000
 GIT_LIMIT_S: Final = 300.0
-LONGEST_TALK_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +119,10 @@ def _is_moetune(folder: Path) -> bool:
 
 
 def _git(
-    folder: Path, *arguments: str, otherwise: str = "name a revision that this repository has"
+    folder: Path,
+    *arguments: str,
+    otherwise: str = "name a revision that this repository has",
+    index: Path | None = None,
 ) -> str:
     try:
         done = subprocess.run(
@@ -134,6 +131,7 @@ def _git(
             text=True,
             timeout=GIT_LIMIT_S,
             check=False,
+            env=None if index is None else {**os.environ, "GIT_INDEX_FILE": str(index)},
         )
     except FileNotFoundError as error:
         raise EnvironmentMissingError(
@@ -146,78 +144,22 @@ def _git(
 
 
 def _extract(top: Path, commit: str, paths: tuple[str, ...], *, into: Path) -> None:
-    """Unpack a commit as git streams it, up to a size, nothing outside `into`.
+    """Write the files of a commit below a folder, with an index of their own.
 
     Raises:
-        SpecError: git stops early, as it does where a partial clone lacks files, or it is too much.
+        SpecError: git lacks some, as it does in a partial clone.
     """
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(
-            ["git", "-C", str(top), "archive", "--format=tar", commit, "--", *paths],
-            stdout=subprocess.PIPE,
-            stderr=said,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            is_whole = _unpack(process.stdout, into=into) and process.wait(GIT_LIMIT_S) == 0
-        finally:
-            process.kill()
-        if not is_whole:
-            said.seek(0)
-            lines = said.read(LONGEST_TALK_BYTES).decode(errors="replace").strip().split("\n")
-            raise SpecError(
-                f"--against git: {lines[0] or 'git archive ended early'}; the files of"
-                f" {commit[:12]} are not all there: fetch them first"
-            )
-
-
-def _unpack(stream: IO[bytes], *, into: Path) -> bool:
-    """Return whether the stream was whole; what leaves the tree is left out.
-
-    Files first, then links, so that nothing is written through a link. The filters of `tarfile`
-    would do this too, but the first releases of Python 3.11 lack them.
-    """
-    total, files = 0, 0
-    links: list[tuple[Path, str]] = []
-    try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
-                total, files = total + member.size, files + 1
-                if total > LARGEST_TREE_BYTES or files > MOST_FILES:
-                    raise SpecError(
-                        f"--against git: the revision holds more than {LARGEST_TREE_BYTES} bytes or"
-                        f" {MOST_FILES} files; keep checks in a smaller repository"
-                    )
-                name = PurePosixPath(member.name)
-                if name.is_absolute() or ".." in name.parts:
-                    continue
-                place = into / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is not None:
-                    with place.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                elif member.issym():
-                    links.append((place, member.linkname))
-    except tarfile.ReadError:
-        return False
-    _link(links, into=into)
-    while stream.read(LONGEST_TALK_BYTES):
-        pass  # padding, without which git would not end well
-    return True
-
-
-def _link(links: Sequence[tuple[Path, str]], *, into: Path) -> None:
-    """Create links, and remove those that leave the tree or form a cycle."""
-    for place, target in links:
-        place.symlink_to(target)
-    home = into.resolve()
-    for place, _ in links:
-        try:
-            leaves = not place.resolve().is_relative_to(home)
-        except (OSError, RuntimeError):
-            leaves = True
-        if leaves:
-            place.unlink()
+    _git(
+        top,
+        "-c",
+        "core.hooksPath=/dev/null",
+        f"--git-dir={_git(top, 'rev-parse', '--absolute-git-dir')}",
+        f"--work-tree={into}",
+        "checkout",
+        "--quiet",
+        commit,
+        "--",
+        *(paths or (".",)),
+        otherwise=f"the files of {commit[:12]} are not all there: fetch them first",
+        index=into.with_name("index"),
+    )

@@ -5,14 +5,11 @@ same scenario; therefore this file imports nothing of `tuner.regress` and only c
 `tuner.api.plan`.
 
 The process loads the libraries once and then forks for every job: a job that crashes, or is
-killed for its memory, does not affect others, and has its own peak memory.
+killed for its memory, does not affect others.
 
     stdin   one job a line: {spec, profiles, time_limit_s, memory_limit_bytes, reply}
-    reply   a file: {plan, cpu_s, loop_s, idle_bytes} or {error}
-    stdout  one line a job once it has ended: {status, peak_bytes}, status as os.wait4 says
-
-The loop is a fixed mixture of interpreter and array work; its processor time measures the speed of
-the machine at that moment, other load included.
+    reply   a file: {plan} or {error}
+    stdout  one line a job once it has ended: {status, cpu_s}, status as os.wait4 says
 
 Not covered: systems without fork.
 """
@@ -23,7 +20,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
@@ -47,13 +43,8 @@ LOADED: Final = (
 
 WATCH_INTERVAL_S: Final = 1.0
 """Seconds between two looks at whoever started this process."""
-LOOP_ROUNDS: Final = 20_000
-LOOP_NUMBERS: Final = 50_000
-LOOP_REPEATS: Final = 4
 LONGEST_ERROR: Final = 400
 """Characters of a defect's message that its last line repeats."""
-KIB: Final = 1 if sys.platform == "darwin" else 1024
-"""Bytes that ru_maxrss counts in."""
 
 
 def main() -> None:
@@ -68,7 +59,7 @@ def main() -> None:
         if child == 0:
             _run_and_exit(job)
         _, status, usage = os.wait4(child, 0)
-        status_line = {"status": status, "peak_bytes": usage.ru_maxrss * KIB}
+        status_line = {"status": status, "cpu_s": usage.ru_utime + usage.ru_stime}
         sys.stdout.write(json.dumps(status_line) + "\n")
         sys.stdout.flush()
 
@@ -91,20 +82,14 @@ def _end_with(starter: int) -> None:
 def run_job(job: Job) -> dict[str, Any]:
     """Plan one scenario; a refused input is returned as an error."""
     own_errors = _own_errors()
-    idle_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-    loops_s = [loop_s() for _ in range(LOOP_REPEATS)]
-    started_s = _processor_s()
     try:
-        plan = plan_of(job)
+        return {"plan": plan_of(job)}
     except own_errors as error:
         return {"error": " ".join(str(error).split())}
     except ImportError as error:
         return {"error": f"this version of moetune lacks what the scenario needs: {error}"}
     except MemoryError:
         return {"error": "planning ran out of the memory that --memory-limit allows"}
-    cpu_s = _processor_s() - started_s
-    loops_s += [loop_s() for _ in range(LOOP_REPEATS)]
-    return {"plan": plan, "cpu_s": cpu_s, "loop_s": min(loops_s), "idle_bytes": idle_bytes}
 
 
 def plan_of(job: Job) -> dict[str, Any]:
@@ -121,25 +106,6 @@ def plan_of(job: Job) -> dict[str, Any]:
     made = planner(spec, **options)
     values: dict[str, Any] = made.plan.model_dump(mode="json")
     return values
-
-
-def loop_s() -> float:
-    """Processor seconds of the fixed loop."""
-    import numpy as np
-
-    started_s = time.process_time()
-    total, seen = 0, {}
-    for number in range(LOOP_ROUNDS):
-        total = (total * 31 + number) % 1_000_003
-        seen[total & 1023] = number
-    numbers_N = np.arange(LOOP_NUMBERS, dtype=np.float64)
-    np.sort(np.sin(numbers_N) * len(seen))
-    return time.process_time() - started_s
-
-
-def _processor_s() -> float:
-    """Seconds of this process and of those it started and waited for."""
-    return sum(os.times()[:4])
 
 
 def _own_errors() -> tuple[type[Exception], ...]:

@@ -6,7 +6,7 @@ the next job starts a new process.
 
     tree         folder with the packages tuner, solvers, profilers of the version that plans
     Job          what to plan
-    PlanResult   the plan with its effort, or why there is none
+    PlanResult   the plan, or why there is none
 
 Not covered: other machines. Each thread has a planner for each tree.
 """
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.errors import EnvironmentMissingError
-from tuner.regress.records import PlanningCost
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 OWN_TREE: Final = Path(__file__).parents[2]
@@ -59,10 +58,11 @@ class PlanningJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan as JSON with its effort, or in one line why there is none."""
+    """A plan as JSON, or in one line why there is none."""
 
     plan: Mapping[str, Any] | None = None
-    effort: PlanningCost | None = None
+    cpu_s: float | None = None
+    """Processor time of planning."""
     error: str = ""
 
 
@@ -107,7 +107,7 @@ class Planner:
             return PlanResult(error=reply_line)
         if reply_line["status"] != 0 or not reply.is_file():
             return PlanResult(error=_broken(int(reply_line["status"]), self._last_stderr_line()))
-        return _read_reply(reply, peak_bytes=int(reply_line["peak_bytes"]))
+        return _read_reply(reply, cpu_s=float(reply_line["cpu_s"]))
 
     def stop(self) -> None:
         """Kill the running job, from any thread; the thread that waits for it is woken."""
@@ -190,16 +190,10 @@ def _broken(status: int, said: str) -> str:
     return f"planning crashed: {said}"
 
 
-def _read_reply(reply: Path, *, peak_bytes: int) -> PlanResult:
+def _read_reply(reply: Path, *, cpu_s: float) -> PlanResult:
     if reply.stat().st_size > LARGEST_REPLY_BYTES:
         return PlanResult(error=f"the plan is larger than {LARGEST_REPLY_BYTES} bytes")
     values = json.loads(reply.read_bytes())
     if "error" in values:
         return PlanResult(error=values["error"])
-    effort = PlanningCost(
-        cpu_s=values["cpu_s"],
-        loop_s=values["loop_s"],
-        idle_bytes=values["idle_bytes"],
-        peak_bytes=max(peak_bytes, values["idle_bytes"]),
-    )
-    return PlanResult(plan=values["plan"], effort=effort)
+    return PlanResult(plan=values["plan"], cpu_s=cpu_s)

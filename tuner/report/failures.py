@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from tuner.faults.failure_rates import LEVEL, ObservedRate, exponential_test, observed_rates
+from tuner.faults.failure_rates import LEVEL, ObservedRate, observed_rates
 from tuner.plans.train import Plan
 from tuner.report.axes import axis, layout
 from tuner.report.content import (
@@ -108,17 +108,13 @@ def _over_time(log: FailureLog) -> Figure | None:
 
 
 def _facts(log: FailureLog) -> NamedValues:
-    facts = [
+    facts = (
         ("observed", seconds(log.period_s, key="failures.period_s")),
         ("one device fails every", _every(log.device_mtbf_s)),
         ("one machine is lost every", _every(log.node_mtbf_s)),
         ("processes of a machine fail every", _every(log.mtbf_s("software"))),
-    ]
-    tested = exponential_test(log)
-    if tested is not None:
-        words = "no" if tested.is_rejected else "not refuted"
-        facts.append(("exponential", word(f"{words} (p = {tested.probability:.2g})")))
-    return NamedValues(facts=tuple(facts))
+    )
+    return NamedValues(facts=facts)
 
 
 def _every(mtbf_s: float | None) -> Cell:

@@ -1,29 +1,25 @@
 """Failure logs: what stopped jobs on a cluster, and how much was observed for how long.
 
-    table    CSV with a header, or JSON lines: `component` (device, node, link, software), and
-             `time` (seconds, or dates of ISO 8601), `count` (1 where absent), or both
+    table    CSV with a header: `component` (device, node, link, software), and `time` (seconds, or
+             dates of ISO 8601), `count` (1 where absent), or both
     sacct    sacct --allusers --duplicates --parsable2
                  --format=JobID,State,Start,End,NNodes,AllocTRES
              NODE_FAIL and BOOT_FAIL are of nodes; FAILED and OUT_OF_MEMORY of software, unless the
              job was younger than `LEAST_RUN_S`: it never got going. All other states count as
              time without a failure; jobs that still run and steps of jobs are left out.
-    NVRx     logs of NVIDIA's resiliency extension: lines `Event: failure_detected Node: N Rank: R
-             Time: T UTC`. Whichever rank noticed it, events within `SAME_FAILURE_S` of the first
-             are one failure, of software or of its node: the log does not say which.
 
-Further columns and lines are ignored. A table and NVRx's log do not say how much was observed:
+Further columns and lines are ignored. A table does not say how much was observed:
 `goal.reliability.log` states devices, devices of a node, and the period where there are no times.
 Of sacct's jobs it is the sum over jobs; devices are those of `gres/gpu`, else `devices_per_node`,
 which is the cluster's (tuner/spec/read.py) unless it is stated.
 
-Source: sacct(1) of Slurm 24.05; shared_utils/profiling.py of nvidia-resiliency-ext 0.5.
+Source: sacct(1) of Slurm 24.05.
 
 Not covered: compressed files; what failed while no job ran there.
 """
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,9 +39,6 @@ LARGEST_LOG_BYTES: Final = 256_000_000
 MOST_EVENTS: Final = 1_000_000
 LEAST_RUN_S: Final = 600.0
 """Shortest run of a job, seconds; one that failed earlier failed in starting."""
-SAME_FAILURE_S: Final = 60.0
-"""Seconds within which detections are of one failure: ranks notice it within their timeouts and the
-log's buffering."""
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NNodes")
 OF_STATE: Final[Mapping[str, Component]] = {
@@ -54,10 +47,6 @@ OF_STATE: Final[Mapping[str, Component]] = {
     "FAILED": "software",
     "OUT_OF_MEMORY": "software",
 }
-_EVENT: Final = "Event: failure_detected Node: "
-_DETECTED: Final = re.compile(
-    _EVENT + r"(?P<node>.*?) Rank: \S+ Time: (?P<time>[0-9-]+ [0-9:.]+) UTC"
-)
 _GPUS: Final = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -68,13 +57,12 @@ class StatedLog(Record):
     """A failure log, with the devices and the time that it covers."""
 
     path: FilePath
-    """Path of a table, of the output of sacct, or of a log of NVIDIA's resiliency extension;
-    formats in tuner/spec/failure_log.py."""
+    """Path of a table or of the output of sacct; formats in tuner/spec/failure_log.py."""
     devices: Count | None = None
-    """Devices that the log covers; absent: taken from sacct's jobs. All other formats need it."""
+    """Devices that the log covers; absent: taken from sacct's jobs. A table needs it."""
     devices_per_node: Count | None = None
-    """Devices of one machine in the log: for tables, NVIDIA's logs, and jobs of sacct whose
-    AllocTRES names no GPUs; absent: as in all pools of the cluster."""
+    """Devices of one machine in the log: for tables, and for jobs of sacct whose AllocTRES names no
+    GPUs; absent: as in all pools of the cluster."""
     period: PositiveSeconds | None = None
     """Time that the log covers, seconds; absent: N / (N - 1) times the span of its N times. Not
     used for sacct's output, whose jobs have start and end."""
@@ -138,33 +126,26 @@ def read_failure_log(stated: StatedLog) -> FailureLog:
     if first.startswith("{"):
         try:
             return FailureLog.model_validate_json(text)
-        except ValidationError:
-            log = _of_table(_json_rows(text, source), stated, source)
-    elif set(SACCT_COLUMNS) <= set(first.split("|")):
+        except ValidationError as error:
+            raise SpecError(
+                f"{source}: not a failure log: JSON lines are no longer read; write a table with"
+                " columns component and time or count"
+            ) from error
+    if set(SACCT_COLUMNS) <= set(first.split("|")):
         log = _of_jobs(text, stated, source)
     elif "component" in first.lower().split(","):
         log = _of_table(_csv_rows(text, source), stated, source)
     else:
-        log = _of_detections(text, stated, source)
+        raise SpecError(
+            f"{source}: not a failure log: neither a table with a column component nor sacct's"
+            f" columns {'|'.join(SACCT_COLUMNS)}; of another program's log, write such a table"
+        )
     if not sum(log.counts.values()):
         raise SpecError(
             f"{source}: no failure of {', '.join(stated.components)} in it; leave the log out, or"
             " state device_mtbf or node_mtbf"
         )
     return log
-
-
-def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SpecError(one_line(f"{source}: line {number}: not JSON: {error}")) from error
-        if not isinstance(values, dict):
-            raise SpecError(f"{source}: line {number}: {shown_value(values)} is no object")
-        yield f"line {number}", values
 
 
 def _csv_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -225,34 +206,6 @@ def _of_table(
                 raise SpecError(f"{source}: more than {MOST_EVENTS:,} failures")
             clock += times[-1:] * event.count
     return _observed(counts, times, clock, stated, source)
-
-
-def _of_detections(text: str, stated: StatedLog, source: str) -> FailureLog:
-    component: Component = "node" if "node" in stated.components else stated.components[0]
-    times: list[float] = []
-    last = -math.inf
-    for number, line in enumerate(text.splitlines(), 1):
-        # The last one of a line: searching from each would take the square of its length.
-        event = _DETECTED.match(line, max(line.rfind(_EVENT), 0))
-        if event is None:
-            continue
-        time = _seconds(event["time"], f"{source}: line {number}")
-        if time < last - SAME_FAILURE_S:
-            raise SpecError(
-                f"{source}: line {number}: time {event['time']} lies before that of an event above;"
-                " sort the log by time"
-            )
-        if not times or time > times[-1] + SAME_FAILURE_S:
-            times.append(time)
-        last = time
-    if not times:
-        raise SpecError(
-            f"{source}: not a failure log: neither a table with a column component, nor sacct's"
-            f" columns {'|'.join(SACCT_COLUMNS)}, nor events failure_detected"
-        )
-    counts = dict.fromkeys(stated.components, 0)
-    counts[component] = len(times)
-    return _observed(counts, times, times, stated, source)
 
 
 def _observed(

@@ -113,7 +113,7 @@ class Checkpoint(Record):
     2 GB/s a machine."""
     asynchronous: bool | Literal["auto"] = False
     """Checkpoints are copied to host memory and written during the following steps, if the engine
-    can; otherwise training waits. `auto`: whichever lets the run train more of the time."""
+    can; otherwise training waits. `auto`: if a machine's memory has room for the copy, too."""
     interval: PositiveSeconds | None = None
     """Seconds between checkpoints on shared storage, at least a step of the plan; absent:
     optimised."""
@@ -173,8 +173,8 @@ class Reliability(Record):
     device_mtbf: PositiveSeconds | None = None
     """Mean time between failures of one device, seconds; None: it fails only with its machine."""
     restart: Seconds | None = None
-    """Time from a failure to the first step after it, without loading the checkpoint, seconds.
-    None: the start of the processes alone, from a profile with the suite restart: a lower bound."""
+    """Time from a failure to the first step after it, without loading the checkpoint, seconds; the
+    goal needs it."""
     node_mtbf: PositiveSeconds | None = None
     """Mean time between failures of a machine apart from those of its devices, seconds; None: it
     never fails."""
@@ -185,11 +185,9 @@ class Reliability(Record):
     process_mtbf: PositiveSeconds | None = None
     """Mean time between failures of the processes of a machine, seconds; the machine goes on with
     its memory and needs no repair. None: they fail only with their machine."""
-    in_process_restart: Seconds | Literal["auto"] | None = None
+    in_process_restart: Seconds | None = None
     """Time from a failure of processes alone to the first step after it, seconds, for engines that
-    restart without ending the other processes; used in place of `restart` where it is shorter.
-    `auto`: what a profile with the suite restart measured of connecting the processes, a lower
-    bound."""
+    restart without ending the other processes; used in place of `restart` where it is shorter."""
     lost_together: Share = 0.02
     """Share of lost machines, those lost with a device included, whose replicas of checkpoints are
     lost with them, e.g. of one rack; default: 2 %, our assumption."""

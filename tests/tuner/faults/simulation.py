@@ -7,7 +7,7 @@ held against the other.
     save     a checkpoint is due after the last step of its interval, not after that of the run.
              Copies are written one after the other, of whichever level: one on hosts waits for its
              turn while training goes on, and before one on shared storage training waits until all
-             others are durable (levels.py); or before either
+             others are durable (levels.py)
     failure  copies that are not durable by then are lost, and those on hosts where the failure
              takes them. If all nodes that hold a node's copy are lost before it is back, that
              counts as one failure of them together. Nodes exchange copies in groups of neighbours,
@@ -17,9 +17,6 @@ held against the other.
              lost has none until the next checkpoint on hosts is durable
     restart  from the newest copy that is left, or the start of the run; a failure during it begins
              it again
-    notice   a failure that says nothing of itself leaves the job standing still until it has been
-             silent for a while since its last step, or, during a start, until that has taken
-             longer than a start may
     repair   a lost node is replaced by a spare one and repaired; where no spare is left the job
              waits for the first repair. Nothing runs by then, so that failures in this time are
              not counted
@@ -55,33 +52,8 @@ class Failure:
     node: int | None = None
     """The node that failed, counted from 0; None: any, which takes no other's replica along. With
     a run of `ring_nodes`, one that fails together with its replicas takes their nodes along."""
-    silence_s: float = 0.0
-    """Without a step, after which it is noticed and the job is ended; 0: at once."""
     repair_s: float | None = None
     """Until its node can be used again; None: that of the run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
-    """A time in which nothing can be written, e.g. because a disk is full."""
-
-    begin_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
-    """A time in which a link is slow: steps and copies to other nodes take longer.
-
-    Copies are sent while training waits, but by the reference step's asynchronous ones, which it
-    sends in the background (profilers/steps/checkpoints/store.py).
-    """
-
-    begin_s: float
-    end_s: float
-    factor: float
-    node: int | None = None
-    """Whose link it is; None: of some node in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +92,8 @@ class Run:
     repair_s: float = 0.0
     """Of a node whose failure states none; 0: there is always a replacement."""
     spare_nodes: int = 0
-    start_limit_s: float = math.inf
-    """Of a start, after which it is ended."""
     ring_nodes: int | None = None
     """Nodes that each send their copy to the next ones around; None: groups exchange copies."""
-    waits_for_writes: bool = False
-    """Training stops before any checkpoint until all earlier ones are durable; False: only before
-    one on shared storage."""
     fewer: FewerNodesLayout | None = None
     """The layout without a spare node; None: the job waits for a repair."""
 
@@ -162,8 +129,6 @@ class SimulatedRun:
     """Steps of the run, each once."""
     lost_s: float
     """Steps, and stalls of checkpoints, that were repeated."""
-    slowed_s: float
-    """That steps of the run took longer in slowdowns; what checkpoints did is saving."""
     saving_s: float
     """Stalls of checkpoints that were kept."""
     recovery_s: float
@@ -186,8 +151,6 @@ def simulate(
     run: Run,
     *,
     failures: Iterable[Failure],
-    outages: Sequence[Outage] = (),
-    slowdowns: Sequence[Slowdown] = (),
 ) -> SimulatedRun:
     """Simulate a run until its last step.
 
@@ -196,20 +159,12 @@ def simulate(
         run: its length and durations.
         failures: in the order of time; those after its end are not used. In the layout of fewer
             nodes its own count instead, if it has some.
-        outages: a checkpoint that is written during one is never durable.
-        slowdowns: where several overlap, the slowest counts.
 
     Raises:
         ValueError: a failure comes before the one above it.
     """
     everything = Layout(policy=policy, seconds=run.seconds)
-    state = _State(
-        full=everything,
-        run=run,
-        coming=_in_order(failures),
-        outages=outages,
-        slowdowns=slowdowns,
-    )
+    state = _State(full=everything, run=run, coming=_in_order(failures))
     while not _train(state):
         _recover(state)
     state.leave_layout()
@@ -217,7 +172,6 @@ def simulate(
         wall_s=state.clock_s,
         training_s=state.trained_s,
         lost_s=state.lost_s,
-        slowed_s=state.slowed_s,
         saving_s=state.saving_s,
         recovery_s=state.recovery_s,
         waiting_s=state.waiting_s,
@@ -237,26 +191,9 @@ class _Copy:
     """Seconds of its steps."""
     saving_s: float
     """Stalls of all checkpoints that were kept until then, its own included."""
-    slowed_s: float
-    """The same of slowdowns."""
     slower_s: float
     """Of its steps: what those with fewer nodes took beyond the others."""
     durable_at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Use:
-    """Work that needs the links: its seconds at their usual rate, and those it took."""
-
-    done_s: float
-    took_s: float
-    is_done: bool
-    """Whether no failure cut it off."""
-
-    @property
-    def slowed_s(self) -> float:
-        """That it took longer."""
-        return max(0.0, self.took_s - self.done_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -266,8 +203,6 @@ class _State:
     full: Layout
     run: Run
     coming: Iterator[Failure]
-    outages: Sequence[Outage]
-    slowdowns: Sequence[Slowdown]
     layout: Layout = field(init=False)
     """In use."""
     began_s: float = 0.0
@@ -284,7 +219,6 @@ class _State:
     into_s: float = 0.0
     """Work after them."""
     saving_s: float = 0.0
-    slowed_s: float = 0.0
     lost_s: float = 0.0
     recovery_s: float = 0.0
     waiting_s: float = 0.0
@@ -308,7 +242,6 @@ class _State:
             step=0,
             trained_s=0.0,
             saving_s=0.0,
-            slowed_s=0.0,
             slower_s=0.0,
             durable_at_s=0.0,
         )
@@ -389,36 +322,6 @@ class _State:
         self.clock_s += time_s
         return None
 
-    def use_links(self, time_s: float) -> _Use:
-        """Do what usually takes so long, slower in slowdowns, until it is done or a failure."""
-        begin_s, done_s = self.clock_s, 0.0
-        while done_s < time_s:
-            factor, until_s = self._pace(self.clock_s)
-            longer_s = min((time_s - done_s) * factor, until_s - self.clock_s)
-            spent_s = self.spend(longer_s)
-            done_s += (longer_s if spent_s is None else spent_s) / factor
-            if spent_s is not None:
-                return _Use(done_s=done_s, took_s=self.clock_s - begin_s, is_done=False)
-        return _Use(done_s=time_s, took_s=self.clock_s - begin_s, is_done=True)
-
-    def sent_at_s(self, begin_s: float, time_s: float) -> float:
-        """When what usually takes so long is sent, if it begins then and nothing fails."""
-        while time_s > 0.0:
-            factor, until_s = self._pace(begin_s)
-            longer_s = min(time_s * factor, until_s - begin_s)
-            begin_s, time_s = begin_s + longer_s, time_s - longer_s / factor
-        return begin_s
-
-    def _pace(self, now_s: float) -> tuple[float, float]:
-        """Return how many times longer the links take then, and when that changes."""
-        factors = [
-            one.factor
-            for one in self.slowdowns
-            if one.begin_s <= now_s < one.end_s and self.allocation.uses(one.node)
-        ]
-        edges = [edge_s for one in self.slowdowns for edge_s in (one.begin_s, one.end_s)]
-        return max(factors, default=1.0), min((at for at in edges if at > now_s), default=math.inf)
-
 
 def _train(state: _State) -> bool:
     """Train and save until the next failure; True: until the end."""
@@ -427,10 +330,9 @@ def _train(state: _State) -> bool:
         policy, step_s, each = state.policy, state.seconds.step_s, state.policy.segment_steps
         target = min((state.step // each + 1) * each, steps)
         work_s = (target - state.step) * step_s
-        use = state.use_links(work_s)
-        state.slowed_s += use.slowed_s
-        if not use.is_done:
-            state.into_s = use.done_s
+        spent_s = state.spend(work_s)
+        if spent_s is not None:
+            state.into_s = spent_s
             return False
         state.slower_s += work_s - (target - state.step) * state.full.seconds.step_s
         state.step, state.trained_s = target, state.trained_s + work_s
@@ -448,46 +350,29 @@ def _save(state: _State, level: Level) -> bool:
     """Stall for a checkpoint and begin its write; False: it failed before."""
     seconds, is_async = state.seconds, state.policy.asynchronous
     begin_s, stall_s = state.clock_s, seconds.stopped_s(level, asynchronous=is_async)
-    waits = level is Level.SHARED or state.run.waits_for_writes
-    is_sent = level is Level.HOST and state.policy.replicas > 0
-    is_sent_later = is_sent and is_async and state.run.waits_for_writes
-    is_done = not waits or state.spend(state.unwritten_s) is None
-    if is_done and is_sent and not is_sent_later:
-        is_done = state.use_links(stall_s).is_done
-    elif is_done:
-        is_done = state.spend(stall_s) is None
+    is_done = level is not Level.SHARED or state.spend(state.unwritten_s) is None
+    is_done = is_done and state.spend(stall_s) is None
     state.saving_s += state.clock_s - begin_s
     if not is_done:
         return False
     state.finish_writes()
     background_s = seconds.background_s(level, asynchronous=is_async)
-    written_from_s = state.clock_s + state.unwritten_s
-    durable_at_s = written_from_s + background_s
-    if is_sent_later:
-        durable_at_s = state.sent_at_s(written_from_s, background_s)
-    if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
-        state.pending.append(
-            _Copy(
-                level=level,
-                step=state.step,
-                trained_s=state.trained_s,
-                saving_s=state.saving_s,
-                slowed_s=state.slowed_s,
-                slower_s=state.slower_s,
-                durable_at_s=durable_at_s,
-            )
+    state.pending.append(
+        _Copy(
+            level=level,
+            step=state.step,
+            trained_s=state.trained_s,
+            saving_s=state.saving_s,
+            slower_s=state.slower_s,
+            durable_at_s=state.clock_s + state.unwritten_s + background_s,
         )
+    )
     return True
 
 
 def _return(state: _State) -> bool:
-    """Go back to all nodes from the checkpoint that was just made; False: it failed before.
-
-    Where nothing could be written, the run goes on and returns at a later checkpoint.
-    """
+    """Go back to all nodes from the checkpoint that was just made; False: it failed before."""
     fewer = state.run.fewer
-    if not state.pending:
-        return True
     assert fewer is not None
     state.leave_layout()
     for part_s in (state.unwritten_s, fewer.return_s):
@@ -509,13 +394,9 @@ def _recover(state: _State) -> None:
     state.leave_layout()
     position_s = state.trained_s + state.into_s
     worst = FailureClass.PROCESS
-    assert state.failure is not None
-    # Until the job is ended if it says nothing more.
-    patience_s = max(0.0, state.failure.silence_s - state.into_s % state.seconds.step_s)
     while True:
         assert state.failure is not None
         worst = _worse(worst, _kind_of(state.failure, state))
-        unnoticed_s = patience_s if state.failure.silence_s else 0.0
         failure, state.failure = state.failure, next(state.coming, None)
         state.failures += 1
         _replace_nodes(state, failure)
@@ -523,23 +404,19 @@ def _recover(state: _State) -> None:
             state.durable.pop(Level.HOST, None)
         state.launch()
         level = max(state.durable, key=lambda one: (state.durable[one].step, one))
-        restart_s = unnoticed_s + state.seconds.restart_s[level, worst]
+        restart_s = state.seconds.restart_s[level, worst]
         spent_s = state.spend(restart_s)
         state.recovery_s += restart_s if spent_s is None else spent_s
         if spent_s is None:
             break
-        # The next one meets the job that still stands still, or a start.
-        patience_s = unnoticed_s - spent_s
-        if patience_s <= 0.0:
-            patience_s = max(0.0, state.run.start_limit_s + patience_s)
     if state.run.ring_nodes is None:
         state.empty_places.clear()
     copy = state.durable[level]
     state.lost_s += position_s - copy.trained_s
-    state.lost_s += state.saving_s - copy.saving_s + state.slowed_s - copy.slowed_s
+    state.lost_s += state.saving_s - copy.saving_s
     state.step, state.trained_s, state.slower_s = copy.step, copy.trained_s, copy.slower_s
     state.into_s, state.began_s = 0.0, state.clock_s
-    state.saving_s, state.slowed_s = copy.saving_s, copy.slowed_s
+    state.saving_s = copy.saving_s
     state.restores.append(Restore(at_s=state.clock_s, step=copy.step, level=level, kind=worst))
 
 

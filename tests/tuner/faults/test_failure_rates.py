@@ -1,4 +1,4 @@
-"""Rates of a failure log with their intervals, and the test of exponential gaps."""
+"""Rates of a failure log with their intervals."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.engines.saved_bytes import MIXED_PRECISION
-from tuner.faults.failure_rates import exponential_test, observed_rates, poisson_interval
+from tuner.faults.failure_rates import observed_rates, poisson_interval
 from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.failure_log import FailureLog
@@ -16,18 +16,6 @@ LLAMA_3 = {"device": 268, "node": 46, "link": 42, "software": 63}
 """Of 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv 2407.21783, table 5): faulty
 GPUs, HBM, SRAM, system processors, thermal sensors and silent corruption; hosts, their disks and
 power; switches, cables and NICs; software, its dependencies and NCCL's timeouts."""
-
-
-def log_of(clock_s: np.ndarray, **counts: int) -> FailureLog:
-    """Return a log of 64 devices on 8 nodes."""
-    period = float(clock_s[-1])
-    return FailureLog(
-        counts=counts or {"node": len(clock_s)},
-        device_s=64 * period,
-        node_s=8 * period,
-        clock_s=tuple(clock_s.tolist()),
-        period_s=period,
-    )
 
 
 def test_poisson_intervals_are_those_of_the_tables() -> None:
@@ -54,25 +42,6 @@ def test_intervals_cover_the_true_rate_as_often_as_they_say() -> None:
         covered += low <= 12.0 <= high
     # Exact intervals cover at least as often.
     assert 0.87 <= covered / 400 <= 0.97
-
-
-def test_exponential_gaps_pass_and_bursts_do_not() -> None:
-    generator = np.random.default_rng(5)
-    passed = 0
-    for _ in range(30):
-        gaps = generator.exponential(3600.0, size=60)
-        tested = exponential_test(log_of(np.cumsum(gaps)))
-        assert tested is not None
-        passed += not tested.is_rejected
-    assert passed >= 28
-    bursts = np.cumsum(np.tile([60.0, 60.0, 60.0, 60.0, 36_000.0], 12))
-    regular = np.cumsum(generator.normal(3600.0, 300.0, size=60))
-    for clock, is_burst in ((bursts, True), (regular, False)):
-        tested = exponential_test(log_of(clock))
-        assert tested is not None
-        assert tested.is_rejected
-        assert (tested.variation > 1.0) == is_burst
-    assert exponential_test(log_of(np.arange(1.0, 9.0))) is None
 
 
 def test_the_interruptions_of_llama_3_give_its_effective_share() -> None:

@@ -112,7 +112,6 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
         node_read_bytes_per_s=1e9,
         host_bytes_per_s=50e9,
         fresh_bytes_per_s=2e9,
-        delay_s_per_byte=1e-10,
     )
     slow = Storage(
         write_bytes_per_s=40e9,
@@ -121,7 +120,6 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
         node_read_bytes_per_s=3e9,
         host_bytes_per_s=25e9,
         fresh_bytes_per_s=3e9,
-        delay_s_per_byte=4e-10,
     )
     both = [
         FailureModel(
@@ -142,7 +140,6 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
                 node_read_bytes_per_s=1e9,
                 host_bytes_per_s=25e9,
                 fresh_bytes_per_s=2e9,
-                delay_s_per_byte=4e-10,
             ),
         )
     # One that cannot restart inside its processes lets all of them start again.

@@ -6,15 +6,12 @@ from profilers.records import (
     Case,
     Machine,
     Measurement,
-    MeasurementStatus,
     Profile,
     ProfileHeader,
 )
 from tuner.faults.measured import (
-    background_delay_s_per_byte,
     host_memory_rates,
     node_bytes_per_s,
-    restart_phases_s,
     sent_bytes_per_s,
 )
 
@@ -78,20 +75,6 @@ def test_storage_that_was_not_measured_has_no_rate() -> None:
     assert node_bytes_per_s(_profile(), kind="write") is None
 
 
-def test_a_save_in_the_background_costs_what_the_slowest_rank_lost_at_the_largest_size() -> None:
-    def delay(size: int, times_s: tuple[float, ...], *, rank: int) -> Measurement:
-        return _row("delay", size=size, times_s=times_s, operation="background_save", rank=rank)
-
-    profile = _profile(
-        delay(10**6, (1.0,), rank=0),
-        delay(10**8, (0.1, 0.3, 0.2), rank=0),
-        delay(10**8, (0.4,), rank=1),
-        _row("save", size=10**9, times_s=(9.0,), operation="background_save"),
-    )
-    assert background_delay_s_per_byte(profile) == 0.4 / 10**8
-    assert background_delay_s_per_byte(_profile()) == 0.0
-
-
 def test_host_memory_has_the_rates_of_the_slowest_rank_at_the_largest_size() -> None:
     def row(kind: str, size: int, time_s: float, *, rank: int = 0) -> Measurement:
         return _row(kind, size=size, times_s=(time_s,), operation="host_memory", rank=rank)
@@ -107,23 +90,3 @@ def test_host_memory_has_the_rates_of_the_slowest_rank_at_the_largest_size() -> 
     # What fits into a cache says nothing of a checkpoint.
     small = (*rows[:-1], row("load", 2**24, 0.001))
     assert host_memory_rates(_profile(*small)) == {"fresh": 2e9, "save": 1e9}
-
-
-def test_the_phases_of_a_restart_are_those_of_the_most_ranks() -> None:
-    def phase(kind: str, times_s: tuple[float, ...], *, ranks: int) -> Measurement:
-        case = Case(operation="restart", kind=kind, axes={"ranks": ranks})
-        return Measurement(case=case, times_s=times_s)
-
-    failed = Measurement(
-        case=Case(operation="restart", kind="process", axes={"ranks": 64}),
-        status=MeasurementStatus.FAILED,
-        error="rank 3: no such device",
-    )
-    profile = _profile(
-        phase("process", (1.0,), ranks=1),
-        phase("process", (0.1, 0.3, 0.2), ranks=16),
-        phase("imports", (4.0,), ranks=16),
-        failed,
-    )
-    assert restart_phases_s(profile) == {"process": 0.2, "imports": 4.0}
-    assert restart_phases_s(_profile(failed)) == {}

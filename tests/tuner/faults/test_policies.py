@@ -171,27 +171,6 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert low_s < made.wall_clock_s < high_s
 
 
-def test_the_way_to_write_is_chosen_where_it_is_left_open() -> None:
-    run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
-    slowing = replace(STORAGE, asynchronous=True, delay_s_per_byte=1e-6)
-    for host in (None, HOST):
-        for storage, is_async in ((BESIDE.storage, True), (slowing, False)):
-            models = [
-                replace(MODEL, host=host, storage=one)
-                for one in (
-                    replace(storage, may_wait=True),
-                    storage,
-                    replace(storage, asynchronous=False),
-                )
-            ]
-            free, beside, waiting = (forecast(run, jobs=JOBS, reliability=one) for one in models)
-            best = beside if is_async else waiting
-            assert free.effective_time_ratio == best.effective_time_ratio, (host, is_async)
-            assert free.checkpoint_interval_steps == best.checkpoint_interval_steps
-            assert free.checkpoint_in_background is is_async
-            assert beside.effective_time_ratio != waiting.effective_time_ratio
-
-
 def test_where_shared_storage_is_chosen_nothing_changes() -> None:
     run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
     slow = replace(HOST, node_bytes_per_s=1e8, replicas=(1,))

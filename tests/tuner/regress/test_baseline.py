@@ -22,7 +22,6 @@ from tuner.regress.baseline import (
 )
 from tuner.regress.measurements import sum_up
 from tuner.regress.observed import plan_facts
-from tuner.regress.records import PlanningCost
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = {"plan": (1,), "profile": (1,)}
@@ -129,12 +128,17 @@ def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> N
 def test_a_baseline_is_read_back(tmp_path: Path) -> None:
     baseline = Baseline(
         moetune_version="0.1.0",
-        effort=PlanningCost(cpu_s=1.0, loop_s=0.002, peak_bytes=200, idle_bytes=100),
         profiles={"profile": sum_up(FIXTURES / "profile-1")},
     )
     file = tmp_path / "baseline.json"
     file.write_text(baseline_json(baseline))
     assert read_baseline(file) == baseline
+    # That of an older release, which timed planning, is the same.
+    older = json.loads(file.read_text()) | {"effort": {"cpu_s": 1.0}}
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    known = read_baseline(tmp_path / "older.json")
+    assert known is not None
+    assert baseline_json(known) == baseline_json(baseline)
     # One line for each kind of operation, so that a diff shows which one was measured anew.
     assert sum("copy/" in line for line in file.read_text().splitlines()) == 1
 

@@ -18,6 +18,12 @@ def slower(seen: Seen, step_s: float, **changes: object) -> PlanFacts:
     return seen(predicted__step_time_s=step_s, certificate__objective=step_s, **changes)
 
 
+def _lost(seen: Seen, *, accepted_s: float) -> PlanFacts:
+    """Another decision at 11 s, with the accepted one among the alternatives."""
+    accepted = {"decision": seen().decision, "predicted": {"step_time_s": accepted_s}}
+    return slower(seen, 11.0, certificate__bound=10.9, decision=OTHER, alternatives=[accepted])
+
+
 def test_the_same_plan_passes(seen: Seen) -> None:
     result = judged(seen(), seen())
     assert result.verdict is ScenarioVerdict.PASS
@@ -114,18 +120,14 @@ def test_a_bound_above_its_own_objective_is_called_broken(seen: Seen) -> None:
 def test_a_bound_that_the_accepted_decision_refutes_is_called_broken(seen: Seen) -> None:
     # The search found 11 s and claims that nothing is below 10.9, but the accepted decision is
     # still priced at 10.
-    result = judged(
-        seen(), slower(seen, 11.0, certificate__bound=10.9, decision=OTHER), price_today=10.0
-    )
+    result = judged(seen(), _lost(seen, accepted_s=10.0))
     assert result.verdict is ScenarioVerdict.REGRESSION
     assert "nothing is below 10.9, but the accepted decision still costs 10" in result.reason
     assert "the search lost it" in result.reason
 
 
 def test_higher_costs_and_a_lost_decision_are_distinguished(seen: Seen) -> None:
-    result = judged(
-        seen(), slower(seen, 11.0, certificate__bound=10.9, decision=OTHER), price_today=12.0
-    )
+    result = judged(seen(), _lost(seen, accepted_s=12.0))
     assert "the accepted decision would now cost +20.00 %" in result.reason
     assert "broken" not in result.reason
 

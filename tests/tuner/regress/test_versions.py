@@ -104,17 +104,6 @@ def test_a_folder_without_a_repository_is_refused(
         find_other_version("git:HEAD", checks=tmp_path, scratch=tmp_path)
 
 
-def test_a_link_that_leaves_the_repository_is_left_out(users: Path, tmp_path: Path) -> None:
-    (users / "out").symlink_to("/etc/hostname")
-    (users / "up").symlink_to("../..")
-    (users / "inside").symlink_to("checks")
-    committed(users, {"x": "y"})
-    other = find_other_version("git:HEAD", checks=users / "checks", scratch=tmp_path)
-    assert other.checks is not None
-    top = other.checks.parent
-    assert sorted(each.name for each in top.iterdir()) == ["checks", "inside", "models", "x"]
-
-
 def test_a_history_that_was_cut_off_is_said_to_be_so(users: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", "--depth", "1", users.as_uri(), "clone")
     with pytest.raises(SpecError, match=r"cut off: fetch it with .*fetch-depth: 0 on GitHub"):

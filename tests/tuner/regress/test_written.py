@@ -13,7 +13,6 @@ from tuner.regress.records import (
     FAILING,
     AcceptedChange,
     Check,
-    PlanningCost,
     ScenarioResult,
     ScenarioVerdict,
 )
@@ -32,7 +31,7 @@ def checked(**reasons: str) -> Check:
                 verdict=ScenarioVerdict(name),
                 reason=reason,
                 changes=(AcceptedChange(what="step_time_s", accepted=1.0, found=2.0, ratio=2.0),),
-                effort=PlanningCost(cpu_s=1.5, loop_s=0.1, peak_bytes=2, idle_bytes=1),
+                cpu_s=1.5,
                 file=f"checks/a-{name}/spec.yaml",
             )
             for name, reason in said.items()

@@ -135,7 +135,7 @@ def restart_loop(
     able = intersection((program,))
     if stated is None or run is None or schedule is None:
         return None
-    if not able.saves_during_run or (able.checkpoints_need_tokens and run.steps is None):
+    if not able.saves_during_run:
         return None
     interval_s, write_s = schedule.interval_s, run.checkpoint_write_s or 0.0
     if schedule.host_steps is not None:

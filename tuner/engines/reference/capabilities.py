@@ -1,7 +1,7 @@
 """The reference training step that ships with moetune (profilers/steps/).
 
-Its run saves where the spec states failures and tokens (`train.json`), and goes on in any layout
-(profilers/steps/checkpoints/).
+It saves nothing: where a spec states failures, the forecast is that of a program which saves as
+PyTorch's distributed checkpoints do, and restores any layout.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ REFERENCE: Final = Capabilities(
     gradient_bytes=frozenset({4}),
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
-    checkpoints_need_tokens=True,
+    saves_during_run=False,
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,

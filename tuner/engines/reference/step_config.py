@@ -4,29 +4,23 @@ Verification launches what this function returns, and the reference emitter writ
 was measured is what is delivered. Routing is forced to the loads that the plan was priced with.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from profilers.steps.config import (
     Adapters,
-    Checkpoints,
     Dispatcher,
     Parallelism,
     Recompute,
-    SharedCheckpoints,
     Stage,
     StepConfig,
     TokenRouting,
     TransformerShape,
 )
 from tuner.config.train import TrainDecision
-from tuner.engines.checkpoints import KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import adapted
-
-CHECKPOINTS: Final = "checkpoints"
-"""Folder of a real run's checkpoints, in the folder that it is started in."""
 
 
 def step_config(
@@ -96,8 +90,7 @@ def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) ->
 
     MoE layers that are recomputed choose their chunks at run time then, from the token copies that
     the plan has memory for (MemFine's s'_max). Where there is memory for none, the planned chunks
-    stay. Where the spec states failures and the tokens of the run, it saves as often as planned,
-    and goes on from the newest checkpoint there is, be it of another layout.
+    stay.
 
     Raises:
         ValueError: the reference step cannot run the decision.
@@ -107,33 +100,7 @@ def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) ->
         stage.model_copy(update={"max_chunk_tokens": predicted.max_chunk_tokens or None})
         for stage, predicted in zip(fixed.stages, verified.predicted.stages, strict=True)
     )
-    return fixed.model_copy(
-        update={
-            "stages": stages,
-            "routing": TokenRouting(mode="learned"),
-            "checkpoints": _checkpoints(verified),
-        }
-    )
-
-
-def training_schedule(verified: VerifiedPlan) -> CheckpointSchedule | None:
-    """Return when a real run saves; None where no failures, or no tokens of the run, are stated."""
-    run = verified.predicted.run
-    if run is None or run.steps is None:
-        return None
-    return checkpoint_schedule(verified, removes_old=True)
-
-
-def _checkpoints(verified: VerifiedPlan) -> Checkpoints | None:
-    schedule, run = training_schedule(verified), verified.predicted.run
-    if schedule is None or run is None or run.steps is None:
-        return None
-    return Checkpoints(
-        total_steps=run.steps,
-        shared=SharedCheckpoints(folder=CHECKPOINTS, interval_steps=schedule.steps),
-        asynchronous=schedule.is_asynchronous,
-        kept=KEPT,
-    )
+    return fixed.model_copy(update={"stages": stages, "routing": TokenRouting(mode="learned")})
 
 
 def model_shape(model: ModelSpec) -> TransformerShape:

@@ -9,17 +9,10 @@ only; those of several nodes by torchrun.
 from pathlib import PurePosixPath
 from typing import Final
 
-from profilers.steps.config import StepConfig
-from tuner.engines.checkpoints import FOLDER_NOTE
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
-from tuner.engines.reference.step_config import (
-    CHECKPOINTS,
-    step_config,
-    training_config,
-    training_schedule,
-)
+from tuner.engines.reference.step_config import step_config, training_config
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 
@@ -42,24 +35,10 @@ CONFIG="${CONFIG:-step.json}"
 exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" "$@"
 """
 
-_SAVING_START: Final = """\
-SAVED=()
-if [[ -n "${CHECKPOINTS:-}" ]]; then
-  CONFIG="${CONFIG:-train.json}" SAVED=("--checkpoints=$CHECKPOINTS")
-fi
-CONFIG="${CONFIG:-step.json}"
-[[ ! -e "$FILES/$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
-
-exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" \\
-  ${SAVED[@]+"${SAVED[@]}"} "$@"
-"""
-
 _OWN_ENVIRONMENT: Final = (
     "  PYTHON                   the interpreter",
     "  CONFIG                   step.json (as verified) or train.json (learned routing)",
 )
-
-_FOLDER_CONFIG: Final = "                           by train.json, which CONFIG then is by default"
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
@@ -69,21 +48,12 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         verified.plan, verified.decision, steps=TIMED_STEPS, warmup_steps=WARMUP_STEPS
     )
     training = training_config(verified, steps=TIMED_STEPS, warmup_steps=WARMUP_STEPS)
-    schedule = training_schedule(verified)
-    said = statement(verified, schedule=schedule)
+    said = statement(verified)
     script = (
         "#!/usr/bin/env bash\n"
-        + comment(
-            (
-                *said,
-                "",
-                *ENVIRONMENT_NOTE,
-                *_OWN_ENVIRONMENT,
-                *(() if schedule is None else (*FOLDER_NOTE, _FOLDER_CONFIG)),
-            )
-        )
+        + comment((*said, "", *ENVIRONMENT_NOTE, *_OWN_ENVIRONMENT))
         + preamble(shape, one_node=_ONE_NODE, several_nodes=_SEVERAL_NODES)
-        + (_START if schedule is None else _SAVING_START)
+        + _START
     )
     return (
         EmittedFile(path=PurePosixPath("run.sh"), text=script, executable=True),
@@ -101,21 +71,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     "current folder.",
                     "CONFIG=train.json bash run.sh trains the router; MoE layers then choose",
                     "their chunks at run time, so that no device runs out of memory.",
-                    *_saving(training),
                 ),
                 prefix="",
             ),
         ),
-    )
-
-
-def _saving(training: StepConfig) -> tuple[str, ...]:
-    saved = training.checkpoints
-    if saved is None:
-        return ()
-    return (
-        f"Every {saved.shared.interval_steps:,} steps it saves to the folder that CHECKPOINTS",
-        f"names, by default {CHECKPOINTS} in the current one; all nodes share it. Started again it",
-        "goes on from the newest there, be it of another layout. Where CHECKPOINTS is set, CONFIG",
-        "is train.json by default.",
     )

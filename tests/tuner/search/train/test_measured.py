@@ -378,25 +378,8 @@ def test_of_heterogeneous_pools_each_takes_the_profile_of_its_device(
     assert high / low > GENERIC_BAND[1] / GENERIC_BAND[0]
 
 
-def test_a_restart_that_is_not_stated_is_what_the_profile_measured(
-    write_spec: WriteSpec, store_profile: StoreProfile, tmp_path: Path
+def test_a_restart_that_is_not_stated_is_refused(
+    write_spec: WriteSpec, store_profile: StoreProfile
 ) -> None:
-    def phase(kind: str, seconds: float) -> Measurement:
-        case = Case(operation="restart", kind=kind, axes={"ranks": 8})
-        return Measurement(case=case, times_s=(seconds,))
-
-    rows = [*rows_of(slower=1.0, largest=65536), phase("process", 0.5), phase("imports", 59.5)]
-    with_phases = stored(tmp_path / "started", rows)
-    failing = {"device_mtbf": "5000h"}
-    made = planned(write_spec(reliability=failing), with_phases)
-    stated = planned(write_spec(reliability=failing | {"restart": "1min"}), with_phases)
-    assert made.predicted is not None
-    assert stated.predicted is not None
-    assert made.predicted.run == stated.predicted.run
-    (note,) = [one for one in made.provenance.notes if "a restart of pool" in one]
-    assert "takes 1.00 min, as the profile measured on 8 ranks (process 500 ms, " in note
-    assert "imports 59.5 s" in note
-    assert "lower bound" in note
-    assert not any("a restart of pool" in one for one in stated.provenance.notes)
     with pytest.raises(SpecError, match=r"goal.reliability.restart is missing"):
-        planned(write_spec(reliability=failing), store_profile("without"))
+        planned(write_spec(reliability={"device_mtbf": "5000h"}), store_profile("without"))

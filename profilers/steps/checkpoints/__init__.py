@@ -1,1 +1,0 @@
-"""Checkpoints of the reference training step on shared storage."""
