@@ -74,7 +74,7 @@ def expected_split(case: DispatchCase) -> Floats:
     """Return the share of each expert's token copies that each rank expects, `[L][E][G]`.
 
     Near replicas take their sources' tokens, far sources take any replica by equal chances. True of
-    `static` over the stream's seeds and of `dynamic` beside an all-to-all backend over its draws.
+    `static` over launches and of `dynamic` beside an all-to-all backend over its draws.
     """
     near_LEG, far_LE = near_and_far(case)
     return near_LEG + far_LE[:, :, None] * (case.copies_LEG / case.copies_LE[:, :, None])

@@ -6,7 +6,7 @@ EPLB is given the mean load of the workloads, as an engine that adds up its coun
 better of its two policies on the fit passes is the EPLB baseline of every comparison.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -20,7 +20,7 @@ from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
-from solvers.result import Claim, Outcome, Status
+from solvers.result import Outcome
 from tuner.errors import SpecError
 from tuner.search.place.evidence import (
     WorkloadEvidence,
@@ -41,12 +41,6 @@ from tuner.spec.place_read import PlaceSpec
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 """Objectives about traffic; they place every expert once, and cap a rank's load at EPLB's."""
-
-PlaceOnTable = Callable[..., Placement]
-"""`known_table.place_on_table`; takes the problem, placements and `time_limit_s`."""
-
-TABLE_RATIO: Final = 0.6
-"""Share of a search's time for placing under the engine's own table, where it is known."""
 
 MOST_STATED: Final = 2
 """Traffic problems that are cached: the plan's, used for each candidate, and one more."""
@@ -173,7 +167,6 @@ def solve_objective(
     active_load: float,
     migration: Migration | None,
     time_limit_s: float,
-    place_on_table: PlaceOnTable | None = None,
 ) -> Outcome[Placement]:
     """Place for the goal's objective under a dispatch rule.
 
@@ -187,7 +180,6 @@ def solve_objective(
         active_load: cost of reading an expert's weights, in token copies.
         migration: the limit on moved experts.
         time_limit_s: of the whole solve.
-        place_on_table: places for the table that the engine draws, where it is known.
 
     Raises:
         SpecError: the recordings lack what the objective needs, experts are replicated where it
@@ -217,20 +209,9 @@ def solve_objective(
         active_load=active_load,
         migration=migration,
     )
-    if place_on_table is None or migration is not None or goal.method is not Method.AUTO:
-        return solve_balance(
-            problem, goal=goal, eplb_placement=baseline.placement, time_limit_s=time_limit_s
-        )
-    table_s = TABLE_RATIO * time_limit_s
-    outcome = solve_balance(problem, goal=goal, time_limit_s=time_limit_s - table_s)
-    if outcome.solution is None:
-        return outcome
-    placement = place_on_table(
-        problem, (outcome.solution, baseline.placement), time_limit_s=table_s
+    return solve_balance(
+        problem, goal=goal, eplb_placement=baseline.placement, time_limit_s=time_limit_s
     )
-    claim = Claim(status=Status.FEASIBLE, solution=placement, bound=outcome.bound)
-    solve_s = outcome.solve_s + table_s
-    return BALANCE.checked(problem, claim, method=outcome.method, solve_s=solve_s)
 
 
 def layer_time_candidates(

@@ -27,7 +27,6 @@ from tuner.search.place.cost import (
     seconds_error,
 )
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.search.place.known_table import apply_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.passes import fit_imbalances, is_per_pass
 from tuner.search.place.prices import Pricing
@@ -86,13 +85,11 @@ def to_certificate(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    bounds = [one.bound for one in certificates(problem, chosen)]
-    # The bounds of layers are about loads, and hold for any split over slots.
-    problem, chosen = apply_known_table(spec, problem, chosen, dispatch)
+    layers = certificates(problem, chosen)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
         objective_error=standard_error(problem, chosen),
-        layers=_layers(spec, [one.objective for one in certificates(problem, chosen)], bounds),
+        layers=_layers(spec, [one.objective for one in layers], [one.bound for one in layers]),
         dispatch=solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
@@ -186,7 +183,7 @@ def binding_constraint(
         )
     if dispatch in PASS_BY_PASS:
         return _binding_program(spec, evidence, chosen, dispatch)
-    value_WL = layer_times(*apply_known_table(spec, problem, chosen, dispatch))
+    value_WL = layer_times(problem, chosen)
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
     if (

@@ -14,7 +14,6 @@ from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.search.place.candidates import balance_problem
 from tuner.search.place.evaluation import arrivals, evaluate, evaluate_loads
 from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.known_table import apply_known_table
 from tuner.search.place.passes import fit_imbalances, is_per_pass, scoring_passes
 from tuner.search.place.prices import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
@@ -55,7 +54,7 @@ def fit_cost(
                 fit_imbalances(evidence, placement, ranks=spec.ranks, dispatch=dispatch),
             )
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-        return objective(*apply_known_table(spec, problem, placement, dispatch), seed=seed)
+        return objective(problem, placement, seed=seed)
     layers_WL = fit_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
     return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
 
@@ -81,7 +80,6 @@ def ordering_cost(
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     if not problem.dispatch.is_near:
         return cost
-    problem, placement = apply_known_table(spec, problem, placement, dispatch)
     time_WL = drawn_times(problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
     return value_of(problem, time_WL)
 

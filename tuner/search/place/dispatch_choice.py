@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch import launches
+from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.sampling import (
     PASS_BY_PASS,
     SPLITS,
@@ -19,7 +20,6 @@ from solvers.placement.dispatch.sampling import (
     expected_loads,
     splits_of,
 )
-from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement
 from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_rules import (
@@ -37,18 +37,13 @@ from tuner.search.place.comparison import source_loads
 from tuner.search.place.cost import robust, robust_weights
 from tuner.search.place.evaluation import evaluate_loads, whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.launch_noise import is_table_known
+from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
 
 DRAWS: Final = 16
 """Per rule over all its passes, and at least one per pass; the mean of 16 maxima is known to a
-quarter of their spread."""
-
-SEEDS: Final = DRAWS
-"""Tables of `static`, the engine's own seed first. A recording seldom has all layers that the
-engine's random stream covers, so the engine's table is usually unknown (where it is known:
-`known_table.py`). As many as draws, so that each draw has its own table."""
+quarter of their spread. As many launches of `static`, so that each draw has a table of its own."""
 
 MOST_PASSES: Final = 8
 """Fit passes that rules are chosen on: a linear program is solved for each."""
@@ -228,7 +223,7 @@ def _evaluate_offer(
     for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.holdout_PLE
         case = _case(spec, chosen, load_PLE, source_HLE=source_loads(spec, one))
-        expected.append(_given_counts(spec, offer.rule, case))
+        expected.append(_given_counts(offer.rule, case))
         sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
         sampled.append(float(sampled_D.mean()))
         draws.append(len(sampled_D))
@@ -243,30 +238,24 @@ def _evaluate_offer(
         counts_copies=counts_copies,
         tokens_per_rank=float(np.mean(tokens)),
         draws=min(draws),
-        tables=len(_seeds(spec, offer.rule)),
+        tables=DRAWS if offer.rule == Dispatch.STATIC.value else 1,
         is_allowed=False,
         is_chosen=False,
         words="",
     )
 
 
-def _given_counts(spec: PlaceSpec, rule: str, case: DispatchCase) -> float:
-    """Return the imbalance of each pass's own counts, mean over passes and tables of `static`.
-
-    A mean over tables comes last, since a launch keeps the table that it drew.
-    """
-    if rule == "static":
-        loads = [rank_loads(replace(case, seed=ENGINE_SEED + seed)) for seed in _seeds(spec, rule)]
+def _given_counts(rule: str, case: DispatchCase) -> float:
+    """Return the imbalance of each pass's own counts, mean over passes and tables of `static`."""
+    if rule == Dispatch.STATIC.value:
+        loads = [
+            split_loads(case, split_LEG) for split_LEG in launches.splits(case, launches=DRAWS)
+        ]
     else:
         loads = [expected_loads(rule, case)]
     return float(
-        np.mean([evaluate_loads(load_PLG, ranks=spec.ranks).imbalance for load_PLG in loads])
+        np.mean([evaluate_loads(load_PLG, ranks=case.ranks).imbalance for load_PLG in loads])
     )
-
-
-def _seeds(spec: PlaceSpec, rule: str) -> range:
-    """Return the seed offsets of a rule's tables, relative to the engine's own seed."""
-    return range(SEEDS if rule == "static" and not is_table_known(spec) else 1)
 
 
 def _case(
@@ -281,7 +270,6 @@ def _case(
         placement=placement,
         ranks=spec.ranks,
         source_HLE=source_HLE,
-        seed=ENGINE_SEED,
     )
 
 
@@ -293,8 +281,8 @@ def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floa
     fixed: list[Floats] = []
     if rule not in PASS_BY_PASS:
         first = replace(case, load_PLE=case.load_PLE[:1])
-        seeds = [ENGINE_SEED + seed for seed in _seeds(spec, rule)]
-        fixed = [shares(replace(first, seed=seed)) for seed in seeds]
+        is_static = rule == Dispatch.STATIC.value
+        fixed = [*launches.splits(first, launches=DRAWS)] if is_static else [shares(first)]
     load_draws: list[Floats] = []
     for load_LE in case.load_PLE:
         one = replace(case, load_PLE=whole_tokens(load_LE[None]))

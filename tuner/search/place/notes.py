@@ -11,7 +11,7 @@ from tuner.search.place.cross_validation import MOST_FOLDS
 from tuner.search.place.dispatch_choice import made_for
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.transitions import has_holdout_transitions
-from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place import Objective
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 
@@ -68,11 +68,6 @@ def _dispatch_notes(
         if not mark.is_judged:
             runs = f"dispatch {mark.dispatch}" if mark.dispatch else "an even split"
             yield f"{mark.engine} runs {runs}, under which nothing was evaluated here"
-    if dispatch == Dispatch.STATIC.value and spec.layer_ids != tuple(range(len(spec.layer_ids))):
-        yield (
-            "static draws replicas for all decoder layers from one random stream: layers before and"
-            " between the placed ones shift it, so another draw is evaluated"
-        )
     if dispatch in NEAR_FIRST:
         yield from _source_notes(spec, evidence)
     for cost in sorted(_costs(spec, dispatch)):

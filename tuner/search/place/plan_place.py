@@ -4,7 +4,6 @@ The plan is solved on the fit passes of every workload and evaluated on the hold
 the engine's dispatch rule, next to the current placement and EPLB's on the same loads.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -39,8 +38,6 @@ from tuner.search.place.deadline import MIN_LP_S, limit_holdout_passes, limit_no
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
-from tuner.search.place.known_table import table_note
-from tuner.search.place.launch_noise import launch_noise
 from tuner.search.place.links import LinkCosts, LinkSource, links_between
 from tuner.search.place.methods import automatic_note, no_placement_reason
 from tuner.search.place.migration import migration_cost
@@ -186,16 +183,6 @@ def _evaluate_holdout(problem: PlaceProblem, result: SearchResult) -> _HoldoutRe
         )
     else:
         gain = load_gain(evidence, comparisons)
-    launch_noise_ratio, eplb_launch_noise_ratio = (
-        launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch, beside=beside)
-        for beside in (spec.current, baseline.placement)
-    )
-    eplb_launch_noise_ratio *= 1.0 - gain.eplb_gain_ratio
-    gain = replace(
-        gain,
-        noise_ratio=math.hypot(gain.noise_ratio, launch_noise_ratio),
-        eplb_noise_ratio=math.hypot(gain.eplb_noise_ratio, eplb_launch_noise_ratio),
-    )
     return _HoldoutResult(
         evidence=evidence,
         comparisons=comparisons,
@@ -358,7 +345,6 @@ def _notes(
     spec = problem.spec
     yield from automatic_note(spec.goal, certificate.objective or 0.0, holdout.alternatives)
     yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
-    yield from table_note(spec, problem.evidence, result.scores.chosen, result.dispatch)
     yield from result.notes
     yield from holdout.notes
 

@@ -32,7 +32,6 @@ from tuner.search.place.deadline import (
 )
 from tuner.search.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.search.place.known_table import place_on_table, uses_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.methods import is_automatic, merge_candidates, solve_with_automatic
 from tuner.search.place.prices import Pricing
@@ -247,7 +246,6 @@ class _SearchSteps:
             links=problem.links,
             active_load=active_load_of(goal, problem.pricing),
             migration=problem.migration,
-            place_on_table=place_on_table if uses_known_table(problem.spec, dispatch) else None,
         )
         # EPLB's rule takes no time; what a search would take is left to evaluation.
         method = Method.EPLB if self.searched_for(dispatch) is None else goal.method

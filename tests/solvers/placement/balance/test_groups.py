@@ -13,8 +13,8 @@ from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.balance.starts import search_near
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.nearest import expected_split
-from solvers.placement.dispatch.static import split
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.static import split
 
 SHAPES = ((4, 4, 3, 8), (32, 8, 9, 256), (64, 8, 5, 256), (72, 8, 4, 256), (12, 4, 5, 48))
 """Ranks, of a node, slots of each, experts."""

@@ -4,8 +4,8 @@ import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.nearest import FAR, expected_split, nearest_H
-from solvers.placement.dispatch.static import rank_loads, targets
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.static import rank_loads, targets
 from tests.solvers.placement.dispatch.testing import sample_case
 
 RANKS = Ranks.uniform(ranks=6, slots_per_rank=1, ranks_per_node=2)

@@ -5,13 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.dispatch import static
 from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
 from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, expected_loads, splits_of
 from solvers.placement.ranks import Floats, Placement, Ranks
-from tests.solvers.placement.dispatch import dynamic
+from tests.solvers.placement.dispatch import dynamic, static
 
 RULES: Final = ("even", "static", "dynamic", "lp", "activated", "least_loaded")
 

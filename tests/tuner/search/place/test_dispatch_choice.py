@@ -21,7 +21,7 @@ from tuner.plans.place import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.comparison import source_loads
-from tuner.search.place.dispatch_choice import DRAWS, SEEDS, choose_dispatch, mean_error
+from tuner.search.place.dispatch_choice import DRAWS, choose_dispatch, mean_error
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.notes import assumption_notes
 from tuner.spec.place import Dispatch
@@ -85,9 +85,9 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     # rank of a launch has more, and whole tokens add to that. Each mean is over tables of its own,
     # 16 and 18, which differ by about 0.02 from one to the next.
     assert dynamic.imbalance < static.imbalance < static.imbalance_sampled + 0.03
-    assert (static.tables, dynamic.tables) == (SEEDS, 1)
+    assert (static.tables, dynamic.tables) == (DRAWS, 1)
     text = words_of(place_report(plan))
-    assert f"static: mean over {SEEDS} tables that a launch may draw, as not all layers" in text
+    assert f"static: mean over {DRAWS} tables that a launch may draw" in text
     assert "The objective is that of the mean fit pass" in text
     assert static.imbalance_sampled > dynamic.imbalance_sampled
     # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.

@@ -8,7 +8,7 @@ import pytest
 
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
+from tests.solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from tuner.search.place.cost import (
     CHOICE_SEED,
     fit_cost,
