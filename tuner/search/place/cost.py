@@ -12,7 +12,7 @@ from solvers.placement.balance.starts import drawn_times
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.search.place.candidates import balance_problem
-from tuner.search.place.evaluation import arrivals, evaluate, evaluate_loads
+from tuner.search.place.evaluation import evaluate, evaluate_loads
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.passes import fit_imbalances, is_per_pass, scoring_passes
 from tuner.search.place.prices import Pricing
@@ -160,8 +160,6 @@ def fit_bound_WL(
     bounds = []
     for one in evidence:
         load_PLE = scoring_passes(one, dispatch)
-        if dispatch == Dispatch.ACTIVATED.value:
-            load_PLE = arrivals(load_PLE)
         passes, layers, experts = load_PLE.shape
         bound_X = pricing.bound_L(load_LE=load_PLE.reshape(-1, experts), ranks=ranks)
         bounds.append(bound_X.reshape(passes, layers).mean(axis=0))

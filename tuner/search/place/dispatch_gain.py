@@ -4,7 +4,7 @@ Without it engines draw a replica for each token (`dynamic`): the best placement
 evaluated and priced as placements are under every other rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -23,24 +23,17 @@ from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.prices import Pricing
 from tuner.search.settings import WORTH_NAMING_RATIO
 from tuner.spec.place import Dispatch
-from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_s
 
 _KNOBS: Final = LeastLoaded()
 
-RULES: Final[Mapping[Dispatch, str]] = {
-    Dispatch.ACTIVATED: (
-        "all tokens of an expert go to one replica, on the rank that reads fewest experts so far"
-        " (Janus' scheduler)"
-    ),
-    Dispatch.LEAST_LOADED: (
-        "what a rank has beyond the mean goes to idle ranks with a copy of the expert's weights"
-        f" (LLEP: pieces of {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the"
-        f" most-loaded rank has {_KNOBS.gate_ratio:g} times the mean)"
-    ),
-}
-"""What each rule does."""
+RULE: Final = (
+    "what a rank has beyond the mean goes to idle ranks with a copy of the expert's weights"
+    f" (LLEP: pieces of {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the"
+    f" most-loaded rank has {_KNOBS.gate_ratio:g} times the mean)"
+)
+"""What least-loaded dispatch does."""
 
 
 def dispatch_gain(
@@ -65,7 +58,7 @@ def dispatch_gain(
         candidates: for a runtime without the rule, the plan's placement among them.
     """
     rule = spec.goal.dispatch
-    if rule is None or rule not in UNLAUNCHED:
+    if rule is not Dispatch.LEAST_LOADED:
         return (), ()
     launched = Dispatch.DYNAMIC.value
     best = min(candidates, key=lambda each: fit_cost(spec, evidence, each, pricing, launched))
@@ -85,25 +78,12 @@ def dispatch_gain(
             for placement, each in ((chosen, after), (best, without))
         ]
         shown = [f"{format_s(cost)} in the expert layers of a pass" for cost in costs]
-    feature = f"dispatch {rule.value}: {RULES[rule]}; no engine that is written for has it"
+    feature = f"dispatch {rule.value}: {RULE}; no engine that is written for has it"
     lacking = PlaceUnlaunchable(feature=feature, gain_ratio=float(1.0 - costs[0] / costs[1]))
     return (lacking,) * (lacking.gain_ratio > WORTH_NAMING_RATIO), (
         f"with the rule {rule.value!r}: {shown[0]}; without it, on the best placement found:"
         f" {shown[1]}",
-        _experts_read(comparisons, weights)
-        if rule is Dispatch.ACTIVATED
-        else _weights_sent(after, weights, is_priced=pricing is not None),
-    )
-
-
-def _experts_read(comparisons: Sequence[PlacementComparison], weights: Floats) -> str:
-    before, eplb, after = (
-        float(np.dot(weights, [np.asarray(one.active_PLG).max(axis=2).mean() for one in each]))
-        for each in zip(*((one.current, one.eplb, one.planned) for one in comparisons), strict=True)
-    )
-    return (
-        f"experts that the most-loaded rank reads in a layer: {before:.2f} before, {eplb:.2f} EPLB,"
-        f" {after:.2f} plan"
+        _weights_sent(after, weights, is_priced=pricing is not None),
     )
 
 

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch import launches
-from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
@@ -87,10 +86,9 @@ def evaluate(
     """Split the passes over replicas and find the most-loaded ranks.
 
     Loads are expected values. `static` assigns replicas once a launch, so its passes are divided
-    among launches. Rules that no engine implements also return which experts a rank reads.
+    among launches. Least-loaded dispatch also says which experts a rank reads, and whose weights
+    move.
     """
-    if dispatch == Dispatch.ACTIVATED.value:
-        load_PLE = arrivals(load_PLE)
     case = DispatchCase(
         load_PLE=load_PLE,
         placement=placement,
@@ -99,10 +97,7 @@ def evaluate(
         seed=SEED,
     )
     active_PLG = weights_PLG = None
-    if dispatch == Dispatch.ACTIVATED.value:
-        copies_PLG, read_PLG = schedule(case)
-        active_PLG = read_PLG.astype(np.float64)
-    elif dispatch == Dispatch.LEAST_LOADED.value:
+    if dispatch == Dispatch.LEAST_LOADED.value:
         moved = least_loaded_plan(case, knobs=LeastLoaded())
         copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
         weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
@@ -152,14 +147,6 @@ def whole_tokens(load_PLE: Floats) -> Floats:
     # Whole loads stay unchanged, whatever rounding error the sum adds.
     passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
     return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
-
-
-def arrivals(load_PLE: Floats) -> Floats:
-    """Return whole token copies: recorded ones unchanged, else Poisson arrivals of that mean."""
-    whole_PLE = np.rint(load_PLE)
-    if np.array_equal(whole_PLE, load_PLE):
-        return load_PLE
-    return np.random.default_rng(0).poisson(load_PLE).astype(np.float64)
 
 
 def active_PLG(

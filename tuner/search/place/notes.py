@@ -11,8 +11,7 @@ from tuner.search.place.cross_validation import MOST_FOLDS
 from tuner.search.place.dispatch_choice import made_for
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.transitions import has_holdout_transitions
-from tuner.spec.place import Objective
-from tuner.spec.place_dispatch import UNLAUNCHED
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
@@ -59,7 +58,7 @@ def assumption_notes(
 def _dispatch_notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
 ) -> Iterator[str]:
-    if spec.goal.dispatch in UNLAUNCHED or spec.ranks.num_slots == spec.num_experts:
+    if spec.goal.dispatch is Dispatch.LEAST_LOADED or spec.ranks.num_slots == spec.num_experts:
         # Without replicas all rules are the same.
         return
     said = RULE_WORDS.get(dispatch, repr(dispatch))

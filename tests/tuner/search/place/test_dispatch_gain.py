@@ -9,7 +9,7 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
-from solvers.placement.ranks import Placement, Ranks
+from solvers.placement.ranks import Placement
 from tests.printed import words_of
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
@@ -18,7 +18,6 @@ from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
 from tuner.search.place.comparison import PlacementComparison, evaluate_workload
 from tuner.search.place.dispatch_gain import dispatch_gain
-from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import split_recordings
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
@@ -30,8 +29,6 @@ model: {MODELS / "mixtral-8x7b" / "config.json"}
 cluster:
   pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]
 """
-DECODE = "  objective: layer_time\n  phase: decode\n"
-SIZE = "  tokens_per_pass: {tokens}\n"
 
 
 def planned(
@@ -76,10 +73,9 @@ def test_sglang_is_written_for_without_a_model_where_all_layers_were_recorded(
 def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
     wrong: list[tuple[str, object]] = []
     for rule in Dispatch:
-        decodes = rule is Dispatch.ACTIVATED
-        goal = f"  dispatch: {rule.value}\n" + (DECODE + "  tokens_per_pass: 16\n") * decodes
+        goal = f"  dispatch: {rule.value}\n"
         slots = 2 if rule is Dispatch.LEAST_LOADED else 3
-        plan = planned(tmp_path, goal, priced=decodes, slots=slots, emit="[eplb]")
+        plan = planned(tmp_path, goal, priced=False, slots=slots, emit="[eplb]")
         proven = plan.certificate
         if proven.objective is None or proven.bound is None or proven.bound > proven.objective:
             wrong.append((rule.value, proven))
@@ -89,22 +85,14 @@ def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_experts_that_are_read_set_the_time_of_the_activated_rule(tmp_path: Path) -> None:
-    goal = f"{DECODE}  tokens_per_pass: 16\n  dispatch: activated\n"
-    plan = planned(tmp_path, goal, priced=True, slots=4)
-    (read,) = (note for note in plan.provenance.notes if note.startswith("experts that"))
-    before, _, after = (float(one) for one in re.findall(r"\d+\.\d+", read))
-    assert after <= before
+def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
+    goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
+    plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
     (taken,) = (note for note in plan.provenance.notes if note.startswith("with the rule"))
     with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s\b", taken))
     (lacking,) = plan.unlaunchable
     assert lacking.gain_ratio == pytest.approx(1.0 - with_s / without_s, abs=0.01)
     assert f"Not launchable: {lacking.words}" in words_of(place_report(plan))
-
-
-def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
-    goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
-    plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
     (note,) = (note for note in plan.provenance.notes if note.startswith("the most-loaded rank"))
     assert note.endswith(
         "their transfer is counted, after the all-to-all and not overlapped with it"
@@ -159,21 +147,6 @@ def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_p
         assert len(unlaunchable) == listed
 
 
-def test_experts_that_are_read_are_counted_by_hand() -> None:
-    # Experts 0 and 1 stand on both ranks, 2 on the first only, where it is read. So expert 0 goes
-    # to the second rank, and expert 1, at one read each, to the lower. Expert 3 has no token.
-    placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 1, 3]]))
-    evaluation = evaluate(
-        placement,
-        load_PLE=np.array([[[4.0, 2.0, 5.0, 0.0]]]),
-        ranks=Ranks.uniform(ranks=2, slots_per_rank=3),
-        dispatch="activated",
-    )
-    assert evaluation.active_PLG is not None
-    assert evaluation.active_PLG.tolist() == [[[2.0, 1.0]]]
-    assert evaluation.copies_PLG.tolist() == [[[7.0, 4.0]]]
-
-
 def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
     least = "  dispatch: least_loaded\n"
     cases = (
@@ -181,8 +154,7 @@ def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
         (least, 3, "[]", "12 slots hold 8 experts; set redundant_experts to 0"),
         (f"{least}  rank_speeds: [1, 1, 1, 2]\n", 2, "[]", "assumes equal ranks"),
         (f"{least}  objective: layer_chain\n", 2, "[]", "which objective layer_chain minimises"),
-        ("  dispatch: activated\n", 3, "[eplb]", "(here balance, prefill)"),
-        ("  dispatch: actived\n", 3, "[]", "'least_loaded' or 'activated'"),
+        ("  dispatch: activated\n", 3, "[]", "'lp' or 'least_loaded'"),
     )
     wrong = []
     for goal, slots, emit, expected in cases:
