@@ -1,21 +1,19 @@
 """The solver behind each `goal.method`, and its size limits.
 
-`auto` takes the default of the objective's family; for a chain of layers the dynamic program where
-it is small enough. A method that the goal names decides the plan, even if others find better ones;
-the automatic choice is solved too, for one line of comparison.
+`auto` takes the default of the objective's family. A method that the goal names decides the plan,
+even if others find better ones; the automatic choice is solved too, for one line of comparison.
 
-    L layers   E experts   G ranks   R copies of an expert, at most
+    E experts   G ranks   R copies of an expert, at most
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from solvers.family import OPTIMALITY_TOLERANCE
+from solvers.family import OPTIMALITY_TOLERANCE, Family, Problem
 from solvers.placement.balance.bound import bound as balance_bound
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
 from solvers.placement.chain.bound import lower_bound as chain_bound
-from solvers.placement.chain.exact import MOST_STATES, num_states
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation.bound import lower_bound_L
 from solvers.placement.coactivation.problem import CoactivationProblem
@@ -28,22 +26,8 @@ from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
 from tuner.units import format_ratio
 
-SOLVERS: Final[Mapping[Method, str]] = {
-    Method.LOCAL_SEARCH: "local_search",
-    Method.CP_SAT: "cp_sat",
-    Method.RESTARTS: "restarts",
-    Method.SWAPS: "swap",
-    Method.EXACT: "exact",
-    Method.ANNEALING: "sweeps",
-    Method.MOETUNER: "moetuner",
-}
-"""Name of each method in the registry of solvers; EPLB's rule is no search."""
-
-_METHODS: Final = {solver: method.value for method, solver in SOLVERS.items()}
-
-DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH, Method.RESTARTS, Method.EXACT})
-"""Methods for which the automatic choice is the same search: where the dynamic program finds a
-placement, it is the automatic choice."""
+DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH})
+"""Methods for which the automatic choice is the same search."""
 
 AUTOMATIC: Final = "auto"
 """Prefix of the automatic choice's name among the alternatives."""
@@ -87,26 +71,19 @@ def solve_balance(
         problem = replace(problem, dispatch=ReplicaDispatch.EVEN)
     _refuse(goal, balance_refusal(problem, method))
     if method is Method.EPLB and eplb_placement is not None:
-        claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=balance_bound(problem))
-        return BALANCE.checked(problem, claim, method=method.value, solve_s=0.0)
-    solver = "eplb" if method is Method.EPLB else SOLVERS.get(method)
-    return _named(BALANCE.solve(problem, method=solver, time_limit_s=time_limit_s))
+        return _by_rule(BALANCE, problem, eplb_placement, balance_bound(problem))
+    return BALANCE.solve(problem, method=solver_of(method), time_limit_s=time_limit_s)
 
 
 def solve_chain(
     problem: ChainProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
 ) -> Outcome[Placement]:
     """Place by the goal's method; see `solve_balance`."""
-    method = goal.method
-    if method is Method.EPLB:
-        return _by_rule_of_chain(problem, eplb_placement, time_limit_s=BOUND_RATIO * time_limit_s)
-    if method is Method.AUTO:
-        # Returns at once, without a claim, where there are too many experts for it.
-        proven = CHAIN.solve(problem, method="exact", time_limit_s=0.5 * time_limit_s)
-        left_s = max(time_limit_s - proven.solve_s, 0.1 * time_limit_s)
-        return _named(proven if proven.solution else CHAIN.solve(problem, time_limit_s=left_s))
-    _refuse(goal, chain_refusal(problem, method))
-    return _named(CHAIN.solve(problem, method=SOLVERS[method], time_limit_s=time_limit_s))
+    if goal.method is Method.EPLB:
+        least = chain_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
+        return _by_rule(CHAIN, problem, eplb_placement, least)
+    _refuse(goal, chain_refusal(problem, goal.method))
+    return CHAIN.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
 
 
 def solve_coactivation(
@@ -115,11 +92,13 @@ def solve_coactivation(
     """Place by the goal's method; see `solve_balance`."""
     if goal.method is Method.EPLB:
         least = float(lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s).sum())
-        least = min(least, COACTIVATION.check.objective(problem, eplb_placement))
-        claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=least)
-        return COACTIVATION.checked(problem, claim, method=goal.method.value, solve_s=0.0)
-    solver = SOLVERS.get(goal.method)
-    return _named(COACTIVATION.solve(problem, method=solver, time_limit_s=time_limit_s))
+        return _by_rule(COACTIVATION, problem, eplb_placement, least)
+    return COACTIVATION.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
+
+
+def solver_of(method: Method) -> str | None:
+    """Return a method's name in the registry of solvers; None: the default of the family."""
+    return None if method is Method.AUTO else method.value
 
 
 def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
@@ -149,31 +128,15 @@ def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
 
 def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
     """Return in one line why a method cannot take the problem; None: it can."""
-    experts, ranks = problem.num_experts, problem.ranks.num_ranks
-    if method is Method.EXACT and num_states(problem) > MOST_STATES:
-        return (
-            f"looks at {MOST_STATES:,} ways to fill a layer at most, and {experts} experts on"
-            f" {ranks} ranks have more; take auto or annealing"
-        )
+    ranks = problem.ranks.num_ranks
     pairings = (problem.num_layers - 1) * ranks**4
     if method is Method.MOETUNER and pairings > MOST_PAIRINGS:
         return (
             f"pairs {ranks} clusters with {ranks} ranks in {problem.num_layers} layers by"
-            f" {pairings:,} variables, and {MOST_PAIRINGS:,} are its limit; take auto or annealing"
+            f" {pairings:,} variables, and {MOST_PAIRINGS:,} are its limit; take auto or"
+            " local_search"
         )
     return None
-
-
-def is_automatic(method: Method, chain: ChainProblem | None) -> bool:
-    """Whether the automatic choice is the same search.
-
-    Args:
-        method: that the goal names.
-        chain: the problem of objective layer_chain; None: another objective.
-    """
-    if method is Method.ANNEALING and chain is not None:
-        return num_states(chain) > MOST_STATES
-    return method in DEFAULTS
 
 
 def solve_with_automatic(
@@ -181,7 +144,6 @@ def solve_with_automatic(
     *,
     goal: PlaceGoal,
     time_limit_s: float,
-    is_same: bool,
 ) -> tuple[Outcome[Placement], dict[str, Placement]]:
     """Solve by the goal's method and, where that differs, by the automatic choice too.
 
@@ -189,12 +151,11 @@ def solve_with_automatic(
         solve: takes `goal` and `time_limit_s`.
         goal: names the method.
         time_limit_s: of both.
-        is_same: whether the automatic choice is the same search.
 
     Returns:
         The outcome of the goal's method with the better bound, and the placements by name.
     """
-    is_beside = not is_same
+    is_beside = goal.method not in DEFAULTS
     auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
     outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
     placements = {} if outcome.solution is None else {outcome.method: outcome.solution}
@@ -264,22 +225,14 @@ def no_placement_reason(goal: PlaceGoal) -> str:
     return f"none found in the time limit; give more with --time-limit{other}"
 
 
-def _by_rule_of_chain(
-    problem: ChainProblem, eplb_placement: Placement, *, time_limit_s: float
+def _by_rule(
+    family: Family[Problem, Placement], problem: Problem, eplb_placement: Placement, least: float
 ) -> Outcome[Placement]:
-    least = min(
-        chain_bound(problem, time_limit_s=time_limit_s),
-        CHAIN.check.objective(problem, eplb_placement),
-    )
+    least = min(least, family.check.objective(problem, eplb_placement))
     claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=least)
-    return CHAIN.checked(problem, claim, method=Method.EPLB.value, solve_s=0.0)
+    return family.checked(problem, claim, method=Method.EPLB.value, solve_s=0.0)
 
 
 def _refuse(goal: PlaceGoal, reason: str | None) -> None:
     if reason is not None:
         raise SpecError(f"goal.method: {goal.method.value} {reason}")
-
-
-def _named(outcome: Outcome[Placement]) -> Outcome[Placement]:
-    """Name the solver as the goal does."""
-    return replace(outcome, method=_METHODS.get(outcome.method, outcome.method))

@@ -16,7 +16,6 @@ from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.search.place.candidates import (
     EplbBaseline,
-    chain_problem,
     eplb_baseline,
     layer_time_candidates,
     node_local_replicas,
@@ -33,7 +32,7 @@ from tuner.search.place.deadline import (
 from tuner.search.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.methods import is_automatic, merge_candidates, solve_with_automatic
+from tuner.search.place.methods import merge_candidates, solve_with_automatic
 from tuner.search.place.prices import Pricing
 from tuner.search.place.selection import CandidateScores, score_candidates
 from tuner.search.settings import Deadline
@@ -228,15 +227,6 @@ class _SearchSteps:
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
     ) -> tuple[Outcome[Placement], dict[str, Placement]]:
         problem, goal = self.problem, self.problem.spec.goal
-        chain = None
-        if goal.objective is Objective.LAYER_CHAIN:
-            chain = chain_problem(
-                problem.evidence,
-                goal=goal,
-                ranks=problem.spec.ranks,
-                baseline=baseline,
-                links=problem.links,
-            )
         by = partial(
             solve_objective,
             problem.evidence,
@@ -253,7 +243,6 @@ class _SearchSteps:
             by,
             goal=goal.model_copy(update={"method": method}),
             time_limit_s=time_limit_s,
-            is_same=is_automatic(goal.method, chain),
         )
 
     def score_candidates(

@@ -8,8 +8,7 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
-from solvers.placement.chain.problem import ChainProblem
-from solvers.placement.ranks import Ranks
+from solvers.registry import BALANCE, CHAIN, COACTIVATION
 from tuner.errors import SpecError
 from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
@@ -124,30 +123,36 @@ def test_methods_of_papers_serve_the_objectives_that_the_papers_state(plan: Plan
 def test_every_method_has_a_solver_and_serves_an_objective() -> None:
     served = {method for legal in METHODS.values() for method in legal}
     assert served == set(Method)
-    assert set(methods.SOLVERS) | {Method.AUTO, Method.EPLB} == set(Method)
+    solvers = {"co_activation": COACTIVATION.methods, "layer_chain": CHAIN.methods}
+    for objective, legal in METHODS.items():
+        found = solvers.get(objective, BALANCE.methods)
+        assert {methods.solver_of(one) for one in legal} - {None, "eplb"} <= set(found), objective
     assert set(METHODS) == {objective.value for objective in Objective}
 
 
-def test_the_former_name_of_the_integer_program_is_read(plan: Plan) -> None:
+def test_former_names_of_methods_are_read(plan: Plan) -> None:
     goal = "  ranks: 4\n  ranks_per_node: 4\n  slots_per_rank: 3\n  method: cbc\n"
     assert plan(goal, limit_s=0.5).goal.method is Method.CP_SAT
+    for name in ("exact", "annealing", "restarts"):
+        assert Method(name) is Method.LOCAL_SEARCH
 
 
 def test_the_automatic_choice_is_noted_next_to_a_worse_method(plan: Plan) -> None:
     goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
     found = plan(f"{goal}  method: eplb\n")
     (note,) = (one for one in found.provenance.notes if one.startswith("method "))
-    automatic = next(one for one in found.alternatives if one.method == "auto (exact)")
+    automatic = next(one for one in found.alternatives if one.method == "auto (local_search)")
     assert found.certificate.objective is not None
     saved = 1.0 - automatic.objective / found.certificate.objective
     assert saved > 0.0
     assert note == (
-        "method eplb, as the goal says; the automatic choice, exact, has"
+        "method eplb, as the goal says; the automatic choice, local_search, has"
         f" {100.0 * saved:.2f} % less of the objective"
     )
     assert automatic.lost_by.endswith("less of the objective, but the goal names its method")
-    # The dynamic program proves what no placement is below; the rule's certificate holds it.
-    assert found.certificate.bound == pytest.approx(automatic.objective)
+    # No placement is below the bound, the automatic choice's neither.
+    assert found.certificate.bound is not None
+    assert found.certificate.bound <= automatic.objective
 
 
 def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan: Plan) -> None:
@@ -165,11 +170,7 @@ def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan:
         ),
         f"{wide}  objective: layer_chain\n  method: moetuner\n": (
             "goal.method: moetuner pairs 16 clusters with 16 ranks in 3 layers by 131,072"
-            " variables, and 8,000 are its limit; take auto or annealing"
-        ),
-        f"{wide}  objective: layer_chain\n  method: exact\n": (
-            "goal.method: exact looks at 2,600 ways to fill a layer at most, and 64 experts on 16"
-            " ranks have more; take auto or annealing"
+            " variables, and 8,000 are its limit; take auto or local_search"
         ),
     }
     wrong = []
@@ -192,22 +193,10 @@ def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan:
 def test_an_automatic_choice_of_the_same_solver_is_not_solved_twice(plan: Plan) -> None:
     goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
     wrong = []
-    for method, is_beside in (("exact", False), ("annealing", True)):
+    for method, is_beside in (("local_search", False), ("moetuner", True)):
         found = plan(f"{goal}  method: {method}\n")
         beside = any(one.method.startswith("auto (") for one in found.alternatives)
         (note,) = (one for one in found.provenance.notes if one.startswith("method "))
         if beside is not is_beside or ("takes too" in note) is is_beside:
             wrong.append((method, note))
     assert not wrong
-    # Too many experts for the dynamic program: the automatic choice is the annealing itself.
-    ranks = Ranks(slots_G=np.full(8, 8), node_G=np.arange(8) // 4, speed_G=np.ones(8))
-    wide = ChainProblem(
-        flow_TEE=np.ones((1, 64, 64)),
-        load_LE=np.ones((2, 64)),
-        ranks=ranks,
-        cost_GG=1.0 - np.eye(8),
-        most_load_L=np.full(2, 8.0),
-    )
-    assert methods.is_automatic(Method.ANNEALING, wide)
-    assert not methods.is_automatic(Method.MOETUNER, wide)
-    assert not methods.is_automatic(Method.CP_SAT, None)
