@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
-from solvers.placement.balance.check import LAUNCH_SEED, launch_times, objective
-from solvers.placement.balance.objective import robust_slope, value_of
-from solvers.placement.balance.starts import drawn_times
+from solvers.placement.balance.check import launch_times, objective
+from solvers.placement.balance.objective import robust_slope
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.search.place.candidates import balance_problem
@@ -19,13 +17,6 @@ from tuner.search.place.prices import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
-CHOICE_SEED: Final = 4_711
-"""Seed of the static-dispatch launches that candidates are ordered by. The certificate uses other
-launches, so that the winner is not certified on the draws it was selected by."""
-
-CHOICE_DRAWS: Final = 32
-"""Draws of launches and loads."""
-
 
 def fit_cost(
     spec: PlaceSpec,
@@ -33,8 +24,6 @@ def fit_cost(
     placement: Placement,
     pricing: Pricing | None,
     dispatch: str,
-    *,
-    seed: int = LAUNCH_SEED,
 ) -> float:
     """Return the objective on the fit passes.
 
@@ -44,7 +33,6 @@ def fit_cost(
         placement: to be scored.
         pricing: of time; None: loads count.
         dispatch: the dispatch rule.
-        seed: of launches, where dispatch is random.
     """
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
         if is_per_pass(dispatch):
@@ -54,34 +42,9 @@ def fit_cost(
                 fit_imbalances(evidence, placement, ranks=spec.ranks, dispatch=dispatch),
             )
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-        return objective(problem, placement, seed=seed)
-    layers_WL = fit_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
-    return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
-
-
-def ordering_cost(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    placement: Placement,
-    cost: float,
-    dispatch: str,
-    pricing: Pricing | None,
-) -> float:
-    """Return what candidates are ordered by: the cost, or its mean over drawn loads or launches.
-
-    Where near replicas come first, the search uses drawn loads
-    (`starts.py`). The launches differ from those of the cost, and the loads from those of the
-    search.
-    """
-    if spec.goal.objective is Objective.LAYER_TIME and dispatch == Dispatch.STATIC.value:
-        return fit_cost(spec, evidence, placement, pricing, dispatch, seed=CHOICE_SEED)
-    if spec.goal.objective is not Objective.BALANCE or is_per_pass(dispatch):
-        return cost
-    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    if not problem.dispatch.is_near:
-        return cost
-    time_WL = drawn_times(problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
-    return value_of(problem, time_WL)
+        return objective(problem, placement)
+    priced = fit_seconds(spec, evidence, placement, pricing, dispatch)
+    return robust(spec, evidence, [float(one.layer_L.sum()) for one in priced])
 
 
 def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
@@ -91,31 +54,12 @@ def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
     return pricing.active_load
 
 
-def fit_layers_WL(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    placement: Placement,
-    pricing: Pricing,
-    dispatch: str,
-    *,
-    seed: int = LAUNCH_SEED,
-) -> Floats:
-    """Return the seconds of every layer on the fit passes.
-
-    Under static dispatch, their mean over launches, as the imbalance is (`check.py` of balance).
-    """
-    priced = fit_seconds(spec, evidence, placement, pricing, dispatch, seed=seed)
-    return np.stack([one.layer_L for one in priced])
-
-
 def fit_seconds(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
     pricing: Pricing,
     dispatch: str,
-    *,
-    seed: int = LAUNCH_SEED,
 ) -> list[LayerSeconds]:
     """Return each workload's seconds on the fit passes; one pass per launch under static."""
     seconds = []
@@ -123,7 +67,7 @@ def fit_seconds(
         load_PLE = scoring_passes(one, dispatch)
         if dispatch == Dispatch.STATIC.value:
             problem = balance_problem([one], goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-            time_DLG = launch_times(problem, placement, seed=seed)[:, 0]
+            time_DLG = launch_times(problem, placement)[:, 0]
             evaluation = evaluate_loads(time_DLG * spec.ranks.speed_G, ranks=spec.ranks)
             load_PLE = np.repeat(load_PLE, len(time_DLG), axis=0)
         else:

@@ -26,6 +26,9 @@ from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
 from tuner.units import format_ratio
 
+TrafficProblem = ChainProblem | CoactivationProblem
+"""Of objectives about traffic."""
+
 DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH})
 """Methods for which the automatic choice is the same search."""
 
@@ -75,25 +78,20 @@ def solve_balance(
     return BALANCE.solve(problem, method=solver_of(method), time_limit_s=time_limit_s)
 
 
-def solve_chain(
-    problem: ChainProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
+def solve_traffic(
+    problem: TrafficProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
 ) -> Outcome[Placement]:
     """Place by the goal's method; see `solve_balance`."""
+    bound_s = BOUND_RATIO * time_limit_s
+    if isinstance(problem, CoactivationProblem):
+        if goal.method is Method.EPLB:
+            least = float(lower_bound_L(problem, time_limit_s=bound_s).sum())
+            return _by_rule(COACTIVATION, problem, eplb_placement, least)
+        return COACTIVATION.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
     if goal.method is Method.EPLB:
-        least = chain_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
-        return _by_rule(CHAIN, problem, eplb_placement, least)
+        return _by_rule(CHAIN, problem, eplb_placement, chain_bound(problem, time_limit_s=bound_s))
     _refuse(goal, chain_refusal(problem, goal.method))
     return CHAIN.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
-
-
-def solve_coactivation(
-    problem: CoactivationProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
-) -> Outcome[Placement]:
-    """Place by the goal's method; see `solve_balance`."""
-    if goal.method is Method.EPLB:
-        least = float(lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s).sum())
-        return _by_rule(COACTIVATION, problem, eplb_placement, least)
-    return COACTIVATION.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
 
 
 def solver_of(method: Method) -> str | None:

@@ -239,11 +239,8 @@ class _SearchSteps:
         )
         # EPLB's rule takes no time; what a search would take is left to evaluation.
         method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
-        return solve_with_automatic(
-            by,
-            goal=goal.model_copy(update={"method": method}),
-            time_limit_s=time_limit_s,
-        )
+        named = goal.model_copy(update={"method": method})
+        return solve_with_automatic(by, goal=named, time_limit_s=time_limit_s)
 
     def score_candidates(
         self, candidates: Mapping[str, Placement], baseline: EplbBaseline, dispatch: str
