@@ -26,7 +26,6 @@ from tuner.search.place.evidence import (
     WorkloadEvidence,
     load_WLE,
     mean_load_LE,
-    scatter_BWLE,
     variance_WLE,
     weight_W,
 )
@@ -76,7 +75,6 @@ def balance_problem(
         migration=migration,
         dispatch=solved_dispatch(dispatch),
         variance_WLE=variance_WLE(evidence),
-        scatter_BWLE=scatter_BWLE(evidence),
     )
 
 
