@@ -57,7 +57,6 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
     methods={
         "local_search": "solvers.placement.balance.starts:solve",
         "eplb": "solvers.placement.balance.eplb:solve",
-        "cp_sat": "solvers.placement.balance.cp_sat:solve",
     },
     default="local_search",
     check=balance_check,

@@ -15,8 +15,6 @@ class Method(StrEnum):
     LOCAL_SEARCH = "local_search"
     """`auto` of every objective. Loads: replica counts, then a tabu search of every layer. Traffic:
     the best swap of two experts until none helps, from experts that belong together."""
-    CP_SAT = "cp_sat"
-    """An integer program of every layer, solved by OR-Tools' CP-SAT; few experts."""
     SWAPS = "swaps"
     """HierMoE's swaps of two experts, the best one first, until none helps."""
     MOETUNER = "moetuner"
@@ -25,20 +23,13 @@ class Method(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> "Method | None":
         """Read the names of former methods, for one release."""
-        return {
-            "cbc": cls.CP_SAT,
-            "restarts": cls.LOCAL_SEARCH,
-            "annealing": cls.LOCAL_SEARCH,
-            "exact": cls.LOCAL_SEARCH,
-        }.get(str(value))
+        return cls.LOCAL_SEARCH if value in FORMER else None
 
 
-_FOR_LOADS: Final = (
-    Method.AUTO,
-    Method.EPLB,
-    Method.LOCAL_SEARCH,
-    Method.CP_SAT,
-)
+FORMER: Final = frozenset({"cp_sat", "cbc", "restarts", "annealing", "exact"})
+"""Searches and programs that are no methods any more."""
+
+_FOR_LOADS: Final = (Method.AUTO, Method.EPLB, Method.LOCAL_SEARCH)
 
 METHODS: Final[Mapping[str, tuple[Method, ...]]] = {
     "balance": _FOR_LOADS,

@@ -33,8 +33,6 @@ from solvers.result import Claim, Status
 SEED: Final = 20_250_812
 LEAST_GAIN_RATIO: Final = 1e-12
 """Of a layer's cost; less is rounding."""
-BOUND_RATIO: Final = 0.3
-"""Of the time, at most, for the bound."""
 SEARCH_RATIO: Final = 0.95
 """Of the time, when swapping ends; the rest is for what was found."""
 
@@ -60,7 +58,7 @@ def _solved(
     start_LE = starting_ranks(problem)
     if start_LE is None:
         return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
-    bound_L = lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s)
+    bound_L = lower_bound_L(problem)
     rng, cost = np.random.default_rng(SEED), 0.0
     for number, rank_E in enumerate(start_LE):
         now_s = time.perf_counter()

@@ -3,7 +3,7 @@
 `auto` takes the default of the objective's family. A method that the goal names decides the plan,
 even if others find better ones; the automatic choice is solved too, for one line of comparison.
 
-    E experts   G ranks   R copies of an expert, at most
+    G ranks
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Final
 
 from solvers.family import OPTIMALITY_TOLERANCE, Family, Problem
 from solvers.placement.balance.bound import bound as balance_bound
-from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.chain.bound import lower_bound as chain_bound
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation.bound import lower_bound_L
@@ -35,9 +35,6 @@ DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH})
 AUTOMATIC: Final = "auto"
 """Prefix of the automatic choice's name among the alternatives."""
 
-MOST_CHOICES: Final = 10_000
-"""Integer variables in the program of one block of layers: about twice what CP-SAT solves in 3 s a
-layer on one core (tests/benchmarks/placement_methods.py)."""
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
 30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s
@@ -82,14 +79,18 @@ def solve_traffic(
     problem: TrafficProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
 ) -> Outcome[Placement]:
     """Place by the goal's method; see `solve_balance`."""
-    bound_s = BOUND_RATIO * time_limit_s
     if isinstance(problem, CoactivationProblem):
         if goal.method is Method.EPLB:
-            least = float(lower_bound_L(problem, time_limit_s=bound_s).sum())
+            least = float(lower_bound_L(problem).sum())
             return _by_rule(COACTIVATION, problem, eplb_placement, least)
         return COACTIVATION.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
     if goal.method is Method.EPLB:
-        return _by_rule(CHAIN, problem, eplb_placement, chain_bound(problem, time_limit_s=bound_s))
+        return _by_rule(
+            CHAIN,
+            problem,
+            eplb_placement,
+            chain_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s),
+        )
     _refuse(goal, chain_refusal(problem, goal.method))
     return CHAIN.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
 
@@ -103,25 +104,7 @@ def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
     """Return in one line why a method cannot take the problem; None: it can."""
     if method is Method.EPLB and problem.migration is not None:
         return "keeps no limit on moved experts; drop the limit, or take auto"
-    if method is not Method.CP_SAT:
-        return None
-    if problem.dispatch.is_near:
-        return (
-            "writes an even split over replicas, and the plan is for near replicas first; set"
-            " dispatch: even, or take auto or local_search"
-        )
-    experts, ranks = problem.num_experts, problem.ranks.num_ranks
-    each = experts * ranks * (problem.ranks.num_slots - experts + 1)
-    together = problem.robust is not Robust.MEAN or problem.migration is not None
-    choices = each * (problem.num_layers if together else 1)
-    if choices <= MOST_CHOICES:
-        return None
-    what = f"{problem.num_layers} layers at once" if together else "a layer"
-    return (
-        f"writes {choices:,} whole numbers for {what} ({experts} experts in"
-        f" {problem.ranks.num_slots} slots on {ranks} ranks), and {MOST_CHOICES:,} are its limit;"
-        " take auto or local_search"
-    )
+    return None
 
 
 def chain_refusal(problem: ChainProblem, method: Method) -> str | None:

@@ -59,7 +59,7 @@ BALANCE = Contract(
         }
     ),
     often=5,
-    exact=frozenset({"cp_sat"}),
+    exact=frozenset(),
     covers=_covers,
     tolerance=1e-6,
     bound=bound,
@@ -68,6 +68,5 @@ BALANCE = Contract(
     hurried={
         "local_search": (Status.FEASIBLE,),
         "eplb": (Status.FEASIBLE,),
-        "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),
     },
 )

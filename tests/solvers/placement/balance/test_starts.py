@@ -232,7 +232,6 @@ def test_every_method_solves_or_returns_unknown() -> None:
     assert answers == {
         "local_search": Status.FEASIBLE,
         "eplb": Status.FEASIBLE,
-        "cp_sat": Status.UNKNOWN,
     }
 
 

@@ -63,7 +63,7 @@ COACTIVATION = Contract(
     often=3,
     exact=frozenset(),
     excess={"swaps": 0.02, "local_search": 0.02},
-    bound=lambda problem: float(lower_bound_L(problem, time_limit_s=1.0).sum()),
+    bound=lambda problem: float(lower_bound_L(problem).sum()),
     broken=_broken,
     large=topics,
     hurried={
