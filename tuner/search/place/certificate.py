@@ -42,10 +42,6 @@ NEAR_RATIO = 0.98
 EVEN_ENOUGH = 1.001
 """Largest load over the mean that counts as even."""
 
-MOST_OF_EXCESS = 0.5
-"""Near replicas bind if a linear program over all tokens leaves less than this share of the
-excess load."""
-
 
 def to_certificate(
     spec: PlaceSpec,
@@ -182,7 +178,7 @@ def binding_constraint(
             f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
         )
     if dispatch in PASS_BY_PASS:
-        return _binding_program(spec, evidence, chosen, dispatch)
+        return "whole experts in few slots, however a pass is split, as far as is proven"
     value_WL = layer_times(problem, chosen)
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
@@ -195,25 +191,6 @@ def binding_constraint(
     if len(evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"
     return "whole experts in few slots, as far as is proven"
-
-
-def _binding_program(
-    spec: PlaceSpec, evidence: tuple[WorkloadEvidence, ...], chosen: Placement, dispatch: str
-) -> str:
-    """Compare the linear program with near replicas first and without them."""
-    value, free = (
-        robust(spec, evidence, fit_imbalances(evidence, chosen, ranks=spec.ranks, dispatch=rule))
-        for rule in (dispatch, "lp")
-    )
-    if value <= EVEN_ENOUGH:
-        return "the mean load: no rank can have less than its share"
-    if free - 1.0 < MOST_OF_EXCESS * (value - 1.0):
-        return (
-            "near replicas take what is sent near them: the linear program steers only what far"
-            f" ranks send; steering all tokens, the most-loaded ranks would have {free:.3f} times"
-            f" the mean instead of {value:.3f}"
-        )
-    return "whole experts in few slots, however a pass is split, as far as is proven"
 
 
 def _binding_traffic(

@@ -36,7 +36,7 @@ from tuner.plans.place import DispatchOutcome, MadeFor
 from tuner.search.place.comparison import source_loads
 from tuner.search.place.cost import robust, robust_weights
 from tuner.search.place.evaluation import evaluate_loads, whole_tokens
-from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
@@ -96,7 +96,9 @@ def choose_dispatch(
 
     def drawn(offer: DispatchOffer) -> list[Floats]:
         return [
-            _sampled_imbalance_D(spec, offer.rule, _case(spec, placement, _spread(one)))
+            _sampled_imbalance_D(
+                spec, offer.rule, _case(spec, placement, spread_passes(one.fit_PLE, MOST_PASSES))
+            )
             for one in evidence
         ]
 
@@ -307,7 +309,7 @@ def _significant_gain(
     weights_W = robust_weights(spec, evidence, values)
     errors_W = np.array(
         [
-            mean_error(gain_D, passes=len(_spread(one)))
+            mean_error(gain_D, passes=min(MOST_PASSES, len(one.fit_PLE)))
             for one, gain_D in zip(evidence, gains, strict=True)
         ]
     )
@@ -323,13 +325,6 @@ def mean_error(value_D: Floats, *, passes: int) -> float:
     """
     value_P = value_D.reshape(passes, -1).mean(axis=1) if passes > 1 else value_D
     return float(value_P.std(ddof=1) / np.sqrt(len(value_P)))
-
-
-def _spread(one: WorkloadEvidence) -> Floats:
-    """Return a few evenly spaced fit passes."""
-    load_PLE = one.whole_PLE[: one.num_fit_passes] if one.is_split else one.fit_LE[None]
-    most = min(MOST_PASSES, len(load_PLE))
-    return load_PLE[np.linspace(0, len(load_PLE) - 1, most).round().astype(np.int64)]
 
 
 def _offers(spec: PlaceSpec, placement: Placement | None = None) -> list[tuple[DispatchOffer, str]]:

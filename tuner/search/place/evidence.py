@@ -53,6 +53,11 @@ class WorkloadEvidence:
     """Sampled tokens held out."""
 
     @property
+    def fit_PLE(self) -> Floats:
+        """The fit passes; their mean where one pass was split at random."""
+        return self.whole_PLE[: self.num_fit_passes] if self.is_split else self.fit_LE[None]
+
+    @property
     def typical_pass_LE(self) -> Floats:
         """The hold-out pass of median size."""
         order = np.argsort(self.holdout_PLE.sum(axis=(1, 2)), kind="stable")
@@ -188,6 +193,12 @@ def _split_tokens(
         return tokens_LTK, tokens_LTK
     num_holdout = min(tokens - 1, max(1, round(judge_ratio * tokens)))
     return tokens_LTK[:, :-num_holdout], tokens_LTK[:, -num_holdout:]
+
+
+def spread_passes(load_PLE: Floats, most: int) -> Floats:
+    """Return at most so many passes, evenly spaced."""
+    taken = np.linspace(0, len(load_PLE) - 1, min(most, len(load_PLE)))
+    return load_PLE[taken.round().astype(np.int64)]
 
 
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:

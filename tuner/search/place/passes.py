@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.search.place.evaluation import evaluate
-from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.spec.place import Dispatch
 
 MOST_PASSES: Final = 32
@@ -31,10 +29,9 @@ def scoring_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
     """
     if not is_per_pass(dispatch):
         return one.fit_LE[None]
-    fit_PLE = one.whole_PLE[: one.num_fit_passes] if one.is_split else one.fit_LE[None]
-    most = MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
-    taken = np.linspace(0, len(fit_PLE) - 1, most).round().astype(np.int64)
-    return fit_PLE[np.unique(taken)]
+    return spread_passes(
+        one.fit_PLE, MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
+    )
 
 
 def fit_imbalances(

@@ -286,7 +286,7 @@ def _plan(
     )
     unlaunchable, gain_notes = dispatch_gain(
         spec,
-        evidence,
+        result.scored_evidence,
         holdout.comparisons,
         problem.pricing,
         chosen=result.scores.chosen,

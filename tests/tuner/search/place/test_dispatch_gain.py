@@ -17,6 +17,7 @@ from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
 from tuner.search.place.comparison import PlacementComparison, evaluate_workload
+from tuner.search.place.cost import fit_cost
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evidence import split_recordings
 from tuner.spec.place import Dispatch
@@ -109,42 +110,29 @@ def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) 
     assert plan.certificate.bound == 1.0
 
 
-def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_path: Path) -> None:
+def test_what_the_rule_gains_is_scored_on_fit_passes(tmp_path: Path) -> None:
     planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2)
-    heavy, light = 40_000, 1_000
-    # Passes to fit on have experts 0 and 1 heavy, those that are evaluated on 0 and 2.
-    count_PLE = np.full((4, 4, 8), light, dtype=np.int64)
-    count_PLE[:2, :, [0, 1]] = heavy
-    count_PLE[2:, :, [0, 2]] = heavy
-    write_recording(
-        tmp_path / "shifted",
-        Recording(
-            model="tiny", workload="chat", layer_ids=(0, 1, 2, 3), top_k=2, count_PLE=count_PLE
-        ),
-    )
-    path = tmp_path / "spec.yaml"
-    path.write_text(path.read_text().replace("path: chat", "path: shifted"))
-    spec = read_place_spec(path)
+    spec = read_place_spec(tmp_path / "spec.yaml")
     evidence = split_recordings(spec)
-
-    def placed(*experts: int) -> Placement:
-        return Placement(expert_LS=np.tile(np.array(experts), (4, 1)))
-
-    for_fit, for_holdout = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
-    # Judged: both heavy experts on one rank of four. As an engine splits tokens, nothing is gained.
-    mean = (2 * heavy + 6 * light) / 4
-    for rule, listed in (("least_loaded", 1), ("dynamic", 0)):
-        evaluation = evaluate_workload(spec, evidence[0], for_fit, rule)
-        unlaunchable, (line, _) = dispatch_gain(
-            spec,
-            evidence,
-            [PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)],
-            None,
-            chosen=for_fit,
-            candidates=(for_holdout, for_fit),
-        )
-        assert f"the best placement found: {2 * heavy / mean:.3f} times the mean" in line
-        assert len(unlaunchable) == listed
+    in_order, other = (
+        Placement(expert_LS=np.tile(np.array(row), (4, 1)))
+        for row in (range(8), [7, 6, 5, 4, 3, 2, 1, 0])
+    )
+    evaluation = evaluate_workload(spec, evidence[0], in_order, "least_loaded")
+    unlaunchable, (line, _) = dispatch_gain(
+        spec,
+        evidence,
+        [PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)],
+        None,
+        chosen=in_order,
+        candidates=(other, in_order),
+    )
+    with_rule = fit_cost(spec, evidence, in_order, None, "least_loaded")
+    without = min(fit_cost(spec, evidence, each, None, "dynamic") for each in (other, in_order))
+    assert f"least_loaded': {with_rule:.3f} times the mean" in line
+    assert f"best placement found: {without:.3f} times the mean" in line
+    (lacking,) = unlaunchable
+    assert lacking.gain_ratio == pytest.approx(1.0 - with_rule / without)
 
 
 def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
