@@ -4,9 +4,8 @@
 
 Longest first (`balance/lpt.py`): experts by falling load, each to the rank with least load among
 those with a free slot; all layers at once. A layer that still breaks its
-limit is repaired: the swap between its most-loaded rank and any other that leaves the smaller
-maximum is made as long as one helps, then a few random swaps restart it. "Found none" proves
-nothing.
+limit is repaired: the swap that takes off most load above the limit is made as long as one helps
+(`swap_search.py`), then a few random swaps restart it. "Found none" proves nothing.
 """
 
 import math
@@ -16,6 +15,7 @@ import numpy as np
 
 from solvers.placement.balance.lpt import packed
 from solvers.placement.ranks import Floats, Ints, Ranks
+from solvers.placement.swap_search import RankedLayer, descend
 
 SEED: Final = 20_251_208
 RESTARTS: Final = 40
@@ -62,34 +62,21 @@ def repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Genera
     best_E, best = rank_E, math.inf
     here_E = rank_E.copy()
     for _ in range(RESTARTS):
-        largest = _descend(load_E, here_E, allowed)
-        if largest < best:
-            best_E, best = here_E.copy(), largest
-        if best <= allowed:
+        descend(
+            RankedLayer(rank_E=here_E),
+            load_E=load_E,
+            most_load=allowed,
+            over=1.0,
+            least_gain=TOLERANCE_RATIO * allowed,
+            deadline_s=math.inf,
+        )
+        excess = float(np.maximum(np.bincount(here_E, load_E) - allowed, 0.0).sum())
+        if excess < best:
+            best_E, best = here_E.copy(), excess
+        if best == 0.0:
             break
         here_E = best_E.copy()
         for _ in range(KICKS):
             one, two = rng.choice(len(here_E), size=2, replace=False)
             here_E[[one, two]] = here_E[[two, one]]
     return best_E
-
-
-def _descend(load_E: Floats, rank_E: Ints, allowed: float) -> float:
-    """Swap an expert of the most-loaded rank with another, in place, while its rank gets less."""
-    num_ranks = int(rank_E.max()) + 1
-    while True:
-        load_G = np.bincount(rank_E, load_E, minlength=num_ranks)
-        most_loaded = int(load_G.argmax())
-        if load_G[most_loaded] <= allowed:
-            break
-        mine_M = np.flatnonzero(rank_E == most_loaded)
-        less_ME = load_E[mine_M][:, None] - load_E
-        there_ME = load_G[rank_E] + less_ME
-        after_ME = np.maximum(load_G[most_loaded] - less_ME, there_ME)
-        after_ME[:, mine_M] = np.inf
-        place = int(after_ME.argmin())
-        if after_ME.flat[place] >= load_G[most_loaded] * (1.0 - TOLERANCE_RATIO):
-            break
-        one, two = mine_M[place // len(load_E)], place % len(load_E)
-        rank_E[[one, two]] = rank_E[[two, one]]
-    return float(load_G[most_loaded])

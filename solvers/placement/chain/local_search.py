@@ -36,7 +36,7 @@ from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
 from solvers.placement.start_placement import fit, rank_loads, repaired
-from solvers.placement.swap_search import descend
+from solvers.placement.swap_search import RankedLayer, descend
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_206
@@ -159,10 +159,9 @@ def _traded(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Total:
+class _Total(RankedLayer):
     """A layer under the total of the flow."""
 
-    rank_E: Ints
     price_EG: Floats
 
     @property
@@ -174,9 +173,6 @@ class _Total:
         moved_EE = self.price_EG[:, self.rank_E]
         moved_EE = moved_EE - np.diagonal(moved_EE)[:, None]
         return np.asarray(moved_EE + moved_EE.T)
-
-    def swap(self, one: int, two: int) -> None:
-        self.rank_E[[one, two]] = self.rank_E[[two, one]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all back
 Differs: streams also meet where others happen to have used up as many numbers, which is left
          out: the engine's launches scatter a few per cent less. Numbers are numpy's: a placement is
          worth what it does over launches, and none of these is one that an engine makes.
-Valid:   sources hold the same shares of an expert's tokens in every pass.
+Valid:   every source rank sends as many tokens to each expert.
 """
 
 from collections.abc import Iterator
@@ -58,13 +58,13 @@ def splits(case: DispatchCase, *, launches: int) -> Iterator[Floats]:
     key = key_of(case, of=f"static {case.seed} {launches}")
     share_DLS = kept(key)
     if share_DLS is None:
-        ratio_HLE, rank_S = case.source_ratio_HLE, case.ranks.rank_S
+        rank_S = case.ranks.rank_S
         share_DLS = np.ones((launches, *case.placement.expert_LS.shape))
         rng = np.random.default_rng(case.seed)
         for layer, expert, target_DH in targets(
             case.placement, ranks=case.ranks, rng=rng, launches=launches
         ):
-            users_DG = users(target_DH, ranks=case.ranks, ratio_H=ratio_HLE[:, layer, expert])
+            users_DG = users(target_DH, ranks=case.ranks)
             slots = np.flatnonzero(case.placement.expert_LS[layer] == expert)
             share_DLS[:, layer, slots] = users_DG[:, rank_S[slots]]
         keep(key, share_DLS)
@@ -100,18 +100,12 @@ def targets(
         yield layer, expert, host_R[replica_DH]
 
 
-def users(target_DH: Ints, *, ranks: Ranks, ratio_H: Floats | None = None) -> Floats:
-    """Return the share of an expert's tokens that each rank takes, `[D][G]`.
-
-    `ratio_H` is what each source rank sends of them; None: as much as every other.
-    """
+def users(target_DH: Ints, *, ranks: Ranks) -> Floats:
+    """Return the share of source ranks that use each rank, `[D][G]`."""
     launches, sources = target_DH.shape
     cell_DH = target_DH + ranks.num_ranks * np.arange(launches)[:, None]
-    sent_H = np.full(sources, 1.0 / sources) if ratio_H is None else ratio_H
-    share = np.bincount(
-        cell_DH.ravel(), np.tile(sent_H, launches), minlength=launches * ranks.num_ranks
-    )
-    return np.asarray(share.reshape(launches, ranks.num_ranks))
+    count = np.bincount(cell_DH.ravel(), minlength=launches * ranks.num_ranks)
+    return np.asarray(count.reshape(launches, ranks.num_ranks) / sources)
 
 
 def expected_shares(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:

@@ -81,11 +81,10 @@ def to_certificate(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    layers = certificates(problem, chosen)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
         objective_error=standard_error(problem, chosen),
-        layers=_layers(spec, [one.objective for one in layers], [one.bound for one in layers]),
+        layers=_layers(spec, *certificates(problem, chosen)),
         dispatch=solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,

@@ -6,7 +6,7 @@ from typing import Final
 from solvers.placement.balance.problem import Migration
 from tuner.plans.place import LeftOut
 from tuner.search.place.candidates import eplb_baseline, solve_objective
-from tuner.search.place.comparison import placement_ranks, source_loads
+from tuner.search.place.comparison import placement_ranks
 from tuner.search.place.cost import active_load_of
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import WorkloadEvidence
@@ -83,7 +83,6 @@ def leave_one_out(
                 load_PLE=one.whole_PLE,
                 ranks=placement_ranks(spec, placement),
                 dispatch=dispatch,
-                source_HLE=source_loads(spec, one),
             )
             for placement in (outcome.solution, baseline.placement, spec.current)
         )

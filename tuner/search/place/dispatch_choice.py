@@ -33,7 +33,6 @@ from tuner.engines.place_rules import (
     same_loads,
 )
 from tuner.plans.place import DispatchOutcome, MadeFor
-from tuner.search.place.comparison import source_loads
 from tuner.search.place.cost import robust, robust_weights
 from tuner.search.place.evaluation import evaluate_loads, whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, spread_passes
@@ -72,8 +71,7 @@ def choose_dispatch(
     """Choose among the rules of the first target of `emit` on the fit passes.
 
     The rule of the plan stays unless another one gains more than the sampling error. All ranks are
-    assumed to send equally many tokens: recorded sources are summed over all passes, hold-out
-    passes included.
+    assumed to send equally many tokens.
 
     Args:
         spec: with the goal's own rule, if it names one.
@@ -224,7 +222,7 @@ def _evaluate_offer(
     expected, sampled, tokens, draws = [], [], [], []
     for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.holdout_PLE
-        case = _case(spec, chosen, load_PLE, source_HLE=source_loads(spec, one))
+        case = _case(spec, chosen, load_PLE)
         expected.append(_given_counts(offer.rule, case))
         sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
         sampled.append(float(sampled_D.mean()))
@@ -260,19 +258,8 @@ def _given_counts(rule: str, case: DispatchCase) -> float:
     )
 
 
-def _case(
-    spec: PlaceSpec,
-    placement: Placement,
-    load_PLE: Floats,
-    *,
-    source_HLE: Floats | None = None,
-) -> DispatchCase:
-    return DispatchCase(
-        load_PLE=load_PLE,
-        placement=placement,
-        ranks=spec.ranks,
-        source_HLE=source_HLE,
-    )
+def _case(spec: PlaceSpec, placement: Placement, load_PLE: Floats) -> DispatchCase:
+    return DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks)
 
 
 def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floats:

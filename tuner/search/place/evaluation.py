@@ -81,7 +81,6 @@ def evaluate(
     load_PLE: Floats,
     ranks: Ranks,
     dispatch: str,
-    source_HLE: Floats | None = None,
 ) -> Evaluation:
     """Split the passes over replicas and find the most-loaded ranks.
 
@@ -93,7 +92,6 @@ def evaluate(
         load_PLE=load_PLE,
         placement=placement,
         ranks=ranks,
-        source_HLE=source_HLE,
         seed=SEED,
     )
     active_PLG = weights_PLG = None

@@ -31,12 +31,10 @@ def rank_loads(case: DispatchCase) -> Floats:
 
 def split(case: DispatchCase) -> Floats:
     """Return the share of each expert's token copies that each rank draws, `[L][E][G]`."""
-    source_ratio_HLE = case.source_ratio_HLE
     split_LEG = (case.copies_LEG > 0).astype(np.float64)
     for layer, expert, target_H in targets(case):
-        split_LEG[layer, expert] = np.bincount(
-            target_H, weights=source_ratio_HLE[:, layer, expert], minlength=case.ranks.num_ranks
-        )
+        users_G = np.bincount(target_H, minlength=case.ranks.num_ranks)
+        split_LEG[layer, expert] = users_G / case.ranks.num_ranks
     return split_LEG
 
 
