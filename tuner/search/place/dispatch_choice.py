@@ -12,12 +12,11 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch import launches
-from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import (
     PASS_BY_PASS,
     SPLITS,
     draw,
-    expected_loads,
     splits_of,
 )
 from solvers.placement.ranks import Floats, Placement
@@ -34,7 +33,7 @@ from tuner.engines.place_rules import (
 )
 from tuner.plans.place import DispatchOutcome, MadeFor
 from tuner.search.place.cost import robust, robust_weights
-from tuner.search.place.evaluation import evaluate_loads, whole_tokens
+from tuner.search.place.evaluation import evaluate, evaluate_loads, whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
@@ -93,12 +92,8 @@ def choose_dispatch(
         return DispatchChoice(rule=start.rule, notes=notes)
 
     def drawn(offer: DispatchOffer) -> list[Floats]:
-        return [
-            _sampled_imbalance_D(
-                spec, offer.rule, _case(spec, placement, spread_passes(one.fit_PLE, MOST_PASSES))
-            )
-            for one in evidence
-        ]
+        fit = [spread_passes(one.fit_PLE, MOST_PASSES) for one in evidence]
+        return [_sampled_imbalance_D(spec, offer.rule, placement, load_PLE) for load_PLE in fit]
 
     kept, best, most = drawn(start), start, 0.0
     for offer in allowed:
@@ -222,9 +217,9 @@ def _evaluate_offer(
     expected, sampled, tokens, draws = [], [], [], []
     for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.holdout_PLE
-        case = _case(spec, chosen, load_PLE)
-        expected.append(_given_counts(offer.rule, case))
-        sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
+        given = evaluate(chosen, load_PLE=load_PLE, ranks=spec.ranks, dispatch=offer.rule)
+        expected.append(given.imbalance)
+        sampled_D = _sampled_imbalance_D(spec, offer.rule, chosen, load_PLE)
         sampled.append(float(sampled_D.mean()))
         draws.append(len(sampled_D))
         copies = float(load_PLE.sum(axis=2).mean() / spec.ranks.num_ranks)
@@ -245,25 +240,11 @@ def _evaluate_offer(
     )
 
 
-def _given_counts(rule: str, case: DispatchCase) -> float:
-    """Return the imbalance of each pass's own counts, mean over passes and tables of `static`."""
-    if rule == Dispatch.STATIC.value:
-        loads = [
-            split_loads(case, split_LEG) for split_LEG in launches.splits(case, launches=DRAWS)
-        ]
-    else:
-        loads = [expected_loads(rule, case)]
-    return float(
-        np.mean([evaluate_loads(load_PLG, ranks=case.ranks).imbalance for load_PLG in loads])
-    )
-
-
-def _case(spec: PlaceSpec, placement: Placement, load_PLE: Floats) -> DispatchCase:
-    return DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks)
-
-
-def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floats:
+def _sampled_imbalance_D(
+    spec: PlaceSpec, rule: str, placement: Placement, load_PLE: Floats
+) -> Floats:
     """Return the imbalance of each draw, pass by pass, cycling through the fixed tables."""
+    case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks)
     shares = splits_of(rule)[1]
     draws_a_pass = -(-DRAWS // len(case.load_PLE))
     rng = np.random.default_rng(0)

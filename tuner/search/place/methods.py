@@ -69,7 +69,8 @@ def solve_balance(
     if problem.ranks.num_slots == problem.num_experts:
         # Without replicas every dispatch rule is an even split.
         problem = replace(problem, dispatch=ReplicaDispatch.EVEN)
-    _refuse(goal, balance_refusal(problem, method))
+    if method is Method.EPLB and problem.migration is not None:
+        _refuse(goal, "keeps no limit on moved experts; drop the limit, or take auto")
     if method is Method.EPLB and eplb_placement is not None:
         return _by_rule(BALANCE, problem, eplb_placement, balance_bound(problem))
     return BALANCE.solve(problem, method=solver_of(method), time_limit_s=time_limit_s)
@@ -98,13 +99,6 @@ def solve_traffic(
 def solver_of(method: Method) -> str | None:
     """Return a method's name in the registry of solvers; None: the default of the family."""
     return None if method is Method.AUTO else method.value
-
-
-def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
-    """Return in one line why a method cannot take the problem; None: it can."""
-    if method is Method.EPLB and problem.migration is not None:
-        return "keeps no limit on moved experts; drop the limit, or take auto"
-    return None
 
 
 def chain_refusal(problem: ChainProblem, method: Method) -> str | None:

@@ -42,9 +42,7 @@ from tuner.search.place.links import LinkCosts, LinkSource, links_between
 from tuner.search.place.methods import automatic_note, no_placement_reason
 from tuner.search.place.migration import migration_cost
 from tuner.search.place.notes import assumption_notes, planned_dispatch
-from tuner.search.place.passes import MOST_SOLVED_PASSES
 from tuner.search.place.prices import ELEMENT_BYTES, Pricing
-from tuner.search.place.relaxations import relaxations
 from tuner.search.place.savings import (
     Gain,
     load_gain,
@@ -60,16 +58,12 @@ from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
 
-RELAXATION_SHARE: Final = 0.15
-"""Share of the time limit for relaxations, where that much is left."""
 HOLDOUT_RATIO: Final = 0.9
 """Share of the time left after the search for evaluation by linear programs."""
 LEFT_OUT_RATIO: Final = 0.5
 """The same where leave-one-out plans are still to be solved and evaluated."""
 HOLDOUT_PLACEMENTS: Final = 3
 """Evaluated on each workload left out: its plan, EPLB's and the current placement."""
-MIN_RELAXATION_S: Final = 0.02
-"""Shorter searches find nothing."""
 
 
 def make_place_plan(
@@ -295,7 +289,6 @@ def _plan(
     return plan.model_copy(
         update={
             "unlaunchable": unlaunchable,
-            "relaxations": _relaxations(problem, result, objective=certificate.objective or 0.0),
             "provenance": provenance.model_copy(
                 update={
                     "notes": (
@@ -306,33 +299,6 @@ def _plan(
                 }
             ),
         }
-    )
-
-
-def _relaxations(
-    problem: PlaceProblem, result: SearchResult, *, objective: float
-) -> tuple[str, ...]:
-    """Solve relaxations in the time left.
-
-    Allow for as much overrun as the main search had, and for scoring the result.
-    """
-    deadline = problem.deadline
-    scoring_s = result.pass_s * sum(
-        min(one.num_fit_passes, MOST_SOLVED_PASSES) for one in result.scored_evidence
-    )
-    limit_s = min(
-        RELAXATION_SHARE * deadline.limit_s, deadline.left_s - 2.0 * result.over_s - scoring_s
-    )
-    return relaxations(
-        problem.spec,
-        result.scored_evidence,
-        objective=objective,
-        baseline=result.baseline,
-        dispatch=result.dispatch,
-        links=problem.links,
-        pricing=problem.pricing,
-        migration=problem.migration,
-        time_limit_s=limit_s if limit_s >= MIN_RELAXATION_S else 0.0,
     )
 
 

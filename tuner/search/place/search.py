@@ -48,12 +48,12 @@ LEAST_RATIO: Final = 0.05
 
 MAX_SCORED: Final = 8
 """About how many placements a linear program is solved for on each fit pass: the candidates, the
-chosen one (to choose its dispatch rule, and without near replicas), and a relaxation."""
+chosen one (to choose its dispatch rule)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """Shares of the time limit; evaluation takes what is left, and relaxations the rest."""
+    """Shares of the time limit; evaluation takes what is left."""
 
     main: float
     """The main search."""
@@ -100,8 +100,6 @@ class SearchResult:
     shares: TimeShares
     pass_s: float
     """Seconds of the linear programs of one pass; 0: none is solved."""
-    over_s: float
-    """Overrun of the main search."""
     notes: tuple[str, ...]
 
 
@@ -133,9 +131,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
     others_share = shares.main * OTHERS_SHARE * is_layer_time
     # The main search has a minimum of time, however long the first steps took.
     allowed_s = max(deadline.share_s(shares.main - others_share), LEAST_RATIO * deadline.limit_s)
-    started_s = deadline.clock()
     outcome, candidates = steps.solve(baseline, dispatch, allowed_s)
-    over_s = max(deadline.clock() - started_s - allowed_s, 0.0)
     if outcome.solution is None:
         return outcome
     if is_layer_time and deadline.left_s > 0.0:
@@ -173,7 +169,6 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
         scored_evidence=scored_evidence,
         shares=shares,
         pass_s=pass_s if dispatch in PASS_BY_PASS else 0.0,
-        over_s=over_s,
         notes=choice.notes,
     )
 
