@@ -99,7 +99,7 @@ class PlaceCertificate(Record):
     the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
     `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
-    """Standard error of `objective`, a mean over drawn launches; 0 where it is exact."""
+    """Standard error of an imbalance that is a mean over drawn launches; 0: exact, or seconds."""
     within_band: Size = 0
     """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds

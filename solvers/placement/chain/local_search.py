@@ -69,9 +69,9 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
     bound = lower_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
     best_LE, value = balanced_LE, check.objective(problem, placed(balanced_LE))
     for rank_LE in _searched(problem, balanced_LE, deadline_s) if value > bound else ():
-        found = placed(rank_LE)
-        cost = check.objective(problem, found)
-        if cost < value and not check.violations(problem, found):
+        candidate = placed(rank_LE)
+        cost = check.objective(problem, candidate)
+        if cost < value and not check.violations(problem, candidate):
             best_LE, value = rank_LE, cost
     return Claim(status=Status.FEASIBLE, solution=placed(best_LE), bound=min(bound, value))
 

@@ -64,7 +64,7 @@ def _solved(
         now_s = time.perf_counter()
         until_s = now_s + (deadline_s - now_s) / (problem.num_layers - number)
         limit = math.inf if problem.most_load_L is None else float(problem.most_load_L[number])
-        found = []
+        descended = []
         for begin_E in (rank_E, *(_chosen_together(problem, number, rng) if with_groups else ())):
             layer = layer_of(problem, number, begin_E)
             descend(
@@ -74,8 +74,8 @@ def _solved(
                 least_gain=LEAST_GAIN_RATIO * (layer.cost() + 1.0),
                 deadline_s=until_s,
             )
-            found.append(layer)
-        best = min(found, key=lambda one: one.cost())
+            descended.append(layer)
+        best = min(descended, key=lambda one: one.cost())
         start_LE[number] = best.rank_E
         cost += best.cost()
     bound = min(float(bound_L.sum()), cost)

@@ -24,7 +24,6 @@ from tuner.search.place.cost import (
     fit_seconds,
     robust,
     robust_weights,
-    seconds_error,
 )
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.search.place.links import LinkCosts
@@ -108,7 +107,6 @@ def _of_time(
     weights_W = robust_weights(spec, evidence, values)
     return PlaceCertificate(
         **_proven(robust(spec, evidence, values), robust(spec, evidence, bounds)),
-        objective_error=seconds_error(spec, evidence, priced, dispatch),
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
         dispatch=dispatch if is_per_pass(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,

@@ -1,6 +1,5 @@
 """The objective of a placement on the fit passes."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,24 +76,6 @@ def fit_seconds(
         )
         seconds.append(priced)
     return seconds
-
-
-def seconds_error(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    priced: Sequence[LayerSeconds],
-    dispatch: str,
-) -> float:
-    """Jackknife standard error of the seconds, a mean over drawn launches."""
-    if dispatch != Dispatch.STATIC.value:
-        return 0.0
-    pass_WD = np.stack([one.pass_P for one in priced])
-    launches = pass_WD.shape[1]
-    if launches < 2:
-        return 0.0
-    without_WD = (pass_WD.sum(axis=1, keepdims=True) - pass_WD) / (launches - 1)
-    values = [robust(spec, evidence, without_W) for without_W in without_WD.T.tolist()]
-    return math.sqrt((launches - 1) * float(np.var(values)))
 
 
 def fit_bound_WL(

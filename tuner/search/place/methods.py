@@ -1,16 +1,16 @@
 """The solver behind each `goal.method`, and its size limits.
 
 `auto` takes the default of the objective's family. A method that the goal names decides the plan,
-even if others find better ones; the automatic choice is solved too, for one line of comparison.
+even if EPLB's placement or the current one is better.
 
     G ranks
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from solvers.family import OPTIMALITY_TOLERANCE, Family, Problem
+from solvers.family import Family, Problem
 from solvers.placement.balance.bound import bound as balance_bound
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.chain.bound import lower_bound as chain_bound
@@ -21,19 +21,11 @@ from solvers.placement.ranks import Placement
 from solvers.registry import BALANCE, CHAIN, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
-from tuner.plans.place import PlaceAlternative
 from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
-from tuner.units import format_ratio
 
 TrafficProblem = ChainProblem | CoactivationProblem
 """Of objectives about traffic."""
-
-DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH})
-"""Methods for which the automatic choice is the same search."""
-
-AUTOMATIC: Final = "auto"
-"""Prefix of the automatic choice's name among the alternatives."""
 
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
@@ -41,10 +33,6 @@ MOST_PAIRINGS: Final = 8_000
 (tests/benchmarks/placement_methods.py)."""
 BOUND_RATIO: Final = 0.3
 """Share of the time for the bound where EPLB's rule places."""
-SAME_RATIO: Final = 5e-5
-"""Difference of objectives that print as equal."""
-AUTO_SHARE: Final = 0.5
-"""Share of the plan's time for the automatic choice where the goal names a method."""
 
 
 def solve_balance(
@@ -114,34 +102,6 @@ def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
     return None
 
 
-def solve_with_automatic(
-    solve: Callable[..., Outcome[Placement]],
-    *,
-    goal: PlaceGoal,
-    time_limit_s: float,
-) -> tuple[Outcome[Placement], dict[str, Placement]]:
-    """Solve by the goal's method and, where that differs, by the automatic choice too.
-
-    Args:
-        solve: takes `goal` and `time_limit_s`.
-        goal: names the method.
-        time_limit_s: of both.
-
-    Returns:
-        The outcome of the goal's method with the better bound, and the placements by name.
-    """
-    is_beside = goal.method not in DEFAULTS
-    auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
-    outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
-    placements = {} if outcome.solution is None else {outcome.method: outcome.solution}
-    if not placements or not is_beside:
-        return outcome, placements
-    automatic = solve(goal=goal.model_copy(update={"method": Method.AUTO}), time_limit_s=auto_s)
-    if automatic.solution is not None:
-        placements[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
-    return with_proof(outcome, automatic), placements
-
-
 def merge_candidates(
     candidates: Mapping[str, Placement],
     placements: Mapping[str, Placement],
@@ -157,41 +117,6 @@ def merge_candidates(
     if goal.method is not Method.AUTO:
         return dict(placements)
     return {**candidates, **{f"{name} for {dispatch}": one for name, one in placements.items()}}
-
-
-def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcome[Placement]:
-    """Return an outcome with another search's bound of the same problem, where that is tighter."""
-    if outcome.solution is None or not other.bound > outcome.bound:
-        return outcome
-    least = min(other.bound, outcome.objective)
-    proven = outcome.objective - least <= OPTIMALITY_TOLERANCE * outcome.objective
-    return replace(outcome, bound=least, status=Status.OPTIMAL if proven else outcome.status)
-
-
-def automatic_note(
-    goal: PlaceGoal, objective: float, alternatives: Sequence[PlaceAlternative]
-) -> Iterator[str]:
-    """Compare the goal's method with the automatic choice, in one line."""
-    if goal.method is Method.AUTO:
-        return
-    automatic = next((one for one in alternatives if one.method.startswith(AUTOMATIC)), None)
-    if automatic is None:
-        yield (
-            f"method {goal.method.value}, as the goal says, which the automatic choice takes too,"
-            " next to EPLB's rule and the current placement"
-        )
-        return
-    more = automatic.objective / objective - 1.0 if objective > 0.0 else 0.0
-    much = (
-        "as much"
-        if abs(more) < SAME_RATIO
-        else f"{format_ratio(abs(more), digits=2)} {'more' if more > 0 else 'less'}"
-    )
-    yield (
-        f"method {goal.method.value}, as the goal says; the automatic choice,"
-        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has {much} of the objective"
-        + ("" if goal.method is Method.EPLB else " in the same time")
-    )
 
 
 def no_placement_reason(goal: PlaceGoal) -> str:

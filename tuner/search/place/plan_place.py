@@ -39,7 +39,7 @@ from tuner.search.place.dispatch_choice import compared_dispatches, made_for
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
 from tuner.search.place.links import LinkCosts, LinkSource, links_between
-from tuner.search.place.methods import automatic_note, no_placement_reason
+from tuner.search.place.methods import no_placement_reason
 from tuner.search.place.migration import migration_cost
 from tuner.search.place.notes import assumption_notes, planned_dispatch
 from tuner.search.place.prices import ELEMENT_BYTES, Pricing
@@ -56,6 +56,7 @@ from tuner.search.place.traffic import traffic_by_name, traffic_times
 from tuner.search.place.verdict import Loads, to_verdict
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 HOLDOUT_RATIO: Final = 0.9
@@ -294,7 +295,7 @@ def _plan(
                     "notes": (
                         *provenance.notes,
                         *gain_notes,
-                        *_notes(problem, result, holdout, certificate),
+                        *_notes(problem, result, holdout),
                     )
                 }
             ),
@@ -302,14 +303,10 @@ def _plan(
     )
 
 
-def _notes(
-    problem: PlaceProblem,
-    result: SearchResult,
-    holdout: _HoldoutResult,
-    certificate: PlaceCertificate,
-) -> Iterator[str]:
+def _notes(problem: PlaceProblem, result: SearchResult, holdout: _HoldoutResult) -> Iterator[str]:
     spec = problem.spec
-    yield from automatic_note(spec.goal, certificate.objective or 0.0, holdout.alternatives)
+    if spec.goal.method is not Method.AUTO:
+        yield f"method {spec.goal.method.value}, as the goal says, whatever auto would find"
     yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
     yield from result.notes
     yield from holdout.notes

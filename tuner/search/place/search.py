@@ -7,7 +7,6 @@ was solved for, a second search runs under the chosen rule. Time for linear prog
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from solvers.placement.balance.problem import Migration, ReplicaDispatch
@@ -32,7 +31,7 @@ from tuner.search.place.deadline import (
 from tuner.search.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.methods import merge_candidates, solve_with_automatic
+from tuner.search.place.methods import merge_candidates
 from tuner.search.place.prices import Pricing
 from tuner.search.place.selection import CandidateScores, score_candidates
 from tuner.search.settings import Deadline
@@ -222,20 +221,20 @@ class _SearchSteps:
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
     ) -> tuple[Outcome[Placement], dict[str, Placement]]:
         problem, goal = self.problem, self.problem.spec.goal
-        by = partial(
-            solve_objective,
+        # EPLB's rule takes no time; what a search would take is left to evaluation.
+        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
+        outcome = solve_objective(
             problem.evidence,
+            goal=goal.model_copy(update={"method": method}),
             ranks=problem.spec.ranks,
             baseline=baseline,
             dispatch=dispatch,
             links=problem.links,
             active_load=active_load_of(goal, problem.pricing),
             migration=problem.migration,
+            time_limit_s=time_limit_s,
         )
-        # EPLB's rule takes no time; what a search would take is left to evaluation.
-        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
-        named = goal.model_copy(update={"method": method})
-        return solve_with_automatic(by, goal=named, time_limit_s=time_limit_s)
+        return outcome, {} if outcome.solution is None else {outcome.method: outcome.solution}
 
     def score_candidates(
         self, candidates: Mapping[str, Placement], baseline: EplbBaseline, dispatch: str
