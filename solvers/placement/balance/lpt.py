@@ -4,9 +4,8 @@
 
 Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969) with two changes: a rank takes part only while
 it has a free slot, and a copy avoids ranks that hold another copy of its expert, as long as any
-other is free, because engines that invert the table need that. Several workloads are planned as
-their weighted mean. All layers at once, S steps of O(L G). Proves nothing; the bound is `bound.py`.
-Keeps no limit on migration: such problems are answered with UNKNOWN.
+other is free, because engines that invert the table need that. All layers at once, S steps of
+O(L G). Proves nothing.
 """
 
 import numpy as np

@@ -42,7 +42,7 @@ class ReplicaDispatch(StrEnum):
     """The one near a source rank takes its tokens (`dispatch/nearest.py`), all equally those of
     ranks that have none near: what a draw for each token expects beside an all-to-all backend."""
     STATIC = "static"
-    """The near one, or one that a source rank is assigned once a launch (`dispatch/static.py`)."""
+    """The near one, or one that is assigned once a launch (`dispatch/launches.py`)."""
 
     @property
     def is_near(self) -> bool:
