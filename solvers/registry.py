@@ -56,9 +56,7 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
     name="balance",
     methods={
         "local_search": "solvers.placement.balance.starts:solve",
-        "lpt": "solvers.placement.balance.lpt:solve",
         "eplb": "solvers.placement.balance.eplb:solve",
-        "cp_sat": "solvers.placement.balance.cp_sat:solve",
     },
     default="local_search",
     check=balance_check,
@@ -68,20 +66,19 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
 CHAIN: Final[Family[ChainProblem, Placement]] = Family(
     name="layer chain",
     methods={
-        "exact": "solvers.placement.chain.exact:solve",
-        "sweeps": "solvers.placement.chain.sweeps:solve",
+        "local_search": "solvers.placement.chain.local_search:solve",
         "moetuner": "solvers.placement.chain.moetuner:solve",
     },
-    default="sweeps",
+    default="local_search",
     check=chain_check,
 )
 
 COACTIVATION: Final[Family[CoactivationProblem, Placement]] = Family(
     name="co-activation",
     methods={
-        "swap": "solvers.placement.coactivation.swap:solve",
-        "restarts": "solvers.placement.coactivation.restarts:solve",
+        "local_search": "solvers.placement.coactivation.local_search:solve",
+        "swaps": "solvers.placement.coactivation.local_search:swaps",
     },
-    default="restarts",
+    default="local_search",
     check=coactivation_check,
 )

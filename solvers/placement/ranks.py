@@ -106,3 +106,8 @@ def contiguous(*, num_layers: int, num_experts: int, num_slots: int) -> Placemen
     """Return the initial placement of engines: experts in order, spare slots from 0 again."""
     row = np.arange(num_slots, dtype=np.int64) % num_experts
     return Placement(expert_LS=np.tile(row, (num_layers, 1)))
+
+
+def placed(rank_LE: Ints) -> Placement:
+    """Return the placement without replicas in which each rank holds its experts, ascending."""
+    return Placement(expert_LS=np.argsort(rank_LE, axis=1, kind="stable").astype(np.int64))

@@ -1,69 +1,42 @@
 """A placement without replicas within the ranks' load limits: the start of searches.
 
-    L layers   E experts   G ranks   S = E slots   X assignments of the experts of one layer
+    L layers   E experts   G ranks   S = E slots
 
 Longest first (`balance/lpt.py`): experts by falling load, each to the rank with least load among
 those with a free slot; all layers at once. A layer that still breaks its
-limit is repaired: the swap between its most-loaded rank and any other that leaves the smaller
-maximum is made as long as one helps, then a few random swaps restart it. Where a layer has few
-assignments all are tried, which proves that a layer cannot fit; elsewhere "found none" proves
-nothing.
+limit is repaired: the swap that takes off most load above the limit is made as long as one helps
+(`swap_search.py`), then a few random swaps restart it. "Found none" proves nothing.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from solvers.placement.balance.lpt import packed
 from solvers.placement.ranks import Floats, Ints, Ranks
-from solvers.placement.single import all_assignments
+from solvers.placement.swap_search import RankedLayer, descend
 
 SEED: Final = 20_251_208
 RESTARTS: Final = 40
 """Random swaps after which a layer that does not fit is given up."""
 KICKS: Final = 3
 """Random swaps of one restart."""
-MAX_ENUMERATED: Final = 10_000
-"""Assignments of one layer up to which all are tried."""
 TOLERANCE_RATIO: Final = 1e-12
 """Of a limit, that sums in another order may differ by."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StartPlacement:
-    """The outcome of a search for a placement within limits."""
-
-    rank_LE: Ints
-    """Rank of each expert; the least uneven that was found."""
-    fits: bool
-    """Whether every layer keeps its limit."""
-    is_proven: bool
-    """Whether, if not, no placement keeps them."""
-
-
-def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> StartPlacement:
-    """Return a placement within the limits, or the least uneven one where none was found."""
+def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Ints | None:
+    """Return the rank of each expert within the limits; None where none was found."""
     rank_LE = longest_first(load_LE, ranks)
     if most_load_L is None:
-        return StartPlacement(rank_LE=rank_LE, fits=True, is_proven=True)
+        return rank_LE
     allowed_L = most_load_L * (1.0 + TOLERANCE_RATIO)
-    is_over_L = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) > allowed_L
-    is_small = num_assignments(ranks) <= MAX_ENUMERATED
-    rank_XE = (
-        all_assignments(tuple(ranks.slots_G.tolist())) if is_small and is_over_L.any() else None
-    )
     rng = np.random.default_rng(SEED)
-    for layer in np.flatnonzero(is_over_L):
-        load_E = load_LE[layer]
-        if rank_XE is not None:
-            largest_X = rank_loads(load_E[None], rank_XE, ranks.num_ranks).max(axis=1)
-            rank_LE[layer] = rank_XE[largest_X.argmin()]
-        else:
-            rank_LE[layer] = repaired(load_E, rank_LE[layer], float(allowed_L[layer]), rng)
-    fits = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) <= allowed_L
-    return StartPlacement(rank_LE=rank_LE, fits=bool(fits.all()), is_proven=is_small)
+    for layer in np.flatnonzero(rank_loads(load_LE, rank_LE, ranks.num_ranks).max(1) > allowed_L):
+        rank_LE[layer] = repaired(load_LE[layer], rank_LE[layer], float(allowed_L[layer]), rng)
+    fits_L = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) <= allowed_L
+    return rank_LE if fits_L.all() else None
 
 
 def longest_first(load_LE: Floats, ranks: Ranks) -> Ints:
@@ -84,47 +57,26 @@ def rank_loads(load_LE: Floats, rank_LE: Ints, num_ranks: int) -> Floats:
     return np.asarray(sums, dtype=np.float64).reshape(num_layers, num_ranks)
 
 
-def num_assignments(ranks: Ranks) -> float:
-    """Return the number of assignments of the experts of one layer: E! / prod(slots!)."""
-    log_count = math.lgamma(ranks.num_slots + 1) - sum(
-        math.lgamma(int(slots) + 1) for slots in ranks.slots_G
-    )
-    return math.exp(min(log_count, 700.0))
-
-
 def repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Generator) -> Ints:
     """Return the best of a descent and its restarts; stops as soon as the limit is kept."""
     best_E, best = rank_E, math.inf
     here_E = rank_E.copy()
     for _ in range(RESTARTS):
-        largest = _descend(load_E, here_E, allowed)
-        if largest < best:
-            best_E, best = here_E.copy(), largest
-        if best <= allowed:
+        descend(
+            RankedLayer(rank_E=here_E),
+            load_E=load_E,
+            most_load=allowed,
+            over=1.0,
+            least_gain=TOLERANCE_RATIO * allowed,
+            deadline_s=math.inf,
+        )
+        excess = float(np.maximum(np.bincount(here_E, load_E) - allowed, 0.0).sum())
+        if excess < best:
+            best_E, best = here_E.copy(), excess
+        if best == 0.0:
             break
         here_E = best_E.copy()
         for _ in range(KICKS):
             one, two = rng.choice(len(here_E), size=2, replace=False)
             here_E[[one, two]] = here_E[[two, one]]
     return best_E
-
-
-def _descend(load_E: Floats, rank_E: Ints, allowed: float) -> float:
-    """Swap an expert of the most-loaded rank with another, in place, while its rank gets less."""
-    num_ranks = int(rank_E.max()) + 1
-    while True:
-        load_G = np.bincount(rank_E, load_E, minlength=num_ranks)
-        most_loaded = int(load_G.argmax())
-        if load_G[most_loaded] <= allowed:
-            break
-        mine_M = np.flatnonzero(rank_E == most_loaded)
-        less_ME = load_E[mine_M][:, None] - load_E
-        there_ME = load_G[rank_E] + less_ME
-        after_ME = np.maximum(load_G[most_loaded] - less_ME, there_ME)
-        after_ME[:, mine_M] = np.inf
-        place = int(after_ME.argmin())
-        if after_ME.flat[place] >= load_G[most_loaded] * (1.0 - TOLERANCE_RATIO):
-            break
-        one, two = mine_M[place // len(load_E)], place % len(load_E)
-        rank_E[[one, two]] = rank_E[[two, one]]
-    return float(load_G[most_loaded])

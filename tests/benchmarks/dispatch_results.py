@@ -28,8 +28,6 @@ class Line:
     placement: str
     bound: float
     loads: dict[str, float]
-    static_by: str
-    """Whose function dealt `static`."""
     dispatch: str = ""
     """The rule that is emitted, where the planner chose."""
     solve_s: float | None = None

@@ -1,12 +1,11 @@
-"""Layer chains: savings and proofs of the sweeps; run as `python
+"""Layer chains: savings of sweeps of swaps; run as `python
 tests/benchmarks/placement_chain.py`.
 
-1. Latent clusters at the sizes of Qwen3 and DeepSeek-V3: cost of the sweeps' placement over EPLB's,
-   at a largest rank load per layer that is at most EPLB's; with the bound.
-2. Mixtral's size, one expert a rank: time to the proven optimum.
-3. MoETuner's two integer programs on 8 experts and 4 ranks: how far CBC gets with more layers. No
-   bar: a measurement.
-4. Co-activation: copies into nodes and ranks under the methods of that family, over those of
+1. Latent clusters at the sizes of Qwen3, DeepSeek-V3 and Mixtral: cost of the sweeps' placement
+   over EPLB's, at a largest rank load per layer that is at most EPLB's; with the bound.
+2. MoETuner's two integer programs on 8 experts and 4 ranks: how far CBC gets with more layers,
+   beside the best of all namings of the same clusters. No bar: a measurement.
+3. Co-activation: copies into nodes and ranks under the methods of that family, over those of
    experts in order, with the bound. No bar either.
 
 Every figure is printed with its bar, and misses are marked. Exit code 1: a miss. Both wall and
@@ -16,10 +15,10 @@ processor seconds are printed; with other load on the machine only the latter ar
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from solvers.placement.chain import check
 from solvers.placement.chain.moetuner import balanced_clusters, cluster_flows, clusters_to_ranks
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.coactivation import check as coactivation_check
-from solvers.placement.ranks import Ranks, contiguous
+from solvers.placement.ranks import Floats, Ranks, contiguous
 from solvers.placement.single_check import rank_loads
 from solvers.registry import CHAIN, COACTIVATION
 from tests.solvers.placement.chain.testing import latent_clusters
@@ -43,10 +42,6 @@ from tests.solvers.placement.coactivation.testing import with_topics
 
 LEAST_SAVED_RATIO: Final = 0.25
 MOST_SWEEP_S: Final = 10.0
-MOST_EXACT_S: Final = 0.1
-MOST_EXACT_GAP_RATIO: Final = 0.01
-EXACT_RUNS: Final = 5
-"""Repeats; the median counts."""
 
 T = TypeVar("T")
 
@@ -112,7 +107,7 @@ def swept(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
     problem = size.chain(seed)
     rule = eplb(problem.load_LE, ranks=problem.ranks)
     outcome, wall_s, cpu_s = timed(
-        lambda: CHAIN.solve(problem, method="sweeps", time_limit_s=time_limit_s)
+        lambda: CHAIN.solve(problem, method="local_search", time_limit_s=time_limit_s)
     )
     if outcome.solution is None:
         raise ValueError("the sweeps found no placement within the rule's loads")
@@ -136,31 +131,8 @@ def swept(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
     }
 
 
-def proven(size: Size, seed: int) -> dict[str, Any]:
-    """Time the dynamic program."""
-    problem = size.chain(seed)
-    runs = [
-        timed(lambda: CHAIN.solve(problem, method="exact", time_limit_s=60.0))
-        for _ in range(EXACT_RUNS)
-    ]
-    outcome = runs[0][0]
-    wall_s = statistics.median(run[1] for run in runs)
-    return {
-        "case": f"{size.name}, seed {seed}",
-        "status": str(outcome.status),
-        "cost": outcome.objective,
-        "gap_ratio": outcome.gap_ratio,
-        "wall_s": wall_s,
-        "cpu_s": statistics.median(run[2] for run in runs),
-        "missed": [
-            *(["gap"] if outcome.gap_ratio > MOST_EXACT_GAP_RATIO else []),
-            *(["time"] if wall_s > MOST_EXACT_S else []),
-        ],
-    }
-
-
 def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
-    """Run MoETuner's programs, and the dynamic program on the clusters of the first."""
+    """Run MoETuner's programs, and try every naming of the clusters of the first."""
     ranks = Ranks.uniform(ranks=4, slots_per_rank=2, ranks_per_node=2)
     problem = dataclasses.replace(
         latent_clusters(np.random.default_rng(0), num_layers=layers, num_experts=8, ranks=ranks),
@@ -174,15 +146,7 @@ def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
         lambda: clusters_to_ranks(problem, cluster_LE, time_limit_s=time_limit_s)
     )
     flow_TCC = cluster_flows(problem, cluster_LE)
-    of_clusters = dataclasses.replace(
-        problem,
-        flow_TEE=flow_TCC,
-        load_LE=np.ones((layers, 4)),
-        ranks=Ranks.uniform(ranks=4, slots_per_rank=1, ranks_per_node=2),
-    )
-    exact, exact_s, _ = timed(
-        lambda: CHAIN.solve(of_clusters, method="exact", time_limit_s=time_limit_s)
-    )
+    least, least_s, _ = timed(lambda: least_cost(flow_TCC, problem.cost_GG))
     cost = None
     if named.number_LE is not None:
         cost = sum(
@@ -199,9 +163,22 @@ def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
         "ranks_status": str(named.status),
         "cost": cost,
         "bound": max(0.0, named.bound),
-        "exact_s": exact_s,
-        "exact_cost": exact.objective,
+        "least_s": least_s,
+        "least_cost": least,
     }
+
+
+def least_cost(flow_TCC: Floats, cost_GG: Floats) -> float:
+    """Return the least sum of most-loaded pairs over all namings of clusters, layer by layer."""
+    namings = [list(one) for one in itertools.permutations(range(len(cost_GG)))]
+    best_N = np.zeros(len(namings))
+    for flow_CC in flow_TCC:
+        pair_NN = [
+            [(flow_CC * cost_GG[np.ix_(here, there)]).max() for here in namings]
+            for there in namings
+        ]
+        best_N = (best_N + np.array(pair_NN)).min(axis=1)
+    return float(best_N.min())
 
 
 def coactivated(size: Size, *, tokens: int, layers: int, time_limit_s: float) -> dict[str, Any]:
@@ -242,10 +219,9 @@ def report(
         f" thread, numpy {np.__version__}",
         "sweeps": [
             swept(size, seed, time_limit_s=time_limit_s)
-            for size in (QWEN, DEEPSEEK)
+            for size in (QWEN, DEEPSEEK, *MIXTRAL)
             for seed in range(seeds)
         ],
-        "exact": [proven(size, seed) for size in MIXTRAL for seed in range(seeds)],
         "moetuner": [scaled(layers, time_limit_s=ilp_s) for layers in ilp_layers],
         "coactivation": [
             coactivated(QWEN, tokens=tokens, layers=2, time_limit_s=time_limit_s),
@@ -267,21 +243,13 @@ def report_text(results: Any) -> str:
         )
         for one in results["sweeps"]
     ]
-    lines += [
-        (
-            f"{one['case']}: {one['status']}, gap {one['gap_ratio']:.2%} (bar"
-            f" {MOST_EXACT_GAP_RATIO:.0%}), {one['wall_s']:.3f} s (bar {MOST_EXACT_S:g} s),"
-            f" {one['cpu_s']:.3f} s of the processor{_marked(one)}"
-        )
-        for one in results["exact"]
-    ]
     for one in results["moetuner"]:
         cost = "no placement" if one["cost"] is None else f"cost {one['cost']:.3f}"
         lines.append(
             f"MoETuner's programs, {one['layers']} layers x 8 experts on 4 ranks: clusters"
             f" {one['clusters_status']} in {one['clusters_s']:.1f} s; ranks {one['ranks_status']},"
-            f" {cost}, bound {one['bound']:.3f} in {one['ranks_s']:.1f} s; the dynamic program on"
-            f" the same clusters: {one['exact_cost']:.3f} in {one['exact_s']:.2f} s"
+            f" {cost}, bound {one['bound']:.3f} in {one['ranks_s']:.1f} s; the best of all"
+            f" namings of these clusters: {one['least_cost']:.3f} in {one['least_s']:.2f} s"
         )
     lines += [
         (
@@ -317,7 +285,7 @@ def main() -> None:
         tokens=given.tokens,
     )
     sys.stdout.write(json.dumps(results, indent=2) + "\n" if given.json else report_text(results))
-    sys.exit(any(one["missed"] for one in (*results["sweeps"], *results["exact"])))
+    sys.exit(any(one["missed"] for one in results["sweeps"]))
 
 
 if __name__ == "__main__":

@@ -17,17 +17,14 @@ of recordings in the project's own layout, OLMoE's and Mixtral's.
 
     even          EPLB's assumption; the expectation of `dynamic` without an all-to-all backend
     near          the expectation of `static` and `dynamic` with an all-to-all backend
-    static        the table of the engine's own seed: by SGLang's own function where its package is
-                  importable (sglang_expert_location.py) and the figure is in the table, else by
-                  ours, which the tests prove equal
-    static mean   over other seeds, with the standard deviation and the largest
+    static        the mean over tables of SGLang's rule by several seeds, their standard deviation
+                  and the largest; by our own function, which the tests prove equal to SGLang's
     lp, near_lp   the linear program without and with node-local replicas first
     ... T         largest load when a pass has T tokens a rank, mean over draws: counts of experts
                   are given, the replica of each copy is drawn
 
 Seconds of a search are CPU time of this process, so that other load on the machine does not affect
-the figures. A plan for `static` names the model. Where all of its layers are recorded, which
-OLMoE's and Mixtral's are not, it knows the engine's table.
+the figures.
 
 `--case` runs the cases whose names contain a text; `--out` appends every finished case to a file of
 JSON lines, and skips those that it has. A table ends the run. Exit code 1: a bar of `--bars` is
@@ -55,9 +52,8 @@ import numpy as np
 from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
-from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
-from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
 from tests.benchmarks.dispatch_results import (
@@ -69,14 +65,13 @@ from tests.benchmarks.dispatch_results import (
     table,
     text_of,
 )
-from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tests.solvers.placement.balance.testing import families
+from tests.solvers.placement.dispatch.static import rank_loads
 from tests.solvers.placement.dispatch.testing import sampled_loads
 from tuner.goals.place_plan import place
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.evaluation import whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
-from tuner.search.place.known_table import place_on_table
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"
@@ -87,8 +82,6 @@ RECORDED_DOMAINS: Final = ("arxiv", "c4", "wikipedia")
 RANKS_A_NODE: Final = 8
 TOKENS: Final = (32, 128, 1024)
 SAMPLED: Final = ("static", "dynamic", "near_dynamic", "near_lp")
-BY_ENGINE: Final = ("eplb", "even plan", "static plan", "static oracle")
-"""Evaluated under `static` by the engine's own function, which takes seconds for each."""
 SYNTHETIC_TOKENS: Final = 1_000_000
 SYNTHETIC_PASSES: Final = 4
 SEED: Final = 2024
@@ -234,7 +227,7 @@ def model_of(case: Case, work: Path) -> Path:
     return folder
 
 
-def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> list[Line]:
+def lines(case: Case, size: Size, work: Path) -> list[Line]:
     """A case's placements, evaluated."""
     plans = {
         "even plan": planned(case, "even", size, work),
@@ -244,13 +237,12 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
     evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
     placements = {"eplb": eplb_baseline((evidence,), ranks=ranks, groups=None).placement}
     placements |= {name: plan.placement for name, plan in plans.items()}
-    placements |= oracles(evidence, ranks, size, beside=placements["static plan"])
+    placements |= oracles(evidence, ranks, size)
     mean_LE = evidence.holdout_PLE.mean(axis=0)
     problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
     bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
     result = {
-        name: evaluate(placement, mean_LE, ranks, size, engine if name in BY_ENGINE else None)
-        for name, placement in placements.items()
+        name: evaluate(placement, mean_LE, ranks, size) for name, placement in placements.items()
     }
     top_k = evidence.recording.top_k or 8
     result["best plan"] |= noisy(placements["best plan"], mean_LE, ranks, size, top_k=top_k)
@@ -261,7 +253,6 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
             placement=name,
             bound=bound,
             loads=loads,
-            static_by="ours" if engine is None else "sglang",
             dispatch=plans[name].dispatch if name in plans else "",
             solve_s=plans[name].solve_s if name in plans else None,
             missed=tuple(said for of, said in misses if of == name),
@@ -270,13 +261,8 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
     ]
 
 
-def oracles(
-    evidence: WorkloadEvidence, ranks: Ranks, size: Size, *, beside: Placement
-) -> dict[str, Placement]:
-    """Place for the mean of the hold-out passes themselves, in a plan's time.
-
-    Under `static` for the engine's own table, on which the plan stays where it is the better one.
-    """
+def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, Placement]:
+    """Place for the mean of the hold-out passes themselves, in a plan's time."""
     load_LE = evidence.holdout_PLE.mean(axis=0)
     result = {}
     for name, dispatch in (
@@ -289,29 +275,17 @@ def oracles(
         solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
         assert solved.solution is not None
         result[name] = solved.solution
-        if dispatch is ReplicaDispatch.STATIC:
-            bases = (solved.solution, beside)
-            result[name] = place_on_table(problem, bases, time_limit_s=size.time_limit_s)
     return result
 
 
-def evaluate(
-    placement: Placement,
-    mean_LE: Floats,
-    ranks: Ranks,
-    size: Size,
-    engine: ExpertLocation | None,
-) -> dict[str, float]:
+def evaluate(placement: Placement, mean_LE: Floats, ranks: Ranks, size: Size) -> dict[str, float]:
     """The largest loads of a placement under every rule."""
-    case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks, seed=ENGINE_SEED)
-    loads = {
+    case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks)
+    seeds = [largest(rank_loads(replace(case, seed=1000 + seed))) for seed in range(size.seeds)]
+    return {
         "even": largest(expected_loads("even", case)),
         "near": largest(expected_loads("near_dynamic", case)),
-        "static": largest(engine_loads(case, engine)),
-    }
-    seeds = [largest(rank_loads(replace(case, seed=1000 + seed))) for seed in range(size.seeds)]
-    return loads | {
-        "static mean": float(np.mean(seeds)),
+        "static": float(np.mean(seeds)),
         "static sd": float(np.std(seeds)),
         "static max": float(np.max(seeds)),
         "lp": largest(expected_loads("lp", case)),
@@ -323,7 +297,7 @@ def noisy(
     placement: Placement, mean_LE: Floats, ranks: Ranks, size: Size, *, top_k: int
 ) -> dict[str, float]:
     """The largest loads of passes of few tokens, with random replicas."""
-    case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks, seed=ENGINE_SEED)
+    case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks)
     loads: dict[str, float] = {}
     for tokens in size.tokens:
         copies = tokens * ranks.num_ranks * top_k
@@ -336,23 +310,6 @@ def noisy(
             ]
             loads[f"{rule} {tokens}"] = float(np.mean(drawn))
     return loads
-
-
-def engine_loads(case: DispatchCase, engine: ExpertLocation | None) -> Floats:
-    """Loads under the table that the engine makes of the placement."""
-    if engine is None:
-        return rank_loads(case)
-    ranks = case.ranks
-    target_HLE = engine.targets(
-        json.dumps({"physical_to_logical_map": case.placement.expert_LS.tolist()}),
-        layers=case.num_layers,
-        experts=case.num_experts,
-        redundant=ranks.num_slots - case.num_experts,
-        ranks=ranks.num_ranks,
-        nodes=ranks.num_nodes,
-    )
-    uses_HLEG = target_HLE[:, :, :, None] == np.arange(ranks.num_ranks)
-    return split_loads(case, uses_HLEG.mean(axis=0))
 
 
 def largest(load_PLG: Floats) -> float:
@@ -381,13 +338,10 @@ def print_figures() -> int:
     size = SMALL if chosen.small else Size(time_limit_s=chosen.seconds)
     if chosen.expected:
         size = replace(size, tokens=())
-    file = expert_location_file()
-    engine = None if file is None else ExpertLocation(file)
     settings = {
         "small": chosen.small,
         "seconds": size.time_limit_s,
         "tokens": list(size.tokens),
-        "static by": "ours" if engine is None else "sglang",
         "code": code(),
     }
     try:
@@ -407,7 +361,7 @@ def print_figures() -> int:
             if case.name in done:
                 continue
             started_s = time.monotonic()
-            done[case.name] = lines(case, size, work, engine)
+            done[case.name] = lines(case, size, work)
             if chosen.out is not None:
                 add_result(chosen.out, done[case.name], settings)
             spent_s = time.monotonic() - started_s

@@ -31,24 +31,27 @@ def test_a_small_chain_is_swept_far_under_the_rule_at_its_balance(benchmark: Mod
 
 
 @each_row("nodes", [0, 1])
-def test_a_chain_of_mixtrals_size_is_proven(benchmark: ModuleType, nodes: int) -> None:
-    result = benchmark.proven(benchmark.MIXTRAL[nodes], 0)
-    assert result["status"] == "optimal"
-    assert "gap" not in result["missed"]
+def test_a_chain_of_mixtrals_size_is_swept_under_the_rule(
+    benchmark: ModuleType, nodes: int
+) -> None:
+    result = benchmark.swept(benchmark.MIXTRAL[nodes], 0, time_limit_s=60.0)
+    assert result["saved_ratio"] >= benchmark.LEAST_SAVED_RATIO
+    # Of all placements of one node the best leaves 2 % above the bound.
+    assert nodes or result["gap_ratio"] < 0.03
 
 
-def test_the_programs_of_moetuner_meet_the_dynamic_program_on_two_layers(
+def test_the_programs_of_moetuner_meet_every_naming_on_two_layers(
     benchmark: ModuleType,
 ) -> None:
     result = benchmark.scaled(2, time_limit_s=60.0)
     assert result["clusters_status"] == result["ranks_status"] == "optimal"
-    assert result["cost"] == pytest.approx(result["exact_cost"], rel=1e-5)
+    assert result["cost"] == pytest.approx(result["least_cost"], rel=1e-5)
 
 
 def test_both_co_activation_methods_save_copies(benchmark: ModuleType) -> None:
     size = benchmark.Size(name="small", layers=1, experts=64, ranks=16, ranks_per_node=8)
     result = benchmark.coactivated(size, tokens=2000, layers=1, time_limit_s=30.0)
-    for method in ("swap", "restarts"):
+    for method in ("swaps", "local_search"):
         assert result[method]["bound_ratio"] <= result[method]["cost_ratio"] < 0.99
 
 
@@ -68,7 +71,6 @@ def test_misses_are_marked(benchmark: ModuleType) -> None:
                 "missed": ["saving"],
             }
         ],
-        "exact": [],
         "moetuner": [],
         "coactivation": [],
     }

@@ -96,10 +96,10 @@ class PlaceCertificate(Record):
     space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
     dispatch: str = "even"
     """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
-    the others equally; `static`, these assigned once, the mean over launches, or the one
-    whose table is known; `lp`, `near_lp` and rules that no engine implements, on fit passes."""
+    the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
+    `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
-    """Standard error of `objective`, a mean over drawn launches; 0 where it is exact."""
+    """Standard error of an imbalance that is a mean over drawn launches; 0: exact, or seconds."""
     within_band: Size = 0
     """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds
@@ -190,7 +190,7 @@ class DispatchOutcome(Record):
     """Of a pass; sets the noise."""
     draws: Size
     tables: Size = 1
-    """Fixed tables that both are means over: several where the engine's own is not known."""
+    """Fixed tables that both are means over, several under `static`."""
     is_allowed: bool
     is_chosen: bool
     words: str

@@ -359,16 +359,9 @@ def _dispatches(predicted: PlacePrediction) -> Table | None:
 
 def _dispatch_notes(predicted: PlacePrediction) -> Iterator[str]:
     outcomes = predicted.dispatches
-    static = next((one for one in outcomes if one.rule == "static"), None)
-    if static is not None:
-        above = " (the workloads above: under one)" if outcomes[0] is static else ""
-        of = (
-            f"mean over {static.tables} tables that a launch may draw{above}, as not all layers"
-            " that it draws for were recorded"
-            if static.tables > 1
-            else "the engine's own table"
-        )
-        yield f"static: {of}"
+    for one in outcomes:
+        if one.rule == "static":
+            yield f"static: mean over {one.tables} tables that a launch may draw"
     if outcomes and not outcomes[0].rule.endswith("lp"):
         yield "The objective is that of the mean fit pass."
 

@@ -69,9 +69,6 @@ class Dispatch(StrEnum):
     LEAST_LOADED = "least_loaded"
     """Load above the mean goes to idle ranks, with a copy of the expert's weights (LLEP); not in
     any supported engine."""
-    ACTIVATED = "activated"
-    """All tokens of an expert on one replica, on the rank with the fewest active experts so far
-    (Janus' scheduler, for decode); not in any supported engine."""
 
 
 class RecordedWorkload(Record):

@@ -13,45 +13,29 @@ class Method(StrEnum):
     EPLB = "eplb"
     """EPLB (DeepSeek), the better of its two policies: the default of engines."""
     LOCAL_SEARCH = "local_search"
-    """Replica counts, then a tabu search of every layer: `auto` of balance and layer_time."""
-    CP_SAT = "cp_sat"
-    """An integer program of every layer, solved by OR-Tools' CP-SAT; few experts."""
-    RESTARTS = "restarts"
-    """HierMoE's swaps from several starts and after random kicks: `auto` of co_activation."""
+    """`auto` of every objective. Loads: replica counts, then a tabu search of every layer. Traffic:
+    the best swap of two experts until none helps, from experts that belong together."""
     SWAPS = "swaps"
     """HierMoE's swaps of two experts, the best one first, until none helps."""
-    EXACT = "exact"
-    """A dynamic program over the layers, which proves the optimum; few experts. `auto` of
-    layer_chain where it is small enough."""
-    ANNEALING = "annealing"
-    """Simulated annealing over the layers: `auto` of layer_chain for many experts."""
     MOETUNER = "moetuner"
     """MoETuner's two integer programs, experts to clusters and clusters to ranks, by CBC."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Method | None":
-        """Read the name of the same program's former second backend, for one release."""
-        return cls.CP_SAT if value == "cbc" else None
+        """Read the names of former methods, for one release."""
+        return cls.LOCAL_SEARCH if value in FORMER else None
 
 
-_FOR_LOADS: Final = (
-    Method.AUTO,
-    Method.EPLB,
-    Method.LOCAL_SEARCH,
-    Method.CP_SAT,
-)
+FORMER: Final = frozenset({"cp_sat", "cbc", "restarts", "annealing", "exact"})
+"""Searches and programs that are no methods any more."""
+
+_FOR_LOADS: Final = (Method.AUTO, Method.EPLB, Method.LOCAL_SEARCH)
 
 METHODS: Final[Mapping[str, tuple[Method, ...]]] = {
     "balance": _FOR_LOADS,
     "layer_time": _FOR_LOADS,
-    "co_activation": (Method.AUTO, Method.EPLB, Method.RESTARTS, Method.SWAPS),
-    "layer_chain": (
-        Method.AUTO,
-        Method.EPLB,
-        Method.EXACT,
-        Method.ANNEALING,
-        Method.MOETUNER,
-    ),
+    "co_activation": (Method.AUTO, Method.EPLB, Method.LOCAL_SEARCH, Method.SWAPS),
+    "layer_chain": (Method.AUTO, Method.EPLB, Method.LOCAL_SEARCH, Method.MOETUNER),
 }
 """Methods by objective."""
 

@@ -22,7 +22,7 @@ from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
-from tuner.spec.place_dispatch import unlaunched_refusal
+from tuner.spec.place_dispatch import least_loaded_refusal
 from tuner.spec.place_recordings import (
     check_model,
     check_passes,
@@ -166,7 +166,7 @@ def _refuse_targets(emit: tuple[str, ...]) -> None:
 def _refuse_unlaunched(
     emit: tuple[str, ...], goal: PlaceGoal, ranks: Ranks, experts: int, source: str
 ) -> None:
-    refused = unlaunched_refusal(goal, emit=emit, num_slots=ranks.num_slots, num_experts=experts)
+    refused = least_loaded_refusal(goal, emit=emit, num_slots=ranks.num_slots, num_experts=experts)
     if refused is not None:
         raise SpecError(f"{source}: {refused}")
 

@@ -8,35 +8,18 @@ counts. For the mean the shares sum to the objective and the bounds to its bound
 CVaR they sum to the objective, and the bounds to a number that may lie below `bound.bound`.
 """
 
-from dataclasses import dataclass
+import numpy as np
 
 from solvers.placement.balance import check
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.objective import layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.ranks import Placement
+from solvers.placement.ranks import Floats, Placement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCertificate:
-    """One layer of a placement."""
-
-    objective: float
-    bound: float
-    """No placement has less."""
-
-    @property
-    def gap_ratio(self) -> float:
-        """Of the objective over the bound."""
-        return self.objective / self.bound - 1.0
-
-
-def certificates(problem: BalanceProblem, placement: Placement) -> tuple[LayerCertificate, ...]:
-    """Return the share of every layer in the objective, and its bound."""
+def certificates(problem: BalanceProblem, placement: Placement) -> tuple[Floats, Floats]:
+    """Return the share of every layer in the objective, and its bound, both [L]."""
     time_WL, bound_WL = check.layer_times(problem, placement), layer_bounds(problem)
     imbalance_W = time_WL.sum(axis=1) * layer_weights(problem)
     factor_W = robust_slope(problem, imbalance_W) * layer_weights(problem)
-    return tuple(
-        LayerCertificate(objective=float(objective), bound=float(least))
-        for objective, least in zip(factor_W @ time_WL, factor_W @ bound_WL, strict=True)
-    )
+    return np.asarray(factor_W @ time_WL), np.asarray(factor_W @ bound_WL)

@@ -3,7 +3,7 @@
     D launches   G ranks, also as sources   R replicas of one expert, in slot order
     V streams: far ranks that took part in the same assignments before   k far ranks
 
-`solvers/placement/dispatch/` is not used; its rule (nearest.py, static.py) is implemented here a
+`solvers/placement/dispatch/` is not used; its rule (nearest.py, launches.py) is implemented here a
 second time, by another method:
 
     near, and the mean of far ones    exact: a far rank uses each of R replicas with chance 1 / R
@@ -17,7 +17,7 @@ coincide again after as many assignments of the same sizes.
 
 Differs: the engine's streams also meet where other assignments have used up as many numbers. EPLB's
          placements of 58 layers of 256 experts on 8, 32 and 64 ranks are within 0.25 % of their
-         mean over 16 to 32 launches of static.py, all within two standard errors;
+         mean over 16 to 32 of the engine's launches, all within two standard errors;
          tests/solvers/placement/balance/test_dispatch_law.py holds smaller ones to 4 of them and
          0.2 %.
 """

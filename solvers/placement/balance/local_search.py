@@ -28,7 +28,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.lpt import packed
@@ -36,7 +35,7 @@ from solvers.placement.balance.moves import best_overwrite, best_swap
 from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.replicas import greedy_copies
-from solvers.placement.balance.state import NEVER_ENTERS, Singles, State
+from solvers.placement.balance.state import Singles, State
 from solvers.placement.balance.unseen import with_unseen
 from solvers.placement.ranks import Floats, Ints, Placement
 
@@ -83,12 +82,6 @@ class _SearchedLayers:
     """Step at which the best was found."""
     jitter_LX: Ints
     """Random lengthenings of the tenure, read round and round."""
-    keeps_copies: bool = False
-
-    def confine(self, domain_LGE: npt.NDArray[np.bool_]) -> None:
-        """Let experts enter some ranks alone, and change no number of copies."""
-        self.state.until_LGE[~domain_LGE[self.state.layer_L]] = NEVER_ENTERS
-        self.keeps_copies = True
 
 
 def search(
@@ -99,7 +92,6 @@ def search(
     most_steps: int = MOST_STEPS,
     start: Placement | None = None,
     caution: float = 0.0,
-    domain_LGE: npt.NDArray[np.bool_] | None = None,
 ) -> Placement:
     """Search from a start; the limit on migration is ignored.
 
@@ -110,17 +102,12 @@ def search(
         most_steps: of every layer; the same plan comes back when this ends the search.
         start: a legal placement; None takes the largest-first rule's.
         caution: deviations above the mean at which a rank is evaluated, where dispatch is random.
-        domain_LGE: ranks that experts may enter, the numbers of copies staying as they are; None:
-            any, and copies change.
     """
     deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     inner = with_unseen(problem)
     bound_WL = layer_bounds(inner)
     begin = first_placement(inner, for_each=inner is problem) if start is None else start
     parts = _parts(inner, begin, bound_WL, threads, caution)
-    if domain_LGE is not None:
-        for part in parts:
-            part.confine(domain_LGE)
     slope_W = inner.weight_W.copy()
     best, best_value = begin, np.inf
     with ThreadPoolExecutor(max_workers=threads) as pool:
@@ -226,7 +213,7 @@ def _step(
     limit_NW = (1.0 + LIMIT_RATIO * (part.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
     jitter_N = part.jitter_LX[chosen_N, step % part.jitter_LX.shape[1]]
     until_N = step + 1 + _tenure_steps(state.problem) + jitter_N
-    overwrites = step % OVERWRITE_EVERY == OVERWRITE_EVERY - 1 and not part.keeps_copies
+    overwrites = step % OVERWRITE_EVERY == OVERWRITE_EVERY - 1
     if overwrites:
         draw_CX = np.random.default_rng((SEED, step)).random((OVERWRITE_CANDIDATES, 3))
         moves = best_overwrite(

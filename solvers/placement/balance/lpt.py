@@ -4,38 +4,14 @@
 
 Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969) with two changes: a rank takes part only while
 it has a free slot, and a copy avoids ranks that hold another copy of its expert, as long as any
-other is free, because engines that invert the table need that. Several workloads are planned as
-their weighted mean. All layers at once, S steps of O(L G). Proves nothing; the bound is `bound.py`.
-Keeps no limit on migration: such problems are answered with UNKNOWN.
+other is free, because engines that invert the table need that. All layers at once, S steps of
+O(L G). Proves nothing.
 """
 
 import numpy as np
 
-from solvers.placement.balance.bound import bound
-from solvers.placement.balance.objective import cost_of, planning_loads
-from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.replicas import greedy_copies, listed
-from solvers.placement.ranks import Floats, Ints, Placement, Ranks
-from solvers.result import Claim, Status
-
-
-def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
-    """Return the rule's placement; it takes milliseconds, whatever the limit."""
-    del time_limit_s, threads
-    least = bound(problem)
-    if problem.migration is not None:
-        return Claim(status=Status.UNKNOWN, solution=None, bound=least)
-    load_LE = planning_loads(problem)
-    copies_LE = greedy_copies(
-        load_LE, num_slots=problem.ranks.num_slots, most_copies=problem.ranks.num_ranks
-    )
-    # `active_load` is in token copies, the planning load in shares of the whole: the rule ranks
-    # ranks by the mean cost over workloads instead.
-    cost_WLE = cost_of(problem.load_WLE / copies_LE, problem.active_load)
-    factor_W = problem.weight_W / problem.mean_WL.sum(axis=1)
-    cost_LE = np.einsum("w,wle->le", factor_W, cost_WLE)
-    placement = Placement(expert_LS=packed(cost_LE, copies_LE, problem.ranks))
-    return Claim(status=Status.FEASIBLE, solution=placement, bound=least)
+from solvers.placement.balance.replicas import listed
+from solvers.placement.ranks import Floats, Ints, Ranks
 
 
 def packed(cost_LE: Floats, copies_LE: Ints, ranks: Ranks, *, group_G: Ints | None = None) -> Ints:

@@ -5,8 +5,6 @@
 The checker shares none of this; it reads the definitions of `problem.py` again, line by line.
 """
 
-import itertools
-
 import numpy as np
 
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
@@ -126,24 +124,6 @@ def robust_slope(problem: BalanceProblem, imbalance_W: Floats) -> Floats:
     slope_W = np.empty(problem.num_workloads)
     slope_W[order_W] = part_W / part_W.sum()
     return slope_W
-
-
-def slopes(problem: BalanceProblem) -> tuple[Floats, ...]:
-    """Every slope that the robust number can have; it is the largest of their products with them.
-
-    One for the mean, one a workload for the worst; for CVaR one for each order of the workloads,
-    fewer where orders agree: only for few workloads.
-    """
-    if problem.robust is Robust.MEAN:
-        return (problem.weight_W,)
-    orders = itertools.permutations(range(problem.num_workloads))
-    if problem.robust is Robust.WORST:
-        return tuple(np.eye(problem.num_workloads))
-    every_slope = {
-        tuple(robust_slope(problem, -np.argsort(np.array(order)).astype(float)).tolist())
-        for order in orders
-    }
-    return tuple(np.array(slope) for slope in sorted(every_slope))
 
 
 def robust_value(problem: BalanceProblem, imbalance_W: Floats) -> float:

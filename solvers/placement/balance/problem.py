@@ -42,7 +42,7 @@ class ReplicaDispatch(StrEnum):
     """The one near a source rank takes its tokens (`dispatch/nearest.py`), all equally those of
     ranks that have none near: what a draw for each token expects beside an all-to-all backend."""
     STATIC = "static"
-    """The near one, or one that a source rank is assigned once a launch (`dispatch/static.py`)."""
+    """The near one, or one that is assigned once a launch (`dispatch/launches.py`)."""
 
     @property
     def is_near(self) -> bool:
@@ -95,9 +95,6 @@ class BalanceProblem:
     variance_WLE: Floats | None = None
     """Of every load on other passes, around `load_WLE`: a search keeps ranks even whose loads will
     scatter by that. The objective is that of `load_WLE`. None: loads stay as they are."""
-    scatter_BWLE: Floats | None = None
-    """How these loads scatter together: other passes have `load_WLE` and B deviations, each times a
-    standard normal number of its workload. None: each expert scatters by itself."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
@@ -118,29 +115,22 @@ class BalanceProblem:
                 f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
                 f" {num_experts} experts"
             )
-        self._check_scatter()
+        self._check_variances(self.variance_WLE)
         if self.migration is not None:
             self._check_migration(self.migration)
         for array in (self.load_WLE, self.weight_W):
             array.setflags(write=False)
 
-    def _check_scatter(self) -> None:
-        variance_WLE, scatter_BWLE = self.variance_WLE, self.scatter_BWLE
-        if variance_WLE is not None:
-            if variance_WLE.shape != self.load_WLE.shape:
-                raise ValueError(
-                    f"variances have shape {variance_WLE.shape}, expected {self.load_WLE.shape}"
-                )
-            if not np.isfinite(variance_WLE).all() or (variance_WLE < 0.0).any():
-                raise ValueError("every variance must be a non-negative number")
-            variance_WLE.setflags(write=False)
-        if scatter_BWLE is not None:
-            if scatter_BWLE.shape[1:] != self.load_WLE.shape or not np.isfinite(scatter_BWLE).all():
-                raise ValueError(
-                    f"deviations have shape {scatter_BWLE.shape}, expected numbers, some of"
-                    f" {self.load_WLE.shape}"
-                )
-            scatter_BWLE.setflags(write=False)
+    def _check_variances(self, variance_WLE: Floats | None) -> None:
+        if variance_WLE is None:
+            return
+        if variance_WLE.shape != self.load_WLE.shape:
+            raise ValueError(
+                f"variances have shape {variance_WLE.shape}, expected {self.load_WLE.shape}"
+            )
+        if not np.isfinite(variance_WLE).all() or (variance_WLE < 0.0).any():
+            raise ValueError("every variance must be a non-negative number")
+        variance_WLE.setflags(write=False)
 
     def _check_migration(self, migration: Migration) -> None:
         expert_LS = migration.current.expert_LS

@@ -17,19 +17,14 @@ it, on mean + caution * deviation of every rank, and every layer takes the start
 end with the least expected time of its most-loaded rank (`objective.largest_times`, a guess). Of
 that, EPLB's placement and the even split's, launches are drawn, and every layer takes the best
 again. Where far ranks draw for each token (`ReplicaDispatch.NEAR`), nothing is assigned: starts are
-copies of the largest shares up to one a node, EPLB's placement, one of the above, copies that leave
-few shares of which a rank takes one only (`fitting_copies`), and replicas on groups of nodes
-(`groups.py`). Under static dispatch one more search keeps replicas on whole groups, which leave
-hardly a draw.
+copies of the largest shares up to one a node, EPLB's placement, one of the above, and copies that
+leave few shares of which a rank takes one only (`fitting_copies`).
 
 Loads are counts of some passes, and those of others scatter around them (`variance_WLE`): a rank
 has a deviation of these, too, and last choices draw loads. A placement that is even on the counts
 alone owes that to chance. On synthetic loads of which the search sees 16 or 64 passes this takes 0
 to 0.5 % of the mean off the most-loaded rank on other passes, of 5 to 6 that counting leaves: what
-is left is in the passes and not in the placement. Experts of one subject rise and fall together;
-where that is known (`scatter_BWLE`), a last search keeps ranks even on the mean of some drawn loads
-(a sample average, Kleywegt, Shapiro and Homem-de-Mello, SIAM J. Optimization 12(2), 2002), and
-other draws say whether it helps.
+is left is in the passes and not in the placement.
 
 Proves the bound of `bound.py`. Where migration is limited, `migration.py` picks what to move.
 """
@@ -44,7 +39,6 @@ import numpy as np
 
 from solvers.placement.balance.bound import bound, layer_bounds
 from solvers.placement.balance.eplb import eplb
-from solvers.placement.balance.groups import group_start
 from solvers.placement.balance.local_search import MOST_STEPS, search
 from solvers.placement.balance.lpt import packed
 from solvers.placement.balance.migration import within_limit
@@ -56,7 +50,7 @@ from solvers.placement.balance.objective import (
     robust_slope,
     value_of,
 )
-from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.balance.state import replica_groups
 from solvers.placement.dispatch.launches import expected_shares, targets, users
 from solvers.placement.ranks import Floats, Ints, Placement
@@ -84,15 +78,6 @@ SMALL_RATIO: Final = 3e-3
 ABOVE_MEAN: Final = 1e3
 """Weight of a share that no rank should have."""
 
-DRAWS_RATIO: Final = 0.4
-"""Of the time, for the search on drawn loads, where far ranks draw for each token."""
-
-DRAWN_PAIRS: Final = 4
-"""Drawn loads that are searched for, each with its opposite, so that their mean is the planned."""
-
-SEARCH_STREAM: Final = 2
-"""Of the seed: what is searched for and what is chosen by are independent."""
-
 LAUNCHES: Final = 16
 SEED: Final = 20_231
 """Of the launches that the last choice is made by; the checker draws others."""
@@ -102,9 +87,6 @@ LOADS_STREAM: Final = 1
 
 CLAIM_SEED: Final = 20_232
 """Of the launches of the claimed objective, which the checker compares with its own."""
-
-GROUPS_RATIO: Final = 0.2
-"""Of the time, for replicas on whole groups of nodes, where dispatch is static."""
 
 EVEN_RATIO: Final = 0.15
 """Of the time, for what the even split would place."""
@@ -148,11 +130,7 @@ def search_near(
     problem: BalanceProblem, *, time_limit_s: float, threads: int = 1, most_steps: int = MOST_STEPS
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
-    is_static = problem.dispatch is ReplicaDispatch.STATIC
-    is_drawn = not is_static and problem.scatter_BWLE is not None and _is_of_means(problem)
-    searched = SEARCH_RATIO - GROUPS_RATIO * is_static - DRAWS_RATIO * is_drawn
-    last_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
-    deadline_s = last_s - (SEARCH_RATIO - searched) * time_limit_s
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     candidates: list[Placement] = []
     even = search(
         dataclasses.replace(problem, dispatch=ReplicaDispatch.EVEN, migration=None),
@@ -174,9 +152,6 @@ def search_near(
             lambda: rule,
             starting[1],
         ]
-        on_groups = group_start(problem)
-        if on_groups is not None:
-            starting.append(lambda: on_groups[0])
     runs = [(begin, caution) for caution in cautions for begin in starting]
     for number, (begin, caution) in enumerate(runs):
         left_s = deadline_s - time.perf_counter()
@@ -192,24 +167,8 @@ def search_near(
                 caution=caution,
             )
         )
-    grouped = _grouped(
-        problem,
-        time_limit_s=GROUPS_RATIO * time_limit_s,
-        threads=threads,
-        most_steps=most_steps,
-    )
     guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in candidates])
     last = [best_layers(problem, candidates, guessed_CWL), even, rule]
-    last += grouped
-    if is_drawn:
-        on_draws = search(
-            with_draws(problem),
-            time_limit_s=max(last_s - time.perf_counter(), 0.0),
-            threads=threads,
-            most_steps=most_steps,
-            start=last[0],
-        )
-        last.append(on_draws)
     if problem.ranks.num_nodes == 1:
         # Ranks with the same draws share an assignment, which the estimate ignores.
         last += candidates
@@ -217,46 +176,6 @@ def search_near(
     last.append(best_layers(problem, last, np.stack(drawn)))
     drawn.append(drawn_times(problem, last[-1]))
     return min(zip(last, drawn, strict=True), key=lambda one: value_of(problem, one[1]))[0]
-
-
-def _grouped(
-    problem: BalanceProblem, *, time_limit_s: float, threads: int, most_steps: int
-) -> list[Placement]:
-    """Search among replicas on whole groups of nodes, where static dispatch draws little."""
-    begin = group_start(problem) if problem.dispatch is ReplicaDispatch.STATIC else None
-    if begin is None:
-        return []
-    start, domain_LGE = begin
-    placement = search(
-        dataclasses.replace(problem, dispatch=ReplicaDispatch.NEAR),
-        time_limit_s=time_limit_s,
-        threads=threads,
-        most_steps=most_steps,
-        start=start,
-        caution=LOADS_CAUTION,
-        domain_LGE=domain_LGE,
-    )
-    return [placement]
-
-
-def with_draws(problem: BalanceProblem) -> BalanceProblem:
-    """Return the problem with drawn loads of other passes as workloads, and their opposites."""
-    rng = np.random.default_rng((SEED, SEARCH_STREAM))
-    change_DWLE = _changes(problem, DRAWN_PAIRS, rng)
-    load_DWLE = np.concatenate([problem.load_WLE + change_DWLE, problem.load_WLE - change_DWLE])
-    return dataclasses.replace(
-        problem,
-        variance_WLE=None,
-        scatter_BWLE=None,
-        robust=Robust.MEAN,
-        load_WLE=np.concatenate(list(np.maximum(load_DWLE, 0.0))),
-        weight_W=np.tile(problem.weight_W, len(load_DWLE)) / len(load_DWLE),
-    )
-
-
-def _is_of_means(problem: BalanceProblem) -> bool:
-    """Whether workloads count by their weight alone, so that each may be many."""
-    return problem.robust is Robust.MEAN or problem.num_workloads == 1
 
 
 def start_placement(problem: BalanceProblem, *, ceiling: float | None) -> Placement:
@@ -332,21 +251,11 @@ def _times(
 
 def drawn_loads(problem: BalanceProblem, draws: int, *, seed: int) -> Floats:
     """Return loads as other passes may have them, [D][W][L][E]; one where they are known."""
-    if problem.variance_WLE is None and problem.scatter_BWLE is None:
+    if problem.variance_WLE is None:
         return problem.load_WLE[None]
-    change_DWLE = _changes(problem, draws, np.random.default_rng((seed, LOADS_STREAM)))
-    return np.asarray(np.maximum(problem.load_WLE + change_DWLE, 0.0))
-
-
-def _changes(problem: BalanceProblem, draws: int, rng: np.random.Generator) -> Floats:
-    """Draw what loads of other passes differ by, [D][W][L][E]."""
-    scatter_BWLE = problem.scatter_BWLE
-    if scatter_BWLE is not None:
-        chance_DWB = rng.standard_normal((draws, problem.num_workloads, len(scatter_BWLE)))
-        return np.asarray(np.einsum("dwb,bwle->dwle", chance_DWB, scatter_BWLE, optimize=True))
-    assert problem.variance_WLE is not None
+    rng = np.random.default_rng((seed, LOADS_STREAM))
     change_DWLE = rng.standard_normal((draws, *problem.load_WLE.shape))
-    return np.asarray(change_DWLE * np.sqrt(problem.variance_WLE))
+    return np.maximum(problem.load_WLE + change_DWLE * np.sqrt(problem.variance_WLE), 0.0)
 
 
 def best_layers(

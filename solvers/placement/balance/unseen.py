@@ -65,7 +65,6 @@ def with_unseen(problem: BalanceProblem) -> BalanceProblem:
         load_WLE=np.concatenate([problem.load_WLE, expected_LE[None], even_LE[None]]),
         weight_W=weight_W / weight_W.sum(),
         variance_WLE=_with_none(problem.variance_WLE),
-        scatter_BWLE=None,
     )
 
 

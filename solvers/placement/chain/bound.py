@@ -1,14 +1,13 @@
 """A lower bound on the cost of any chain placement, by pair of layers.
 
-    T pairs of layers   E experts   H kinds of groups
+    T pairs of layers   E experts   H kinds of groups   J groups of a kind
 
-With the three costs of `hierarchy.py` a pair costs `other_node` for its whole flow, less what stays
-on nodes and on ranks; `flow_bound.py` says how much of a flow can stay at most. Other costs of
-equal ranks are bounded by the least ones on a rank, inside a node and between nodes, those of
-unequal ranks by two: the least one on a rank and the least between ranks. The most-loaded pair of
-ranks pays at least the mean over the pairs that have a price; and a flow F that cannot stay on its
-rank puts max_gh cost(g, h) flow(g, h) >= F / sum_gh 1 / cost(g, h) on some pair of ranks. Load
-limits are not used, nor that a layer's placement is the same for the layers before and after it.
+Costs are bounded by three: the least on a rank, inside a node and between nodes. So a pair costs
+the last for its whole flow, less what stays on nodes and on ranks; `flow_bound.py` says how much of
+a flow can stay at most. The most-loaded pair of ranks pays at least the mean over the pairs that
+have a price; and a flow F that cannot stay on its rank puts max_gh cost(g, h) flow(g, h) >= F /
+sum_gh 1 / cost(g, h) on some pair of ranks. Load limits are not used, nor that a layer's placement
+is the same for the layers before and after it.
 
 The first pass takes the matching bound alone, milliseconds a pair; later ones cut the flow at
 heights that are multiples of its mean cell, one after the other until time is up. Every pass only
@@ -16,12 +15,11 @@ raises the bound.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from solvers.placement.chain.hierarchy import hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.flow_bound import most_staying_by_matching, most_staying_cut_at
 from solvers.placement.ranks import Floats
@@ -83,34 +81,26 @@ def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Flo
     return np.asarray(leaving_T / (1.0 / between).sum())
 
 
-def _cheapest(problem: ChainProblem) -> ChainProblem:
-    """The problem with the least cost of each kind: on a rank, inside a node, between nodes."""
+def _groups(problem: ChainProblem) -> tuple[float, tuple[FlowGroup, ...]]:
+    """The least cost of a copy that stays nowhere, and where it can stay."""
     ranks, cost_GG = problem.ranks, problem.cost_GG
     is_rank = np.eye(ranks.num_ranks, dtype=bool)
-    is_node = (ranks.node_G[:, None] == ranks.node_G) & ~is_rank
-    least_GG = np.zeros_like(cost_GG)
-    for kind_GG in (is_rank, is_node, ~(is_rank | is_node)):
-        least_GG[kind_GG] = cost_GG[kind_GG].min(initial=np.inf)
-    return replace(problem, cost_GG=least_GG)
-
-
-def _groups(problem: ChainProblem) -> tuple[float, tuple[FlowGroup, ...]]:
-    """The cost of a copy that stays nowhere, and where it can stay."""
-    ranks, shape = problem.ranks, hierarchy_of(problem) or hierarchy_of(_cheapest(problem))
-    if shape is None:
-        is_rank = np.eye(ranks.num_ranks, dtype=bool)
-        on_rank = float(problem.cost_GG[is_rank].min())
-        between = float(problem.cost_GG[~is_rank].min(initial=np.inf))
-        if between <= on_rank or ranks.num_ranks == 1:
-            return min(on_rank, between), ()
-        size = int(ranks.slots_G.max())
-        return between, (FlowGroup(gain=between - on_rank, size=size, num_groups=None),)
-    return shape.other_node, tuple(
-        FlowGroup(gain=gain, size=size, num_groups=count)
-        for gain, size, count in (
-            (shape.node_gain, shape.slots_per_node, shape.num_nodes),
-            (shape.rank_gain, shape.slots_per_rank, ranks.num_ranks),
+    is_node = ranks.node_G[:, None] == ranks.node_G
+    near = float(cost_GG[is_node & ~is_rank].min(initial=np.inf))
+    far = min(
+        float(cost_GG[~is_node].min(initial=np.inf)), near if ranks.num_nodes == 1 else np.inf
+    )
+    own = min(float(cost_GG[is_rank].min()), near, far)
+    far = far if np.isfinite(far) else own
+    near = min(near, far)
+    kinds = ((far - near, np.bincount(ranks.node_G, ranks.slots_G)), (near - own, ranks.slots_G))
+    return far, tuple(
+        FlowGroup(
+            gain=gain,
+            size=int(slots_J.max()),
+            num_groups=len(slots_J) if (slots_J == slots_J[0]).all() else None,
         )
+        for gain, slots_J in kinds
         if gain > 0.0
     )
 

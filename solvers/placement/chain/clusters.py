@@ -7,7 +7,7 @@ before anything is placed: the cosine between their rows of in- and outgoing flo
 taken (Hellinger's distance) so that a few heavy cells do not decide, the mean row taken off.
 Clusters of one rank's slots are grown by `greedy_groups.py`. Then each layer's clusters are matched
 to those of the layer before by the flow between them, which numbers them along the chain. Loads,
-costs and nodes are ignored; annealing is for that.
+costs and nodes are ignored; swaps are for that.
 """
 
 import numpy as np

@@ -39,8 +39,7 @@ from solvers.cbc import CbcResult, run_cbc
 from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.ranks import Floats, Ints, Placement
-from solvers.placement.single import placed
+from solvers.placement.ranks import Floats, Ints, Placement, placed
 from solvers.placement.start_placement import repaired
 from solvers.result import Claim, Status
 

@@ -13,17 +13,15 @@ pairs that share a group, over all tokens. Q is what co-activation counts A(e, f
 
     Q <= 1/2 max <A, x>,    x(e, f) = 1: in one group
 
-which `flow_bound.py` bounds: each expert has at most n - 1 others in its group; and, where groups
-are equal, by eigenvalues, as <A, x> = <A + c I, x> - c E for any c. Both are combined at a height
-as described there. So F = T (K - f) copies go into groups at least, at most T into each. At best
-the groups of least weight take them, and the most expensive group has M with
+which `flow_bound.py` bounds: each expert has at most n - 1 others in its group. So F = T (K - f)
+copies go into groups at least, at most T into each. At best the groups of least weight take them,
+and the most expensive group has M with
 
     F <= sum_j min(T, M / w(j)),    so M >= F / sum_j 1 / w(j)
 
 With weights of 1 that is the mean, rounded up, as tokens are whole.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,22 +29,19 @@ import numpy as np
 
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.coactivation.swaps import BLOCK_TOKENS
-from solvers.placement.flow_bound import most_staying_by_matching, most_staying_by_spectrum
+from solvers.placement.flow_bound import most_staying_by_matching
 from solvers.placement.ranks import Floats, Ints
 
-HEIGHTS: Final = (2.0, 4.0, 8.0, 1.0)
-"""Times the mean count: where counts are cut."""
 ROUNDING_RATIO: Final = 1e-9
 """Of a token, by which a bound may be too high from rounding alone: copies are whole numbers."""
 
 
-def lower_bound_L(problem: CoactivationProblem, *, time_limit_s: float) -> Floats:
-    """Return what each layer costs at least; better with more time."""
-    deadline_s = time.perf_counter() + time_limit_s
+def lower_bound_L(problem: CoactivationProblem) -> Floats:
+    """Return what each layer costs at least."""
     both_LEE = [tokens_of_both_EE(row_TK, problem.num_experts) for row_TK in problem.expert_LTK]
     bound_L = np.zeros(problem.num_layers)
     for level in problem.levels:
-        copies_L = fewest_copies_L(problem, level, both_LEE, deadline_s=deadline_s)
+        copies_L = fewest_copies_L(problem, level, both_LEE)
         touched_L = cheapest_total_L(copies_L, level.weights_J, problem.expert_LTK.shape[1])
         peak_L = copies_L / (1.0 / level.weights_J).sum()
         if (level.weights_J == 1.0).all():
@@ -57,7 +52,7 @@ def lower_bound_L(problem: CoactivationProblem, *, time_limit_s: float) -> Float
 
 
 def fewest_copies_L(
-    problem: CoactivationProblem, level: Level, both_LEE: Sequence[Floats], *, deadline_s: float
+    problem: CoactivationProblem, level: Level, both_LEE: Sequence[Floats]
 ) -> Floats:
     """Return the least number of token copies into groups of a level.
 
@@ -74,13 +69,6 @@ def fewest_copies_L(
     )
     if slots_J.max() <= 1:
         most_L[:] = 0.0
-    elif (slots_J == slots_J[0]).all():
-        for height in HEIGHTS:
-            for layer, both_EE in enumerate(both_LEE):
-                if time.perf_counter() >= deadline_s:
-                    break
-                pairs_bound = _most_pairs_cut_at(both_EE, height, len(slots_J))
-                most_L[layer] = min(most_L[layer], pairs_bound)
     saved_L = num_tokens * most_saved(most_L / num_tokens, num_chosen, slots_J)
     return np.asarray(np.ceil(num_tokens * num_chosen - saved_L - ROUNDING_RATIO * num_tokens))
 
@@ -115,13 +103,3 @@ def tokens_of_both_EE(expert_TK: Ints, num_experts: int) -> Floats:
         both_EE += chosen_NE.T @ chosen_NE
     np.fill_diagonal(both_EE, 0.0)
     return both_EE
-
-
-def _most_pairs_cut_at(both_EE: Floats, height: float, num_groups: int) -> float:
-    num_experts = len(both_EE)
-    below_EE = np.minimum(both_EE, height * float(both_EE.mean()))
-    above = most_staying_by_matching(both_EE - below_EE, group_size=num_experts // num_groups - 1)
-    shift = float(np.abs(below_EE).sum(axis=1).max())
-    np.fill_diagonal(below_EE, shift)
-    below = most_staying_by_spectrum(below_EE, num_groups=num_groups) - shift * num_experts
-    return (above + below) / 2.0

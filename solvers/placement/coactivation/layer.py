@@ -1,4 +1,4 @@
-"""One layer while its experts are being swapped: ranks, loads and the tables of every level.
+"""One layer while its experts are being swapped: ranks and the tables of every level.
 
 T tokens, K experts of a token, E experts, G ranks, H levels, N tokens of a swap.
 """
@@ -10,8 +10,6 @@ import numpy as np
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.coactivation.swaps import Tables, changes_EE
 from solvers.placement.ranks import Floats, Ints
-from solvers.placement.single import forbid_swaps
-from solvers.placement.start_placement import rank_loads
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -22,10 +20,7 @@ class Layer:
     token_M: Ints
     """Tokens by expert; those of expert e are `token_M[first_E[e] : first_E[e + 1]]`."""
     first_E: Ints
-    load_E: Floats
-    most_load: float
     rank_E: Ints
-    load_G: Floats
     tables_H: tuple[Tables, ...]
     total_cost_H: Floats
     peak_cost_H: Floats
@@ -42,17 +37,9 @@ class Layer:
             )
         )
 
-    def allowed_changes_EE(self) -> Floats:
-        """By how much each swap changes the cost; infinite where a limit forbids it."""
-        changed_EE = changes_EE(self.tables_H, self.total_cost_H, self.peak_cost_H)
-        forbid_swaps(
-            changed_EE,
-            rank_E=self.rank_E,
-            load_E=self.load_E,
-            load_G=self.load_G,
-            most_load=self.most_load,
-        )
-        return changed_EE
+    def changes_EE(self) -> Floats:
+        """By how much each swap changes the cost."""
+        return changes_EE(self.tables_H, self.total_cost_H, self.peak_cost_H)
 
     def swap(self, one: int, two: int) -> None:
         """Swap two experts."""
@@ -60,7 +47,6 @@ class Layer:
         for tables in self.tables_H:
             tables.swap(one, two, self.expert_TK[tokens_N])
         self.rank_E[[one, two]] = self.rank_E[[two, one]]
-        self.load_G = rank_loads(self.load_E[None], self.rank_E[None], len(self.load_G))[0]
 
     def _tokens(self, expert: int) -> Ints:
         return self.token_M[self.first_E[expert] : self.first_E[expert + 1]]
@@ -68,18 +54,14 @@ class Layer:
 
 def layer_of(problem: CoactivationProblem, number: int, rank_E: Ints) -> Layer:
     """Count one layer of a problem under a placement."""
-    expert_TK, load_E = problem.expert_LTK[number], problem.load_LE[number]
+    expert_TK = problem.expert_LTK[number]
     tokens_E = np.bincount(expert_TK.ravel(), minlength=problem.num_experts)
     by_expert = np.argsort(expert_TK.ravel(), kind="stable")
-    limit = np.inf if problem.most_load_L is None else float(problem.most_load_L[number])
     return Layer(
         expert_TK=expert_TK,
         token_M=by_expert // expert_TK.shape[1],
         first_E=np.concatenate([[0], np.cumsum(tokens_E)]),
-        load_E=load_E,
-        most_load=limit,
         rank_E=rank_E.copy(),
-        load_G=rank_loads(load_E[None], rank_E[None], problem.ranks.num_ranks)[0],
         tables_H=tuple(
             Tables.of(expert_TK, level.group_G[rank_E], level.weights_J) for level in problem.levels
         ),

@@ -28,9 +28,6 @@ class DispatchCase:
     """Token copies of each expert in each pass."""
     placement: Placement
     ranks: Ranks
-    source_HLE: Floats | None = None
-    """Token copies by the rank that holds the token, in any unit: only shares are used. None, or an
-    expert without any: every rank sends the same."""
     seed: int = 0
     """Of a rule's random draws."""
 
@@ -47,13 +44,9 @@ class DispatchCase:
             raise ValueError(f"expert ids must be in 0..{self.num_experts - 1}")
         if (self.copies_LE == 0).any():
             raise ValueError("every expert needs a replica in every layer")
-        sources = self.source_HLE
-        if sources is not None and sources.shape != self._source_shape:
-            raise ValueError(f"sources have shape {sources.shape}, expected {self._source_shape}")
-        for array in (self.load_PLE, *(() if sources is None else (sources,))):
-            if not np.isfinite(array).all() or (array < 0.0).any():
-                raise ValueError("loads and sources must be non-negative numbers")
-            array.setflags(write=False)
+        if not np.isfinite(self.load_PLE).all() or (self.load_PLE < 0.0).any():
+            raise ValueError("loads must be non-negative numbers")
+        self.load_PLE.setflags(write=False)
 
     @property
     def num_layers(self) -> int:
@@ -77,21 +70,6 @@ class DispatchCase:
         layer_LS = np.arange(self.num_layers)[:, None]
         np.add.at(count, (layer_LS, self.placement.expert_LS, self.ranks.rank_S[None, :]), 1)
         return count
-
-    @property
-    def source_ratio_HLE(self) -> Floats:
-        """Share of an expert's token copies that each source rank sends."""
-        if self.source_HLE is None:
-            return np.full(self._source_shape, 1.0 / self.ranks.num_ranks)
-        total_LE = self.source_HLE.sum(axis=0)
-        seen_LE = total_LE > 0.0
-        return np.where(
-            seen_LE, self.source_HLE / np.where(seen_LE, total_LE, 1.0), 1.0 / self.ranks.num_ranks
-        )
-
-    @property
-    def _source_shape(self) -> tuple[int, int, int]:
-        return (self.ranks.num_ranks, self.num_layers, self.num_experts)
 
 
 def split_loads(case: DispatchCase, split_LEG: Floats) -> Floats:

@@ -25,13 +25,13 @@ def key_of(case: DispatchCase, *, of: str, load_LE: Floats | None = None) -> byt
     """Return the cache key of a split.
 
     Args:
-        case: with its placement, ranks and sources.
+        case: with its placement and ranks.
         of: the rule, and its other inputs.
         load_LE: token copies of the pass, where the rule reads them.
     """
     digest = hashlib.blake2b(f"{of} {case.placement.expert_LS.shape} {case.num_experts}".encode())
     arrays = (case.placement.expert_LS, case.ranks.slots_G, case.ranks.node_G, case.ranks.speed_G)
-    for array in (*arrays, case.source_HLE, load_LE):
+    for array in (*arrays, load_LE):
         digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
     return digest.digest()
 

@@ -1,23 +1,75 @@
-"""Many launches of static dispatch at once, and what is expected over all of them.
+"""Static dispatch: each source rank sends an expert's tokens to one replica, chosen once a launch.
 
     D launches   H source ranks, H = G   R replicas of one expert, in slot order
+    P passes   L layers   E experts   G ranks   S slots
 
-The law is that of `static.py`, where every far rank works out an assignment of replicas to the far
-ranks and uses its own entry. What that uses up of a stream depends on how many replicas go to how
-many ranks: ranks with the same assignments behind them share the next one, and are taken as
-independent of the others.
+A near replica serves a source (nearest.py). The other sources are far: with k of them, each of r
+replicas serves k // r, k % r replicas drawn at random serve one more, and the order is shuffled.
+Every rank works the assignment out by itself, from a stream of the same seed that has advanced by
+the experts which are far from *this* rank only, layer by layer and expert by expert, and uses its
+own entry of it. What that uses up of a stream depends on how many replicas go to how many ranks:
+ranks with the same assignments behind them share the next one, and are taken as independent of the
+others. Many launches are drawn at once.
 
+Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all backend
+         (sglang/srt/eplb/expert_location.py).
 Differs: streams also meet where others happen to have used up as many numbers, which is left
          out: the engine's launches scatter a few per cent less. Numbers are numpy's: a placement is
          worth what it does over launches, and none of these is one that an engine makes.
+Valid:   every source rank sends as many tokens to each expert.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
+from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.kept import by_rank, keep, kept, key_of
 from solvers.placement.dispatch.nearest import FAR, nearest_H
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+
+LAUNCHES: Final = 10
+"""Launches that passes are divided among; as many as batches of passes are compared."""
+
+
+def loads(case: DispatchCase) -> Floats:
+    """Return token copies of each rank, `[P][L][G]`, neighbouring passes in launches of their own.
+
+    Different cases have independent launches only where their seeds differ.
+    """
+    parts = np.array_split(case.load_PLE, min(LAUNCHES, len(case.load_PLE)))
+    return np.concatenate(
+        [
+            split_loads(replace(case, load_PLE=load_PLE), split_LEG)
+            for load_PLE, split_LEG in zip(parts, splits(case, launches=len(parts)), strict=True)
+        ]
+    )
+
+
+def split(case: DispatchCase) -> Floats:
+    """Return the share of each expert's tokens that each rank takes in a launch, `[L][E][G]`."""
+    return next(splits(case, launches=1))
+
+
+def splits(case: DispatchCase, *, launches: int) -> Iterator[Floats]:
+    """Yield the same of many launches, drawn from the case's seed."""
+    key = key_of(case, of=f"static {case.seed} {launches}")
+    share_DLS = kept(key)
+    if share_DLS is None:
+        rank_S = case.ranks.rank_S
+        share_DLS = np.ones((launches, *case.placement.expert_LS.shape))
+        rng = np.random.default_rng(case.seed)
+        for layer, expert, target_DH in targets(
+            case.placement, ranks=case.ranks, rng=rng, launches=launches
+        ):
+            users_DG = users(target_DH, ranks=case.ranks)
+            slots = np.flatnonzero(case.placement.expert_LS[layer] == expert)
+            share_DLS[:, layer, slots] = users_DG[:, rank_S[slots]]
+        keep(key, share_DLS)
+    for share_LS in share_DLS:
+        yield by_rank(case, share_LS)
 
 
 def targets(

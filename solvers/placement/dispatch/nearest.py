@@ -54,19 +54,17 @@ def near_and_far(case: DispatchCase) -> tuple[Floats, Floats]:
 
 
 def _near_and_far(case: DispatchCase) -> tuple[Floats, Floats]:
-    ratio_HLE = case.source_ratio_HLE
     near_LEG = (case.copies_LEG > 0).astype(np.float64)
     far_LE = np.zeros((case.num_layers, case.num_experts))
-    rank_S = case.ranks.rank_S
     for layer, expert in np.argwhere(case.copies_LE > 1):
-        host_R = rank_S[np.flatnonzero(case.placement.expert_LS[layer] == expert)]
-        near = nearest_H(host_R, ranks=case.ranks)
-        ratio_H = ratio_HLE[:, layer, expert]
-        is_near_H = near != FAR
+        host_R = case.ranks.rank_S[case.placement.expert_LS[layer] == expert]
+        near_H = nearest_H(host_R, ranks=case.ranks)
         near_LEG[layer, expert] = np.bincount(
-            host_R[near[is_near_H]], weights=ratio_H[is_near_H], minlength=case.ranks.num_ranks
+            host_R[near_H[near_H != FAR]], minlength=case.ranks.num_ranks
         )
-        far_LE[layer, expert] = ratio_H[~is_near_H].sum()
+        far_LE[layer, expert] = (near_H == FAR).sum()
+        near_LEG[layer, expert] /= case.ranks.num_ranks
+        far_LE[layer, expert] /= case.ranks.num_ranks
     return near_LEG, far_LE
 
 
@@ -74,7 +72,7 @@ def expected_split(case: DispatchCase) -> Floats:
     """Return the share of each expert's token copies that each rank expects, `[L][E][G]`.
 
     Near replicas take their sources' tokens, far sources take any replica by equal chances. True of
-    `static` over the stream's seeds and of `dynamic` beside an all-to-all backend over its draws.
+    `static` over launches and of `dynamic` beside an all-to-all backend over its draws.
     """
     near_LEG, far_LE = near_and_far(case)
     return near_LEG + far_LE[:, :, None] * (case.copies_LEG / case.copies_LE[:, :, None])

@@ -10,7 +10,7 @@ the largest expected load, the more the fewer tokens a pass has.
     rule          shares
     even          equal shares (vLLM, TensorRT-LLM: in turn, so without noise)
     dynamic       equal shares
-    static        near replicas first, the others assigned once, by the seed
+    static        near replicas first, the others assigned once a launch
     near_dynamic  near replicas first, the others equally: `dynamic` beside an all-to-all backend
     lp            of the linear program, for each pass
     near_lp       near replicas first, the others by the linear program: `lp` as SGLang runs it
@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import kept, lp, static
+from solvers.placement.dispatch import kept, launches, lp
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.kept import by_rank
 from solvers.placement.dispatch.nearest import expected_split, near_and_far
@@ -86,12 +86,12 @@ BATCH_PASSES: Final = 16
 SPLITS: Final[Mapping[str, tuple[Split, Split]]] = {
     "even": (even_split, even_split),
     "dynamic": (even_split, even_split),
-    "static": (expected_split, static.split),
+    "static": (expected_split, launches.split),
     "near_dynamic": (expected_split, expected_split),
     "lp": (lp_split, lp_split),
     "near_lp": (near_lp_split, near_lp_split),
 }
-"""By rule: shares that are expected over seeds, and those of the case's own seed."""
+"""By rule: shares that are expected over launches, and those of one by the case's seed."""
 
 PASS_BY_PASS: Final = frozenset({"lp", "near_lp"})
 """Rules whose shares follow the counts of a pass."""

@@ -2,7 +2,7 @@
 
     L layers   E experts   G ranks   S slots   N nodes   r replicas   p ranks of a node
 
-Near replicas come first, far ones are assigned once a launch (`nearest.py` and `static.py`, whose
+Near replicas come first, far ones are assigned once a launch (`nearest.py` and `launches.py`, whose
 law is put in formulas here). With as many tokens from every rank, in units of one
 source rank, 1 / G:
 

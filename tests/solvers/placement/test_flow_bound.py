@@ -11,7 +11,7 @@ from solvers.placement.flow_bound import (
     most_staying_cut_at,
 )
 from solvers.placement.ranks import Floats
-from solvers.placement.single import all_assignments
+from tests.solvers.placement.testing import all_assignments
 
 
 def most_kept(flow_EE: Floats, slots_G: tuple[int, ...]) -> float:

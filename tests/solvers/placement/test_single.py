@@ -1,8 +1,7 @@
 import numpy as np
 
-from solvers.placement.ranks import Ranks
-from solvers.placement.single import all_assignments, placed
-from tests.solvers.placement.testing import rank_of_expert
+from solvers.placement.ranks import Ranks, placed
+from tests.solvers.placement.testing import all_assignments, rank_of_expert
 
 
 def test_slots_follow_ranks_with_experts_ascending() -> None:

@@ -1,12 +1,9 @@
 import numpy as np
-import pytest
 
 from solvers.placement.ranks import Ranks
-from solvers.placement.single import all_assignments
 from solvers.placement.start_placement import (
     fit,
     longest_first,
-    num_assignments,
     rank_loads,
     repaired,
 )
@@ -22,22 +19,14 @@ def test_the_longest_goes_first_to_the_least_loaded_rank() -> None:
 def test_a_layer_within_its_limit_is_left_as_it_is() -> None:
     load_LE = np.array([[4.0, 3.0, 2.0, 1.0]])
     actual = fit(load_LE, TWO, np.array([5.0]))
-    assert actual.fits
-    assert rank_loads(load_LE, actual.rank_LE, 2).tolist() == [[5.0, 5.0]]
+    assert actual is not None
+    assert rank_loads(load_LE, actual, 2).tolist() == [[5.0, 5.0]]
 
 
-def test_what_cannot_fit_is_proven_where_assignments_are_few() -> None:
-    actual = fit(np.array([[4.0, 3.0, 2.0, 1.0]]), TWO, np.array([4.9]))
-    assert not actual.fits
-    assert actual.is_proven
-
-
-def test_what_was_not_found_among_many_assignments_is_not_called_impossible() -> None:
+def test_nothing_is_returned_above_a_limit() -> None:
     ranks = Ranks.uniform(ranks=4, slots_per_rank=8)
     load_LE = np.random.default_rng(0).gamma(1.0, size=(1, 32))
-    actual = fit(load_LE, ranks, load_LE.sum(axis=1) / 4 * 0.99)
-    assert not actual.fits
-    assert not actual.is_proven
+    assert fit(load_LE, ranks, load_LE.sum(axis=1) / 4 * 0.99) is None
 
 
 def test_unequal_slots_are_kept() -> None:
@@ -54,21 +43,7 @@ def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
     largest_L = rank_loads(load_LE, rank_LE, 8).max(axis=1)
     mean_L = load_LE.sum(axis=1) / 8
     limit_L = mean_L + 0.3 * (largest_L - mean_L)
-    assert fit(load_LE, ranks, limit_L).fits
+    assert fit(load_LE, ranks, limit_L) is not None
     row_E = repaired(load_LE[0], rank_LE[0], float(limit_L[0]), rng)
     assert (np.bincount(row_E) == 8).all()
     assert rank_loads(load_LE[:1], row_E[None], 8).max() <= limit_L[0]
-
-
-def test_assignments_are_counted() -> None:
-    for slots_G in (
-        (2, 2),
-        (1, 2, 2),
-        (3,),
-    ):
-        ranks = Ranks(
-            slots_G=np.array(slots_G),
-            node_G=np.zeros(len(slots_G), dtype=int),
-            speed_G=np.ones(len(slots_G)),
-        )
-        assert num_assignments(ranks) == pytest.approx(len(all_assignments(slots_G)))

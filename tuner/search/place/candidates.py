@@ -6,7 +6,7 @@ EPLB is given the mean load of the workloads, as an engine that adds up its coun
 better of its two policies on the fit passes is the EPLB baseline of every comparison.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -19,19 +19,18 @@ from solvers.placement.balance.problem import BalanceProblem, Migration, Replica
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
-from solvers.registry import BALANCE, COACTIVATION
-from solvers.result import Claim, Outcome, Status
+from solvers.registry import BALANCE
+from solvers.result import Outcome
 from tuner.errors import SpecError
 from tuner.search.place.evidence import (
     WorkloadEvidence,
     load_WLE,
     mean_load_LE,
-    scatter_BWLE,
     variance_WLE,
     weight_W,
 )
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.methods import solve_balance, solve_chain, solve_coactivation
+from tuner.search.place.methods import TrafficProblem, solve_balance, solve_traffic
 from tuner.search.place.passes import fit_imbalances, is_per_pass
 from tuner.search.place.token_levels import link_levels
 from tuner.search.place.transitions import Tokens, flow_MEE
@@ -41,12 +40,6 @@ from tuner.spec.place_read import PlaceSpec
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 """Objectives about traffic; they place every expert once, and cap a rank's load at EPLB's."""
-
-PlaceOnTable = Callable[..., Placement]
-"""`known_table.place_on_table`; takes the problem, placements and `time_limit_s`."""
-
-TABLE_RATIO: Final = 0.6
-"""Share of a search's time for placing under the engine's own table, where it is known."""
 
 MOST_STATED: Final = 2
 """Traffic problems that are cached: the plan's, used for each candidate, and one more."""
@@ -82,7 +75,6 @@ def balance_problem(
         migration=migration,
         dispatch=solved_dispatch(dispatch),
         variance_WLE=variance_WLE(evidence),
-        scatter_BWLE=scatter_BWLE(evidence),
     )
 
 
@@ -173,7 +165,6 @@ def solve_objective(
     active_load: float,
     migration: Migration | None,
     time_limit_s: float,
-    place_on_table: PlaceOnTable | None = None,
 ) -> Outcome[Placement]:
     """Place for the goal's objective under a dispatch rule.
 
@@ -187,22 +178,14 @@ def solve_objective(
         active_load: cost of reading an expert's weights, in token copies.
         migration: the limit on moved experts.
         time_limit_s: of the whole solve.
-        place_on_table: places for the table that the engine draws, where it is known.
 
     Raises:
         SpecError: the recordings lack what the objective needs, experts are replicated where it
             takes single ones only, or the goal's method cannot take the problem.
     """
-    if goal.objective is Objective.LAYER_CHAIN:
-        return solve_chain(
-            chain_problem(tuple(evidence), goal=goal, ranks=ranks, baseline=baseline, links=links),
-            goal=goal,
-            eplb_placement=baseline.placement,
-            time_limit_s=time_limit_s,
-        )
-    if goal.objective is Objective.CO_ACTIVATION:
-        return solve_coactivation(
-            coactivation_problem(
+    if goal.objective in TRAFFIC:
+        return solve_traffic(
+            traffic_problem(
                 tuple(evidence), goal=goal, ranks=ranks, baseline=baseline, links=links
             ),
             goal=goal,
@@ -217,20 +200,9 @@ def solve_objective(
         active_load=active_load,
         migration=migration,
     )
-    if place_on_table is None or migration is not None or goal.method is not Method.AUTO:
-        return solve_balance(
-            problem, goal=goal, eplb_placement=baseline.placement, time_limit_s=time_limit_s
-        )
-    table_s = TABLE_RATIO * time_limit_s
-    outcome = solve_balance(problem, goal=goal, time_limit_s=time_limit_s - table_s)
-    if outcome.solution is None:
-        return outcome
-    placement = place_on_table(
-        problem, (outcome.solution, baseline.placement), time_limit_s=table_s
+    return solve_balance(
+        problem, goal=goal, eplb_placement=baseline.placement, time_limit_s=time_limit_s
     )
-    claim = Claim(status=Status.FEASIBLE, solution=placement, bound=outcome.bound)
-    solve_s = outcome.solve_s + table_s
-    return BALANCE.checked(problem, claim, method=outcome.method, solve_s=solve_s)
 
 
 def layer_time_candidates(
@@ -251,117 +223,103 @@ def layer_time_candidates(
     """
     experts = evidence[0].recording.num_experts
     candidates = {}
-    together = (
+    is_merged = (
         goal.is_merged
         and migration is None
         and ranks.num_slots == experts
         and all(one.fit_LTK is not None for one in evidence)
     )
-    limit_s = time_limit_s / (2.0 if together else 1.0)
+    limit_s = time_limit_s / (2.0 if is_merged else 1.0)
     problem = balance_problem(
         evidence, goal=goal, ranks=ranks, dispatch=dispatch, migration=migration
     )
     balanced = BALANCE.solve(problem, time_limit_s=limit_s)
     if balanced.solution is not None:
         candidates["balance of copies"] = balanced.solution
-    if together:
-        traffic_problem = coactivation_problem(
+    if is_merged:
+        together = traffic_problem(
             tuple(evidence), goal=goal, ranks=ranks, baseline=baseline, links=links
         )
-        solved = COACTIVATION.solve(traffic_problem, time_limit_s=limit_s)
+        solved = solve_traffic(
+            together, goal=goal, eplb_placement=baseline.placement, time_limit_s=limit_s
+        )
         if solved.solution is not None:
             candidates["co-activation"] = solved.solution
     return candidates
 
 
 @lru_cache(maxsize=MOST_STATED)
-def chain_problem(
+def traffic_problem(
     evidence: tuple[WorkloadEvidence, ...],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
     baseline: EplbBaseline,
     links: LinkCosts,
-) -> ChainProblem:
-    """Build the layer-chain problem of the weighted workloads, each as shares of its tokens."""
+) -> TrafficProblem:
+    """Build the problem of the fit tokens of weighted workloads.
+
+    A chain has each workload's transitions as shares of its tokens, co-activation as many sampled
+    tokens as its weight says.
+    """
     _refuse_replicas(goal, ranks, evidence)
-    flows = [flow_MEE(one, Tokens.FIT) for one in evidence]
-    flow_TEE = np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows))
-    return chain_from_flow(
-        flow_TEE, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
-    )
-
-
-def chain_from_flow(
-    flow_TEE: Floats,
-    evidence: Sequence[WorkloadEvidence],
-    *,
-    goal: PlaceGoal,
-    ranks: Ranks,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-) -> ChainProblem:
-    """Build the layer-chain problem of given transitions of some workloads."""
-    is_peak = goal.traffic is TrafficObjective.MOST_LOADED
-    return ChainProblem(
-        flow_TEE=flow_TEE,
-        load_LE=mean_load_LE(evidence),
-        ranks=ranks,
-        cost_GG=links.cost_GG.copy(),
-        most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
-        measure=Measure.MOST_LOADED_PAIR if is_peak else Measure.TOTAL,
-    )
-
-
-@lru_cache(maxsize=MOST_STATED)
-def coactivation_problem(
-    evidence: tuple[WorkloadEvidence, ...],
-    *,
-    goal: PlaceGoal,
-    ranks: Ranks,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-) -> CoactivationProblem:
-    """Build the co-activation problem of sampled tokens, as many per workload as its weight."""
-    _refuse_replicas(goal, ranks, evidence)
-    samples = []
-    for one in evidence:
-        tokens = one.fit_LTK
-        if tokens is None:
-            raise SpecError(
-                f"goal.workloads: {one.name!r} holds no sampled tokens, which objective"
-                " co_activation is about; record it with `moetune profile --suite routing`"
-            )
-        samples.append(tokens)
     weights = weight_W(evidence)
-    # The smallest sample relative to its weight sets the number of tokens.
-    most = min(s.shape[1] / w for s, w in zip(samples, weights, strict=True))
-    taken = [
-        sample[:, : max(1, int(most * weight))]
-        for sample, weight in zip(samples, weights, strict=True)
-    ]
-    expert_LTK = np.concatenate(taken, axis=1)
-    return coactivation_from_tokens(
-        expert_LTK, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
-    )
+    if goal.objective is Objective.LAYER_CHAIN:
+        flows = [flow_MEE(one, Tokens.FIT) for one in evidence]
+        sample = np.einsum("w,wmef->mef", weights, np.stack(flows))
+    else:
+        samples = [fit_tokens(one) for one in evidence]
+        # The smallest sample relative to its weight sets the number of tokens.
+        most = min(each.shape[1] / w for each, w in zip(samples, weights, strict=True))
+        sample = np.concatenate(
+            [each[:, : max(1, int(most * w))] for each, w in zip(samples, weights, strict=True)],
+            axis=1,
+        )
+    return sampled_problem(sample, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links)
 
 
-def coactivation_from_tokens(
-    expert_LTK: Ints,
+def fit_tokens(one: WorkloadEvidence) -> Ints:
+    """Return the sampled tokens of a workload that co-activation is planned from.
+
+    Raises:
+        SpecError: the recording holds none.
+    """
+    if one.fit_LTK is None:
+        raise SpecError(
+            f"goal.workloads: {one.name!r} holds no sampled tokens, which objective"
+            " co_activation is about; record it with `moetune profile --suite routing`"
+        )
+    return one.fit_LTK
+
+
+def sampled_problem(
+    sample: Floats | Ints,
     evidence: Sequence[WorkloadEvidence],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
     baseline: EplbBaseline,
     links: LinkCosts,
-) -> CoactivationProblem:
-    """Build the co-activation problem of given tokens of some workloads."""
+) -> TrafficProblem:
+    """Build the problem of given transitions [M][E][E], or of given tokens [L][T][K]."""
+    is_peak = goal.traffic is TrafficObjective.MOST_LOADED
+    load_LE = mean_load_LE(evidence)
+    most_load_L = baseline.largest_L * (1.0 + goal.traffic_slack_ratio)
+    if goal.objective is Objective.LAYER_CHAIN:
+        return ChainProblem(
+            flow_TEE=sample.astype(np.float64),
+            load_LE=load_LE,
+            ranks=ranks,
+            cost_GG=links.cost_GG.copy(),
+            most_load_L=most_load_L,
+            measure=Measure.MOST_LOADED_PAIR if is_peak else Measure.TOTAL,
+        )
     return CoactivationProblem(
-        expert_LTK=expert_LTK,
-        load_LE=mean_load_LE(evidence),
+        expert_LTK=sample.astype(np.int64),
+        load_LE=load_LE,
         ranks=ranks,
-        levels=link_levels(links, is_peak=goal.traffic is TrafficObjective.MOST_LOADED),
-        most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
+        levels=link_levels(links, is_peak=is_peak),
+        most_load_L=most_load_L,
     )
 
 

@@ -24,10 +24,8 @@ from tuner.search.place.cost import (
     fit_seconds,
     robust,
     robust_weights,
-    seconds_error,
 )
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.search.place.known_table import apply_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.passes import fit_imbalances, is_per_pass
 from tuner.search.place.prices import Pricing
@@ -42,10 +40,6 @@ NEAR_RATIO = 0.98
 
 EVEN_ENOUGH = 1.001
 """Largest load over the mean that counts as even."""
-
-MOST_OF_EXCESS = 0.5
-"""Near replicas bind if a linear program over all tokens leaves less than this share of the
-excess load."""
 
 
 def to_certificate(
@@ -86,13 +80,10 @@ def to_certificate(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    bounds = [one.bound for one in certificates(problem, chosen)]
-    # The bounds of layers are about loads, and hold for any split over slots.
-    problem, chosen = apply_known_table(spec, problem, chosen, dispatch)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
         objective_error=standard_error(problem, chosen),
-        layers=_layers(spec, [one.objective for one in certificates(problem, chosen)], bounds),
+        layers=_layers(spec, *certificates(problem, chosen)),
         dispatch=solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
@@ -116,7 +107,6 @@ def _of_time(
     weights_W = robust_weights(spec, evidence, values)
     return PlaceCertificate(
         **_proven(robust(spec, evidence, values), robust(spec, evidence, bounds)),
-        objective_error=seconds_error(spec, evidence, priced, dispatch),
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
         dispatch=dispatch if is_per_pass(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,
@@ -185,8 +175,8 @@ def binding_constraint(
             f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
         )
     if dispatch in PASS_BY_PASS:
-        return _binding_program(spec, evidence, chosen, dispatch)
-    value_WL = layer_times(*apply_known_table(spec, problem, chosen, dispatch))
+        return "whole experts in few slots, however a pass is split, as far as is proven"
+    value_WL = layer_times(problem, chosen)
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
     if (
@@ -198,25 +188,6 @@ def binding_constraint(
     if len(evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"
     return "whole experts in few slots, as far as is proven"
-
-
-def _binding_program(
-    spec: PlaceSpec, evidence: tuple[WorkloadEvidence, ...], chosen: Placement, dispatch: str
-) -> str:
-    """Compare the linear program with near replicas first and without them."""
-    value, free = (
-        robust(spec, evidence, fit_imbalances(evidence, chosen, ranks=spec.ranks, dispatch=rule))
-        for rule in (dispatch, "lp")
-    )
-    if value <= EVEN_ENOUGH:
-        return "the mean load: no rank can have less than its share"
-    if free - 1.0 < MOST_OF_EXCESS * (value - 1.0):
-        return (
-            "near replicas take what is sent near them: the linear program steers only what far"
-            f" ranks send; steering all tokens, the most-loaded ranks would have {free:.3f} times"
-            f" the mean instead of {value:.3f}"
-        )
-    return "whole experts in few slots, however a pass is split, as far as is proven"
 
 
 def _binding_traffic(

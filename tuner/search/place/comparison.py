@@ -6,9 +6,7 @@ W workloads   P passes   L layers   G ranks
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.placement.ranks import Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.plans.place import LayerTimes, WorkloadOutcome
 from tuner.search.place.candidates import EplbBaseline
@@ -57,7 +55,6 @@ def evaluate_workload(
         load_PLE=one.holdout_PLE,
         ranks=placement_ranks(spec, placement),
         dispatch=dispatch,
-        source_HLE=source_loads(spec, one),
     )
 
 
@@ -77,14 +74,6 @@ def price_workload(
         token_LTK=one.holdout_LTK,
         is_counted=one.is_counted,
     )
-
-
-def source_loads(spec: PlaceSpec, one: WorkloadEvidence) -> Floats | None:
-    """Token copies by source rank; None unless as many ranks were recorded as are planned."""
-    source_SLE = one.recording.source_SLE
-    if source_SLE is None or len(source_SLE) != spec.ranks.num_ranks:
-        return None
-    return source_SLE.astype(np.float64)
 
 
 def compare_loads(

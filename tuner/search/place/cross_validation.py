@@ -6,11 +6,10 @@ from typing import Final
 from solvers.placement.balance.problem import Migration
 from tuner.plans.place import LeftOut
 from tuner.search.place.candidates import eplb_baseline, solve_objective
-from tuner.search.place.comparison import placement_ranks, source_loads
+from tuner.search.place.comparison import placement_ranks
 from tuner.search.place.cost import active_load_of
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.known_table import place_on_table, uses_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.prices import Pricing
 from tuner.search.place.traffic import traffic_on
@@ -75,7 +74,6 @@ def leave_one_out(
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
             time_limit_s=allowed_s,
-            place_on_table=place_on_table if uses_known_table(spec, dispatch) else None,
         )
         if outcome.solution is None:
             continue
@@ -85,7 +83,6 @@ def leave_one_out(
                 load_PLE=one.whole_PLE,
                 ranks=placement_ranks(spec, placement),
                 dispatch=dispatch,
-                source_HLE=source_loads(spec, one),
             )
             for placement in (outcome.solution, baseline.placement, spec.current)
         )

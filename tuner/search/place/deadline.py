@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
-from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.placement.ranks import Placement, Ranks
 from tuner.search.place.evaluation import evaluate
-from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.search.place.passes import MOST_SOLVED_PASSES
 
 MIN_HOLDOUT_PASSES: Final = 2
@@ -83,12 +83,6 @@ def limit_note(
     )
 
 
-def spread(passes: int, most: int) -> list[int]:
-    """Return the indices of at most `most` evenly spaced passes."""
-    taken = np.linspace(0, passes - 1, min(most, passes))
-    return [int(place) for place in taken.round()]
-
-
 def _affordable(passes_each: int, *, pass_s: float, time_s: float) -> int:
     return int(time_s / max(pass_s * passes_each, 1e-9))
 
@@ -98,17 +92,11 @@ def _limit_passes(
 ) -> WorkloadEvidence:
     if not one.is_split:
         return one
-    fit_PLE = _spread_passes(one.whole_PLE[: one.num_fit_passes], num_fit)
-    holdout_PLE = _spread_passes(one.holdout_PLE, num_holdout)
+    fit_PLE = spread_passes(one.fit_PLE, num_fit or one.num_fit_passes)
+    holdout_PLE = spread_passes(one.holdout_PLE, num_holdout or len(one.holdout_PLE))
     return replace(
         one,
         holdout_PLE=holdout_PLE,
         whole_PLE=np.concatenate([fit_PLE, holdout_PLE]),
         num_fit_passes=len(fit_PLE),
     )
-
-
-def _spread_passes(load_PLE: Floats, most: int | None) -> Floats:
-    if most is None or most >= len(load_PLE):
-        return load_PLE
-    return load_PLE[spread(len(load_PLE), most)]

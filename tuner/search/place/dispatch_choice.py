@@ -11,15 +11,14 @@ from typing import Final
 
 import numpy as np
 
+from solvers.placement.dispatch import launches
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import (
     PASS_BY_PASS,
     SPLITS,
     draw,
-    expected_loads,
     splits_of,
 )
-from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement
 from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_rules import (
@@ -33,22 +32,16 @@ from tuner.engines.place_rules import (
     same_loads,
 )
 from tuner.plans.place import DispatchOutcome, MadeFor
-from tuner.search.place.comparison import source_loads
 from tuner.search.place.cost import robust, robust_weights
-from tuner.search.place.evaluation import evaluate_loads, whole_tokens
-from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.launch_noise import is_table_known
+from tuner.search.place.evaluation import evaluate, evaluate_loads, whole_tokens
+from tuner.search.place.evidence import WorkloadEvidence, spread_passes
+from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
 
 DRAWS: Final = 16
 """Per rule over all its passes, and at least one per pass; the mean of 16 maxima is known to a
-quarter of their spread."""
-
-SEEDS: Final = DRAWS
-"""Tables of `static`, the engine's own seed first. A recording seldom has all layers that the
-engine's random stream covers, so the engine's table is usually unknown (where it is known:
-`known_table.py`). As many as draws, so that each draw has its own table."""
+quarter of their spread. As many launches of `static`, so that each draw has a table of its own."""
 
 MOST_PASSES: Final = 8
 """Fit passes that rules are chosen on: a linear program is solved for each."""
@@ -77,8 +70,7 @@ def choose_dispatch(
     """Choose among the rules of the first target of `emit` on the fit passes.
 
     The rule of the plan stays unless another one gains more than the sampling error. All ranks are
-    assumed to send equally many tokens: recorded sources are summed over all passes, hold-out
-    passes included.
+    assumed to send equally many tokens.
 
     Args:
         spec: with the goal's own rule, if it names one.
@@ -100,10 +92,8 @@ def choose_dispatch(
         return DispatchChoice(rule=start.rule, notes=notes)
 
     def drawn(offer: DispatchOffer) -> list[Floats]:
-        return [
-            _sampled_imbalance_D(spec, offer.rule, _case(spec, placement, _spread(one)))
-            for one in evidence
-        ]
+        fit = [spread_passes(one.fit_PLE, MOST_PASSES) for one in evidence]
+        return [_sampled_imbalance_D(spec, offer.rule, placement, load_PLE) for load_PLE in fit]
 
     kept, best, most = drawn(start), start, 0.0
     for offer in allowed:
@@ -227,9 +217,9 @@ def _evaluate_offer(
     expected, sampled, tokens, draws = [], [], [], []
     for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.holdout_PLE
-        case = _case(spec, chosen, load_PLE, source_HLE=source_loads(spec, one))
-        expected.append(_given_counts(spec, offer.rule, case))
-        sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
+        given = evaluate(chosen, load_PLE=load_PLE, ranks=spec.ranks, dispatch=offer.rule)
+        expected.append(given.imbalance)
+        sampled_D = _sampled_imbalance_D(spec, offer.rule, chosen, load_PLE)
         sampled.append(float(sampled_D.mean()))
         draws.append(len(sampled_D))
         copies = float(load_PLE.sum(axis=2).mean() / spec.ranks.num_ranks)
@@ -243,58 +233,26 @@ def _evaluate_offer(
         counts_copies=counts_copies,
         tokens_per_rank=float(np.mean(tokens)),
         draws=min(draws),
-        tables=len(_seeds(spec, offer.rule)),
+        tables=DRAWS if offer.rule == Dispatch.STATIC.value else 1,
         is_allowed=False,
         is_chosen=False,
         words="",
     )
 
 
-def _given_counts(spec: PlaceSpec, rule: str, case: DispatchCase) -> float:
-    """Return the imbalance of each pass's own counts, mean over passes and tables of `static`.
-
-    A mean over tables comes last, since a launch keeps the table that it drew.
-    """
-    if rule == "static":
-        loads = [rank_loads(replace(case, seed=ENGINE_SEED + seed)) for seed in _seeds(spec, rule)]
-    else:
-        loads = [expected_loads(rule, case)]
-    return float(
-        np.mean([evaluate_loads(load_PLG, ranks=spec.ranks).imbalance for load_PLG in loads])
-    )
-
-
-def _seeds(spec: PlaceSpec, rule: str) -> range:
-    """Return the seed offsets of a rule's tables, relative to the engine's own seed."""
-    return range(SEEDS if rule == "static" and not is_table_known(spec) else 1)
-
-
-def _case(
-    spec: PlaceSpec,
-    placement: Placement,
-    load_PLE: Floats,
-    *,
-    source_HLE: Floats | None = None,
-) -> DispatchCase:
-    return DispatchCase(
-        load_PLE=load_PLE,
-        placement=placement,
-        ranks=spec.ranks,
-        source_HLE=source_HLE,
-        seed=ENGINE_SEED,
-    )
-
-
-def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floats:
+def _sampled_imbalance_D(
+    spec: PlaceSpec, rule: str, placement: Placement, load_PLE: Floats
+) -> Floats:
     """Return the imbalance of each draw, pass by pass, cycling through the fixed tables."""
+    case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks)
     shares = splits_of(rule)[1]
     draws_a_pass = -(-DRAWS // len(case.load_PLE))
     rng = np.random.default_rng(0)
     fixed: list[Floats] = []
     if rule not in PASS_BY_PASS:
         first = replace(case, load_PLE=case.load_PLE[:1])
-        seeds = [ENGINE_SEED + seed for seed in _seeds(spec, rule)]
-        fixed = [shares(replace(first, seed=seed)) for seed in seeds]
+        is_static = rule == Dispatch.STATIC.value
+        fixed = [*launches.splits(first, launches=DRAWS)] if is_static else [shares(first)]
     load_draws: list[Floats] = []
     for load_LE in case.load_PLE:
         one = replace(case, load_PLE=whole_tokens(load_LE[None]))
@@ -319,7 +277,7 @@ def _significant_gain(
     weights_W = robust_weights(spec, evidence, values)
     errors_W = np.array(
         [
-            mean_error(gain_D, passes=len(_spread(one)))
+            mean_error(gain_D, passes=min(MOST_PASSES, len(one.fit_PLE)))
             for one, gain_D in zip(evidence, gains, strict=True)
         ]
     )
@@ -335,13 +293,6 @@ def mean_error(value_D: Floats, *, passes: int) -> float:
     """
     value_P = value_D.reshape(passes, -1).mean(axis=1) if passes > 1 else value_D
     return float(value_P.std(ddof=1) / np.sqrt(len(value_P)))
-
-
-def _spread(one: WorkloadEvidence) -> Floats:
-    """Return a few evenly spaced fit passes."""
-    load_PLE = one.whole_PLE[: one.num_fit_passes] if one.is_split else one.fit_LE[None]
-    most = min(MOST_PASSES, len(load_PLE))
-    return load_PLE[np.linspace(0, len(load_PLE) - 1, most).round().astype(np.int64)]
 
 
 def _offers(spec: PlaceSpec, placement: Placement | None = None) -> list[tuple[DispatchOffer, str]]:

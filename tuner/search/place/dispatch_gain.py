@@ -1,46 +1,33 @@
 """The gain of a dispatch rule that no engine implements, on the plan's own placement.
 
-Without it engines draw a replica for each token (`dynamic`): the best placement for that is scored,
-evaluated and priced as placements are under every other rule.
+Without it engines draw a replica for each token (`dynamic`): both are scored as candidates are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from solvers.placement.dispatch.least_loaded import LeastLoaded
-from solvers.placement.ranks import Floats, Placement
+from solvers.placement.ranks import Placement
 from tuner.plans.place import PlaceUnlaunchable
 from tuner.search.place.comparison import (
     PlacementComparison,
-    evaluate_workload,
-    price_workload,
 )
 from tuner.search.place.cost import fit_cost
-from tuner.search.place.evaluation import Evaluation
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.prices import Pricing
 from tuner.search.settings import WORTH_NAMING_RATIO
-from tuner.spec.place import Dispatch
-from tuner.spec.place_dispatch import UNLAUNCHED
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_s
 
 _KNOBS: Final = LeastLoaded()
 
-RULES: Final[Mapping[Dispatch, str]] = {
-    Dispatch.ACTIVATED: (
-        "all tokens of an expert go to one replica, on the rank that reads fewest experts so far"
-        " (Janus' scheduler)"
-    ),
-    Dispatch.LEAST_LOADED: (
-        "what a rank has beyond the mean goes to idle ranks with a copy of the expert's weights"
-        f" (LLEP: pieces of {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the"
-        f" most-loaded rank has {_KNOBS.gate_ratio:g} times the mean)"
-    ),
-}
-"""What each rule does."""
+RULE: Final = (
+    "what a rank has beyond the mean goes to idle ranks with a copy of the expert's weights"
+    f" (LLEP: pieces of {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the"
+    f" most-loaded rank has {_KNOBS.gate_ratio:g} times the mean)"
+)
+"""What least-loaded dispatch does."""
 
 
 def dispatch_gain(
@@ -58,66 +45,51 @@ def dispatch_gain(
 
     Args:
         spec: what to plan.
-        evidence: hold-out passes are reported, fit passes choose among `candidates`.
-        comparisons: the current placement, EPLB's and the plan's, under the goal's rule.
+        evidence: whose fit passes are compared, as candidates are.
+        comparisons: of the hold-out passes, for the weights that move.
         pricing: of seconds; None: loads are compared.
         chosen: the plan's placement.
         candidates: for a runtime without the rule, the plan's placement among them.
     """
     rule = spec.goal.dispatch
-    if rule is None or rule not in UNLAUNCHED:
+    if rule is not Dispatch.LEAST_LOADED:
         return (), ()
-    launched = Dispatch.DYNAMIC.value
-    best = min(candidates, key=lambda each: fit_cost(spec, evidence, each, pricing, launched))
-    after = [comparison.planned for comparison in comparisons]
-    without = [evaluate_workload(spec, one, best, launched) for one in evidence]
-    weights = np.array([one.weight_ratio for one in evidence])
-    if pricing is None:
-        costs = [np.dot(weights, [one.imbalance for one in each]) for each in (after, without)]
-        shown = [f"{cost:.3f} times the mean load on the most-loaded ranks" for cost in costs]
-    else:
-        costs = [
-            sum(
-                one.weight_ratio
-                * float(price_workload(spec, one, placement, under, pricing).pass_P.mean())
-                for one, under in zip(evidence, each, strict=True)
-            )
-            for placement, each in ((chosen, after), (best, without))
-        ]
-        shown = [f"{format_s(cost)} in the expert layers of a pass" for cost in costs]
-    feature = f"dispatch {rule.value}: {RULES[rule]}; no engine that is written for has it"
-    lacking = PlaceUnlaunchable(feature=feature, gain_ratio=float(1.0 - costs[0] / costs[1]))
+    taken = fit_cost(spec, evidence, chosen, pricing, rule.value)
+    without = min(
+        fit_cost(spec, evidence, each, pricing, Dispatch.DYNAMIC.value) for each in candidates
+    )
+    shown = [
+        f"{cost:.3f} times the mean load on the most-loaded ranks"
+        if spec.goal.objective is not Objective.LAYER_TIME
+        else f"{format_s(cost)} in the expert layers of a pass"
+        for cost in (taken, without)
+    ]
+    feature = f"dispatch {rule.value}: {RULE}; no engine that is written for has it"
+    lacking = PlaceUnlaunchable(feature=feature, gain_ratio=1.0 - taken / without)
     return (lacking,) * (lacking.gain_ratio > WORTH_NAMING_RATIO), (
         f"with the rule {rule.value!r}: {shown[0]}; without it, on the best placement found:"
         f" {shown[1]}",
-        _experts_read(comparisons, weights)
-        if rule is Dispatch.ACTIVATED
-        else _weights_sent(after, weights, is_priced=pricing is not None),
+        _weights_sent(evidence, comparisons, is_priced=pricing is not None),
     )
 
 
-def _experts_read(comparisons: Sequence[PlacementComparison], weights: Floats) -> str:
-    before, eplb, after = (
-        float(np.dot(weights, [np.asarray(one.active_PLG).max(axis=2).mean() for one in each]))
-        for each in zip(*((one.current, one.eplb, one.planned) for one in comparisons), strict=True)
+def _weights_sent(
+    evidence: Sequence[WorkloadEvidence],
+    comparisons: Sequence[PlacementComparison],
+    *,
+    is_priced: bool,
+) -> str:
+    sent = sum(
+        one.weight_ratio * float(comparison.planned.weights_PLG.max(axis=2).mean())
+        for one, comparison in zip(evidence, comparisons, strict=True)
+        if comparison.planned.weights_PLG is not None
     )
-    return (
-        f"experts that the most-loaded rank reads in a layer: {before:.2f} before, {eplb:.2f} EPLB,"
-        f" {after:.2f} plan"
-    )
-
-
-def _weights_sent(evaluations: Sequence[Evaluation], weights: Floats, *, is_priced: bool) -> str:
-    sent = [
-        0.0 if one.weights_PLG is None else one.weights_PLG.max(axis=2).mean()
-        for one in evaluations
-    ]
     counted = (
         "counted, after the all-to-all and not overlapped with it"
         if is_priced
         else "not counted; name `model` and `cluster` for it"
     )
     return (
-        f"the most-loaded rank sends or gets the weights of {float(np.dot(weights, sent)):.2f}"
+        f"the most-loaded rank sends or gets the weights of {sent:.2f}"
         f" experts in a layer and pass; their transfer is {counted}"
     )

@@ -8,18 +8,21 @@ the sum over layers of the largest loads, over the sum of the means.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from solvers.placement.dispatch.activated import schedule
+from solvers.placement.dispatch import launches
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
 from solvers.placement.dispatch.sampling import expected_loads
-from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.plans.place import Band, PassSpread
 from tuner.spec.place import Dispatch
+
+SEED: Final = 90_001
+"""Of launches that neither choices nor certificates use."""
 
 STATED_RATIO = 0.9
 """Share of passes inside a printed band."""
@@ -39,6 +42,8 @@ class Evaluation:
     weights_PLG: Floats | None = None
     """Experts whose weights a rank sends or receives in the pass, the larger of the two; None: no
     weights move."""
+    num_launches: int = 1
+    """Launches with tables of their own that neighbouring passes belong to."""
 
     @property
     def imbalance(self) -> float:
@@ -76,32 +81,28 @@ def evaluate(
     load_PLE: Floats,
     ranks: Ranks,
     dispatch: str,
-    source_HLE: Floats | None = None,
 ) -> Evaluation:
     """Split the passes over replicas and find the most-loaded ranks.
 
-    Loads are expected values. `static` assigns replicas once, so its loads are those of the
-    engine's own seed. Rules that no engine implements also return which experts a rank reads.
+    Loads are expected values. `static` assigns replicas once a launch, so its passes are divided
+    among launches. Least-loaded dispatch also says which experts a rank reads, and whose weights
+    move.
     """
-    if dispatch == Dispatch.ACTIVATED.value:
-        load_PLE = arrivals(load_PLE)
     case = DispatchCase(
         load_PLE=load_PLE,
         placement=placement,
         ranks=ranks,
-        source_HLE=source_HLE,
-        seed=ENGINE_SEED,
+        seed=SEED,
     )
     active_PLG = weights_PLG = None
-    if dispatch == Dispatch.ACTIVATED.value:
-        copies_PLG, read_PLG = schedule(case)
-        active_PLG = read_PLG.astype(np.float64)
-    elif dispatch == Dispatch.LEAST_LOADED.value:
+    if dispatch == Dispatch.LEAST_LOADED.value:
         moved = least_loaded_plan(case, knobs=LeastLoaded())
         copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
         weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
     elif dispatch == Dispatch.STATIC.value:
-        copies_PLG = rank_loads(case)
+        return evaluate_loads(
+            launches.loads(case), ranks=ranks, num_launches=min(launches.LAUNCHES, len(load_PLE))
+        )
     else:
         copies_PLG = expected_loads(dispatch, case)
     return evaluate_loads(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)
@@ -113,6 +114,7 @@ def evaluate_loads(
     ranks: Ranks,
     active_PLG: Floats | None = None,
     weights_PLG: Floats | None = None,
+    num_launches: int = 1,
 ) -> Evaluation:
     """Find the most-loaded ranks, given the token copies of each rank."""
     time_PLG = copies_PLG / ranks.speed_G
@@ -128,6 +130,7 @@ def evaluate_loads(
         / np.where(total_P > 0.0, total_P, 1.0),
         active_PLG=active_PLG,
         weights_PLG=weights_PLG,
+        num_launches=num_launches,
     )
 
 
@@ -142,14 +145,6 @@ def whole_tokens(load_PLE: Floats) -> Floats:
     # Whole loads stay unchanged, whatever rounding error the sum adds.
     passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
     return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
-
-
-def arrivals(load_PLE: Floats) -> Floats:
-    """Return whole token copies: recorded ones unchanged, else Poisson arrivals of that mean."""
-    whole_PLE = np.rint(load_PLE)
-    if np.array_equal(whole_PLE, load_PLE):
-        return load_PLE
-    return np.random.default_rng(0).poisson(load_PLE).astype(np.float64)
 
 
 def active_PLG(

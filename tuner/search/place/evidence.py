@@ -21,10 +21,6 @@ from tuner.spec.place_read import PlaceSpec
 
 BATCHES: Final = 8
 """Batches of the fit passes that their dispersion is measured between."""
-BATCH_PASSES: Final = 2
-"""Minimum passes of a batch."""
-MAX_BATCHES: Final = 64
-"""Maximum batches of passes whose deviations are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,8 +35,6 @@ class WorkloadEvidence:
     """The hold-out passes."""
     variance_LE: Floats
     """Of the mean of the hold-out passes around `fit_LE`; see `load_variance`."""
-    scatter_BLE: Floats | None
-    """Deviations of batches of fit passes, scaled to that variance; None: too few."""
     whole_PLE: Floats
     """All passes, for leave-one-out."""
     num_fit_passes: int
@@ -57,6 +51,11 @@ class WorkloadEvidence:
     """Sampled tokens to fit on; None where none were kept."""
     holdout_LTK: Ints | None = None
     """Sampled tokens held out."""
+
+    @property
+    def fit_PLE(self) -> Floats:
+        """The fit passes; their mean where one pass was split at random."""
+        return self.whole_PLE[: self.num_fit_passes] if self.is_split else self.fit_LE[None]
 
     @property
     def typical_pass_LE(self) -> Floats:
@@ -124,7 +123,6 @@ def _of_recording(
         fit_LE=fit_PLE.mean(axis=0) * (size / _copies_per_pass(fit_PLE)),
         holdout_PLE=holdout_PLE.astype(np.float64) * scale,
         variance_LE=variance_LE,
-        scatter_BLE=load_scatter(fit_PLE, variance_LE=variance_LE),
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
         num_fit_passes=len(fit_PLE),
         is_split=is_split,
@@ -170,23 +168,6 @@ def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats
     return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
-def load_scatter(fit_PLE: Ints, *, variance_LE: Floats) -> Floats | None:
-    """Return joint deviations of other passes' loads, [B][L][E]; None: too few passes.
-
-    Loads of experts on one topic are correlated, and some vary far more than others; the deviations
-    of batches of passes keep both. They are scaled so that their sum over a layer's experts equals
-    that of `load_variance`, which extrapolates to longer batches.
-    """
-    if len(fit_PLE) < BATCHES * BATCH_PASSES:
-        return None
-    batches = np.array_split(fit_PLE, min(MAX_BATCHES, len(fit_PLE)))
-    count_BLE = np.stack([one.sum(axis=0) for one in batches]).astype(np.float64)
-    share_LE = fit_PLE.sum(axis=0) / fit_PLE.sum(axis=(0, 2))[:, None]
-    change_BLE = count_BLE - count_BLE.sum(axis=2, keepdims=True) * share_LE
-    square_L = np.maximum(np.square(change_BLE).sum(axis=(0, 2)), 1e-300)
-    return np.asarray(change_BLE * np.sqrt(variance_LE.sum(axis=1) / square_L)[:, None])
-
-
 def _copies_per_pass(count_PLE: Ints) -> float:
     """Token copies of one layer in one pass, on average."""
     return float(count_PLE.sum(axis=2).mean())
@@ -214,6 +195,12 @@ def _split_tokens(
     return tokens_LTK[:, :-num_holdout], tokens_LTK[:, -num_holdout:]
 
 
+def spread_passes(load_PLE: Floats, most: int) -> Floats:
+    """Return at most so many passes, evenly spaced."""
+    taken = np.linspace(0, len(load_PLE) - 1, min(most, len(load_PLE)))
+    return load_PLE[taken.round().astype(np.int64)]
+
+
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Stack the mean fit passes."""
     return np.stack([one.fit_LE for one in evidence])
@@ -222,16 +209,6 @@ def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
 def variance_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Stack the variances of other passes' loads."""
     return np.stack([one.variance_LE for one in evidence])
-
-
-def scatter_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
-    """Stack the deviations of other passes' loads; None where a workload has none."""
-    scatters = [one.scatter_BLE for one in evidence if one.scatter_BLE is not None]
-    if len(scatters) < len(evidence):
-        return None
-    most = max(len(one_BLE) for one_BLE in scatters)
-    padded = [np.pad(one, ((0, most - len(one)), (0, 0), (0, 0))) for one in scatters]
-    return np.stack(padded, axis=1)
 
 
 def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:

@@ -1,21 +1,19 @@
 """The solver behind each `goal.method`, and its size limits.
 
-`auto` takes the default of the objective's family; for a chain of layers the dynamic program where
-it is small enough. A method that the goal names decides the plan, even if others find better ones;
-the automatic choice is solved too, for one line of comparison.
+`auto` takes the default of the objective's family. A method that the goal names decides the plan,
+even if EPLB's placement or the current one is better.
 
-    L layers   E experts   G ranks   R copies of an expert, at most
+    G ranks
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from solvers.family import OPTIMALITY_TOLERANCE
+from solvers.family import Family, Problem
 from solvers.placement.balance.bound import bound as balance_bound
-from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.chain.bound import lower_bound as chain_bound
-from solvers.placement.chain.exact import MOST_STATES, num_states
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation.bound import lower_bound_L
 from solvers.placement.coactivation.problem import CoactivationProblem
@@ -23,44 +21,18 @@ from solvers.placement.ranks import Placement
 from solvers.registry import BALANCE, CHAIN, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
-from tuner.plans.place import PlaceAlternative
 from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
-from tuner.units import format_ratio
 
-SOLVERS: Final[Mapping[Method, str]] = {
-    Method.LOCAL_SEARCH: "local_search",
-    Method.CP_SAT: "cp_sat",
-    Method.RESTARTS: "restarts",
-    Method.SWAPS: "swap",
-    Method.EXACT: "exact",
-    Method.ANNEALING: "sweeps",
-    Method.MOETUNER: "moetuner",
-}
-"""Name of each method in the registry of solvers; EPLB's rule is no search."""
+TrafficProblem = ChainProblem | CoactivationProblem
+"""Of objectives about traffic."""
 
-_METHODS: Final = {solver: method.value for method, solver in SOLVERS.items()}
-
-DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH, Method.RESTARTS, Method.EXACT})
-"""Methods for which the automatic choice is the same search: where the dynamic program finds a
-placement, it is the automatic choice."""
-
-AUTOMATIC: Final = "auto"
-"""Prefix of the automatic choice's name among the alternatives."""
-
-MOST_CHOICES: Final = 10_000
-"""Integer variables in the program of one block of layers: about twice what CP-SAT solves in 3 s a
-layer on one core (tests/benchmarks/placement_methods.py)."""
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
 30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s
 (tests/benchmarks/placement_methods.py)."""
 BOUND_RATIO: Final = 0.3
 """Share of the time for the bound where EPLB's rule places."""
-SAME_RATIO: Final = 5e-5
-"""Difference of objectives that print as equal."""
-AUTO_SHARE: Final = 0.5
-"""Share of the plan's time for the automatic choice where the goal names a method."""
 
 
 def solve_balance(
@@ -85,125 +57,49 @@ def solve_balance(
     if problem.ranks.num_slots == problem.num_experts:
         # Without replicas every dispatch rule is an even split.
         problem = replace(problem, dispatch=ReplicaDispatch.EVEN)
-    _refuse(goal, balance_refusal(problem, method))
-    if method is Method.EPLB and eplb_placement is not None:
-        claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=balance_bound(problem))
-        return BALANCE.checked(problem, claim, method=method.value, solve_s=0.0)
-    solver = "eplb" if method is Method.EPLB else SOLVERS.get(method)
-    return _named(BALANCE.solve(problem, method=solver, time_limit_s=time_limit_s))
-
-
-def solve_chain(
-    problem: ChainProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
-) -> Outcome[Placement]:
-    """Place by the goal's method; see `solve_balance`."""
-    method = goal.method
-    if method is Method.EPLB:
-        return _by_rule_of_chain(problem, eplb_placement, time_limit_s=BOUND_RATIO * time_limit_s)
-    if method is Method.AUTO:
-        # Returns at once, without a claim, where there are too many experts for it.
-        proven = CHAIN.solve(problem, method="exact", time_limit_s=0.5 * time_limit_s)
-        left_s = max(time_limit_s - proven.solve_s, 0.1 * time_limit_s)
-        return _named(proven if proven.solution else CHAIN.solve(problem, time_limit_s=left_s))
-    _refuse(goal, chain_refusal(problem, method))
-    return _named(CHAIN.solve(problem, method=SOLVERS[method], time_limit_s=time_limit_s))
-
-
-def solve_coactivation(
-    problem: CoactivationProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
-) -> Outcome[Placement]:
-    """Place by the goal's method; see `solve_balance`."""
-    if goal.method is Method.EPLB:
-        least = float(lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s).sum())
-        least = min(least, COACTIVATION.check.objective(problem, eplb_placement))
-        claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=least)
-        return COACTIVATION.checked(problem, claim, method=goal.method.value, solve_s=0.0)
-    solver = SOLVERS.get(goal.method)
-    return _named(COACTIVATION.solve(problem, method=solver, time_limit_s=time_limit_s))
-
-
-def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
-    """Return in one line why a method cannot take the problem; None: it can."""
     if method is Method.EPLB and problem.migration is not None:
-        return "keeps no limit on moved experts; drop the limit, or take auto"
-    if method is not Method.CP_SAT:
-        return None
-    if problem.dispatch.is_near:
-        return (
-            "writes an even split over replicas, and the plan is for near replicas first; set"
-            " dispatch: even, or take auto or local_search"
+        _refuse(goal, "keeps no limit on moved experts; drop the limit, or take auto")
+    if method is Method.EPLB and eplb_placement is not None:
+        return _by_rule(BALANCE, problem, eplb_placement, balance_bound(problem))
+    return BALANCE.solve(problem, method=solver_of(method), time_limit_s=time_limit_s)
+
+
+def solve_traffic(
+    problem: TrafficProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
+) -> Outcome[Placement]:
+    """Place by the goal's method; see `solve_balance`."""
+    if isinstance(problem, CoactivationProblem):
+        if goal.method is Method.EPLB:
+            least = float(lower_bound_L(problem).sum())
+            return _by_rule(COACTIVATION, problem, eplb_placement, least)
+        return COACTIVATION.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
+    if goal.method is Method.EPLB:
+        return _by_rule(
+            CHAIN,
+            problem,
+            eplb_placement,
+            chain_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s),
         )
-    experts, ranks = problem.num_experts, problem.ranks.num_ranks
-    each = experts * ranks * (problem.ranks.num_slots - experts + 1)
-    together = problem.robust is not Robust.MEAN or problem.migration is not None
-    choices = each * (problem.num_layers if together else 1)
-    if choices <= MOST_CHOICES:
-        return None
-    what = f"{problem.num_layers} layers at once" if together else "a layer"
-    return (
-        f"writes {choices:,} whole numbers for {what} ({experts} experts in"
-        f" {problem.ranks.num_slots} slots on {ranks} ranks), and {MOST_CHOICES:,} are its limit;"
-        " take auto or local_search"
-    )
+    _refuse(goal, chain_refusal(problem, goal.method))
+    return CHAIN.solve(problem, method=solver_of(goal.method), time_limit_s=time_limit_s)
+
+
+def solver_of(method: Method) -> str | None:
+    """Return a method's name in the registry of solvers; None: the default of the family."""
+    return None if method is Method.AUTO else method.value
 
 
 def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
     """Return in one line why a method cannot take the problem; None: it can."""
-    experts, ranks = problem.num_experts, problem.ranks.num_ranks
-    if method is Method.EXACT and num_states(problem) > MOST_STATES:
-        return (
-            f"looks at {MOST_STATES:,} ways to fill a layer at most, and {experts} experts on"
-            f" {ranks} ranks have more; take auto or annealing"
-        )
+    ranks = problem.ranks.num_ranks
     pairings = (problem.num_layers - 1) * ranks**4
     if method is Method.MOETUNER and pairings > MOST_PAIRINGS:
         return (
             f"pairs {ranks} clusters with {ranks} ranks in {problem.num_layers} layers by"
-            f" {pairings:,} variables, and {MOST_PAIRINGS:,} are its limit; take auto or annealing"
+            f" {pairings:,} variables, and {MOST_PAIRINGS:,} are its limit; take auto or"
+            " local_search"
         )
     return None
-
-
-def is_automatic(method: Method, chain: ChainProblem | None) -> bool:
-    """Whether the automatic choice is the same search.
-
-    Args:
-        method: that the goal names.
-        chain: the problem of objective layer_chain; None: another objective.
-    """
-    if method is Method.ANNEALING and chain is not None:
-        return num_states(chain) > MOST_STATES
-    return method in DEFAULTS
-
-
-def solve_with_automatic(
-    solve: Callable[..., Outcome[Placement]],
-    *,
-    goal: PlaceGoal,
-    time_limit_s: float,
-    is_same: bool,
-) -> tuple[Outcome[Placement], dict[str, Placement]]:
-    """Solve by the goal's method and, where that differs, by the automatic choice too.
-
-    Args:
-        solve: takes `goal` and `time_limit_s`.
-        goal: names the method.
-        time_limit_s: of both.
-        is_same: whether the automatic choice is the same search.
-
-    Returns:
-        The outcome of the goal's method with the better bound, and the placements by name.
-    """
-    is_beside = not is_same
-    auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
-    outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
-    placements = {} if outcome.solution is None else {outcome.method: outcome.solution}
-    if not placements or not is_beside:
-        return outcome, placements
-    automatic = solve(goal=goal.model_copy(update={"method": Method.AUTO}), time_limit_s=auto_s)
-    if automatic.solution is not None:
-        placements[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
-    return with_proof(outcome, automatic), placements
 
 
 def merge_candidates(
@@ -223,63 +119,20 @@ def merge_candidates(
     return {**candidates, **{f"{name} for {dispatch}": one for name, one in placements.items()}}
 
 
-def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcome[Placement]:
-    """Return an outcome with another search's bound of the same problem, where that is tighter."""
-    if outcome.solution is None or not other.bound > outcome.bound:
-        return outcome
-    least = min(other.bound, outcome.objective)
-    proven = outcome.objective - least <= OPTIMALITY_TOLERANCE * outcome.objective
-    return replace(outcome, bound=least, status=Status.OPTIMAL if proven else outcome.status)
-
-
-def automatic_note(
-    goal: PlaceGoal, objective: float, alternatives: Sequence[PlaceAlternative]
-) -> Iterator[str]:
-    """Compare the goal's method with the automatic choice, in one line."""
-    if goal.method is Method.AUTO:
-        return
-    automatic = next((one for one in alternatives if one.method.startswith(AUTOMATIC)), None)
-    if automatic is None:
-        yield (
-            f"method {goal.method.value}, as the goal says, which the automatic choice takes too,"
-            " next to EPLB's rule and the current placement"
-        )
-        return
-    more = automatic.objective / objective - 1.0 if objective > 0.0 else 0.0
-    much = (
-        "as much"
-        if abs(more) < SAME_RATIO
-        else f"{format_ratio(abs(more), digits=2)} {'more' if more > 0 else 'less'}"
-    )
-    yield (
-        f"method {goal.method.value}, as the goal says; the automatic choice,"
-        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has {much} of the objective"
-        + ("" if goal.method is Method.EPLB else " in the same time")
-    )
-
-
 def no_placement_reason(goal: PlaceGoal) -> str:
     """Explain a missing plan where the search found nothing and proved nothing."""
     other = "" if goal.method is Method.AUTO else ", or take method auto"
     return f"none found in the time limit; give more with --time-limit{other}"
 
 
-def _by_rule_of_chain(
-    problem: ChainProblem, eplb_placement: Placement, *, time_limit_s: float
+def _by_rule(
+    family: Family[Problem, Placement], problem: Problem, eplb_placement: Placement, least: float
 ) -> Outcome[Placement]:
-    least = min(
-        chain_bound(problem, time_limit_s=time_limit_s),
-        CHAIN.check.objective(problem, eplb_placement),
-    )
+    least = min(least, family.check.objective(problem, eplb_placement))
     claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=least)
-    return CHAIN.checked(problem, claim, method=Method.EPLB.value, solve_s=0.0)
+    return family.checked(problem, claim, method=Method.EPLB.value, solve_s=0.0)
 
 
 def _refuse(goal: PlaceGoal, reason: str | None) -> None:
     if reason is not None:
         raise SpecError(f"goal.method: {goal.method.value} {reason}")
-
-
-def _named(outcome: Outcome[Placement]) -> Outcome[Placement]:
-    """Name the solver as the goal does."""
-    return replace(outcome, method=_METHODS.get(outcome.method, outcome.method))

@@ -6,13 +6,11 @@ from typing import Final
 from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_rules import dispatch_offers, launch_backend
 from tuner.search.place.candidates import EplbBaseline
-from tuner.search.place.comparison import source_loads
 from tuner.search.place.cross_validation import MOST_FOLDS
 from tuner.search.place.dispatch_choice import made_for
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.transitions import has_holdout_transitions
 from tuner.spec.place import Dispatch, Objective
-from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
@@ -48,7 +46,7 @@ def assumption_notes(
 ) -> tuple[str, ...]:
     """Return a plan's assumptions, one line each."""
     return (
-        *_dispatch_notes(spec, evidence, dispatch),
+        *_dispatch_notes(spec, dispatch),
         f"EPLB baseline: its {'hierarchical' if 'hier' in baseline.name else 'global'} policy",
         *_recording_notes(evidence),
         *_layer_notes(spec),
@@ -56,10 +54,8 @@ def assumption_notes(
     )
 
 
-def _dispatch_notes(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
-) -> Iterator[str]:
-    if spec.goal.dispatch in UNLAUNCHED or spec.ranks.num_slots == spec.num_experts:
+def _dispatch_notes(spec: PlaceSpec, dispatch: str) -> Iterator[str]:
+    if spec.goal.dispatch is Dispatch.LEAST_LOADED or spec.ranks.num_slots == spec.num_experts:
         # Without replicas all rules are the same.
         return
     said = RULE_WORDS.get(dispatch, repr(dispatch))
@@ -68,31 +64,10 @@ def _dispatch_notes(
         if not mark.is_judged:
             runs = f"dispatch {mark.dispatch}" if mark.dispatch else "an even split"
             yield f"{mark.engine} runs {runs}, under which nothing was evaluated here"
-    if dispatch == Dispatch.STATIC.value and spec.layer_ids != tuple(range(len(spec.layer_ids))):
-        yield (
-            "static draws replicas for all decoder layers from one random stream: layers before and"
-            " between the placed ones shift it, so another draw is evaluated"
-        )
     if dispatch in NEAR_FIRST:
-        yield from _source_notes(spec, evidence)
+        yield "placed and evaluated as if every rank sent equally many tokens to each expert"
     for cost in sorted(_costs(spec, dispatch)):
         yield f"loads and seconds leave out what the rule costs at run time: {cost}"
-
-
-def _source_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
-    """Note the tokens each rank is assumed to send, which rules with near replicas depend on."""
-    without_sources = [one.name for one in evidence if source_loads(spec, one) is None]
-    if len(without_sources) == len(evidence):
-        yield (
-            "placed and evaluated as if every rank sent equally many tokens to each expert: the"
-            " recordings do not say which of these ranks sent what"
-        )
-        return
-    yield (
-        "placed, and its dispatch rule chosen, as if every rank sent equally many tokens to each"
-        " expert; evaluated with what each rank was recorded to send"
-        + (f", {', '.join(without_sources)} as placed" if without_sources else "")
-    )
 
 
 def _costs(spec: PlaceSpec, dispatch: str) -> set[str]:

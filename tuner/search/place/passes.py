@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.search.place.evaluation import evaluate
-from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.spec.place import Dispatch
-from tuner.spec.place_dispatch import UNLAUNCHED
 
 MOST_PASSES: Final = 32
 """Passes scored under a rule that acts pass by pass."""
@@ -21,22 +18,20 @@ MOST_SOLVED_PASSES: Final = 8
 
 def is_per_pass(dispatch: str) -> bool:
     """Whether a rule acts pass by pass, so that the mean pass does not represent it."""
-    return dispatch in PASS_BY_PASS or dispatch in {rule.value for rule in UNLAUNCHED}
+    return dispatch in PASS_BY_PASS or dispatch == Dispatch.LEAST_LOADED.value
 
 
 def scoring_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
     """Return the passes to score a rule on: the mean pass, or several where the rule needs them.
 
-    Rules that act pass by pass (by the experts read, the imbalance or the best split of a pass) are
-    scored on recorded passes, or on draws from the mean where one pass was recorded.
+    Rules that act pass by pass (by the imbalance or the best split of a pass) are scored on
+    recorded passes.
     """
     if not is_per_pass(dispatch):
         return one.fit_LE[None]
-    fit_PLE = one.whole_PLE[: one.num_fit_passes] if one.is_split else one.fit_LE[None]
-    most = MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
-    taken = np.linspace(0, len(fit_PLE) - 1, most).round().astype(np.int64)
-    is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
-    return fit_PLE[taken if is_drawn else np.unique(taken)]
+    return spread_passes(
+        one.fit_PLE, MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
+    )
 
 
 def fit_imbalances(

@@ -4,7 +4,6 @@ The plan is solved on the fit passes of every workload and evaluated on the hold
 the engine's dispatch rule, next to the current placement and EPLB's on the same loads.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -39,15 +38,11 @@ from tuner.search.place.deadline import MIN_LP_S, limit_holdout_passes, limit_no
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
-from tuner.search.place.known_table import table_note
-from tuner.search.place.launch_noise import launch_noise
 from tuner.search.place.links import LinkCosts, LinkSource, links_between
-from tuner.search.place.methods import automatic_note, no_placement_reason
+from tuner.search.place.methods import no_placement_reason
 from tuner.search.place.migration import migration_cost
 from tuner.search.place.notes import assumption_notes, planned_dispatch
-from tuner.search.place.passes import MOST_SOLVED_PASSES
 from tuner.search.place.prices import ELEMENT_BYTES, Pricing
-from tuner.search.place.relaxations import relaxations
 from tuner.search.place.savings import (
     Gain,
     load_gain,
@@ -61,18 +56,15 @@ from tuner.search.place.traffic import traffic_by_name, traffic_times
 from tuner.search.place.verdict import Loads, to_verdict
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
-RELAXATION_SHARE: Final = 0.15
-"""Share of the time limit for relaxations, where that much is left."""
 HOLDOUT_RATIO: Final = 0.9
 """Share of the time left after the search for evaluation by linear programs."""
 LEFT_OUT_RATIO: Final = 0.5
 """The same where leave-one-out plans are still to be solved and evaluated."""
 HOLDOUT_PLACEMENTS: Final = 3
 """Evaluated on each workload left out: its plan, EPLB's and the current placement."""
-MIN_RELAXATION_S: Final = 0.02
-"""Shorter searches find nothing."""
 
 
 def make_place_plan(
@@ -186,16 +178,6 @@ def _evaluate_holdout(problem: PlaceProblem, result: SearchResult) -> _HoldoutRe
         )
     else:
         gain = load_gain(evidence, comparisons)
-    launch_noise_ratio, eplb_launch_noise_ratio = (
-        launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch, beside=beside)
-        for beside in (spec.current, baseline.placement)
-    )
-    eplb_launch_noise_ratio *= 1.0 - gain.eplb_gain_ratio
-    gain = replace(
-        gain,
-        noise_ratio=math.hypot(gain.noise_ratio, launch_noise_ratio),
-        eplb_noise_ratio=math.hypot(gain.eplb_noise_ratio, eplb_launch_noise_ratio),
-    )
     return _HoldoutResult(
         evidence=evidence,
         comparisons=comparisons,
@@ -299,7 +281,7 @@ def _plan(
     )
     unlaunchable, gain_notes = dispatch_gain(
         spec,
-        evidence,
+        result.scored_evidence,
         holdout.comparisons,
         problem.pricing,
         chosen=result.scores.chosen,
@@ -308,13 +290,12 @@ def _plan(
     return plan.model_copy(
         update={
             "unlaunchable": unlaunchable,
-            "relaxations": _relaxations(problem, result, objective=certificate.objective or 0.0),
             "provenance": provenance.model_copy(
                 update={
                     "notes": (
                         *provenance.notes,
                         *gain_notes,
-                        *_notes(problem, result, holdout, certificate),
+                        *_notes(problem, result, holdout),
                     )
                 }
             ),
@@ -322,43 +303,11 @@ def _plan(
     )
 
 
-def _relaxations(
-    problem: PlaceProblem, result: SearchResult, *, objective: float
-) -> tuple[str, ...]:
-    """Solve relaxations in the time left.
-
-    Allow for as much overrun as the main search had, and for scoring the result.
-    """
-    deadline = problem.deadline
-    scoring_s = result.pass_s * sum(
-        min(one.num_fit_passes, MOST_SOLVED_PASSES) for one in result.scored_evidence
-    )
-    limit_s = min(
-        RELAXATION_SHARE * deadline.limit_s, deadline.left_s - 2.0 * result.over_s - scoring_s
-    )
-    return relaxations(
-        problem.spec,
-        result.scored_evidence,
-        objective=objective,
-        baseline=result.baseline,
-        dispatch=result.dispatch,
-        links=problem.links,
-        pricing=problem.pricing,
-        migration=problem.migration,
-        time_limit_s=limit_s if limit_s >= MIN_RELAXATION_S else 0.0,
-    )
-
-
-def _notes(
-    problem: PlaceProblem,
-    result: SearchResult,
-    holdout: _HoldoutResult,
-    certificate: PlaceCertificate,
-) -> Iterator[str]:
+def _notes(problem: PlaceProblem, result: SearchResult, holdout: _HoldoutResult) -> Iterator[str]:
     spec = problem.spec
-    yield from automatic_note(spec.goal, certificate.objective or 0.0, holdout.alternatives)
+    if spec.goal.method is not Method.AUTO:
+        yield f"method {spec.goal.method.value}, as the goal says, whatever auto would find"
     yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
-    yield from table_note(spec, problem.evidence, result.scores.chosen, result.dispatch)
     yield from result.notes
     yield from holdout.notes
 

@@ -51,7 +51,7 @@ def time_gain(
 ) -> Gain:
     """Return the share of the expert layers' seconds that is saved."""
     costs = [(one.current.pass_P, one.eplb.pass_P, one.planned.pass_P) for one in priced]
-    gain = _gain(evidence, costs, _counted(evidence, comparisons), "time in the expert layers")
+    gain = _gain(evidence, costs, _samples(evidence, comparisons), "time in the expert layers")
     before_s = sum(
         one.weight_ratio * float(current_P.mean())
         for one, (current_P, _, _) in zip(evidence, costs, strict=True)
@@ -76,7 +76,7 @@ def load_gain(
         (one.current.imbalance_P, one.eplb.imbalance_P, one.planned.imbalance_P)
         for one in comparisons
     ]
-    return _gain(evidence, costs, _counted(evidence, comparisons), "load on the most-loaded ranks")
+    return _gain(evidence, costs, _samples(evidence, comparisons), "load on the most-loaded ranks")
 
 
 def load_noises(
@@ -84,8 +84,8 @@ def load_noises(
 ) -> list[float]:
     """Return the uncertainty of each workload's change of load."""
     return [
-        gain_noise(one.current.imbalance_P, one.planned.imbalance_P, counted=counted)
-        for one, counted in zip(comparisons, _counted(evidence, comparisons), strict=True)
+        gain_noise(one.current.imbalance_P, one.planned.imbalance_P, counted=events, launches=times)
+        for one, (events, times) in zip(comparisons, _samples(evidence, comparisons), strict=True)
     ]
 
 
@@ -98,24 +98,24 @@ def traffic_gain(
     links: LinkCosts,
 ) -> Gain:
     """Return the share of the traffic that is saved; its noise is that of the sampled tokens."""
-    costs, counted = [], []
+    costs, samples = [], []
     for one in evidence:
         is_summed = spec.goal.objective is Objective.LAYER_CHAIN and not has_holdout_transitions(
             one
         )
-        counted.append(_chain_tokens(one) if is_summed else math.inf)
+        samples.append((_chain_tokens(one) if is_summed else math.inf, 1))
         current_P, eplb_P, after_P = (
             np.ones(1) if is_summed else batch_traffic(spec, one, placement, baseline, links)
             for placement in (spec.current, baseline.placement, chosen)
         )
         costs.append((current_P, eplb_P, after_P))
-    return _gain(evidence, costs, counted, "traffic", totals=traffic[spec.goal.objective.value])
+    return _gain(evidence, costs, samples, "traffic", totals=traffic[spec.goal.objective.value])
 
 
 def _gain(
     evidence: Sequence[WorkloadEvidence],
     costs: Sequence[tuple[Floats, Floats, Floats]],
-    counted: Sequence[float],
+    samples: Sequence[tuple[float, int]],
     saved: str,
     *,
     totals: tuple[float, float, float] | None = None,
@@ -125,7 +125,7 @@ def _gain(
     Args:
         evidence: every workload.
         costs: of each pass of each workload, under the three placements.
-        counted: recorded events of each workload, `verdict.gain_noise`.
+        samples: recorded events and launches of each workload, `verdict.gain_noise`.
         saved: what is saved, in words.
         totals: the three costs over all workloads; None: the weighted means of `costs`.
     """
@@ -137,8 +137,8 @@ def _gain(
             weights,
             means[place],
             [
-                gain_noise(each[place], each[2], counted=events)
-                for each, events in zip(costs, counted, strict=True)
+                gain_noise(each[place], each[2], counted=events, launches=times)
+                for each, (events, times) in zip(costs, samples, strict=True)
             ],
         )
         for place in (0, 1)
@@ -154,12 +154,15 @@ def _gain(
     )
 
 
-def _counted(
+def _samples(
     evidence: Sequence[WorkloadEvidence], comparisons: Sequence[PlacementComparison]
-) -> list[float]:
-    """Recorded token copies on most-loaded ranks, all hold-out passes and layers, by workload."""
+) -> list[tuple[float, int]]:
+    """Recorded token copies on most-loaded ranks, all hold-out passes and layers, and launches."""
     return [
-        float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio
+        (
+            float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio,
+            comparison.planned.num_launches,
+        )
         for one, comparison in zip(evidence, comparisons, strict=True)
     ]
 

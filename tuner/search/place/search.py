@@ -7,7 +7,6 @@ was solved for, a second search runs under the chosen rule. Time for linear prog
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from solvers.placement.balance.problem import Migration, ReplicaDispatch
@@ -16,7 +15,6 @@ from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.search.place.candidates import (
     EplbBaseline,
-    chain_problem,
     eplb_baseline,
     layer_time_candidates,
     node_local_replicas,
@@ -32,9 +30,8 @@ from tuner.search.place.deadline import (
 )
 from tuner.search.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.search.place.known_table import place_on_table, uses_known_table
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.methods import is_automatic, merge_candidates, solve_with_automatic
+from tuner.search.place.methods import merge_candidates
 from tuner.search.place.prices import Pricing
 from tuner.search.place.selection import CandidateScores, score_candidates
 from tuner.search.settings import Deadline
@@ -50,12 +47,12 @@ LEAST_RATIO: Final = 0.05
 
 MAX_SCORED: Final = 8
 """About how many placements a linear program is solved for on each fit pass: the candidates, the
-chosen one (to choose its dispatch rule, and without near replicas), and a relaxation."""
+chosen one (to choose its dispatch rule)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """Shares of the time limit; evaluation takes what is left, and relaxations the rest."""
+    """Shares of the time limit; evaluation takes what is left."""
 
     main: float
     """The main search."""
@@ -102,8 +99,6 @@ class SearchResult:
     shares: TimeShares
     pass_s: float
     """Seconds of the linear programs of one pass; 0: none is solved."""
-    over_s: float
-    """Overrun of the main search."""
     notes: tuple[str, ...]
 
 
@@ -135,9 +130,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
     others_share = shares.main * OTHERS_SHARE * is_layer_time
     # The main search has a minimum of time, however long the first steps took.
     allowed_s = max(deadline.share_s(shares.main - others_share), LEAST_RATIO * deadline.limit_s)
-    started_s = deadline.clock()
     outcome, candidates = steps.solve(baseline, dispatch, allowed_s)
-    over_s = max(deadline.clock() - started_s - allowed_s, 0.0)
     if outcome.solution is None:
         return outcome
     if is_layer_time and deadline.left_s > 0.0:
@@ -175,7 +168,6 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
         scored_evidence=scored_evidence,
         shares=shares,
         pass_s=pass_s if dispatch in PASS_BY_PASS else 0.0,
-        over_s=over_s,
         notes=choice.notes,
     )
 
@@ -229,34 +221,20 @@ class _SearchSteps:
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
     ) -> tuple[Outcome[Placement], dict[str, Placement]]:
         problem, goal = self.problem, self.problem.spec.goal
-        chain = None
-        if goal.objective is Objective.LAYER_CHAIN:
-            chain = chain_problem(
-                problem.evidence,
-                goal=goal,
-                ranks=problem.spec.ranks,
-                baseline=baseline,
-                links=problem.links,
-            )
-        by = partial(
-            solve_objective,
+        # EPLB's rule takes no time; what a search would take is left to evaluation.
+        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
+        outcome = solve_objective(
             problem.evidence,
+            goal=goal.model_copy(update={"method": method}),
             ranks=problem.spec.ranks,
             baseline=baseline,
             dispatch=dispatch,
             links=problem.links,
             active_load=active_load_of(goal, problem.pricing),
             migration=problem.migration,
-            place_on_table=place_on_table if uses_known_table(problem.spec, dispatch) else None,
-        )
-        # EPLB's rule takes no time; what a search would take is left to evaluation.
-        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
-        return solve_with_automatic(
-            by,
-            goal=goal.model_copy(update={"method": method}),
             time_limit_s=time_limit_s,
-            is_same=is_automatic(goal.method, chain),
         )
+        return outcome, {} if outcome.solution is None else {outcome.method: outcome.solution}
 
     def score_candidates(
         self, candidates: Mapping[str, Placement], baseline: EplbBaseline, dispatch: str

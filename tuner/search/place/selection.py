@@ -4,23 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from solvers.placement.balance.problem import ReplicaDispatch
 from solvers.placement.ranks import Placement
 from tuner.config.place import PlaceDecision
 from tuner.errors import SpecError
 from tuner.plans.place import PlaceAlternative
-from tuner.search.place.candidates import TRAFFIC, EplbBaseline, solved_dispatch
+from tuner.search.place.candidates import TRAFFIC, EplbBaseline
 from tuner.search.place.comparison import evaluate_workload
-from tuner.search.place.cost import fit_cost, ordering_cost
+from tuner.search.place.cost import fit_cost
 from tuner.search.place.dispatch_choice import launch_misfits
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.passes import is_per_pass
 from tuner.search.place.prices import Pricing
 from tuner.search.place.traffic import broken_limits, placement_traffic
 from tuner.search.place.transitions import Tokens
 from tuner.spec.files import shown_path
-from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
@@ -37,9 +34,6 @@ class CandidateScores:
     """By name, best first."""
     values: Mapping[str, float]
     """The objective, by name."""
-    ordered_by: Mapping[str, float]
-    order_is_of: str
-    """What `ordered_by` is, in words; empty: the objective."""
     broken: Mapping[str, str]
     """The limit that a placement breaks; empty: none."""
 
@@ -84,10 +78,6 @@ def score_candidates(
             name: fit_cost(spec, evidence, one, pricing, dispatch) for name, one in named.items()
         }
         broken = dict.fromkeys(named, "")
-    ordered_by = {
-        name: ordering_cost(spec, evidence, one, values[name], dispatch, pricing)
-        for name, one in named.items()
-    }
     misfits = launch_misfits(spec, named, dispatch)
     order = sorted(
         named,
@@ -95,7 +85,7 @@ def score_candidates(
             name != method,
             bool(misfits[name]),
             bool(broken[name]),
-            ordered_by[name],
+            values[name],
         ),
     )
     if misfits[order[0]]:
@@ -104,8 +94,6 @@ def score_candidates(
     return CandidateScores(
         placements={name: named[name] for name in order},
         values=values,
-        ordered_by=ordered_by,
-        order_is_of=_order_is_of(spec, dispatch),
         broken=broken,
     )
 
@@ -120,17 +108,6 @@ def _name_candidates(
     if spec.current.expert_LS.shape == baseline.placement.expert_LS.shape:
         named["as it runs"] = spec.current
     return named
-
-
-def _order_is_of(spec: PlaceSpec, dispatch: str) -> str:
-    """Describe what candidates are ordered by, where that is not the objective itself."""
-    solved = solved_dispatch(dispatch)
-    if spec.goal.objective is Objective.LAYER_TIME and solved is ReplicaDispatch.STATIC:
-        return "over other launches"
-    is_balance = spec.goal.objective is Objective.BALANCE
-    if is_balance and solved.is_near and not is_per_pass(dispatch):
-        return "over drawn loads of other passes"
-    return ""
 
 
 def to_alternatives(
@@ -154,13 +131,10 @@ def to_alternatives(
 
 
 def _lost_by(scores: CandidateScores, name: str) -> str:
-    """Compare its objective with the plan's and, where the order is by another cost, that too."""
-    of = scores.method
-    words = f"{more_of(scores.values[name], scores.values[of])} of the objective"
-    if scores.order_is_of:
-        decides = more_of(scores.ordered_by[name], scores.ordered_by[of])
-        words += f"; {scores.order_is_of}, which decides, {decides}"
-    is_better = scores.ordered_by[name] < scores.ordered_by[of] * (1.0 - SAME_RATIO)
+    """Compare its objective with the plan's."""
+    value, least = scores.values[name], scores.values[scores.method]
+    is_better = value < least * (1.0 - SAME_RATIO)
+    words = f"{more_of(value, least)} of the objective"
     return words + (", but the goal names its method" if is_better else "")
 
 

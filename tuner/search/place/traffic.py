@@ -17,20 +17,21 @@ from typing import Final
 
 import numpy as np
 
+from solvers.placement import single_check
 from solvers.placement.chain import check as chain_check
+from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.ranks import Floats, Ints, Placement
 from tuner.plans.place import TrafficTimes
 from tuner.search.place.candidates import (
     TRAFFIC,
     EplbBaseline,
-    chain_from_flow,
-    chain_problem,
-    coactivation_from_tokens,
-    coactivation_problem,
+    sampled_problem,
+    traffic_problem,
 )
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
+from tuner.search.place.methods import TrafficProblem
 from tuner.search.place.transitions import (
     Tokens,
     flow_MEE,
@@ -57,9 +58,8 @@ def placement_traffic(
 ) -> float:
     """Return the traffic of a placement, the weighted mean over workloads."""
     if tokens is Tokens.FIT:
-        return _planned(spec, evidence, placement, baseline, links) / problem_scale(
-            spec, evidence, baseline, links
-        )
+        problem = _stated(spec, evidence, baseline, links)
+        return _per_token(problem, placement, links)
     weights = np.array([one.weight_ratio for one in evidence])
     each = [
         workload_traffic(spec, one, placement, baseline, links, tokens=tokens) for one in evidence
@@ -155,9 +155,9 @@ def workload_traffic(
     tokens: Tokens,
 ) -> float:
     """Return the traffic of one workload."""
-    if spec.goal.objective is Objective.LAYER_CHAIN:
-        return _chain_costs(spec, one, placement, baseline, links, [flow_MEE(one, tokens)])[0]
-    return _token_costs(spec, one, placement, baseline, links, [sampled_LTK(one, tokens)])[0]
+    is_chain = spec.goal.objective is Objective.LAYER_CHAIN
+    sample = flow_MEE(one, tokens) if is_chain else sampled_LTK(one, tokens)
+    return _sampled_traffic(spec, one, placement, baseline, links, sample)
 
 
 def batch_traffic(
@@ -170,10 +170,12 @@ def batch_traffic(
     """Return the traffic of batches of the hold-out tokens, for the noise of a gain."""
     token_LTK = sampled_LTK(one, Tokens.HOLDOUT)
     parts = np.array_split(token_LTK, min(MAX_BATCHES, token_LTK.shape[1]), axis=1)
+    samples: Sequence[Floats | Ints] = parts
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        flows = [shares_MEE(pairs_MEE(part_LTK, spec.num_experts)) for part_LTK in parts]
-        return np.array(_chain_costs(spec, one, placement, baseline, links, flows))
-    return np.array(_token_costs(spec, one, placement, baseline, links, parts))
+        samples = [shares_MEE(pairs_MEE(part_LTK, spec.num_experts)) for part_LTK in parts]
+    return np.array(
+        [_sampled_traffic(spec, one, placement, baseline, links, each) for each in samples]
+    )
 
 
 def problem_scale(
@@ -183,12 +185,7 @@ def problem_scale(
     links: LinkCosts,
 ) -> float:
     """Return the divisor from the solver's objective to traffic per token, in seconds if known."""
-    if spec.goal.objective is not Objective.CO_ACTIVATION:
-        return 1.0 / links.scale
-    problem = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-    )
-    return float(problem.expert_LTK.shape[1]) / links.scale
+    return _tokens(_stated(spec, evidence, baseline, links)) / links.scale
 
 
 def broken_limits(
@@ -199,57 +196,40 @@ def broken_limits(
     links: LinkCosts,
 ) -> tuple[str, ...]:
     """Name the limits of the objective that a placement breaks."""
-    stated = {"goal": spec.goal, "ranks": spec.ranks, "baseline": baseline, "links": links}
-    if spec.goal.objective is Objective.LAYER_CHAIN:
-        return chain_check.violations(chain_problem(evidence, **stated), placement)
-    return coactivation_check.violations(coactivation_problem(evidence, **stated), placement)
+    return single_check.violations(_stated(spec, evidence, baseline, links), placement)
 
 
-def _planned(
+def _stated(
     spec: PlaceSpec,
     evidence: tuple[WorkloadEvidence, ...],
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> TrafficProblem:
+    return traffic_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+    )
+
+
+def _sampled_traffic(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
     placement: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,
+    sample: Floats | Ints,
 ) -> float:
-    stated = {"goal": spec.goal, "ranks": spec.ranks, "baseline": baseline, "links": links}
-    if spec.goal.objective is Objective.LAYER_CHAIN:
-        return chain_check.objective(chain_problem(evidence, **stated), placement)
-    return coactivation_check.objective(coactivation_problem(evidence, **stated), placement)
-
-
-def _chain_costs(
-    spec: PlaceSpec,
-    one: WorkloadEvidence,
-    placement: Placement,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-    flows: Sequence[Floats],
-) -> list[float]:
-    chains = (
-        chain_from_flow(
-            flow, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-        )
-        for flow in flows
+    problem = sampled_problem(
+        sample, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
     )
-    return [links.scale * chain_check.objective(chain, placement) for chain in chains]
+    return _per_token(problem, placement, links)
 
 
-def _token_costs(
-    spec: PlaceSpec,
-    one: WorkloadEvidence,
-    placement: Placement,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-    samples: Sequence[Ints],
-) -> list[float]:
-    problems = (
-        coactivation_from_tokens(
-            token_LTK, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-        )
-        for token_LTK in samples
-    )
-    return [
-        links.scale * coactivation_check.objective(problem, placement) / problem.expert_LTK.shape[1]
-        for problem in problems
-    ]
+def _per_token(problem: TrafficProblem, placement: Placement, links: LinkCosts) -> float:
+    if isinstance(problem, ChainProblem):
+        return links.scale * chain_check.objective(problem, placement)
+    return links.scale * coactivation_check.objective(problem, placement) / _tokens(problem)
+
+
+def _tokens(problem: TrafficProblem) -> float:
+    """Tokens that an objective is of: flows are shares of one."""
+    return 1.0 if isinstance(problem, ChainProblem) else float(problem.expert_LTK.shape[1])

@@ -1,7 +1,7 @@
 """Whether a placement is worth it, given the noise between passes, launches and runs.
 
-A gain counts if it exceeds its variation from pass to pass, and from launch to launch where a rule
-draws tables (`launch_noise.py`), and, as a share of a whole pass, the difference between two runs
+A gain counts if it exceeds its variation from pass to pass, or from launch to launch where a rule
+draws tables, and, as a share of a whole pass, the difference between two runs
 of one configuration. A plan that saves less than EPLB's rule, beyond the noise of that difference,
 is not recommended, unless it keeps a limit on moved experts, which EPLB does not. A plan that is
 worse than no change on a workload it was not made from, or overloads a rank there, is fragile,
@@ -50,7 +50,7 @@ class Loads:
     """Load above EPLB's that the goal allows."""
 
 
-def gain_noise(before_P: Floats, after_P: Floats, *, counted: float) -> float:
+def gain_noise(before_P: Floats, after_P: Floats, *, counted: float, launches: int = 1) -> float:
     """Return the uncertainty of the mean gain, at 95 %.
 
     The spread of the gain over passes, from at most ten batch means (Law and Kelton, Simulation
@@ -61,15 +61,18 @@ def gain_noise(before_P: Floats, after_P: Floats, *, counted: float) -> float:
         before_P: cost of each hold-out pass without the plan.
         after_P: the same with it.
         counted: recorded events of all passes: token copies on most-loaded ranks.
+        launches: with tables of their own, that neighbouring passes belong to; a deployment
+            has one, so the gain is as uncertain as launches differ, not their mean.
     """
     counting = CONFIDENCE_FACTOR * math.sqrt(2.0 / max(counted, 1.0))
     passes = len(before_P)
     if passes < 2:
         return counting
-    batches = min(passes, MAX_BATCHES)
+    batches = launches if launches > 1 else min(passes, MAX_BATCHES)
     gains = [part.mean() for part in np.array_split(1.0 - after_P / before_P, batches)]
     factor = FEW_PASSES_FACTORS[batches - 2]
-    return max(counting, float(factor * np.std(gains, ddof=1) / math.sqrt(batches)))
+    averaged = 1 if launches > 1 else batches
+    return max(counting, float(factor * np.std(gains, ddof=1) / math.sqrt(averaged)))
 
 
 def to_verdict(

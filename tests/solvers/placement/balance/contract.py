@@ -26,7 +26,7 @@ def _features(problem: BalanceProblem, best: Outcome[Placement]) -> Iterable[str
 
 def _covers(method: str, problem: BalanceProblem) -> bool:
     """Rules know no limit on migration."""
-    return method not in ("lpt", "eplb") or problem.migration is None
+    return method != "eplb" or problem.migration is None
 
 
 def _broken(problem: BalanceProblem, placement: Placement) -> Placement:
@@ -59,7 +59,7 @@ BALANCE = Contract(
         }
     ),
     often=5,
-    exact=frozenset({"cp_sat"}),
+    exact=frozenset(),
     covers=_covers,
     tolerance=1e-6,
     bound=bound,
@@ -67,8 +67,6 @@ BALANCE = Contract(
     large=large_problem,
     hurried={
         "local_search": (Status.FEASIBLE,),
-        "lpt": (Status.FEASIBLE,),
         "eplb": (Status.FEASIBLE,),
-        "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),
     },
 )

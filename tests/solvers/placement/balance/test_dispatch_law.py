@@ -12,11 +12,12 @@ from solvers.placement.balance import check, dispatch_law, starts
 from solvers.placement.balance.dispatch_law import assigned_counts, expected_ratios, launched_ratios
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
-from solvers.placement.dispatch import launches, nearest, static
+from solvers.placement.dispatch import launches, nearest
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Claim, Status
+from tests.solvers.placement.dispatch import static
 from tests.solvers.placement.dispatch.testing import sample_case
 
 NODES = Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=4)

@@ -9,7 +9,7 @@ from solvers.placement.balance import check
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.objective import largest_times, planning_loads
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
-from solvers.placement.balance.starts import drawn_loads, drawn_times, search_near, with_draws
+from solvers.placement.balance.starts import drawn_loads, drawn_times
 from solvers.placement.ranks import Ranks
 from tests.solvers.placement.balance.testing import families
 
@@ -64,47 +64,3 @@ def test_variances_that_are_none_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             dataclasses.replace(problem, variance_WLE=wrong)
-
-
-def test_drawn_loads_rise_and_fall_together_as_the_problem_says() -> None:
-    problem = together_of(blocks=4)
-    assert problem.scatter_BWLE is not None
-    change_DE = drawn_loads(problem, 4000, seed=1)[:, 0, 0] - problem.load_WLE[0, 0]
-    expected_EE = np.einsum("be,bf->ef", *2 * (problem.scatter_BWLE[:, 0, 0],))
-    scale = np.sqrt(np.diag(expected_EE))
-    off_EE = (np.cov(change_DE.T) - expected_EE) / np.outer(scale, scale)
-    assert np.abs(off_EE).max() < 0.1
-    searched = with_draws(problem)
-    np.testing.assert_allclose(searched.weight_W @ searched.load_WLE[:, 0], problem.load_WLE[0, 0])
-
-
-def test_correlated_experts_are_put_on_different_ranks() -> None:
-    gains = []
-    for seed in range(1):
-        problem = together_of(blocks=8, seed=seed)
-        alone = dataclasses.replace(problem, scatter_BWLE=None)
-        together, apart = (
-            drawn_times(
-                problem,
-                search_near(one, time_limit_s=60.0, most_steps=250),
-                seed=5,
-                draws=200,
-            ).sum()
-            for one in (alone, problem)
-        )
-        mean = problem.mean_WL.sum()
-        gains.append(1.0 - (apart - mean) / (together - mean))
-    # Of what is left above an even split, on draws that no search has seen.
-    assert np.mean(gains) > 0.1
-
-
-def together_of(*, blocks: int, seed: int = 6) -> BalanceProblem:
-    """Experts of a block, every blocks-th one, rise and fall together."""
-    problem = problem_of(dispersion=0.0)
-    block_E = np.random.default_rng(seed).integers(blocks, size=problem.num_experts)
-    scatter_BWLE = np.stack(
-        [0.1 * problem.load_WLE * (block_E == block) for block in range(blocks)]
-    )
-    return dataclasses.replace(
-        problem, variance_WLE=np.square(scatter_BWLE).sum(axis=0), scatter_BWLE=scatter_BWLE
-    )

@@ -6,10 +6,10 @@ import numpy as np
 
 from solvers.placement.chain import check
 from solvers.placement.chain.problem import ChainProblem
-from solvers.placement.ranks import Placement
-from solvers.placement.single import all_assignments, placed
+from solvers.placement.ranks import Placement, placed
 from solvers.result import Claim
 from tests.solvers.exhaustion import best_of
+from tests.solvers.placement.testing import all_assignments
 
 
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:

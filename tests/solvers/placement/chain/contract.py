@@ -6,7 +6,6 @@ import numpy as np
 
 from solvers import registry
 from solvers.placement.chain.bound import lower_bound
-from solvers.placement.chain.hierarchy import hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Placement, Ranks
 from solvers.result import Outcome, Status
@@ -16,7 +15,7 @@ from tests.solvers.placement.chain.testing import latent_clusters, tiny_problem
 
 
 def _features(problem: ChainProblem, best: Outcome[Placement]) -> Iterable[str]:
-    yield "three costs" if hierarchy_of(problem) is not None else "costs of any kind"
+    yield "three costs" if len(np.unique(problem.cost_GG)) <= 3 else "costs of any kind"
     yield f"measure {problem.measure}"
     if problem.num_layers == 1:
         yield "one layer"
@@ -52,14 +51,13 @@ CHAIN = Contract(
         }
     ),
     often=3,
-    exact=frozenset({"exact"}),
-    excess={"sweeps": 0.02},
+    exact=frozenset(),
+    excess={"local_search": 0.02},
     bound=lambda problem: lower_bound(problem, time_limit_s=1.0),
     broken=_broken,
     large=clusters,
     hurried={
-        "exact": (Status.UNKNOWN,),
-        "sweeps": (Status.FEASIBLE,),
+        "local_search": (Status.FEASIBLE,),
         "moetuner": (Status.FEASIBLE, Status.UNKNOWN),
     },
 )

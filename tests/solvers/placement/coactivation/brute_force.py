@@ -7,9 +7,9 @@ import numpy as np
 
 from solvers.placement.coactivation import check
 from solvers.placement.coactivation.problem import CoactivationProblem
-from solvers.placement.ranks import Ints, Placement
-from solvers.placement.single import all_assignments, placed
+from solvers.placement.ranks import Ints, Placement, placed
 from solvers.result import Claim, Status
+from tests.solvers.placement.testing import all_assignments
 
 
 def solve(

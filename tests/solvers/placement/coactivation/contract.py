@@ -62,12 +62,12 @@ COACTIVATION = Contract(
     ),
     often=3,
     exact=frozenset(),
-    excess={"swap": 0.02, "restarts": 0.02},
-    bound=lambda problem: float(lower_bound_L(problem, time_limit_s=1.0).sum()),
+    excess={"swaps": 0.02, "local_search": 0.02},
+    bound=lambda problem: float(lower_bound_L(problem).sum()),
     broken=_broken,
     large=topics,
     hurried={
-        "swap": (Status.FEASIBLE,),
-        "restarts": (Status.FEASIBLE,),
+        "swaps": (Status.FEASIBLE,),
+        "local_search": (Status.FEASIBLE,),
     },
 )

@@ -39,7 +39,7 @@ def test_one_slot_a_group_saves_nothing() -> None:
     )
     both_EE = tokens_of_both_EE(problem.expert_LTK[0], 4)
     assert both_EE[0].tolist() == [0.0, 1.0, 0.0, 1.0]
-    fewest = fewest_copies_L(problem, problem.levels[0], [both_EE], deadline_s=np.inf)
+    fewest = fewest_copies_L(problem, problem.levels[0], [both_EE])
     assert fewest.tolist() == [6.0]
 
 
@@ -51,7 +51,7 @@ def test_separate_pairs_are_bounded_exactly() -> None:
         ranks=Ranks.uniform(ranks=2, slots_per_rank=2),
         levels=(Level(group_G=np.arange(2), total_cost=1.0, peak_cost=10.0),),
     )
-    bound_L = lower_bound_L(problem, time_limit_s=1.0)
+    bound_L = lower_bound_L(problem)
     assert bound_L.tolist() == [4.0 + 10.0 * 2 * 2]
     assert COACTIVATION.solve(problem, time_limit_s=5.0).objective == bound_L[0]
 
@@ -66,10 +66,10 @@ def test_a_slow_group_raises_the_peak_and_the_total_bound() -> None:
         ranks=Ranks.uniform(ranks=2, slots_per_rank=2),
         levels=(Level(group_G=np.arange(2), total_cost=1.0, weight_J=weights_J),),
     )
-    assert lower_bound_L(problem, time_limit_s=1.0).tolist() == [3.0 + 10.0]
+    assert lower_bound_L(problem).tolist() == [3.0 + 10.0]
     peak_level = Level(group_G=np.arange(2), total_cost=0.0, peak_cost=1.0, weight_J=weights_J)
     other = dataclasses.replace(problem, levels=(peak_level,))
-    assert lower_bound_L(other, time_limit_s=1.0) == pytest.approx([2 * 4 / 1.1])
+    assert lower_bound_L(other) == pytest.approx([2 * 4 / 1.1])
 
 
 def test_no_layer_of_an_optimum_is_below_its_bound() -> None:
@@ -79,7 +79,7 @@ def test_no_layer_of_an_optimum_is_below_its_bound() -> None:
         if best.solution is None:
             continue
         bound_L, cost_L = (
-            lower_bound_L(problem, time_limit_s=1.0),
+            lower_bound_L(problem),
             layer_costs(problem, best.solution),
         )
         if (bound_L > cost_L * (1 + 1e-12)).any():
@@ -87,7 +87,7 @@ def test_no_layer_of_an_optimum_is_below_its_bound() -> None:
     assert not beaten
 
 
-def test_more_time_only_raises_the_bound() -> None:
+def test_the_bound_of_latent_topics_is_not_far_below_what_is_found() -> None:
     problem = with_topics(
         np.random.default_rng(1),
         num_layers=2,
@@ -96,9 +96,5 @@ def test_more_time_only_raises_the_bound() -> None:
         num_experts=64,
         ranks=Ranks.uniform(ranks=8, slots_per_rank=8, ranks_per_node=4),
     )
-    quick_L = lower_bound_L(problem, time_limit_s=1e-9)
-    slow_L = lower_bound_L(problem, time_limit_s=60.0)
-    assert (slow_L >= quick_L).all()
-    assert slow_L.sum() > quick_L.sum()
     outcome = COACTIVATION.solve(problem, time_limit_s=30.0)
-    assert slow_L.sum() > 0.75 * outcome.objective
+    assert 0.7 * outcome.objective < lower_bound_L(problem).sum() <= outcome.objective

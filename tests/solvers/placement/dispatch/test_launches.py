@@ -1,11 +1,11 @@
 import numpy as np
 
-from solvers.placement.dispatch import static
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.launches import expected_shares, targets
 from solvers.placement.dispatch.nearest import expected_split
 from solvers.placement.dispatch.scatter import dealt_variance, near_shares, spread_variance
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+from tests.solvers.placement.dispatch import static
 from tests.solvers.placement.dispatch.testing import sample_case
 
 PAIRS = Ranks.uniform(ranks=6, slots_per_rank=1, ranks_per_node=2)

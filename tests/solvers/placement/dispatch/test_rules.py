@@ -82,7 +82,6 @@ def test_what_is_no_case_is_refused() -> None:
         ({"load_PLE": np.ones((1, 2, 3))}, r"placement has shape \(1, 4\), expected \(2, 4\)"),
         ({"load_PLE": np.ones((1, 1, 4))}, "every expert needs a replica"),
         ({"load_PLE": np.ones((1, 1, 2))}, "ids must be in 0..1"),
-        ({"source_HLE": np.ones((3, 1, 3))}, r"expected \(2, 1, 3\)"),
         ({"load_PLE": np.ones((0, 1, 3))}, "none of them empty"),
     )
 

@@ -78,13 +78,11 @@ def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
 
 
 def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
-    rng = np.random.default_rng(0)
     base = sample_case(passes=5, layers=3, experts=24, ranks=RANKS, seed=21)
     other = Ranks.uniform(ranks=8, slots_per_rank=5, ranks_per_node=2)
     cases = {
         "base": base,
         "nodes": replace(base, ranks=other),
-        "sources": replace(base, source_HLE=rng.random((8, 3, 24))),
         "seed": replace(base, seed=5),
         "loads": replace(base, load_PLE=base.load_PLE + 7.0),
     }

@@ -4,8 +4,8 @@ import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.nearest import FAR, expected_split, nearest_H
-from solvers.placement.dispatch.static import rank_loads, targets
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.static import rank_loads, targets
 from tests.solvers.placement.dispatch.testing import sample_case
 
 RANKS = Ranks.uniform(ranks=6, slots_per_rank=1, ranks_per_node=2)
@@ -100,24 +100,3 @@ def test_draws_vary_about_the_expected_load() -> None:
         np.testing.assert_allclose(
             drawn[:, drawn.std(axis=0) < 1e-9][0], expected[drawn.std(axis=0) < 1e-9]
         )
-
-
-def test_sources_that_send_more_load_the_replica_they_use() -> None:
-    # One expert on ranks 0 and 1; rank 0 holds three quarters of its tokens.
-    case = DispatchCase(
-        load_PLE=np.array([[[8.0]], [[4.0]]]),
-        placement=Placement(expert_LS=np.array([[0, 0]])),
-        ranks=Ranks.uniform(ranks=2, slots_per_rank=1),
-        source_HLE=np.array([[[30.0]], [[10.0]]]),
-    )
-    assert rank_loads(case)[:, 0].tolist() == [[6.0, 2.0], [3.0, 1.0]]
-
-
-def test_an_expert_that_no_source_sent_is_taken_as_sent_by_all() -> None:
-    case = DispatchCase(
-        load_PLE=np.array([[[8.0]]]),
-        placement=Placement(expert_LS=np.array([[0, 0]])),
-        ranks=Ranks.uniform(ranks=2, slots_per_rank=1),
-        source_HLE=np.zeros((2, 1, 1)),
-    )
-    assert rank_loads(case)[0, 0].tolist() == [4.0, 4.0]

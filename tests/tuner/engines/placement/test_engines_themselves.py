@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from solvers.placement.dispatch.static import ENGINE_SEED, targets
 from solvers.placement.ranks import Ranks
 from tests.benchmarks.sglang_expert_location import ExpertLocation
+from tests.solvers.placement.dispatch.static import ENGINE_SEED, targets
 from tests.solvers.placement.dispatch.testing import sample_case
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.engines.testing import write_emitted

@@ -82,7 +82,7 @@ def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_fou
             objective=value["bad"] * scale,
             bound=bound * scale,
             solve_s=0.0,
-            method="sweeps",
+            method="local_search",
         )
         made = to_certificate(
             spec, evidence, chosen, found, baseline, None, links,

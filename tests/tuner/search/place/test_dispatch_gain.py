@@ -9,7 +9,7 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
-from solvers.placement.ranks import Placement, Ranks
+from solvers.placement.ranks import Placement
 from tests.printed import words_of
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
@@ -17,8 +17,8 @@ from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
 from tuner.search.place.comparison import PlacementComparison, evaluate_workload
+from tuner.search.place.cost import fit_cost
 from tuner.search.place.dispatch_gain import dispatch_gain
-from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import split_recordings
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
@@ -30,8 +30,6 @@ model: {MODELS / "mixtral-8x7b" / "config.json"}
 cluster:
   pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]
 """
-DECODE = "  objective: layer_time\n  phase: decode\n"
-SIZE = "  tokens_per_pass: {tokens}\n"
 
 
 def planned(
@@ -76,10 +74,9 @@ def test_sglang_is_written_for_without_a_model_where_all_layers_were_recorded(
 def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
     wrong: list[tuple[str, object]] = []
     for rule in Dispatch:
-        decodes = rule is Dispatch.ACTIVATED
-        goal = f"  dispatch: {rule.value}\n" + (DECODE + "  tokens_per_pass: 16\n") * decodes
+        goal = f"  dispatch: {rule.value}\n"
         slots = 2 if rule is Dispatch.LEAST_LOADED else 3
-        plan = planned(tmp_path, goal, priced=decodes, slots=slots, emit="[eplb]")
+        plan = planned(tmp_path, goal, priced=False, slots=slots, emit="[eplb]")
         proven = plan.certificate
         if proven.objective is None or proven.bound is None or proven.bound > proven.objective:
             wrong.append((rule.value, proven))
@@ -89,22 +86,14 @@ def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_experts_that_are_read_set_the_time_of_the_activated_rule(tmp_path: Path) -> None:
-    goal = f"{DECODE}  tokens_per_pass: 16\n  dispatch: activated\n"
-    plan = planned(tmp_path, goal, priced=True, slots=4)
-    (read,) = (note for note in plan.provenance.notes if note.startswith("experts that"))
-    before, _, after = (float(one) for one in re.findall(r"\d+\.\d+", read))
-    assert after <= before
+def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
+    goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
+    plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
     (taken,) = (note for note in plan.provenance.notes if note.startswith("with the rule"))
     with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s\b", taken))
     (lacking,) = plan.unlaunchable
     assert lacking.gain_ratio == pytest.approx(1.0 - with_s / without_s, abs=0.01)
     assert f"Not launchable: {lacking.words}" in words_of(place_report(plan))
-
-
-def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
-    goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
-    plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
     (note,) = (note for note in plan.provenance.notes if note.startswith("the most-loaded rank"))
     assert note.endswith(
         "their transfer is counted, after the all-to-all and not overlapped with it"
@@ -121,57 +110,29 @@ def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) 
     assert plan.certificate.bound == 1.0
 
 
-def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_path: Path) -> None:
+def test_what_the_rule_gains_is_scored_on_fit_passes(tmp_path: Path) -> None:
     planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2)
-    heavy, light = 40_000, 1_000
-    # Passes to fit on have experts 0 and 1 heavy, those that are evaluated on 0 and 2.
-    count_PLE = np.full((4, 4, 8), light, dtype=np.int64)
-    count_PLE[:2, :, [0, 1]] = heavy
-    count_PLE[2:, :, [0, 2]] = heavy
-    write_recording(
-        tmp_path / "shifted",
-        Recording(
-            model="tiny", workload="chat", layer_ids=(0, 1, 2, 3), top_k=2, count_PLE=count_PLE
-        ),
-    )
-    path = tmp_path / "spec.yaml"
-    path.write_text(path.read_text().replace("path: chat", "path: shifted"))
-    spec = read_place_spec(path)
+    spec = read_place_spec(tmp_path / "spec.yaml")
     evidence = split_recordings(spec)
-
-    def placed(*experts: int) -> Placement:
-        return Placement(expert_LS=np.tile(np.array(experts), (4, 1)))
-
-    for_fit, for_holdout = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
-    # Judged: both heavy experts on one rank of four. As an engine splits tokens, nothing is gained.
-    mean = (2 * heavy + 6 * light) / 4
-    for rule, listed in (("least_loaded", 1), ("dynamic", 0)):
-        evaluation = evaluate_workload(spec, evidence[0], for_fit, rule)
-        unlaunchable, (line, _) = dispatch_gain(
-            spec,
-            evidence,
-            [PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)],
-            None,
-            chosen=for_fit,
-            candidates=(for_holdout, for_fit),
-        )
-        assert f"the best placement found: {2 * heavy / mean:.3f} times the mean" in line
-        assert len(unlaunchable) == listed
-
-
-def test_experts_that_are_read_are_counted_by_hand() -> None:
-    # Experts 0 and 1 stand on both ranks, 2 on the first only, where it is read. So expert 0 goes
-    # to the second rank, and expert 1, at one read each, to the lower. Expert 3 has no token.
-    placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 1, 3]]))
-    evaluation = evaluate(
-        placement,
-        load_PLE=np.array([[[4.0, 2.0, 5.0, 0.0]]]),
-        ranks=Ranks.uniform(ranks=2, slots_per_rank=3),
-        dispatch="activated",
+    in_order, other = (
+        Placement(expert_LS=np.tile(np.array(row), (4, 1)))
+        for row in (range(8), [7, 6, 5, 4, 3, 2, 1, 0])
     )
-    assert evaluation.active_PLG is not None
-    assert evaluation.active_PLG.tolist() == [[[2.0, 1.0]]]
-    assert evaluation.copies_PLG.tolist() == [[[7.0, 4.0]]]
+    evaluation = evaluate_workload(spec, evidence[0], in_order, "least_loaded")
+    unlaunchable, (line, _) = dispatch_gain(
+        spec,
+        evidence,
+        [PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)],
+        None,
+        chosen=in_order,
+        candidates=(other, in_order),
+    )
+    with_rule = fit_cost(spec, evidence, in_order, None, "least_loaded")
+    without = min(fit_cost(spec, evidence, each, None, "dynamic") for each in (other, in_order))
+    assert f"least_loaded': {with_rule:.3f} times the mean" in line
+    assert f"best placement found: {without:.3f} times the mean" in line
+    (lacking,) = unlaunchable
+    assert lacking.gain_ratio == pytest.approx(1.0 - with_rule / without)
 
 
 def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -181,8 +142,7 @@ def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
         (least, 3, "[]", "12 slots hold 8 experts; set redundant_experts to 0"),
         (f"{least}  rank_speeds: [1, 1, 1, 2]\n", 2, "[]", "assumes equal ranks"),
         (f"{least}  objective: layer_chain\n", 2, "[]", "which objective layer_chain minimises"),
-        ("  dispatch: activated\n", 3, "[eplb]", "(here balance, prefill)"),
-        ("  dispatch: actived\n", 3, "[]", "'least_loaded' or 'activated'"),
+        ("  dispatch: activated\n", 3, "[]", "'lp' or 'least_loaded'"),
     )
     wrong = []
     for goal, slots, emit, expected in cases:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tuner.search.place.evidence import load_scatter, load_variance
+from tuner.search.place.evidence import load_variance
 
 COPIES = 20_000
 
@@ -40,21 +40,3 @@ def test_one_pass_has_what_counting_leaves() -> None:
     predicted_LE = load_variance(counts_LE[None], holdout_copies=np.array([100]), size=100.0)
     # A share of 0.3 of 100 copies, twice: planned from and evaluated on.
     assert np.allclose(predicted_LE, [[60.0, 140.0]])
-
-
-def test_what_passes_differ_by_together_is_kept_and_adds_up_to_the_variance() -> None:
-    rng = np.random.default_rng(3)
-    share_E = np.full(16, 1.0 / 16)
-    # The first four experts rise together and the others fall, pass by pass.
-    rise_P = 0.2 * rng.standard_normal(48)
-    lift_PE = 1.0 + rise_P[:, None] * np.where(np.arange(16) < 4, 1.0, -1.0 / 3.0)
-    passes_PLE = np.stack([rng.multinomial(COPIES, share_E * lift_E) for lift_E in lift_PE])[
-        :, None
-    ]
-    variance_LE = load_variance(passes_PLE, holdout_copies=np.array([COPIES * 48]), size=COPIES)
-    scatter_BLE = load_scatter(passes_PLE, variance_LE=variance_LE)
-    assert scatter_BLE is not None
-    assert np.isclose(np.square(scatter_BLE).sum(), variance_LE.sum())
-    covariance_EE = np.einsum("be,bf->ef", scatter_BLE[:, 0], scatter_BLE[:, 0])
-    assert covariance_EE[:4, :4].min() > 0.0 > covariance_EE[:4, 4:].max()
-    assert load_scatter(passes_PLE[:15], variance_LE=variance_LE) is None

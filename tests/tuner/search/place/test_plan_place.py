@@ -228,19 +228,6 @@ def test_dynamic_dispatch_is_evaluated_at_any_size_of_a_pass(tmp_path: Path) -> 
     assert not even.predicted.dispatches
 
 
-@pytest.mark.slow
-def test_more_slots_are_compared_in_the_plans_own_unit(tmp_path: Path) -> None:
-    head = f"model: {MODELS / 'olmoe-1b-7b'}\n{CLUSTER}"
-    goal = "  ranks: 16\n  objective: layer_time\n  tokens_per_pass: 65536\n"
-    plan = planned(tmp_path, goal, head=head, experts=64, top_k=8, skew=1.2, time_limit_s=3.0)
-    (line,) = plan.relaxations
-    changed, stated = line.split(": ")[1].split(", from ")
-    assert plan.certificate.objective is not None
-    assert float(stated.removesuffix(" s")) == pytest.approx(plan.certificate.objective, rel=1e-4)
-    assert plan.certificate.bound is not None
-    assert plan.certificate.bound < 1.5 * float(changed.removesuffix(" s"))
-
-
 def test_seconds_of_layers_add_up(tmp_path: Path) -> None:
     head = f"model: {MODELS / 'olmoe-1b-7b'}\n{CLUSTER}"
     goal = "  ranks: 16\n  objective: layer_time\n  slots_per_rank: 5\n  robust: worst\n"
@@ -341,8 +328,8 @@ def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_
 def test_shares_of_the_time_limit_add_up_to_no_more_than_it() -> None:
     for shares in (searching.PLAIN, searching.PROGRAMS):
         parts = [getattr(shares, field.name) for field in fields(shares)]
-        # Under a linear program the rest is for evaluation and relaxations.
-        assert sum(parts) + planning.RELAXATION_SHARE <= 1.0
+        # The rest is for evaluation.
+        assert sum(parts) < 1.0
 
 
 def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
-"""Static dispatch: each source rank sends an expert's tokens to one replica, chosen once.
+"""The engine's own tables of static dispatch, an oracle of `launches.py`.
 
-A near replica serves a source (nearest.py). The other sources are far: with k of them, each of r
-replicas serves k // r, k % r replicas drawn at random serve one more, and the order is shuffled.
-Every rank works the assignment out by itself, from a stream of the same seed that has advanced by
-the experts which are far from *this* rank only, layer by layer and expert by expert, and uses its
-own entry of it. Ranks whose streams agree use entries of one assignment, the others do not.
+Every rank works the assignment of replicas to far ranks out by itself, from a stream of the same
+seed that has advanced by the experts which are far from *this* rank only, layer by layer and expert
+by expert, and uses its own entry of it. Ranks whose streams agree use entries of one assignment.
 
 Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all backend
          (sglang/srt/eplb/expert_location.py; the seed is 42). With that seed and all decoder
@@ -20,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.kept import by_rank, by_slot, keep, kept, key_of
 from solvers.placement.dispatch.nearest import FAR, nearest_H
 from solvers.placement.ranks import Floats, Ints, Ranks
 
@@ -34,20 +31,10 @@ def rank_loads(case: DispatchCase) -> Floats:
 
 def split(case: DispatchCase) -> Floats:
     """Return the share of each expert's token copies that each rank draws, `[L][E][G]`."""
-    key = key_of(case, of=f"static {case.seed}")
-    share_LS = kept(key)
-    if share_LS is None:
-        share_LS = keep(key, by_slot(case, _split(case)))
-    return by_rank(case, share_LS)
-
-
-def _split(case: DispatchCase) -> Floats:
-    source_ratio_HLE = case.source_ratio_HLE
     split_LEG = (case.copies_LEG > 0).astype(np.float64)
     for layer, expert, target_H in targets(case):
-        split_LEG[layer, expert] = np.bincount(
-            target_H, weights=source_ratio_HLE[:, layer, expert], minlength=case.ranks.num_ranks
-        )
+        users_G = np.bincount(target_H, minlength=case.ranks.num_ranks)
+        split_LEG[layer, expert] = users_G / case.ranks.num_ranks
     return split_LEG
 
 
@@ -55,17 +42,9 @@ def targets(case: DispatchCase) -> Iterator[tuple[int, int, Ints]]:
     """Yield, for each replicated expert, the rank whose replica each source rank uses."""
     streams = Streams(case.seed, num_ranks=case.ranks.num_ranks)
     for layer, expert_S in enumerate(case.placement.expert_LS):
-        for expert, target_H in layer_targets(expert_S, ranks=case.ranks, streams=streams):
-            yield layer, expert, target_H
-
-
-def layer_targets(
-    expert_S: Ints, *, ranks: Ranks, streams: "Streams"
-) -> Iterator[tuple[int, Ints]]:
-    """Yield the same of one layer, advancing the streams that earlier layers have advanced."""
-    for expert in np.flatnonzero(np.bincount(expert_S) > 1).tolist():
-        host_R = ranks.rank_S[np.flatnonzero(expert_S == expert)]
-        yield expert, host_R[_replica_H(host_R, ranks=ranks, streams=streams)]
+        for expert in np.flatnonzero(np.bincount(expert_S) > 1).tolist():
+            host_R = case.ranks.rank_S[np.flatnonzero(expert_S == expert)]
+            yield layer, expert, host_R[_replica_H(host_R, ranks=case.ranks, streams=streams)]
 
 
 def _replica_H(host_R: Ints, *, ranks: Ranks, streams: "Streams") -> Ints:
@@ -95,16 +74,6 @@ class Streams:
         self._streams = [random.Random(seed)]
         self._stream_of = [0] * num_ranks
         self._members = [set(range(num_ranks))]
-
-    def copy(self) -> "Streams":
-        """Return streams that go on from here by themselves."""
-        other = Streams(0, num_ranks=len(self._stream_of))
-        other._streams = [random.Random() for _ in self._streams]
-        for mine, of_other in zip(self._streams, other._streams, strict=True):
-            of_other.setstate(mine.getstate())
-        other._stream_of = list(self._stream_of)
-        other._members = [set(one) for one in self._members]
-        return other
 
     def of(self, drawing: Sequence[int]) -> Iterator[tuple[list[int], random.Random]]:
         """Yield the ranks that draw now by the stream that they share, apart from the others."""

@@ -1,0 +1,231 @@
+"""Swaps from clusters of experts with the same transitions, under a rising price of overload.
+
+    L layers   E experts   G ranks   e on rank a, f on rank b
+
+The start are the clusters of `clusters.py`, or the balanced placement of `start_placement.py` where
+ranks differ in slots. Layers take turns in a descent (`swap_search.py`): first load above a limit
+has a price, so that clusters can pass each other, then it is forbidden; a layer that is still above
+its limit is repaired by load alone. Then two ranks trade places in some neighbouring layers, and
+layers descend again, back where that did not help.
+
+With the neighbouring layers as they are, an expert costs price(e, g) on rank g, and a swap changes
+the total by price(e, b) - price(e, a) + price(f, a) - price(f, b). For the most-loaded pair of
+ranks the total stands in at first. With B the flow between the ranks of a pair of layers, a swap in
+the earlier layer changes two rows of it, and the pair then costs
+
+    max(most of the other rows, row(e, f), row(f, e))
+    row(e, f) = max_h cost(a, h) * (B(a, h) - out(e, h) + out(f, h))
+
+with out(e, h) what e sends to rank h; in the later layer columns take the place of rows.
+
+The number of trades is fixed by the size, so equal inputs give equal placements where time
+suffices. The bound is that of `bound.py`.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.chain import check
+from solvers.placement.chain.bound import lower_bound
+from solvers.placement.chain.clusters import clusters_along_chain
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.ranks import Floats, Ints, Placement, placed
+from solvers.placement.start_placement import fit, rank_loads, repaired
+from solvers.placement.swap_search import RankedLayer, descend
+from solvers.result import Claim, Status
+
+SEED: Final = 20_250_206
+OVERS: Final = (30.0, 100.0, 300.0, 1_000.0, 3_000.0)
+"""Prices of load above a limit, in turn: in units of the mean standard deviation of an expert's
+prices over ranks, per mean load of an expert."""
+TURNS: Final = 2
+"""Of every layer at one price."""
+TRADES: Final = 500
+MOST_CELLS: Final = 3e6
+"""Flows of all trades, at most: about a second."""
+TRADED_LAYERS: Final = 8
+"""That two ranks trade places in, at most."""
+PATIENCE: Final = 100
+"""Trades in a row without a gain that end them."""
+LEAST_GAIN_RATIO: Final = 1e-9
+"""Of the cost of a layer's load on the most expensive link; less is rounding."""
+BOUND_RATIO: Final = 0.3
+"""Of the time, for the bound."""
+SEARCH_RATIO: Final = 0.95
+"""Of the time, when swaps end; the rest is for pricing what was found."""
+
+
+def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
+    """Return the best placement found, with the bound of the pairs of layers."""
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    balanced_LE = fit(problem.load_LE, problem.ranks, problem.most_load_L)
+    if balanced_LE is None:
+        return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+    bound = lower_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
+    best_LE, value = balanced_LE, check.objective(problem, placed(balanced_LE))
+    for rank_LE in _searched(problem, balanced_LE, deadline_s) if value > bound else ():
+        candidate = placed(rank_LE)
+        cost = check.objective(problem, candidate)
+        if cost < value and not check.violations(problem, candidate):
+            best_LE, value = rank_LE, cost
+    return Claim(status=Status.FEASIBLE, solution=placed(best_LE), bound=min(bound, value))
+
+
+def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> Iterator[Ints]:
+    """Yield what the descent finds, and the best of the trades."""
+    slots_G, rng = problem.ranks.slots_G, np.random.default_rng(SEED)
+    rank_LE = balanced_LE.copy()
+    if problem.num_layers > 1 and (slots_G == slots_G[0]).all():
+        rank_LE = clusters_along_chain(problem.flow_TEE, num_ranks=problem.ranks.num_ranks)
+    total = replace(problem, measure=Measure.TOTAL)
+    for over in OVERS if problem.most_load_L is not None else ():
+        sweep(total, rank_LE, deadline_s=deadline_s, over=over, turns=TURNS)
+    _settle(problem, rank_LE, balanced_LE, rng)
+    for measured in (total, problem):
+        sweep(measured, rank_LE, deadline_s=deadline_s)
+    yield rank_LE
+    yield _traded(problem, rank_LE, rng, deadline_s)
+
+
+def sweep(
+    problem: ChainProblem,
+    rank_LE: Ints,
+    *,
+    deadline_s: float,
+    over: float = math.inf,
+    turns: int | None = None,
+) -> None:
+    """Let layers descend in turns, in place, as long as one improves."""
+    layer, unchanged = 0, 0
+    left = math.inf if turns is None else turns * problem.num_layers
+    while unchanged < problem.num_layers and left > 0 and time.perf_counter() < deadline_s:
+        load_E = problem.load_LE[layer]
+        swapped = _layer_of(problem, rank_LE, layer)
+        is_better = descend(
+            swapped,
+            load_E=load_E,
+            most_load=math.inf if problem.most_load_L is None else problem.most_load_L[layer],
+            least_gain=LEAST_GAIN_RATIO * float(problem.cost_GG.max() * load_E.sum()),
+            deadline_s=deadline_s,
+            over=over if over == math.inf else over * swapped.spread / max(load_E.mean(), 1e-300),
+        )
+        unchanged = 0 if is_better else unchanged + 1
+        layer, left = (layer + 1) % problem.num_layers, left - 1
+
+
+def _settle(
+    problem: ChainProblem, rank_LE: Ints, balanced_LE: Ints, rng: np.random.Generator
+) -> None:
+    """Bring every layer within its limit, in place, by load alone."""
+    if problem.most_load_L is None:
+        return
+    num_ranks, limit_L = problem.ranks.num_ranks, problem.most_load_L
+    largest_L = rank_loads(problem.load_LE, rank_LE, num_ranks).max(axis=1)
+    for layer in np.flatnonzero(largest_L > limit_L):
+        load_E, limit = problem.load_LE[layer], float(limit_L[layer])
+        row_E = repaired(load_E, rank_LE[layer], limit, rng)
+        fits = rank_loads(load_E[None], row_E[None], num_ranks).max() <= limit
+        rank_LE[layer] = row_E if fits else balanced_LE[layer]
+
+
+def _traded(
+    problem: ChainProblem, rank_LE: Ints, rng: np.random.Generator, deadline_s: float
+) -> Ints:
+    """Return the best after trades of two equal ranks in some layers, each with a descent."""
+    slots_G = problem.ranks.slots_G
+    pairs = np.argwhere(np.triu(slots_G[:, None] == slots_G, k=1))
+    best_LE, value, failed = rank_LE, check.objective(problem, placed(rank_LE)), 0
+    for _ in range(min(TRADES, int(MOST_CELLS / problem.load_LE.size / problem.num_experts))):
+        if failed == PATIENCE or not len(pairs) or time.perf_counter() >= deadline_s:
+            break
+        first = rng.integers(problem.num_layers)
+        layers = slice(first, first + 1 + rng.integers(TRADED_LAYERS))
+        name_G = np.arange(len(slots_G))
+        pair = pairs[rng.integers(len(pairs))]
+        name_G[pair] = pair[::-1]
+        tried_LE = best_LE.copy()
+        tried_LE[layers] = name_G[tried_LE[layers]]
+        sweep(problem, tried_LE, deadline_s=deadline_s)
+        cost = check.objective(problem, placed(tried_LE))
+        failed += 1
+        if cost < value * (1.0 - LEAST_GAIN_RATIO):
+            best_LE, value, failed = tried_LE, cost, 0
+    return best_LE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Total(RankedLayer):
+    """A layer under the total of the flow."""
+
+    price_EG: Floats
+
+    @property
+    def spread(self) -> float:
+        """Mean over experts of the standard deviation of their prices over ranks."""
+        return float(self.price_EG.std(axis=1).mean())
+
+    def changes_EE(self) -> Floats:
+        moved_EE = self.price_EG[:, self.rank_E]
+        moved_EE = moved_EE - np.diagonal(moved_EE)[:, None]
+        return np.asarray(moved_EE + moved_EE.T)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _MostLoaded(_Total):
+    """A layer under the most-loaded pair of ranks."""
+
+    sides: tuple[tuple[Floats, Floats], ...]
+    """What experts send to each rank of a neighbouring layer, and costs from these ranks there."""
+
+    def changes_EE(self) -> Floats:
+        return np.asarray(
+            sum(_changed_EE(out_EG, self.rank_E, cost_GG) for out_EG, cost_GG in self.sides)
+        )
+
+
+def _layer_of(problem: ChainProblem, rank_LE: Ints, layer: int) -> _Total:
+    """Return a layer beside its neighbours as they are."""
+    sides = []
+    if layer > 0:
+        sent_EE, beside_E = problem.flow_TEE[layer - 1].T, rank_LE[layer - 1]
+        sides.append((sent_EE @ _on_rank_EG(problem, beside_E), problem.cost_GG.T))
+    if layer < problem.num_layers - 1:
+        sent_EE, beside_E = problem.flow_TEE[layer], rank_LE[layer + 1]
+        sides.append((sent_EE @ _on_rank_EG(problem, beside_E), problem.cost_GG))
+    price_EG = np.zeros((problem.num_experts, problem.ranks.num_ranks))
+    for out_EG, cost_GG in sides:
+        price_EG += out_EG @ cost_GG.T
+    if problem.measure is Measure.TOTAL or not sides:
+        return _Total(rank_E=rank_LE[layer], price_EG=price_EG)
+    return _MostLoaded(rank_E=rank_LE[layer], price_EG=price_EG, sides=tuple(sides))
+
+
+def _on_rank_EG(problem: ChainProblem, rank_E: Ints) -> Floats:
+    return np.asarray(rank_E[:, None] == np.arange(problem.ranks.num_ranks), dtype=np.float64)
+
+
+def _changed_EE(out_EG: Floats, rank_E: Ints, cost_GG: Floats) -> Floats:
+    """What swaps change in the cost of one pair of layers; costs from these ranks to others."""
+    num_ranks = len(cost_GG)
+    on_rank_EG = (rank_E[:, None] == np.arange(num_ranks)).astype(np.float64)
+    between_GG = on_rank_EG.T @ out_EG
+    row_G = (cost_GG * between_GG).max(axis=1)
+    without_GG = np.zeros((num_ranks, num_ranks))
+    for rank in np.argsort(row_G, kind="stable"):
+        is_other = np.arange(num_ranks) != rank
+        without_GG[np.ix_(is_other, is_other)] = row_G[rank]
+    kept_EG = between_GG[rank_E] - out_EG
+    row_EE = np.stack(
+        [
+            (cost_GG[rank] * (kept_G + out_EG)).max(axis=1)
+            for rank, kept_G in zip(rank_E, kept_EG, strict=True)
+        ]
+    )
+    without_EE = without_GG[rank_E][:, rank_E]
+    after_EE = np.maximum(without_EE, np.maximum(row_EE, row_EE.T))
+    return np.asarray(after_EE - row_G.max())

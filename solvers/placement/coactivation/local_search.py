@@ -1,0 +1,123 @@
+"""HierMoE's swap of two experts, repeated from the best to the best until none helps.
+
+HierMoE (arXiv 2508.09591) swaps one pair per planning step, the one that lowers the cost most.
+Here it is repeated to a local optimum (`swap_search.py`), layer by layer, with two additions: a
+swap that takes a rank above its load limit is not made, and the start is the placement of the
+engines (experts in order) where that keeps the limits, else one that does. The paper smooths the
+maximum over groups, as it swaps once; a descent on the cost itself ends no worse, measured by that
+cost. That is `swaps`; `solve` also starts from groups of experts that are chosen together more
+often than by chance, put on ranks and like ranks on nodes, and brought within the load limit by
+load alone where they pass it, and takes the better of the two.
+
+A layer costs O(T K^2) for its tables and O(E^2 + T K^3 / E) for every swap; see `swaps.py`. Proves
+nothing but what `bound.py` does. Layers share the time evenly. Letters: L layers, T tokens, K
+experts of a token, E experts, G ranks, N nodes.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.coactivation.bound import lower_bound_L, tokens_of_both_EE
+from solvers.placement.coactivation.layer import layer_of
+from solvers.placement.coactivation.problem import CoactivationProblem
+from solvers.placement.greedy_groups import grown_groups
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks, placed
+from solvers.placement.start_placement import fit, rank_loads, repaired
+from solvers.placement.swap_search import descend
+from solvers.result import Claim, Status
+
+SEED: Final = 20_250_812
+LEAST_GAIN_RATIO: Final = 1e-12
+"""Of a layer's cost; less is rounding."""
+SEARCH_RATIO: Final = 0.95
+"""Of the time, when swapping ends; the rest is for what was found."""
+
+
+def solve(
+    problem: CoactivationProblem, *, time_limit_s: float, threads: int = 1
+) -> Claim[Placement]:
+    """Return the better local optimum of every layer from two starts."""
+    return _solved(problem, time_limit_s=time_limit_s, with_groups=True)
+
+
+def swaps(
+    problem: CoactivationProblem, *, time_limit_s: float, threads: int = 1
+) -> Claim[Placement]:
+    """Return the local optimum of every layer from the engines' placement."""
+    return _solved(problem, time_limit_s=time_limit_s, with_groups=False)
+
+
+def _solved(
+    problem: CoactivationProblem, *, time_limit_s: float, with_groups: bool
+) -> Claim[Placement]:
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    start_LE = starting_ranks(problem)
+    if start_LE is None:
+        return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+    bound_L = lower_bound_L(problem)
+    rng, cost = np.random.default_rng(SEED), 0.0
+    for number, rank_E in enumerate(start_LE):
+        now_s = time.perf_counter()
+        until_s = now_s + (deadline_s - now_s) / (problem.num_layers - number)
+        limit = math.inf if problem.most_load_L is None else float(problem.most_load_L[number])
+        descended = []
+        for begin_E in (rank_E, *(_chosen_together(problem, number, rng) if with_groups else ())):
+            layer = layer_of(problem, number, begin_E)
+            descend(
+                layer,
+                load_E=problem.load_LE[number],
+                most_load=limit,
+                least_gain=LEAST_GAIN_RATIO * (layer.cost() + 1.0),
+                deadline_s=until_s,
+            )
+            descended.append(layer)
+        best = min(descended, key=lambda one: one.cost())
+        start_LE[number] = best.rank_E
+        cost += best.cost()
+    bound = min(float(bound_L.sum()), cost)
+    return Claim(status=Status.FEASIBLE, solution=placed(start_LE), bound=bound)
+
+
+def starting_ranks(problem: CoactivationProblem) -> Ints | None:
+    """Return experts in order where they may stay so, else a fitting start; None: none found."""
+    ranks = problem.ranks
+    in_order_LE = np.tile(ranks.rank_S, (problem.num_layers, 1))
+    fitted_LE = fit(problem.load_LE, ranks, problem.most_load_L)
+    if problem.most_load_L is None or fitted_LE is None:
+        return in_order_LE if problem.most_load_L is None else None
+    largest_L = rank_loads(problem.load_LE, in_order_LE, ranks.num_ranks).max(axis=1)
+    return np.where((largest_L <= problem.most_load_L)[:, None], in_order_LE, fitted_LE)
+
+
+def _chosen_together(
+    problem: CoactivationProblem, number: int, rng: np.random.Generator
+) -> Iterator[Ints]:
+    """The start from groups, where ranks are equal and limits can be kept."""
+    ranks = problem.ranks
+    ranks_of_N = np.bincount(ranks.node_G)
+    if (ranks.slots_G != ranks.slots_G[0]).any() or (ranks_of_N != ranks_of_N[0]).any():
+        return
+    both_EE = tokens_of_both_EE(problem.expert_LTK[number], problem.num_experts)
+    tokens_E = np.bincount(problem.expert_LTK[number].ravel(), minlength=problem.num_experts)
+    by_chance_EE = np.maximum(np.outer(tokens_E, tokens_E), 1)
+    rank_E = grouped(both_EE / by_chance_EE, ranks)
+    if problem.most_load_L is not None:
+        load_E, limit = problem.load_LE[number], float(problem.most_load_L[number])
+        rank_E = repaired(load_E, rank_E, limit, rng)
+        if rank_loads(load_E[None], rank_E[None], ranks.num_ranks).max() > limit:
+            return
+    yield rank_E
+
+
+def grouped(likeness_EE: Floats, ranks: Ranks) -> Ints:
+    """Return the rank of each expert: like experts on equal ranks, like ranks on equal nodes."""
+    group_E = grown_groups(likeness_EE, ranks.num_ranks)
+    in_group_GE = (group_E == np.arange(ranks.num_ranks)[:, None]).astype(np.float64)
+    node_G = grown_groups(in_group_GE @ likeness_EE @ in_group_GE.T, ranks.num_nodes)
+    rank_of_group = np.empty(ranks.num_ranks, dtype=np.int64)
+    rank_of_group[np.argsort(node_G, kind="stable")] = np.arange(ranks.num_ranks)
+    return np.asarray(rank_of_group[group_E])
