@@ -24,11 +24,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.choices import ABSENT, Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Counts, Recording
-from profilers.routing.sums import Sums
+from profilers.routing.tally import ABSENT, Tally
 from profilers.routing.tensors import load
 from profilers.routing.validation import recording_of, require_room, whole_counts
 
@@ -91,13 +90,12 @@ def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Reco
 def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
     """Recordings by `per_pass` or `per_token`; one rank's dump is in memory at a time."""
     what = "last_physical_to_logical_map"
-    by_pass, by_rank, tally = Sums(), Sums(), Tally()
-    shape: tuple[int, int] | None = None
+    tally, shape = Tally(), (0, 0)
     for content in contents:
         map_RP = whole_counts(content.get(what), what=what, axes="layers slots")
         # Every expert has a slot, so the largest id says how many there are.
         dimensions = (map_RP.shape[0], int(map_RP.max()) + 1)
-        if shape is None:
+        if tally.is_empty:
             require_room(*dimensions)
             shape, tally = dimensions, Tally(num_experts=dimensions[1])
         if dimensions != shape:
@@ -105,21 +103,10 @@ def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Rec
         for record in _records(content):
             number, rank = (_whole(record, name) for name in ("forward_pass_id", "rank"))
             for layer, count_E in enumerate(_logical(record, map_RP, num_experts=shape[1])):
-                by_pass.add(number, layer=layer, count_E=count_E)
-                by_rank.add(rank, layer=layer, count_E=count_E)
+                tally.count(count_E, layer=layer, number=number, source=rank)
             if "topk_ids_of_layer" in record:
-                tally.add(_choices(record, map_RP), number=number, source=rank)
-    if not by_pass.layers:
-        raise ValueError("holds no forward pass; record while serving some")
-    count_PRE = by_pass.table(by_pass.layers)
-    rows = tuple(np.flatnonzero(count_PRE.any(axis=(0, 2))).tolist())
-    bare = recording_of(
-        count_PRE,
-        naming=naming,
-        num_decoder_layers=count_PRE.shape[1],
-        source_SRE=by_rank.table(by_pass.layers),
-    )
-    return with_choices(bare, tally, layers=rows)
+                tally.choose(_choices(record, map_RP))
+    return tally.recording(naming=naming, num_decoder_layers=shape[0])
 
 
 def _logical(

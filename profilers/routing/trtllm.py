@@ -25,12 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.files import open_regular, require_regular
-from profilers.routing.choices import Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
-from profilers.routing.sums import Sums
-from profilers.routing.validation import recording_of, renamed, whole_counts
+from profilers.routing.tally import Tally
+from profilers.routing.validation import whole_counts
 
 META: Final = "meta_info.json"
 MOST_HEADER_BYTES: Final = 2**26
@@ -62,37 +61,19 @@ def read(path: Path, *, naming: Naming) -> Recording:
     )
     if not counts and not raw:
         raise ValueError("holds no rank<r>.safetensors; name the directory of all ranks")
-    tally = _tally(raw, num_experts=num_experts)
-    if not counts:
-        return tally.recording(naming=naming)
-    bare = _of_counts(counts, num_experts=num_experts, top_k=top_k)
-    return renamed(with_choices(bare, tally, layers=bare.layer_ids), naming)
-
-
-def _of_counts(files: Mapping[int, Path], *, num_experts: int, top_k: int) -> Recording:
-    by_pass, by_rank = Sums(), Sums()
-    for rank, file in files.items():
+    tally = Tally(num_experts=num_experts)
+    for rank, file in counts.items():
         for iteration, layer, values in _tensors(file):
             what = f"{file.name}: {iteration}_{layer}"
             count_E = whole_counts(values, what=what, axes="experts")
             if count_E.size != num_experts:
                 raise ValueError(f"{what} has {count_E.size} experts, {META} says {num_experts}")
-            by_pass.add(iteration, layer=layer, count_E=count_E)
-            by_rank.add(rank, layer=layer, count_E=count_E)
-    layers = by_pass.layers
-    if not layers:
-        raise ValueError("its rank files hold no tensor; record while serving some")
-    return recording_of(
-        by_pass.table(layers),
-        naming=Naming(),
-        row_ids=layers,
-        top_k=top_k,
-        source_SRE=by_rank.table(layers),
-    )
+            tally.count(count_E, layer=layer, number=iteration, source=rank)
+    _choose(raw, tally, is_counted=bool(counts))
+    return tally.recording(naming=naming, top_k=top_k)
 
 
-def _tally(files: Mapping[int, Path], *, num_experts: int) -> Tally:
-    tally = Tally(num_experts=num_experts)
+def _choose(files: Mapping[int, Path], tally: Tally, *, is_counted: bool) -> None:
     for rank, file in files.items():
         forward: dict[int, dict[int, npt.NDArray[np.int32]]] = {}
         for iteration, layer, values in _tensors(file):
@@ -100,8 +81,10 @@ def _tally(files: Mapping[int, Path], *, num_experts: int) -> Tally:
                 raise ValueError(f"{file.name}: {iteration}_{layer} holds no expert ids")
             forward.setdefault(iteration, {})[layer] = values.astype(np.int32)
         for iteration in sorted(forward):
-            tally.add(forward[iteration], number=iteration, source=rank)
-    return tally
+            if is_counted:
+                tally.choose(forward[iteration])
+            else:
+                tally.add(forward[iteration], number=iteration, source=rank)
 
 
 def _rank_files(path: Path, pattern: str) -> dict[int, Path]:

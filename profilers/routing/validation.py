@@ -77,8 +77,7 @@ def recording_of(
     top_k: int | None = None,
     num_decoder_layers: int | None = None,
     source_SRE: Counts | None = None,
-    coactivation_REE: Floats | None = None,
-    token_RTK: npt.NDArray[np.int32] | None = None,
+    token_LTK: npt.NDArray[np.int32] | None = None,
     transition_MEE: Floats | None = None,
     transition_kind: str = "all_pairs",
 ) -> Recording:
@@ -94,8 +93,7 @@ def recording_of(
         num_decoder_layers: of the model where the source says it; dropped where the user names
             the layers.
         source_SRE: the counts by source rank.
-        coactivation_REE: tokens that chose two experts together.
-        token_RTK: chosen experts of sampled tokens.
+        token_LTK: chosen experts of sampled tokens, in the rows with tokens.
         transition_MEE: between consecutive rows with tokens.
         transition_kind: see `Recording`.
 
@@ -110,7 +108,7 @@ def recording_of(
     chosen = naming.top_k if naming.top_k is not None else top_k
     if chosen is not None and chosen > total_RE.shape[1]:
         raise ValueError(f"top_k {chosen} is more than the {total_RE.shape[1]} experts of a layer")
-    _require_choices(chosen, token_RTK)
+    _require_choices(chosen, token_LTK)
     return Recording(
         model=naming.model or model,
         workload=naming.workload or workload,
@@ -121,8 +119,7 @@ def recording_of(
         source_SLE=None if source_SRE is None else np.ascontiguousarray(source_SRE[:, kept]),
         transition_MEE=transition_MEE,
         transition_kind=transition_kind,
-        coactivation_LEE=None if coactivation_REE is None else coactivation_REE[kept],
-        token_LTK=None if token_RTK is None else np.ascontiguousarray(token_RTK[kept]),
+        token_LTK=token_LTK,
     )
 
 
@@ -145,9 +142,9 @@ def renamed(recording: Recording, naming: Naming) -> Recording:
     )
 
 
-def _require_choices(top_k: int | None, token_RTK: npt.NDArray[np.int32] | None) -> None:
-    if token_RTK is not None and top_k not in (None, token_RTK.shape[2]):
-        raise ValueError(f"top_k {top_k}, yet its tokens chose {token_RTK.shape[2]} experts each")
+def _require_choices(top_k: int | None, token_LTK: npt.NDArray[np.int32] | None) -> None:
+    if token_LTK is not None and top_k not in (None, token_LTK.shape[2]):
+        raise ValueError(f"top_k {top_k}, yet its tokens chose {token_LTK.shape[2]} experts each")
 
 
 def _named(naming: Naming, *, kept: tuple[int, ...], ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -163,7 +163,6 @@ def listed(paths: Sequence[Path]) -> str:
 def _kept(recording: "Recording") -> str:
     kept = {
         f"transitions ({recording.transition_kind})": recording.transition_MEE,
-        "co-activation": recording.coactivation_LEE,
         "sampled tokens": recording.token_LTK,
         "source ranks": recording.source_SLE,
     }

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from profilers.files import TooLargeError, read_bounded
-from profilers.routing.npy import npy_array
+from profilers.files import TooLargeError
+from profilers.routing.arrays import npy_array
 from solvers.placement.ranks import Ints, Placement, Ranks
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, read_small_text, shown_path, shown_value
@@ -82,7 +82,7 @@ def _parse(path: Path, source: str) -> Any:
 
 def _array(path: Path, source: str) -> list[list[int]]:
     try:
-        table = npy_array(read_bounded(path, most_bytes=LARGEST_BYTES))
+        table = npy_array(path, most_bytes=LARGEST_BYTES)
     except TooLargeError as error:
         raise SpecError(
             f"{source}: larger than {LARGEST_BYTES} bytes, so it is no placement"

@@ -30,10 +30,10 @@ from profilers.records import ProfileHeader
 from profilers.routing.capture.gates import gates_of, watched
 from profilers.routing.capture.model import Loaded, load_model
 from profilers.routing.capture.text import sequences
-from profilers.routing.choices import MOST_TOKENS, Tally
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 from profilers.routing.store import FOLDER, WORKLOAD, write_recording
+from profilers.routing.tally import MOST_TOKENS, Tally
 from profilers.store import holds_profile, write_header
 from profilers.team import SingleRank
 
@@ -173,16 +173,14 @@ def joined(recordings: Sequence[Recording]) -> Recording:
     if len(recordings) == 1:
         # A single source says no more than the counts do.
         return replace(first, source_SLE=None)
-    between, together, tokens = (
-        [getattr(each, name) for each in recordings]
-        for name in ("transition_MEE", "coactivation_LEE", "token_LTK")
+    between, tokens = (
+        [getattr(each, name) for each in recordings] for name in ("transition_MEE", "token_LTK")
     )
     return replace(
         first,
         count_PLE=np.sum([each.count_PLE for each in recordings], axis=0),
         source_SLE=np.stack([each.count_LE for each in recordings]),
         transition_MEE=None if between[0] is None else np.sum(between, axis=0),
-        coactivation_LEE=None if together[0] is None else np.sum(together, axis=0),
         token_LTK=None if tokens[0] is None else np.concatenate(tokens, axis=1),
     )
 

@@ -85,7 +85,7 @@ ENTRY = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
         ({"100_3": [1]}, "lacks dtype, shape or data_offsets"),
         ({"layer3": ENTRY}, "is not <iteration>_<layer>"),
         ([], "damaged"),
-        ({}, "hold no tensor"),
+        ({}, "holds no token"),
     ],
 )
 def test_each_wrong_table_is_one_line(
