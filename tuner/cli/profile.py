@@ -78,7 +78,7 @@ def measure(
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="routing: a file or folder of UTF-8 text; repeatable."),
+        typer.Option(help="routing: a file of UTF-8 text; repeatable."),
     ] = None,
     workload: Annotated[
         str, typer.Option(help="routing: name of the workload; default: the file name.")
@@ -143,8 +143,7 @@ def measure(
         sequences=batch,
         passes=passes,
     )
-    if recording is not None:
-        profile_routing.print_new_recording(recording, as_object=as_json)
+    profile_routing.print_new_recording(recording, as_object=as_json)
 
 
 def _measure(

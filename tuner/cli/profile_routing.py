@@ -1,6 +1,7 @@
 """Routing recordings on the command line: capture, import, show."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,16 +26,19 @@ def capture_recording(
     tokens: int,
     sequences: int,
     passes: int,
-) -> Path | None:
-    """Record a model's routing on text; the folder of the recording, None on other ranks."""
+) -> Path:
+    """Record a model's routing on text; the folder of the recording."""
     if model is None or not texts:
         raise TunerError("--suite routing records a model on text: name both, --model and --text")
 
+    from profilers.ranks import from_environment
     from profilers.routing.capture.run import CaptureInput, capture
     from profilers.routing.store import FOLDER
     from profilers.session import require_torch
     from tuner.cli.progress import measurement_progress
 
+    if (world := from_environment(os.environ).world) > 1:
+        raise TunerError(f"--suite routing records in one process, {world} were started")
     require_torch()
     name = workload or texts[0].stem
     try:
@@ -49,8 +53,8 @@ def capture_recording(
     except ValueError as error:
         raise TunerError(str(error)) from error
     with measurement_progress() as progress:
-        header = capture(out, reading, progress=progress)
-    return out / FOLDER / name if header is not None else None
+        capture(out, reading, progress=progress)
+    return out / FOLDER / name
 
 
 def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:

@@ -170,3 +170,13 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path: Path, model: Path, capsys
     assert "names a folder" in line
     line = complaint(capsys, *start, "routing", "--model", tmp_path, *requested[2:4])
     assert "config.json" in line
+
+
+def test_several_processes_record_nothing(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    start = ("profile", "-o", tmp_path / "out", "--suite", "routing")
+    line = complaint(capsys, *start, "--model", tmp_path, "--text", tmp_path / "a.txt")
+    assert "records in one process, 2 were started" in line
