@@ -43,10 +43,9 @@ def read(path: Path, *, naming: Naming) -> Recording:
     Raises:
         ValueError: it is damaged, holds objects, or no such array.
     """
-    array = array_of(path)
-    axes = "passes layers experts" if array.ndim == 3 else "layers experts"
-    counts = whole_counts(array, what="its array", axes=axes)
-    return recording_of(counts if counts.ndim == 3 else counts[None], naming=naming)
+    array, axes = array_of(path), "layers experts"
+    counts = whole_counts(array, what="its array", axes=axes, first="passes")
+    return recording_of(counts, naming=naming)
 
 
 def array_of(path: Path) -> npt.NDArray[Any]:

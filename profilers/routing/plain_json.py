@@ -56,14 +56,13 @@ def read(path: Path, *, naming: Naming) -> Recording:
     if file.layer_ids != sorted(set(file.layer_ids)):
         raise ValueError(f"layer_ids {file.layer_ids[:8]} must ascend")
     what = "passes" if file.passes else "logical_count"
-    axes = f"{'passes ' if file.passes else ''}layers experts"
-    counts = whole_counts(file.passes or file.logical_count, what=what, axes=axes)
-    count_PLE = counts.reshape(-1, *counts.shape[-2:])
-    stated = (len(file.layer_ids), file.num_logical_experts)
-    if counts.shape[-2:] != stated:
+    values, axes = file.passes or file.logical_count, "layers experts"
+    count_PLE = whole_counts(values, what=what, axes=axes, first="passes")
+    layers, experts = count_PLE.shape[1:]
+    if (layers, experts) != (len(file.layer_ids), file.num_logical_experts):
         raise ValueError(
-            f"{what} has {counts.shape[-2]} layers of {counts.shape[-1]} experts; layer_ids and"
-            f" num_logical_experts say {stated[0]} of {stated[1]}"
+            f"{what} has {layers} layers of {experts} experts; layer_ids and num_logical_experts"
+            f" say {len(file.layer_ids)} of {file.num_logical_experts}"
         )
     empty = np.flatnonzero(~count_PLE.any(axis=(0, 2)))
     if empty.size:

@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from profilers.errors import ProfileUnwritableError, RecordingUnreadableError, first_problem
-from profilers.files import NotRegularError, TooLargeError, read_bounded
+from profilers.files import read_bounded
 from profilers.records import Record
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
@@ -193,10 +193,6 @@ def read_header(path: Path) -> RecordingHeader:
     try:
         content = read_bounded(file, most_bytes=MAX_HEADER_BYTES)
         return RecordingHeader.model_validate_json(content, strict=True)
-    except (IsADirectoryError, NotRegularError, TooLargeError) as error:
-        raise RecordingUnreadableError(
-            f"{file}: {error.strerror}; a regular file of at most {MAX_HEADER_BYTES} is read"
-        ) from error
     except OSError as error:
         raise RecordingUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:

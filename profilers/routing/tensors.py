@@ -6,6 +6,7 @@ and as it unpacks.
 """
 
 import pickle
+import struct
 import warnings
 import zipfile
 import zlib
@@ -26,6 +27,7 @@ MOST_TIMES: Final = 4
 DAMAGED: Final = (
     zipfile.BadZipFile,
     zlib.error,
+    struct.error,
     EOFError,
     RuntimeError,
     TypeError,

@@ -26,13 +26,19 @@ LARGEST_COUNT: Final = 2**53
 """Above it a float does not hold every whole number."""
 
 
-def whole_counts(values: Any, *, what: str, axes: str) -> Counts:
+def whole_counts(values: Any, *, what: str, axes: str, first: str = "") -> Counts:
     """Check that these are counts on as many axes as `axes` has words.
+
+    Args:
+        values: the counts.
+        what: their name.
+        axes: names of the axes.
+        first: an axis that may come before them; without it the counts get one of length 1.
 
     Raises:
         ValueError: they are ragged, empty, too many, not numbers, negative or not whole.
     """
-    array = _numbers(values, what=what, axes=axes)
+    array = _numbers(values, what=what, axes=axes, first=first)
     if not np.isfinite(array).all():
         raise ValueError(f"{what}{_place(~np.isfinite(array))} is not a finite number; record anew")
     if (array < 0).any():
@@ -45,7 +51,8 @@ def whole_counts(values: Any, *, what: str, axes: str) -> Counts:
         )
     if (array > LARGEST_COUNT).any():
         raise ValueError(f"{what}{_place(array > LARGEST_COUNT)} is more than {LARGEST_COUNT}")
-    return array.astype(np.int64)
+    counts = array.astype(np.int64)
+    return counts[None] if first and counts.ndim == len(axes.split()) else counts
 
 
 def whole_floats(values: Any, *, what: str, axes: str) -> Floats:
@@ -161,7 +168,7 @@ def _named(naming: Naming, *, kept: tuple[int, ...], ids: tuple[int, ...]) -> tu
     )
 
 
-def _numbers(values: Any, *, what: str, axes: str) -> npt.NDArray[Any]:
+def _numbers(values: Any, *, what: str, axes: str, first: str = "") -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
@@ -171,7 +178,7 @@ def _numbers(values: Any, *, what: str, axes: str) -> npt.NDArray[Any]:
         raise ValueError(
             f"{what} holds {array.dtype} values; counts are numbers in rows of one length"
         )
-    if array.ndim != len(wanted) or 0 in array.shape:
+    if array.ndim - len(wanted) not in {0, int(bool(first))} or 0 in array.shape:
         shape = list(array.shape)
         raise ValueError(f"{what} has shape {shape}; it must be [{']['.join(wanted)}]")
     if array.size > MOST_CELLS:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profilers.routing.notes import skew
 from profilers.routing.recording import Recording
+from profilers.routing.skew import skew
 from profilers.routing.store import read_header, read_recording
 from tests.rows import each_row
 

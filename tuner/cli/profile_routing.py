@@ -108,8 +108,8 @@ def layer_ids(text: str) -> tuple[int, ...]:
 
 
 def as_json(path: Path) -> dict[str, Any]:
-    """Header, skew and limits of a stored recording."""
-    from profilers.routing.notes import notes, skew
+    """Header and skew of a stored recording."""
+    from profilers.routing.skew import skew
     from profilers.routing.store import read_header, read_stored
 
     recording = read_stored(path)
@@ -117,17 +117,15 @@ def as_json(path: Path) -> dict[str, Any]:
         **read_header(path).model_dump(mode="json"),
         "token_copies": int(recording.count_PLE.sum()),
         "skew": skew(recording).model_dump(mode="json"),
-        "notes": list(notes(recording)),
     }
 
 
 def text(path: Path) -> str:
     """The same for people, and the skew of every layer."""
-    from profilers.routing.notes import skew
     from profilers.routing.store import read_stored
 
     recording, facts = read_stored(path), as_json(path)
-    skews = skew(recording)
+    skews = facts["skew"]
     named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
     size = (
         f"{len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
@@ -136,10 +134,10 @@ def text(path: Path) -> str:
     lines = [
         f"{named}: {size}",
         " ".join(part for part in (facts["origin"], facts["created"]) if part),
-        f"most-loaded expert over mean: {skews.median:.2f} in the median layer, {skews.worst:.2f}"
-        f" in the worst; per pass {skews.pass_median:.2f}, P99 {skews.pass_p99:.2f}",
+        f"most-loaded expert over mean: {skews['median']:.2f} in the median layer,"
+        f" {skews['worst']:.2f} in the worst; per pass {skews['pass_median']:.2f}, P99"
+        f" {skews['pass_p99']:.2f}",
         f"also kept: {_kept(recording)}",
-        *(f"note: {note}" for note in facts["notes"]),
     ]
     return "\n".join(line for line in lines if line)
 

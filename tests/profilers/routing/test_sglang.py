@@ -158,7 +158,10 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
         ({"logical_count": torch.ones(3)}, "must be [layers][experts]"),
         ({"logical_count": [[1, 2], [3]]}, "differ in length"),
         ({"records": [], "last_physical_to_logical_map": SLOTS}, "no forward pass"),
-        ({"records": [1], "last_physical_to_logical_map": SLOTS}, "records must be a list"),
+        (
+            {"records": [1], "last_physical_to_logical_map": SLOTS},
+            "records.0: Input should be a valid dictionary",
+        ),
         ({"records": []}, "last_physical_to_logical_map"),
         (
             {"records": [a_pass(1, 0, [[1, 2, 3, 4]])], "last_physical_to_logical_map": SLOTS},
@@ -169,7 +172,7 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
                 "records": [a_pass(-1, 0, [[1] * 4] * 2)],
                 "last_physical_to_logical_map": SLOTS,
             },
-            "forward_pass_id: '-1'",
+            "forward_pass_id: Input should be greater",
         ),
         (
             {
