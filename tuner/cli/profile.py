@@ -236,7 +236,7 @@ def show(
     profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
     links: Annotated[
         bool,
-        typer.Option("--links", help="Latency, bandwidth and fit of every pair; all-to-alls."),
+        typer.Option("--links", help="Latency, bandwidth and fit of every pair."),
     ] = False,
     lagging: Annotated[
         bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")
@@ -299,7 +299,6 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
         shown: dict[str, object] = {}
         if links:
             shown["links"] = profile_links.links_json(stored)
-            shown["exchanges"] = profile_links.exchanges_json(stored)
         if lagging:
             shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
         print_exact(json.dumps(shown, indent=2))
