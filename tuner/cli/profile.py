@@ -143,7 +143,8 @@ def measure(
         sequences=batch,
         passes=passes,
     )
-    profile_routing.print_new_recording(recording, as_object=as_json)
+    profile_routing.print_recording(recording, as_object=as_json)
+    print_stderr(f"recording: {recording}")
 
 
 def _measure(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tuner.cli.text import columns, print_exact, print_stderr, print_text
+from tuner.cli.text import columns, print_exact, print_text
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming
         )
     if kind == ROUTING and not (holds_recording(path) or stored_below(path)):
         kind = recognised(path)
-    if kind == ROUTING:
-        recording = read_recording(path, naming=naming)
-    else:
-        recording = read_as(kind, path, naming=naming)
+    is_stored = kind == ROUTING
+    recording = (
+        read_recording(path, naming=naming) if is_stored else read_as(kind, path, naming=naming)
+    )
     target = out
     if holds_profile(out):
         if WORKLOAD.fullmatch(recording.workload) is None:
@@ -169,12 +169,6 @@ def _kept(recording: "Recording") -> str:
         "source ranks": recording.source_SLE,
     }
     return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
-
-
-def print_new_recording(path: Path, *, as_object: bool) -> None:
-    """Print a new recording and its folder."""
-    print_recording(path, as_object=as_object)
-    print_stderr(f"recording: {path}")
 
 
 def print_recording(path: Path, *, as_object: bool) -> None:
