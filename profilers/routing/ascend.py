@@ -9,7 +9,7 @@ A folder with
                         or [layers][slots of all devices]
 
 The stages are taken as passes. Layers count the MoE layers from 0. A bare tensor [layers][E], which
-vLLM-Ascend's offline script reads, is logical already: see eplb_arrays.py.
+vLLM-Ascend's offline script reads, is logical already: see arrays.py.
 
 Source: vllm-project/vllm-ascend at 182b75e, vllm_ascend/eplb: eplb_updator.py, core/eplb_utils.py.
 """
@@ -22,13 +22,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing import eplb_arrays
+from profilers.routing import arrays
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
-from profilers.routing.recording import Counts, Recording
+from profilers.routing.recording import Recording
 from profilers.routing.validation import recording_of, require_room, whole_counts
 
-ARRAYS: Final = (".npy", ".npz", ".pt")
+ARRAYS: Final = (".npy", ".pt")
 AXES: Final = "passes layers slots"
 
 
@@ -44,30 +44,31 @@ def read(path: Path, *, naming: Naming) -> Recording:
         ValueError: one of the two is missing or they do not fit each other.
     """
     if path.is_file():
-        return eplb_arrays.read(path, naming=naming)
+        return arrays.read(path, naming=naming)
     maps = sorted(path.glob("*.json"))
-    arrays = sorted(file for file in path.iterdir() if file.suffix in ARRAYS)
-    if len(maps) != 1 or len(arrays) != 1:
+    loads = sorted(file for file in path.iterdir() if file.suffix in ARRAYS)
+    if len(maps) != 1 or len(loads) != 1:
         raise ValueError(
-            f"{len(maps)} .json and {len(arrays)} of {', '.join(ARRAYS)}; there must be one expert"
+            f"{len(maps)} .json and {len(loads)} of {', '.join(ARRAYS)}; there must be one expert"
             " map and one load"
         )
-    map_RP = _map(read_object(maps[0]))
-    load = eplb_arrays.array_of(arrays[0])
+    rows = experts_of_slots(read_object(maps[0]))
+    map_RP = whole_counts(rows, what="its expert map", axes="layers slots")
+    load = arrays.array_of(loads[0])
     layers, slots = map_RP.shape
     if load.shape not in _shapes(load, layers=layers, slots=slots):
         raise ValueError(
-            f"{arrays[0].name} has shape {list(load.shape)}, {maps[0].name} {layers} layers of"
+            f"{loads[0].name} has shape {list(load.shape)}, {maps[0].name} {layers} layers of"
             f" {slots} slots in all; it must be [layers][devices][slots]"
         )
     # Devices are consecutive runs of slots, so flattening them keeps the order of the map.
-    what = arrays[0].name
+    what = loads[0].name
     load_PRP = whole_counts(load.reshape(-1, layers, slots), what=what, axes=AXES)
     require_room(load_PRP.shape[0], layers, int(map_RP.max()) + 1)
     logical = np.zeros((load_PRP.shape[0], layers, int(map_RP.max()) + 1), dtype=np.int64)
-    rows = np.arange(layers)[:, None]
+    places = (np.arange(layers)[:, None], map_RP)
     for one, physical_RP in zip(logical, load_PRP, strict=True):
-        np.add.at(one, (rows, map_RP), physical_RP)
+        np.add.at(one, places, physical_RP)
     return recording_of(logical, naming=naming)
 
 
@@ -80,11 +81,15 @@ def _shapes(load: npt.NDArray[Any], *, layers: int, slots: int) -> tuple[tuple[i
     return (*fit, *((load.shape[0], *shape) for shape in fit))
 
 
-def _map(values: Mapping[str, Any]) -> Counts:
-    """The logical expert of every slot, [layers][slots of all devices]."""
+def experts_of_slots(values: Mapping[str, Any]) -> list[list[int]]:
+    """The logical expert of every slot, [layers][slots of all devices], of an expert map.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         layers = sorted(values["layer_list"], key=lambda each: int(each["layer_id"]))
-        rows = [
+        return [
             [
                 expert
                 for device in sorted(layer["device_list"], key=lambda each: int(each["device_id"]))
@@ -96,4 +101,3 @@ def _map(values: Mapping[str, Any]) -> Counts:
         raise ValueError(
             "its expert map lacks layer_list, device_list or device_expert; record it anew"
         ) from error
-    return whole_counts(rows, what="its expert map", axes="layers slots")

@@ -9,7 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-from profilers.errors import RecordingUnreadableError, UnknownNameError
+from pydantic import ValidationError
+
+from profilers.errors import RecordingUnreadableError, UnknownNameError, first_problem
 from profilers.files import open_regular
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
@@ -21,7 +23,7 @@ FORMATS: Final[Mapping[str, str]] = {
     "trtllm": "profilers.routing.trtllm:read",
     "megatron-trace": "profilers.routing.megatron_trace:read",
     "vllm-ascend": "profilers.routing.ascend:read",
-    "eplb": "profilers.routing.eplb_arrays:read",
+    "eplb": "profilers.routing.arrays:read",
 }
 
 FORMER: Final = (
@@ -57,6 +59,8 @@ def read_as(kind: str, path: Path, *, naming: Naming) -> Recording:
         return reader(path, naming=naming)
     except OSError as error:
         raise RecordingUnreadableError(f"{error.filename or path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise RecordingUnreadableError(f"{path}: {first_problem(error)}") from error
     except ValueError as error:
         raise RecordingUnreadableError(f"{path}: {' '.join(str(error).split())[:300]}") from error
 
@@ -106,7 +110,9 @@ def _kind_of_file(path: Path) -> str | None:
     if head.startswith(b"\x93NUMPY"):
         return "eplb"
     if head.startswith((b"PK", b"\x80")):
-        return _kind_of_archive(path)
+        from profilers.routing import sglang, tensors
+
+        return "sglang" if sglang.is_dump(tensors.load(path, mapped=True)) else "eplb"
     return None
 
 
@@ -118,12 +124,3 @@ def _kind_of_object(values: Mapping[str, Any]) -> str | None:
     if "physical_to_logical_map" in values or "layer_list" in values:
         raise ValueError("is a placement, not a recording of loads; name the recording")
     return None
-
-
-def _kind_of_archive(path: Path) -> str:
-    """Of numpy's or torch's file, or a pickle, which torch refuses."""
-    from profilers.routing import eplb_arrays, sglang, tensors
-
-    if eplb_arrays.is_npz(path):
-        return "eplb"
-    return "sglang" if sglang.is_dump(tensors.load(path, mapped=True)) else "eplb"

@@ -7,7 +7,7 @@ One `router_trace_rank<r>.jsonl` a rank, one record a line, in order of time:
 
 Records of one rank that follow each other with ascending layers are one forward of the same tokens;
 a step of training has one for each microbatch. A trace may be larger than memory: it is read line
-by line, a forward at a time, and kept as counts (profilers/routing/choices.py says how that stays
+by line, a forward at a time, and kept as counts (profilers/routing/tally.py says how that stays
 bounded).
 
 Source: NVIDIA/Megatron-LM at d98e8a6, megatron/core/transformer/moe/router_trace.py. Where the
@@ -22,20 +22,19 @@ Not covered: the layers of multi-token prediction (`block` is not `decoder`), hi
 logits beside the trace.
 """
 
-import json
-import operator
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
 
+from profilers.errors import first_problem
 from profilers.files import open_regular
-from profilers.routing.choices import Tally
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
+from profilers.routing.tally import Tally
 
 TRACES: Final = "router_trace_rank*.jsonl"
 MOST_LINE_BYTES: Final = 2**25
@@ -45,12 +44,20 @@ MOST_HELD: Final = 2**24
 MOST_CELLS: Final = 2**24
 """Counts in memory: 128 MiB; more passes than fit are merged into coarser ones."""
 MOST_FILES: Final = 65_536
-MOST_DIGITS: Final = 8
-"""Of an id that is parsed quickly."""
-_count_commas: Final = operator.methodcaller("count", b",")
-KEY: Final = b'"top_indices": '
 
 Ids = npt.NDArray[np.int32]
+Whole = Annotated[int, Field(ge=0)]
+
+
+class _Line(BaseModel, strict=True):
+    """One layer of one forward; what else a line says is not read."""
+
+    step: Whole
+    layer: Whole
+    rank: Whole
+    block: str = "decoder"
+    num_tokens: Whole | None = None
+    top_indices: Any
 
 
 def read(path: Path, *, naming: Naming) -> Recording:
@@ -71,19 +78,15 @@ def read(path: Path, *, naming: Naming) -> Recording:
 def _add_trace(file: Path, tally: Tally) -> None:
     step, source, num_held = -1, 0, 0
     forward: dict[int, Ids] = {}
-    for number, record in _records(file):
-        where = f"{file.name} line {number}"
-        if record.get("block", "decoder") != "decoder":
-            continue
-        layer, now, rank = (_whole(record, name, where) for name in ("layer", "step", "rank"))
-        ids_TK = _ids(record, where)
-        start = now != step or rank != source or layer <= max(forward, default=-1)
+    for where, line in _lines(file):
+        ids_TK = _ids(line, where)
+        start = line.step != step or line.rank != source or line.layer <= max(forward, default=-1)
         if forward and (start or num_held + ids_TK.size > MOST_HELD):
             _add(tally, forward, step=step, source=source, where=where)
             forward, num_held = {}, 0
-        step, source, num_held = now, rank, num_held + ids_TK.size
+        step, source, num_held = line.step, line.rank, num_held + ids_TK.size
         if ids_TK.size:
-            forward[layer] = ids_TK
+            forward[line.layer] = ids_TK
     if forward:
         _add(tally, forward, step=step, source=source, where=file.name)
 
@@ -95,96 +98,41 @@ def _add(tally: Tally, forward: dict[int, Ids], *, step: int, source: int, where
         raise ValueError(f"before {where}: {error}") from error
 
 
-def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(file: Path) -> Iterator[tuple[str, _Line]]:
+    """Yield where each line of the decoder's layers is, and what it says."""
     with open_regular(file) as stream:
         number = 0
-        while line := stream.readline(MOST_LINE_BYTES + 1):
+        while text := stream.readline(MOST_LINE_BYTES + 1):
             number += 1
-            if len(line) > MOST_LINE_BYTES:
+            where = f"{file.name} line {number}"
+            if len(text) > MOST_LINE_BYTES:
                 raise ValueError(
-                    f"{file.name} line {number} has more than {MOST_LINE_BYTES} bytes; a record is"
-                    " one layer of one forward"
+                    f"{where} has more than {MOST_LINE_BYTES} bytes; a record is one layer of one"
+                    " forward"
                 )
-            if not line.strip():
-                continue
-            parsed = _quickly(line)
-            if parsed is not None:
-                yield number, parsed
+            if not text.strip():
                 continue
             try:
-                record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+                line = _Line.model_validate_json(text)
+            except ValidationError as error:
                 raise ValueError(
-                    f"{file.name} line {number} is no JSON, or cut short; remove the line"
+                    f"{where}: {first_problem(error)}; remove a line that was cut short"
                 ) from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{file.name} line {number} is no record")  # noqa: TRY004
-            yield number, record
+            if line.block == "decoder":
+                yield where, line
 
 
-def _quickly(line: bytes) -> dict[str, Any] | None:
-    """Parse a line whose choices are plain rows of ids; None if a real parser has to decide.
-
-    Nearly all of a trace is ids, and parsing them as JSON takes most of the time of reading it.
-    """
-    start, stop = line.find(KEY), line.rfind(b"]]") + 2
-    if start < 0 or stop < 2:
-        return None
-    ids_TK = rows_of_ids(line[start + len(KEY) : stop])
-    if ids_TK is None:
-        return None
-    try:
-        record = json.loads(line[: start + len(KEY)] + b"null" + line[stop:])
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(record, dict) or "top_indices" not in record:
-        return None
-    return record | {"top_indices": ids_TK}
-
-
-def rows_of_ids(text: bytes) -> npt.NDArray[np.int64] | None:
-    """`[[12, 45], [3, 7]]` as an array; None unless it is exactly rows of equally many ids."""
-    comma = b", " if b" " in text else b","
-    rows = text[2:-2].split(b"]" + comma + b"[")
-    cells = set(map(_count_commas, rows))
-    inside = comma.join(rows)
-    if not (text.startswith(b"[[") and text.endswith(b"]]") and len(cells) == 1):
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            ids = np.fromstring(inside, dtype=np.int64, sep=",")
-    except (ValueError, DeprecationWarning):
-        # Which of the two it is depends on numpy's release.
-        return None
-    # Whatever numpy is lenient about, an empty cell say, has another length than the ids written
-    # out again.
-    digits = ids.size + sum(int((ids >= 10**place).sum()) for place in range(1, MOST_DIGITS))
-    is_exact = len(inside) == digits + (ids.size - 1) * len(comma)
-    if not is_exact or ids.size != len(rows) * (cells.pop() + 1):
-        return None
-    return ids.reshape(len(rows), -1)
-
-
-def _ids(record: dict[str, Any], where: str) -> Ids:
-    values = record.get("top_indices")
-    if isinstance(values, list) and not values:
+def _ids(line: _Line, where: str) -> Ids:
+    if line.top_indices == []:
         return np.zeros((0, 1), dtype=np.int32)
     try:
-        ids_TK = np.asarray(values)
+        ids_TK = np.asarray(line.top_indices)
     except ValueError as error:
         raise ValueError(f"{where}: top_indices has tokens of different choices") from error
     if ids_TK.ndim != 2 or ids_TK.dtype.kind not in "iu":
         raise ValueError(f"{where}: top_indices must be whole numbers [tokens][choices]")
     if ids_TK.size and not -1 <= ids_TK.min() <= ids_TK.max() < 2**31:
         raise ValueError(f"{where}: top_indices holds an id that is no expert's")
-    if record.get("num_tokens", len(ids_TK)) != len(ids_TK):
-        raise ValueError(f"{where}: {len(ids_TK)} tokens, num_tokens says {record['num_tokens']}")
+    if line.num_tokens not in (None, len(ids_TK)):
+        raise ValueError(f"{where}: {len(ids_TK)} tokens, num_tokens says {line.num_tokens}")
     return ids_TK.astype(np.int32)
-
-
-def _whole(record: dict[str, Any], name: str, where: str) -> int:
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{where}: {name} {str(value)[:40]!r} is not a whole number of 0 or more")
-    return value

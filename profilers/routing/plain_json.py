@@ -15,11 +15,11 @@ pass by pass. Of several transitions the first in the order above is taken.
 """
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
@@ -27,7 +27,23 @@ from profilers.routing.recording import Floats, Recording
 from profilers.routing.validation import recording_of, whole_counts, whole_floats
 
 TRANSITIONS: Final = ("all_pairs", "rank_aligned", "top1")
-MOST_EXPERTS: Final = 100_000
+
+Experts = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class _File(BaseModel, strict=True):
+    """The fields of a file; others are not read."""
+
+    model: str | None = None
+    domain: str | None = None
+    num_logical_experts: Experts
+    top_k: Experts | None = None
+    layer_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    logical_count: Any = None
+    passes: Any = None
+    transition_all_pairs: Any = None
+    transition_rank_aligned: Any = None
+    transition_top1: Any = None
 
 
 def read(path: Path, *, naming: Naming) -> Recording:
@@ -36,80 +52,51 @@ def read(path: Path, *, naming: Naming) -> Recording:
     Raises:
         ValueError: a field is missing, of another shape, or no count.
     """
-    values = read_object(path)
-    num_experts = _count(values, "num_logical_experts")
-    layer_ids = _layer_ids(values.get("layer_ids"))
-    shape = (len(layer_ids), num_experts)
-    if values.get("passes"):
-        count_PLE = whole_counts(values["passes"], what="passes", axes="passes layers experts")
-        what = "passes"
-    else:
-        total_LE = values.get("logical_count")
-        count_PLE = whole_counts(total_LE, what="logical_count", axes="layers experts")[None]
-        what = "logical_count"
-    if count_PLE.shape[1:] != shape:
-        parsed = list(count_PLE.shape[1:])
+    file = _File.model_validate(read_object(path))
+    if file.layer_ids != sorted(set(file.layer_ids)):
+        raise ValueError(f"layer_ids {file.layer_ids[:8]} must ascend")
+    what = "passes" if file.passes else "logical_count"
+    values, axes = file.passes or file.logical_count, "layers experts"
+    count_PLE = whole_counts(values, what=what, axes=axes, first="passes")
+    layers, experts = count_PLE.shape[1:]
+    if (layers, experts) != (len(file.layer_ids), file.num_logical_experts):
         raise ValueError(
-            f"{what} has {parsed[0]} layers of {parsed[1]} experts; layer_ids and"
-            f" num_logical_experts say {shape[0]} of {shape[1]}"
+            f"{what} has {layers} layers of {experts} experts; layer_ids and num_logical_experts"
+            f" say {len(file.layer_ids)} of {file.num_logical_experts}"
         )
     empty = np.flatnonzero(~count_PLE.any(axis=(0, 2)))
     if empty.size:
         raise ValueError(
-            f"{what}: layer {layer_ids[empty[0]]} has no tokens; leave the layer out or record it"
+            f"{what}: layer {file.layer_ids[empty[0]]} has no tokens; leave the layer out or"
+            " record it"
         )
-    transition, kind = _transition(values, layer_ids=layer_ids, num_experts=num_experts)
+    transition, kind = _transition(file)
     return recording_of(
         count_PLE,
         naming=naming,
-        row_ids=layer_ids,
-        model=_text(values, "model"),
-        workload=_text(values, "domain"),
-        top_k=_count(values, "top_k") if values.get("top_k") is not None else None,
+        row_ids=file.layer_ids,
+        model=" ".join((file.model or "").split())[:200],
+        workload=" ".join((file.domain or "").split())[:200],
+        top_k=file.top_k,
         transition_MEE=transition,
         transition_kind=kind,
     )
 
 
-def _text(values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name)
-    return " ".join(str(value).split())[:200] if value is not None else ""
-
-
-def _count(values: Mapping[str, Any], name: str) -> int:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_EXPERTS:
-        raise ValueError(f"{name}: {str(value)[:40]!r} is not a whole number in 1..{MOST_EXPERTS}")
-    return value
-
-
-def _layer_ids(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or not values:
-        raise ValueError("layer_ids must list the absolute layers of the rows")
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
-        raise ValueError("layer_ids must be whole numbers")
-    if values[0] < 0 or values != sorted(set(values)):
-        raise ValueError(f"layer_ids {values[:8]} must ascend from 0 on")
-    return tuple(values)
-
-
-def _transition(
-    values: Mapping[str, Any], *, layer_ids: tuple[int, ...], num_experts: int
-) -> tuple[Floats | None, str]:
-    names = [f"{one}->{other}" for one, other in itertools.pairwise(layer_ids)]
+def _transition(file: _File) -> tuple[Floats | None, str]:
+    names = [f"{one}->{other}" for one, other in itertools.pairwise(file.layer_ids)]
+    experts = file.num_logical_experts
     for kind in TRANSITIONS:
-        stated = values.get(f"transition_{kind}")
-        if not isinstance(stated, dict) or not names or not all(name in stated for name in names):
+        what = f"transition_{kind}"
+        stated = getattr(file, what)
+        if not isinstance(stated, dict) or not names or not stated.keys() >= set(names):
             continue
-        array = whole_floats(
-            [stated[name] for name in names],
-            what=f"transition_{kind}",
-            axes="pairs experts experts",
-        )
-        if array.shape[1:] != (num_experts, num_experts):
+        pairs = [stated[name] for name in names]
+        array = whole_floats(pairs, what=what, axes="pairs experts experts")
+        if array.shape[1:] != (experts, experts):
             raise ValueError(
-                f"transition_{kind} is of {array.shape[1]} x {array.shape[2]} experts, not of"
-                f" {num_experts} x {num_experts}"
+                f"{what} is of {array.shape[1]} x {array.shape[2]} experts, not of"
+                f" {experts} x {experts}"
             )
         return array, kind
     return None, TRANSITIONS[0]

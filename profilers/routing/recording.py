@@ -41,8 +41,6 @@ class Recording:
     token counts one, unless `transition_kind` says otherwise."""
     transition_kind: str = "all_pairs"
     """`all_pairs`, `top1` (best choice to best choice) or `rank_aligned` (k-th to k-th)."""
-    coactivation_LEE: Floats | None = None
-    """Tokens that chose e and f together; symmetric, diagonal zero."""
     token_LTK: npt.NDArray[np.int32] | None = None
     """Chosen experts of sampled tokens, whole tokens through all layers; best choice first where
     the source keeps that order, in order of ids where it does not."""
@@ -58,7 +56,6 @@ class Recording:
         shapes = {
             "source_SLE": (None, layers, experts),
             "transition_MEE": (layers - 1, experts, experts),
-            "coactivation_LEE": (layers, experts, experts),
             "token_LTK": (layers, None, self.top_k),
         }
         if len(self.layer_ids) != layers or list(self.layer_ids) != sorted(set(self.layer_ids)):

@@ -19,21 +19,39 @@ of a per_token record that hold no choice at all count as dense.
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field
 
-from profilers.routing.choices import ABSENT, Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Counts, Recording
-from profilers.routing.sums import Sums
+from profilers.routing.tally import ABSENT, Tally
 from profilers.routing.tensors import load
 from profilers.routing.validation import recording_of, require_room, whole_counts
 
 DUMPS: Final = "expert_distribution_recorder_*.pt"
 MOST_FILES: Final = 4096
+
+Whole = Annotated[int, Field(ge=0)]
+
+
+class _Record(BaseModel, strict=True):
+    """One forward pass on one rank."""
+
+    forward_pass_id: Whole
+    rank: Whole
+    global_physical_count: Any
+    topk_ids_of_layer: Any = None
+
+
+class _Dump(BaseModel, strict=True):
+    """What a rank writes by `per_pass` or `per_token`."""
+
+    records: list[_Record]
+    last_physical_to_logical_map: Any
 
 
 def is_dump(values: object) -> bool:
@@ -64,19 +82,17 @@ def _of_kind(content: Any, kind: str, file: Path) -> Mapping[str, Any]:
         raise ValueError(f"{file.name} has neither `logical_count` nor `records`")
     if kind not in content:
         raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
-    dimensions: Mapping[str, Any] = content
-    return dimensions
+    return dict(content)
 
 
 def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
     """Recordings by `stat`, one after the other."""
     passes = []
     for content in contents:
-        values = content.get("logical_count")
-        deep = np.ndim(values) if isinstance(values, np.ndarray) else _depth(values)
-        axes = "steps layers experts" if deep == 3 else "layers experts"
-        counts = whole_counts(values, what="logical_count", axes=axes)
-        passes.append(counts if deep == 3 else counts[None])
+        what = "logical_count"
+        passes.append(
+            whole_counts(content.get(what), what=what, axes="layers experts", first="steps")
+        )
     if len({each.shape[1:] for each in passes}) > 1:
         shapes = sorted({each.shape[1:] for each in passes})
         raise ValueError(f"dumps of different models: layers and experts are {shapes}")
@@ -91,42 +107,29 @@ def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Reco
 def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
     """Recordings by `per_pass` or `per_token`; one rank's dump is in memory at a time."""
     what = "last_physical_to_logical_map"
-    by_pass, by_rank, tally = Sums(), Sums(), Tally()
-    shape: tuple[int, int] | None = None
+    tally, shape = Tally(), (0, 0)
     for content in contents:
-        map_RP = whole_counts(content.get(what), what=what, axes="layers slots")
+        dump = _Dump.model_validate(content)
+        map_RP = whole_counts(dump.last_physical_to_logical_map, what=what, axes="layers slots")
         # Every expert has a slot, so the largest id says how many there are.
         dimensions = (map_RP.shape[0], int(map_RP.max()) + 1)
-        if shape is None:
+        if tally.is_empty:
             require_room(*dimensions)
             shape, tally = dimensions, Tally(num_experts=dimensions[1])
         if dimensions != shape:
             raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
-        for record in _records(content):
-            number, rank = (_whole(record, name) for name in ("forward_pass_id", "rank"))
+        for record in dump.records:
             for layer, count_E in enumerate(_logical(record, map_RP, num_experts=shape[1])):
-                by_pass.add(number, layer=layer, count_E=count_E)
-                by_rank.add(rank, layer=layer, count_E=count_E)
-            if "topk_ids_of_layer" in record:
-                tally.add(_choices(record, map_RP), number=number, source=rank)
-    if not by_pass.layers:
-        raise ValueError("holds no forward pass; record while serving some")
-    count_PRE = by_pass.table(by_pass.layers)
-    rows = tuple(np.flatnonzero(count_PRE.any(axis=(0, 2))).tolist())
-    bare = recording_of(
-        count_PRE,
-        naming=naming,
-        num_decoder_layers=count_PRE.shape[1],
-        source_SRE=by_rank.table(by_pass.layers),
-    )
-    return with_choices(bare, tally, layers=rows)
+                number, rank = record.forward_pass_id, record.rank
+                tally.count(count_E, layer=layer, number=number, source=rank)
+            if record.topk_ids_of_layer is not None:
+                tally.choose(_choices(record.topk_ids_of_layer, map_RP))
+    return tally.recording(naming=naming, num_decoder_layers=shape[0])
 
 
-def _logical(
-    record: Mapping[str, Any], map_RP: Counts, *, num_experts: int
-) -> npt.NDArray[np.int64]:
+def _logical(record: _Record, map_RP: Counts, *, num_experts: int) -> Counts:
     what = "global_physical_count"
-    physical_RP = whole_counts(record.get(what), what=what, axes="layers slots")
+    physical_RP = whole_counts(record.global_physical_count, what=what, axes="layers slots")
     if physical_RP.shape != map_RP.shape:
         raise ValueError(
             f"{what} is {list(physical_RP.shape)}, last_physical_to_logical_map"
@@ -137,9 +140,9 @@ def _logical(
     return logical_RE
 
 
-def _choices(record: Mapping[str, Any], map_RP: Counts) -> dict[int, npt.NDArray[np.int32]]:
+def _choices(slots: Any, map_RP: Counts) -> dict[int, npt.NDArray[np.int32]]:
     """Logical ids [T, K] of every layer that has any; K is the most choices that a token made."""
-    ids_RTK = np.asarray(record["topk_ids_of_layer"])
+    ids_RTK = np.asarray(slots)
     if ids_RTK.ndim != 3 or ids_RTK.shape[0] != map_RP.shape[0] or ids_RTK.dtype.kind not in "iu":
         raise ValueError(
             f"topk_ids_of_layer is {ids_RTK.dtype} {list(ids_RTK.shape)}; it must be whole numbers"
@@ -157,24 +160,3 @@ def _choices(record: Mapping[str, Any], map_RP: Counts) -> dict[int, npt.NDArray
         int(row): np.ascontiguousarray(logical[row, :, :width])
         for row in np.flatnonzero(made.any(axis=(1, 2)))
     }
-
-
-def _records(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    records = content["records"]
-    if not isinstance(records, list) or not all(isinstance(each, Mapping) for each in records):
-        raise ValueError("records must be a list of forward passes")
-    return records
-
-
-def _whole(record: Mapping[str, Any], name: str) -> int:
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}: {str(value)[:40]!r} is not a whole number of 0 or more")
-    return value
-
-
-def _depth(values: Any) -> int:
-    depth = 0
-    while isinstance(values, list) and depth < 4:
-        depth, values = depth + 1, values[0] if values else None
-    return depth

@@ -3,7 +3,6 @@
     counts.parquet         pass, layer: token copies of every expert
     sources.parquet        source, layer: the same over all passes, by the rank of the tokens
     transitions.parquet    layer, expert: copies that used every expert of the next recorded layer
-    coactivation.parquet   layer, expert: tokens that chose every other expert too
     tokens.parquet         layer, token: chosen experts of sampled tokens
 
 Only counts are always there. A layer in a table is its position among the recorded layers; their
@@ -25,7 +24,7 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from profilers.errors import ProfileUnwritableError, RecordingUnreadableError, first_problem
-from profilers.files import NotRegularError, TooLargeError, read_bounded
+from profilers.files import read_bounded
 from profilers.records import Record
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
@@ -39,6 +38,8 @@ HEADER_NAME: Final = "recording.json"
 FOLDER: Final = "routing"
 """Inside a profile's folder; one recording a workload in it."""
 MAX_HEADER_BYTES: Final = 2**20
+FORMER: Final = "coactivation.parquet"
+"""A table of former releases."""
 
 WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 """What a workload in a profile may be called, as it names a folder there."""
@@ -58,7 +59,6 @@ TABLES: Final[Mapping[str, _StoredArray]] = {
     "count_PLE": _StoredArray("counts.parquet", ("pass", "layer"), np.int64),
     "source_SLE": _StoredArray("sources.parquet", ("source", "layer"), np.int64),
     "transition_MEE": _StoredArray("transitions.parquet", ("layer", "expert"), np.float64),
-    "coactivation_LEE": _StoredArray("coactivation.parquet", ("layer", "expert"), np.float64),
     "token_LTK": _StoredArray("tokens.parquet", ("layer", "token"), np.int32),
 }
 """By field of `Recording`."""
@@ -88,6 +88,7 @@ class RecordingHeader(Record):
     transitions: Literal["all_pairs", "top1", "rank_aligned"] | None = None
     """What counts as one; absent where none were recorded."""
     coactivation: bool = False
+    """Stored by former releases (`coactivation.parquet`); not read."""
 
     @field_validator("schema_version")
     @classmethod
@@ -104,8 +105,6 @@ class RecordingHeader(Record):
             shapes["source_SLE"] = (self.sources, layers, experts)
         if self.transitions is not None:
             shapes["transition_MEE"] = (layers - 1, experts, experts)
-        if self.coactivation:
-            shapes["coactivation_LEE"] = (layers, experts, experts)
         if self.sampled_tokens is not None:
             shapes["token_LTK"] = (layers, self.sampled_tokens, self.top_k or 0)
         return shapes
@@ -194,10 +193,6 @@ def read_header(path: Path) -> RecordingHeader:
     try:
         content = read_bounded(file, most_bytes=MAX_HEADER_BYTES)
         return RecordingHeader.model_validate_json(content, strict=True)
-    except (IsADirectoryError, NotRegularError, TooLargeError) as error:
-        raise RecordingUnreadableError(
-            f"{file}: {error.strerror}; a regular file of at most {MAX_HEADER_BYTES} is read"
-        ) from error
     except OSError as error:
         raise RecordingUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
@@ -257,7 +252,6 @@ def header_of(recording: Recording, *, origin: str = "", created: str = "") -> R
         sources=None if sources is None else sources.shape[0] or None,
         sampled_tokens=None if tokens is None else tokens.shape[1] or None,
         transitions=kind,
-        coactivation=recording.coactivation_LEE is not None,
     )
 
 
@@ -278,17 +272,15 @@ def _fill(folder: Path, recording: Recording, *, origin: str, created: str) -> N
 
 def _take_place(unfinished: Path, path: Path) -> None:
     """Rename it into place; an older recording steps aside first and goes afterwards."""
-    if not path.exists():
-        unfinished.rename(path)
-        return
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        path.replace(aside)
+        if path.exists():
+            path.replace(aside)
         unfinished.rename(path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_ours(path: Path) -> bool:
-    ours = {HEADER_NAME, *(table.file for table in TABLES.values())}
+    ours = {HEADER_NAME, FORMER, *(table.file for table in TABLES.values())}
     return path.is_dir() and {each.name for each in path.iterdir()} <= ours

@@ -56,17 +56,14 @@ def _array(
     path: Path, *, axes: Sequence[str], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
     rows = int(np.prod(shape[:-1]))
-    wanted = {name: pa.int64() for name in axes}
-    wanted[VALUES] = pa.list_(pa.from_numpy_dtype(dtype), shape[-1])
+    values_type = pa.list_(pa.from_numpy_dtype(dtype), shape[-1])
+    wanted = pa.schema([*((name, pa.int64()) for name in axes), (VALUES, values_type)])
 
     def check(metadata: pq.FileMetaData, stored: pa.Schema) -> None:
         if metadata.num_rows != rows:
             raise ValueError(f"{metadata.num_rows} rows, recording.json says {rows}")
-        if stored.names != list(wanted):
-            raise ValueError(f"columns {stored.names}, expected {list(wanted)}")
-        for name, kind in wanted.items():
-            if stored.field(name).type != kind:
-                raise ValueError(f"column {name!r} is {stored.field(name).type}, must be {kind}")
+        if not stored.equals(wanted):
+            raise ValueError(f"columns {_words(stored)}; must be {_words(wanted)}")
 
     # Twice eight bytes a number: pages have headers and places of lists.
     table = read_table(
@@ -76,17 +73,20 @@ def _array(
         most_rows=rows,
         most_unpacked_bytes=2**20 + 16 * rows * (len(axes) + shape[-1]),
     )
-    if any(table.column(name).null_count for name in wanted):
+    if any(column.null_count for column in table.columns):
         raise ValueError("a value is missing")
     for name, place in zip(axes, _places(shape[:-1]), strict=True):
         if not np.array_equal(to_numbers(table.column(name)), place):
             raise ValueError(f"column {name!r} does not count its rows in order")
-    values = table.column(VALUES).combine_chunks()
-    flat = values.flatten() if isinstance(values, pa.Array) else values.chunk(0).flatten()
+    flat = pa.chunked_array([chunk.flatten() for chunk in table.column(VALUES).chunks])
     if flat.null_count or len(flat) != rows * shape[-1]:
         raise ValueError("a value is missing")
     # A copy: pyarrow's own memory is read-only, and goes when the table does.
     return np.array(to_numbers(flat), dtype=dtype).reshape(shape)
+
+
+def _words(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name!r} is {field.type}" for field in schema)
 
 
 def _places(shape: tuple[int, ...]) -> list[npt.NDArray[np.int64]]:

@@ -6,7 +6,10 @@ and as it unpacks.
 """
 
 import pickle
+import struct
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,15 +18,17 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.errors import MissingLibraryError
+from profilers.files import require_regular
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.routing import archives
-from profilers.routing.archives import names_in, unpacked_bytes
 
 MOST_BYTES: Final = 2**32
 MOST_TIMES: Final = 4
 """How often tensors may show the bytes that a file holds: views of one tensor share them."""
 DAMAGED: Final = (
-    *archives.DAMAGED,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
     RuntimeError,
     TypeError,
     LookupError,
@@ -31,7 +36,7 @@ DAMAGED: Final = (
     OverflowError,
     AssertionError,
 )
-"""What torch.load raises for a file that is cut short, or none of its own."""
+"""What torch.load and zipfile raise for a file that is cut short, or none of their own."""
 
 
 def load(path: Path, *, mapped: bool = False) -> Any:
@@ -47,11 +52,10 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     """
     if find_spec("torch") is None:
         raise MissingLibraryError(f"{path} needs PyTorch to be read: pip install 'moetune[torch]'")
-    is_archive = bool(names_in(path, most_bytes=MOST_BYTES))
-    most_bytes = MOST_TIMES * unpacked_bytes(path)
     import torch
 
     try:
+        held_bytes, is_archive = _held_bytes(path)
         with warnings.catch_warnings():
             # Of pickles of another protocol; what cannot be read is refused anyway.
             warnings.simplefilter("ignore")
@@ -61,7 +65,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
                 weights_only=True,
                 mmap=mapped and is_archive,
             )
-        return loaded if mapped else _Plain(most_bytes=most_bytes).of(loaded)
+        return loaded if mapped else _Plain(most_bytes=MOST_TIMES * held_bytes).of(loaded)
     except pickle.UnpicklingError as error:
         raise ValueError(
             "refused: a pickle that holds more than tensors and plain values could run code;"
@@ -71,6 +75,22 @@ def load(path: Path, *, mapped: bool = False) -> Any:
         raise_lack_of_memory(error)
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ValueError(f"damaged or cut short: {reason}") from error
+
+
+def _held_bytes(path: Path) -> tuple[int, bool]:
+    """What a file, or all that its archive unpacks to, has of bytes; and whether it is one.
+
+    Raises:
+        ValueError: it is too much to be read.
+    """
+    size = require_regular(path, most_bytes=MOST_BYTES)
+    if not zipfile.is_zipfile(path):
+        return size, False
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(file.file_size for file in archive.infolist())
+    if unpacked > MOST_BYTES:
+        raise ValueError(f"unpacks to {unpacked} bytes; at most {MOST_BYTES} are read")
+    return unpacked, True
 
 
 class _Plain:
@@ -86,9 +106,7 @@ class _Plain:
         return self._made[id(value)]
 
     def _new(self, value: Any) -> Any:
-        import torch
-
-        if isinstance(value, torch.Tensor):
+        if hasattr(value, "element_size"):
             return self._array(value)
         if isinstance(value, Mapping):
             return {key: self.of(each) for key, each in value.items()}
@@ -97,8 +115,6 @@ class _Plain:
         return value
 
     def _array(self, tensor: Any) -> Any:
-        import torch
-
         # A tensor with a stride of 0 has any number of elements in a few bytes of a file.
         self._left_bytes -= tensor.numel() * tensor.element_size()
         if self._left_bytes < 0:
@@ -106,8 +122,6 @@ class _Plain:
                 f"a tensor of {' x '.join(map(str, tensor.shape))[:60]} repeats the few bytes that"
                 " the file holds; save what tensor.contiguous() returns"
             )
+        # numpy has no bfloat16; every float that torch has fits a double.
         on_host = tensor.detach().cpu()
-        if on_host.is_floating_point():
-            # numpy has no bfloat16; every float that torch has fits a double.
-            on_host = on_host.to(torch.float64)
-        return np.asarray(on_host.numpy())
+        return np.asarray((on_host.double() if on_host.is_floating_point() else on_host).numpy())

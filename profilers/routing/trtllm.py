@@ -15,22 +15,23 @@ NVIDIA/TensorRT-LLM, examples/wide_ep/ep_load_balancer; huggingface/safetensors,
 Not covered: the co-occurrence files of older releases.
 """
 
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
 
+from profilers.errors import first_problem
 from profilers.files import open_regular, require_regular
-from profilers.routing.choices import Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
-from profilers.routing.sums import Sums
-from profilers.routing.validation import recording_of, renamed, whole_counts
+from profilers.routing.tally import Tally
+from profilers.routing.validation import whole_counts
 
 META: Final = "meta_info.json"
 MOST_HEADER_BYTES: Final = 2**26
@@ -45,6 +46,29 @@ DTYPES: Final[Mapping[str, str]] = {
     "F32": "<f4",
 }
 
+Whole = Annotated[int, Field(ge=0)]
+
+
+class _Meta(BaseModel, strict=True):
+    num_experts: Annotated[int, Field(ge=1)]
+    num_experts_per_token: Annotated[int, Field(ge=1)]
+
+
+class _Entry(BaseModel, strict=True):
+    """Where a tensor lies in the bytes after the table, and what it says of itself."""
+
+    dtype: Literal["I64", "I32", "I16", "U8", "F64", "F32"]
+    shape: list[Whole]
+    data_offsets: tuple[Whole, Whole]
+
+
+class _Table(BaseModel, extra="allow"):
+    """The table of a file: its tensors by name, and what else the writer noted."""
+
+    __pydantic_extra__: dict[str, _Entry] = Field(init=False)
+    metadata: Any = Field(None, alias="__metadata__")
+
+
 Tensors = Iterator[tuple[int, int, npt.NDArray[Any]]]
 
 
@@ -54,45 +78,27 @@ def read(path: Path, *, naming: Naming) -> Recording:
     Raises:
         ValueError: a file is missing, cut short, or holds no such tensors.
     """
-    meta = read_object(path / META)
-    num_experts, top_k = (_size(meta, name) for name in ("num_experts", "num_experts_per_token"))
+    meta = _Meta.model_validate(read_object(path / META))
+    num_experts, top_k = meta.num_experts, meta.num_experts_per_token
     counts, raw = (
         _rank_files(path, r"rank(\d+)\.safetensors"),
         _rank_files(path, r"rank(\d+)_raw\.safetensors"),
     )
     if not counts and not raw:
         raise ValueError("holds no rank<r>.safetensors; name the directory of all ranks")
-    tally = _tally(raw, num_experts=num_experts)
-    if not counts:
-        return tally.recording(naming=naming)
-    bare = _of_counts(counts, num_experts=num_experts, top_k=top_k)
-    return renamed(with_choices(bare, tally, layers=bare.layer_ids), naming)
-
-
-def _of_counts(files: Mapping[int, Path], *, num_experts: int, top_k: int) -> Recording:
-    by_pass, by_rank = Sums(), Sums()
-    for rank, file in files.items():
+    tally = Tally(num_experts=num_experts)
+    for rank, file in counts.items():
         for iteration, layer, values in _tensors(file):
             what = f"{file.name}: {iteration}_{layer}"
             count_E = whole_counts(values, what=what, axes="experts")
             if count_E.size != num_experts:
                 raise ValueError(f"{what} has {count_E.size} experts, {META} says {num_experts}")
-            by_pass.add(iteration, layer=layer, count_E=count_E)
-            by_rank.add(rank, layer=layer, count_E=count_E)
-    layers = by_pass.layers
-    if not layers:
-        raise ValueError("its rank files hold no tensor; record while serving some")
-    return recording_of(
-        by_pass.table(layers),
-        naming=Naming(),
-        row_ids=layers,
-        top_k=top_k,
-        source_SRE=by_rank.table(layers),
-    )
+            tally.count(count_E, layer=layer, number=iteration, source=rank)
+    _choose(raw, tally, is_counted=bool(counts))
+    return tally.recording(naming=naming, top_k=top_k)
 
 
-def _tally(files: Mapping[int, Path], *, num_experts: int) -> Tally:
-    tally = Tally(num_experts=num_experts)
+def _choose(files: Mapping[int, Path], tally: Tally, *, is_counted: bool) -> None:
     for rank, file in files.items():
         forward: dict[int, dict[int, npt.NDArray[np.int32]]] = {}
         for iteration, layer, values in _tensors(file):
@@ -100,8 +106,10 @@ def _tally(files: Mapping[int, Path], *, num_experts: int) -> Tally:
                 raise ValueError(f"{file.name}: {iteration}_{layer} holds no expert ids")
             forward.setdefault(iteration, {})[layer] = values.astype(np.int32)
         for iteration in sorted(forward):
-            tally.add(forward[iteration], number=iteration, source=rank)
-    return tally
+            if is_counted:
+                tally.choose(forward[iteration])
+            else:
+                tally.add(forward[iteration], number=iteration, source=rank)
 
 
 def _rank_files(path: Path, pattern: str) -> dict[int, Path]:
@@ -123,50 +131,20 @@ def _tensors(file: Path) -> Tensors:
         if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
             raise ValueError(f"{file.name} is no safetensors file, or cut short")
         try:
-            header = json.loads(stream.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{file.name}: its table of tensors is damaged") from error
-        if not isinstance(header, dict):
-            raise ValueError(f"{file.name}: its table of tensors is damaged")  # noqa: TRY004
-        for key, entry in header.items():
-            if key == "__metadata__":
-                continue
+            table = _Table.model_validate_json(stream.read(length))
+        except ValidationError as error:
+            reason = first_problem(error)
+            raise ValueError(f"{file.name}: its table of tensors is damaged: {reason}") from error
+        for key, entry in table.__pydantic_extra__.items():
             match = re.fullmatch(r"(\d{1,9})_(\d{1,9})", key)
             if match is None:
                 raise ValueError(f"{file.name}: tensor {key[:40]!r} is not <iteration>_<layer>")
-            place = _place(entry, where=f"{file.name}: {key}", end=size - 8 - length)
-            stream.seek(8 + length + place.start)
-            content = stream.read(place.size)
-            values = np.frombuffer(content, dtype=place.dtype).reshape(place.shape)
+            dtype, (start, stop) = np.dtype(DTYPES[entry.dtype]), entry.data_offsets
+            wanted = math.prod(entry.shape) * dtype.itemsize
+            if stop > size - 8 - length or stop - start != wanted:
+                raise ValueError(
+                    f"{file.name}: {key} does not lie in the file; it was cut short or damaged"
+                )
+            stream.seek(8 + length + start)
+            values = np.frombuffer(stream.read(wanted), dtype=dtype).reshape(entry.shape)
             yield int(match.group(1)), int(match.group(2)), values
-
-
-class _Place:
-    """Where a tensor lies in the bytes after the table; what it says of itself must agree."""
-
-    def __init__(self, entry: Mapping[str, Any], *, where: str, end: int) -> None:
-        kind = entry["dtype"]
-        if kind not in DTYPES:
-            raise ValueError(f"{where} holds {str(kind)[:20]}; read are {', '.join(DTYPES)}")
-        self.dtype = np.dtype(DTYPES[kind])
-        self.shape = tuple(entry["shape"])
-        self.start, stop = entry["data_offsets"]
-        if not all(isinstance(each, int) and each >= 0 for each in (*self.shape, self.start, stop)):
-            raise ValueError(f"{where} has a shape or place that is no whole number")
-        self.size = stop - self.start
-        if stop > end or self.size != int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize:
-            raise ValueError(f"{where} does not lie in the file; it was cut short or damaged")
-
-
-def _place(entry: Any, *, where: str, end: int) -> _Place:
-    try:
-        return _Place(entry, where=where, end=end)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{where}: its entry lacks dtype, shape or data_offsets") from error
-
-
-def _size(meta: Mapping[str, Any], name: str) -> int:
-    value = meta.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{META}: {name} {str(value)[:40]!r} is not a whole number of at least 1")
-    return value

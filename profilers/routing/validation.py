@@ -26,13 +26,19 @@ LARGEST_COUNT: Final = 2**53
 """Above it a float does not hold every whole number."""
 
 
-def whole_counts(values: Any, *, what: str, axes: str) -> Counts:
+def whole_counts(values: Any, *, what: str, axes: str, first: str = "") -> Counts:
     """Check that these are counts on as many axes as `axes` has words.
+
+    Args:
+        values: the counts.
+        what: their name.
+        axes: names of the axes.
+        first: an axis that may come before them; without it the counts get one of length 1.
 
     Raises:
         ValueError: they are ragged, empty, too many, not numbers, negative or not whole.
     """
-    array = _numbers(values, what=what, axes=axes)
+    array = _numbers(values, what=what, axes=axes, first=first)
     if not np.isfinite(array).all():
         raise ValueError(f"{what}{_place(~np.isfinite(array))} is not a finite number; record anew")
     if (array < 0).any():
@@ -45,7 +51,8 @@ def whole_counts(values: Any, *, what: str, axes: str) -> Counts:
         )
     if (array > LARGEST_COUNT).any():
         raise ValueError(f"{what}{_place(array > LARGEST_COUNT)} is more than {LARGEST_COUNT}")
-    return array.astype(np.int64)
+    counts = array.astype(np.int64)
+    return counts[None] if first and counts.ndim == len(axes.split()) else counts
 
 
 def whole_floats(values: Any, *, what: str, axes: str) -> Floats:
@@ -77,8 +84,7 @@ def recording_of(
     top_k: int | None = None,
     num_decoder_layers: int | None = None,
     source_SRE: Counts | None = None,
-    coactivation_REE: Floats | None = None,
-    token_RTK: npt.NDArray[np.int32] | None = None,
+    token_LTK: npt.NDArray[np.int32] | None = None,
     transition_MEE: Floats | None = None,
     transition_kind: str = "all_pairs",
 ) -> Recording:
@@ -94,8 +100,7 @@ def recording_of(
         num_decoder_layers: of the model where the source says it; dropped where the user names
             the layers.
         source_SRE: the counts by source rank.
-        coactivation_REE: tokens that chose two experts together.
-        token_RTK: chosen experts of sampled tokens.
+        token_LTK: chosen experts of sampled tokens, in the rows with tokens.
         transition_MEE: between consecutive rows with tokens.
         transition_kind: see `Recording`.
 
@@ -110,7 +115,7 @@ def recording_of(
     chosen = naming.top_k if naming.top_k is not None else top_k
     if chosen is not None and chosen > total_RE.shape[1]:
         raise ValueError(f"top_k {chosen} is more than the {total_RE.shape[1]} experts of a layer")
-    _require_choices(chosen, token_RTK)
+    _require_choices(chosen, token_LTK)
     return Recording(
         model=naming.model or model,
         workload=naming.workload or workload,
@@ -121,8 +126,7 @@ def recording_of(
         source_SLE=None if source_SRE is None else np.ascontiguousarray(source_SRE[:, kept]),
         transition_MEE=transition_MEE,
         transition_kind=transition_kind,
-        coactivation_LEE=None if coactivation_REE is None else coactivation_REE[kept],
-        token_LTK=None if token_RTK is None else np.ascontiguousarray(token_RTK[kept]),
+        token_LTK=token_LTK,
     )
 
 
@@ -145,9 +149,9 @@ def renamed(recording: Recording, naming: Naming) -> Recording:
     )
 
 
-def _require_choices(top_k: int | None, token_RTK: npt.NDArray[np.int32] | None) -> None:
-    if token_RTK is not None and top_k not in (None, token_RTK.shape[2]):
-        raise ValueError(f"top_k {top_k}, yet its tokens chose {token_RTK.shape[2]} experts each")
+def _require_choices(top_k: int | None, token_LTK: npt.NDArray[np.int32] | None) -> None:
+    if token_LTK is not None and top_k not in (None, token_LTK.shape[2]):
+        raise ValueError(f"top_k {top_k}, yet its tokens chose {token_LTK.shape[2]} experts each")
 
 
 def _named(naming: Naming, *, kept: tuple[int, ...], ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -164,7 +168,7 @@ def _named(naming: Naming, *, kept: tuple[int, ...], ids: tuple[int, ...]) -> tu
     )
 
 
-def _numbers(values: Any, *, what: str, axes: str) -> npt.NDArray[Any]:
+def _numbers(values: Any, *, what: str, axes: str, first: str = "") -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
@@ -174,7 +178,7 @@ def _numbers(values: Any, *, what: str, axes: str) -> npt.NDArray[Any]:
         raise ValueError(
             f"{what} holds {array.dtype} values; counts are numbers in rows of one length"
         )
-    if array.ndim != len(wanted) or 0 in array.shape:
+    if array.ndim - len(wanted) not in {0, int(bool(first))} or 0 in array.shape:
         shape = list(array.shape)
         raise ValueError(f"{what} has shape {shape}; it must be [{']['.join(wanted)}]")
     if array.size > MOST_CELLS:

@@ -134,8 +134,7 @@ def floors(
 def _floor(
     recording: Recording, block_PLE: Counts, shape: tuple[int, int], work: Path, seconds: float
 ) -> float:
-    kept: dict[str, Any] = {"source_SLE": None, "transition_MEE": None}
-    kept |= {"coactivation_LEE": None, "token_LTK": None}
+    kept: dict[str, Any] = {"source_SLE": None, "transition_MEE": None, "token_LTK": None}
     write_recording(work / "block", replace(recording, count_PLE=block_PLE, **kept))
     case = Case(
         name="block",

@@ -325,10 +325,10 @@ def mixed(text: Path) -> Path:
 def keep_counts(recorded: Path, target: Path) -> None:
     """Copy a recording without its pairs and sampled tokens."""
     shutil.copytree(recorded, target)
-    for table in ("coactivation", "tokens", "transitions"):
+    for table in ("tokens", "transitions"):
         (target / f"{table}.parquet").unlink()
     header = json.loads((target / "recording.json").read_text())
-    header |= {"sampled_tokens": None, "transitions": None, "coactivation": False}
+    header |= {"sampled_tokens": None, "transitions": None}
     (target / "recording.json").write_text(json.dumps(header, indent=2) + "\n")
 
 

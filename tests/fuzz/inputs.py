@@ -428,7 +428,6 @@ RECORDINGS: Final = {
     "megatron": ("megatron-trace", ""),
     "ascend": ("vllm-ascend", ""),
     "npy": ("eplb", "/a.npy"),
-    "npz": ("eplb", "/a.npz"),
     "pt": ("eplb", "/a.pt"),
 }
 """Their formats, and the files that are read."""
@@ -603,8 +602,6 @@ def _recording(folder: Path, name: str) -> None:
         (folder / "a.json").write_text(json.dumps({"logical_count": counts.tolist()}))
     elif name == "npy":
         np.save(folder / "a.npy", counts)
-    elif name == "npz":
-        np.savez_compressed(folder / "a.npz", weight=counts)
     elif name == "trtllm":
         (folder / "meta_info.json").write_text('{"num_experts": 8, "num_experts_per_token": 2}')
         _safetensors(folder / "rank0.safetensors", {f"1_{at}": counts[0, at] for at in range(4)})

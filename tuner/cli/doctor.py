@@ -1,5 +1,6 @@
 """`moetune doctor`: what is installed, what is missing and the command that installs it."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ def command(
         from tuner.cli.printed import Doctor
 
         report = Doctor.model_validate(
-            {"usable": usable, "findings": [finding.as_json() for finding in findings]}
+            {"usable": usable, "findings": [asdict(finding) for finding in findings]}
         )
         print_exact(report.model_dump_json(indent=2))
     else:

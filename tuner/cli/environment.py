@@ -12,21 +12,20 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from tuner.report.picture import BROWSERS
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LOWEST: Final = re.compile(r">=\s*([0-9.]+)")
 
-_EXTRA_COSTS: Final[Mapping[str, str]] = {
-    "torch": "moetune profile and moetune verify cannot measure; plans need a stored profile",
-    "dev": "the tests cannot run",
-}
+_TORCH_COSTS: Final = (
+    "moetune profile and moetune verify cannot measure; plans need a stored profile"
+)
 
 _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
@@ -62,6 +61,30 @@ _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
 }
 """What the absence of each optional package disables, and the command that installs it."""
 
+_PROGRAMS: Final[Mapping[str, tuple[tuple[str, ...], str, str]]] = {
+    "torchrun": (
+        ("torchrun", str(Path(sys.executable).with_name("torchrun"))),
+        "emitted scripts cannot start here",
+        "pip install 'moetune[torch]', or activate the environment that holds torch",
+    ),
+    "Slurm": (
+        ("sbatch",),
+        "emitted job.sbatch files cannot be submitted from this machine",
+        "log in to a node of the cluster, or apt-get install slurm-client",
+    ),
+    "git": (
+        ("git",),
+        "moetune check --against git:REV cannot read a revision",
+        "apt-get install git",
+    ),
+    "chromium": (
+        BROWSERS,
+        "moetune report --format png cannot draw the page; html and md need no browser",
+        "apt-get install chromium",
+    ),
+}
+"""Programs by name: files any of which will do, what their absence disables, and the remedy."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
@@ -77,10 +100,6 @@ class Component:
     """What does not work without it; empty if it is ok."""
     remedy: str = ""
     """The command that installs it; empty if it is ok."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 def examine(
@@ -99,43 +118,71 @@ def examine(
     listed = tuple(requires("moetune") or ()) if requirements is None else requirements
     return (
         Component(name="python", status="ok", found=platform.python_version(), core=True),
-        *(_package(line, installed) for line in listed if "extra" not in line),
-        *_solvers(installed),
+        *(
+            _package(
+                *_parsed(line),
+                installed=installed,
+                costs="moetune cannot run without it",
+                remedy=f"pip install '{line}'",
+                core=True,
+            )
+            for line in listed
+            if "extra" not in line
+        ),
+        _cbc(),
+        *_clashing(installed),
         *_torch(listed, installed),
-        _torchrun(which),
-        _slurm(which),
-        _program(which, "git", costs="moetune check --against git:REV cannot read a revision"),
-        _chromium(which),
-        *_optional(listed, installed),
+        *(_program(name, *facts, which=which) for name, facts in _PROGRAMS.items()),
+        *(
+            _package(
+                name,
+                installed=installed,
+                costs=costs,
+                remedy=remedy.format(
+                    requirement=_command_for(name, listed).removeprefix("pip install ")
+                ),
+            )
+            for name, (costs, remedy) in _OPTIONAL.items()
+        ),
     )
 
 
-def _package(line: str, installed: Callable[[str], str]) -> Component:
-    name, lowest = _parsed(line)
+def _package(
+    name: str,
+    lowest: str = "",
+    *,
+    installed: Callable[[str], str],
+    costs: str,
+    remedy: str,
+    core: bool = False,
+) -> Component:
+    status: Literal["missing", "broken"] = "missing"
     try:
-        present = installed(name)
+        found = installed(name)
     except PackageNotFoundError:
-        return Component(
-            name=name,
-            status="missing",
-            core=True,
-            costs="moetune cannot run without it",
-            remedy=f"pip install '{line}'",
-        )
-    if lowest and _release(present) < _release(lowest):
-        return Component(
-            name=name,
-            status="broken",
-            found=present,
-            core=True,
-            costs=f"older than {lowest}, the oldest that moetune is written for",
-            remedy=f"pip install '{line}'",
-        )
-    return Component(name=name, status="ok", found=present, core=True)
+        found = ""
+    else:
+        if _release(found) >= _release(lowest):
+            return Component(name=name, status="ok", found=found, core=core)
+        status, costs = "broken", f"older than {lowest}, the oldest that moetune is written for"
+    return Component(name=name, status=status, found=found, core=core, costs=costs, remedy=remedy)
 
 
-def _solvers(installed: Callable[[str], str]) -> Iterator[Component]:
-    yield _cbc()
+def _program(
+    name: str,
+    files: tuple[str, ...],
+    costs: str,
+    remedy: str,
+    *,
+    which: Callable[[str], str | None],
+) -> Component:
+    path = next(filter(None, map(which, files)), None)
+    if path is None:
+        return Component(name=name, status="missing", costs=costs, remedy=remedy)
+    return Component(name=name, status="ok", found=path)
+
+
+def _clashing(installed: Callable[[str], str]) -> Iterator[Component]:
     try:
         present = installed("highspy")
     except PackageNotFoundError:
@@ -150,41 +197,33 @@ def _solvers(installed: Callable[[str], str]) -> Iterator[Component]:
 
 
 def _cbc() -> Component:
-    missing = Component(
+    if find_spec("pulp") is not None:
+        from pulp.apis.coin_api import pulp_cbc_path
+
+        if os.access(str(pulp_cbc_path), os.X_OK):
+            return Component(name="CBC", status="ok", found=str(pulp_cbc_path), core=True)
+    return Component(
         name="CBC",
         status="missing",
         core=True,
         costs="plans cannot be solved with the default solver",
         remedy="pip install --force-reinstall pulp",
     )
-    if find_spec("pulp") is None:
-        return missing
-    from pulp.apis.coin_api import pulp_cbc_path
-
-    if not os.access(str(pulp_cbc_path), os.X_OK):
-        return missing
-    return Component(name="CBC", status="ok", found=str(pulp_cbc_path), core=True)
 
 
 def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Component]:
     remedy = _command_for("torch", listed)
-    try:
-        present = installed("torch")
-    except PackageNotFoundError:
-        yield Component(name="torch", status="missing", costs=_EXTRA_COSTS["torch"], remedy=remedy)
+    found = _package("torch", installed=installed, costs=_TORCH_COSTS, remedy=remedy)
+    if found.status != "ok":
+        yield found
         return
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Component(
-            name="torch",
-            status="broken",
-            found=f"{present}: {error}",
-            costs=_EXTRA_COSTS["torch"],
-            remedy=remedy,
-        )
+        shown = f"{found.found}: {error}"
+        yield replace(found, status="broken", found=shown, costs=_TORCH_COSTS, remedy=remedy)
         return
-    yield Component(name="torch", status="ok", found=present)
+    yield found
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         yield Component(
@@ -197,62 +236,6 @@ def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator
             costs="profiles and trials run on the CPU and say nothing about a GPU",
             remedy="run on a machine with a GPU and a CUDA build of torch",
         )
-
-
-def _torchrun(which: Callable[[str], str | None]) -> Component:
-    beside = Path(sys.executable).with_name("torchrun")
-    path = which("torchrun") or (str(beside) if beside.exists() else "")
-    if path:
-        return Component(name="torchrun", status="ok", found=path)
-    return Component(
-        name="torchrun",
-        status="missing",
-        costs="emitted scripts cannot start here",
-        remedy="pip install 'moetune[torch]', or activate the environment that holds torch",
-    )
-
-
-def _slurm(which: Callable[[str], str | None]) -> Component:
-    path = which("sbatch")
-    if path:
-        return Component(name="Slurm", status="ok", found=path)
-    return Component(
-        name="Slurm",
-        status="missing",
-        costs="emitted job.sbatch files cannot be submitted from this machine",
-        remedy="log in to a node of the cluster, or apt-get install slurm-client",
-    )
-
-
-def _program(which: Callable[[str], str | None], name: str, *, costs: str) -> Component:
-    """Look for a program whose Debian package has its name."""
-    path = which(name)
-    if path:
-        return Component(name=name, status="ok", found=path)
-    return Component(name=name, status="missing", costs=costs, remedy=f"apt-get install {name}")
-
-
-def _chromium(which: Callable[[str], str | None]) -> Component:
-    path = next(filter(None, map(which, BROWSERS)), None)
-    if path:
-        return Component(name="chromium", status="ok", found=path)
-    return Component(
-        name="chromium",
-        status="missing",
-        costs="moetune report --format png cannot draw the page; html and md need no browser",
-        remedy="apt-get install chromium",
-    )
-
-
-def _optional(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Component]:
-    for name, (costs, remedy) in _OPTIONAL.items():
-        try:
-            yield Component(name=name, status="ok", found=installed(name))
-        except PackageNotFoundError:
-            line = _command_for(name, listed).removeprefix("pip install ")
-            yield Component(
-                name=name, status="missing", costs=costs, remedy=remedy.format(requirement=line)
-            )
 
 
 def _command_for(name: str, listed: tuple[str, ...]) -> str:

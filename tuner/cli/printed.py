@@ -2,7 +2,7 @@
 
 from profilers.compare import Difference
 from profilers.records import Profile, Record
-from profilers.routing.notes import Skew
+from profilers.routing.skew import Skew
 from profilers.routing.store import RecordingHeader
 
 
@@ -46,7 +46,6 @@ class ShownRecording(RecordingHeader):
 
     token_copies: int
     skew: Skew
-    notes: tuple[str, ...]
 
 
 class ShownProfile(Profile):

@@ -78,7 +78,7 @@ def measure(
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="routing: a file or folder of UTF-8 text; repeatable."),
+        typer.Option(help="routing: a file of UTF-8 text; repeatable."),
     ] = None,
     workload: Annotated[
         str, typer.Option(help="routing: name of the workload; default: the file name.")
@@ -143,8 +143,8 @@ def measure(
         sequences=batch,
         passes=passes,
     )
-    if recording is not None:
-        profile_routing.print_new_recording(recording, as_object=as_json)
+    profile_routing.print_recording(recording, as_object=as_json)
+    print_stderr(f"recording: {recording}")
 
 
 def _measure(
@@ -237,7 +237,7 @@ def show(
     profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
     links: Annotated[
         bool,
-        typer.Option("--links", help="Latency, bandwidth and fit of every pair; all-to-alls."),
+        typer.Option("--links", help="Latency, bandwidth and fit of every pair."),
     ] = False,
     lagging: Annotated[
         bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")
@@ -300,7 +300,6 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
         shown: dict[str, object] = {}
         if links:
             shown["links"] = profile_links.links_json(stored)
-            shown["exchanges"] = profile_links.exchanges_json(stored)
         if lagging:
             shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
         print_exact(json.dumps(shown, indent=2))

@@ -99,7 +99,8 @@ def run(
     except ValueError as error:
         raise TunerError(str(error)) from error
     folder = profile_routing.import_recording(kind, path, out, naming=naming)
-    profile_routing.print_new_recording(folder, as_object=as_json)
+    profile_routing.print_recording(folder, as_object=as_json)
+    print_stderr(f"recording: {folder}")
 
 
 def _profile(

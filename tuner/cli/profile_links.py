@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tuner.cli.text import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from profilers.links.matrix import MeasuredLink
     from profilers.records import Profile
@@ -21,7 +21,7 @@ MOST_LINKS: Final = 64
 
 
 def links_text(profile: "Profile") -> str:
-    """Links by class and one by one, bandwidth under contention, and both all-to-alls."""
+    """Links by class and one by one, and bandwidth under contention."""
     from profilers.links.matrix import links_of
     from profilers.stragglers import rank_names
 
@@ -38,7 +38,7 @@ def links_text(profile: "Profile") -> str:
     )
     if len(single_lane) > len(shown):
         table += f"\nthe {len(shown)} slowest of {len(single_lane)}; all of them: --json"
-    parts = [_classes(single_lane), table, _shared(links), _exchanges(profile)]
+    parts = [_classes(single_lane), table, _shared(links)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -57,14 +57,6 @@ def links_json(profile: "Profile") -> list[dict[str, Any]]:
             "latency_s": link.latency_s,
         }
         for link in links_of(profile)
-    ]
-
-
-def exchanges_json(profile: "Profile") -> list[dict[str, Any]]:
-    """Both all-to-alls of every group that has two stages, by size."""
-    return [
-        {"ranks": ranks, "stride": stride, "bytes": size, "flat_s": flat_s, "two_stages_s": two_s}
-        for ranks, stride, size, flat_s, two_s in _both(profile)
     ]
 
 
@@ -127,40 +119,4 @@ def _shared(links: "tuple[MeasuredLink, ...]") -> str:
     return (
         f"{lanes} concurrent pairs between two nodes get {format_ratio(shared, digits=0)} of a"
         f" single pair's: {says}"
-    )
-
-
-def _both(profile: "Profile") -> "Iterator[tuple[int, int, int, float, float]]":
-    """Ranks, stride, bytes, and the medians of both all-to-alls."""
-    from profilers.links.groups import FLAT, HIERARCHICAL
-
-    median_s: dict[tuple[str, int, int, int], float] = {}
-    for row in profile.rows("collective"):
-        if row.case.kind in (FLAT, HIERARCHICAL):
-            axes = row.case.axes
-            key = row.case.kind, axes["ranks"], axes["stride"], axes["bytes"]
-            median_s[key] = row.median_s
-    for kind, ranks, stride, size in sorted(median_s):
-        if kind == HIERARCHICAL and (FLAT, ranks, stride, size) in median_s:
-            flat_s = median_s[FLAT, ranks, stride, size]
-            yield ranks, stride, size, flat_s, median_s[kind, ranks, stride, size]
-
-
-def _exchanges(profile: "Profile") -> str:
-    from tuner.units import format_bytes, format_s
-
-    rows = [
-        (
-            f"{ranks} ranks" + (f", every {stride}th" if stride > 1 else ""),
-            format_bytes(size),
-            format_s(flat_s),
-            format_s(two_s),
-            f"x{two_s / flat_s:.2f}" if flat_s > 0.0 else "",
-        )
-        for ranks, stride, size, flat_s, two_s in _both(profile)
-    ]
-    return (
-        columns(rows, header=("all-to-all", "a rank", "flat", "two stages", "ratio"))
-        if rows
-        else ""
     )

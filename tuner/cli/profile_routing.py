@@ -1,12 +1,13 @@
 """Routing recordings on the command line: capture, import, show."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tuner.cli.text import columns, print_exact, print_stderr, print_text
+from tuner.cli.text import columns, print_exact, print_text
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -25,16 +26,19 @@ def capture_recording(
     tokens: int,
     sequences: int,
     passes: int,
-) -> Path | None:
-    """Record a model's routing on text; the folder of the recording, None on other ranks."""
+) -> Path:
+    """Record a model's routing on text; the folder of the recording."""
     if model is None or not texts:
         raise TunerError("--suite routing records a model on text: name both, --model and --text")
 
+    from profilers.ranks import from_environment
     from profilers.routing.capture.run import CaptureInput, capture
     from profilers.routing.store import FOLDER
     from profilers.session import require_torch
     from tuner.cli.progress import measurement_progress
 
+    if (world := from_environment(os.environ).world) > 1:
+        raise TunerError(f"--suite routing records in one process, {world} were started")
     require_torch()
     name = workload or texts[0].stem
     try:
@@ -49,8 +53,8 @@ def capture_recording(
     except ValueError as error:
         raise TunerError(str(error)) from error
     with measurement_progress() as progress:
-        header = capture(out, reading, progress=progress)
-    return out / FOLDER / name if header is not None else None
+        capture(out, reading, progress=progress)
+    return out / FOLDER / name
 
 
 def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:
@@ -78,10 +82,10 @@ def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming
         )
     if kind == ROUTING and not (holds_recording(path) or stored_below(path)):
         kind = recognised(path)
-    if kind == ROUTING:
-        recording = read_recording(path, naming=naming)
-    else:
-        recording = read_as(kind, path, naming=naming)
+    is_stored = kind == ROUTING
+    recording = (
+        read_recording(path, naming=naming) if is_stored else read_as(kind, path, naming=naming)
+    )
     target = out
     if holds_profile(out):
         if WORKLOAD.fullmatch(recording.workload) is None:
@@ -104,8 +108,8 @@ def layer_ids(text: str) -> tuple[int, ...]:
 
 
 def as_json(path: Path) -> dict[str, Any]:
-    """Header, skew and limits of a stored recording."""
-    from profilers.routing.notes import notes, skew
+    """Header and skew of a stored recording."""
+    from profilers.routing.skew import skew
     from profilers.routing.store import read_header, read_stored
 
     recording = read_stored(path)
@@ -113,17 +117,15 @@ def as_json(path: Path) -> dict[str, Any]:
         **read_header(path).model_dump(mode="json"),
         "token_copies": int(recording.count_PLE.sum()),
         "skew": skew(recording).model_dump(mode="json"),
-        "notes": list(notes(recording)),
     }
 
 
 def text(path: Path) -> str:
     """The same for people, and the skew of every layer."""
-    from profilers.routing.notes import skew
     from profilers.routing.store import read_stored
 
     recording, facts = read_stored(path), as_json(path)
-    skews = skew(recording)
+    skews = facts["skew"]
     named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
     size = (
         f"{len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
@@ -132,10 +134,10 @@ def text(path: Path) -> str:
     lines = [
         f"{named}: {size}",
         " ".join(part for part in (facts["origin"], facts["created"]) if part),
-        f"most-loaded expert over mean: {skews.median:.2f} in the median layer, {skews.worst:.2f}"
-        f" in the worst; per pass {skews.pass_median:.2f}, P99 {skews.pass_p99:.2f}",
+        f"most-loaded expert over mean: {skews['median']:.2f} in the median layer,"
+        f" {skews['worst']:.2f} in the worst; per pass {skews['pass_median']:.2f}, P99"
+        f" {skews['pass_p99']:.2f}",
         f"also kept: {_kept(recording)}",
-        *(f"note: {note}" for note in facts["notes"]),
     ]
     return "\n".join(line for line in lines if line)
 
@@ -163,17 +165,10 @@ def listed(paths: Sequence[Path]) -> str:
 def _kept(recording: "Recording") -> str:
     kept = {
         f"transitions ({recording.transition_kind})": recording.transition_MEE,
-        "co-activation": recording.coactivation_LEE,
         "sampled tokens": recording.token_LTK,
         "source ranks": recording.source_SLE,
     }
     return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
-
-
-def print_new_recording(path: Path, *, as_object: bool) -> None:
-    """Print a new recording and its folder."""
-    print_recording(path, as_object=as_object)
-    print_stderr(f"recording: {path}")
 
 
 def print_recording(path: Path, *, as_object: bool) -> None:

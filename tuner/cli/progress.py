@@ -1,12 +1,11 @@
 """Progress on stderr: a line that is updated and removed on a terminal; nothing in a pipe.
 
-A measurement shows a bar with the time left, a plan the stage of its search and the rest of its
-time limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
+A measurement shows a bar with the time left, a plan the stage of its search, the time passed and
+its limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,6 @@ from tuner.report.printable import printable
 from tuner.units import format_s
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn, Task
-
     from profilers.progress import Progress, ProgressEvent
     from tuner.search.progress import PlanningEvent, ProgressListener
 
@@ -64,17 +61,16 @@ def planning_progress(
     Args:
         stage: the first one.
         text: of the first stage.
-        limit_s: time limit of the work, for the time left; None: only what has passed is shown.
+        limit_s: time limit of the work; None: only what has passed is shown.
     """
     if not sys.stderr.isatty():
         yield _quiet
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    started_s = time.monotonic()
     bar = Bar(
         SpinnerColumn(),
         # On a narrow terminal the text is cut, not the time.
@@ -83,7 +79,8 @@ def planning_progress(
             markup=False,
             table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
         ),
-        _time_column(lambda: passed(time.monotonic() - started_s, limit_s=limit_s)),
+        TimeElapsedColumn(),
+        TextColumn("" if limit_s is None else f"of {limit_s:.0f} s"),
         console=Console(stderr=True),
         transient=True,
         expand=True,
@@ -95,29 +92,6 @@ def planning_progress(
             bar.update(task, description=event.stage, text=printable(event.text))
 
         yield show
-
-
-def passed(elapsed_s: float, *, limit_s: float | None) -> str:
-    """Format the elapsed time, and the time left."""
-    if limit_s is None:
-        return f"{elapsed_s:.0f} s"
-    if elapsed_s >= limit_s:
-        return f"{elapsed_s:.0f} s, finishing"
-    return f"{elapsed_s:.0f} s, up to {limit_s - elapsed_s:.0f} s left"
-
-
-def _time_column(text: Callable[[], str]) -> "ProgressColumn":
-    """Return a column that computes its text whenever it is drawn."""
-    from rich.progress import ProgressColumn
-    from rich.table import Column
-    from rich.text import Text
-
-    class TimeColumn(ProgressColumn):
-        def render(self, task: "Task") -> Text:
-            del task  # The text is about the whole work.
-            return Text(text())
-
-    return TimeColumn(table_column=Column(no_wrap=True))
 
 
 def _quiet(_event: "PlanningEvent", /) -> None:

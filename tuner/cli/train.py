@@ -77,7 +77,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         TunerError: an option cannot be read.
     """
     from tuner.cli.plan_text import verified_text
-    from tuner.cli.trials import live_table
+    from tuner.cli.trials import trial_lines
     from tuner.goals.verify import verify as verify_plan
     from tuner.verify.verification import Effort
 
@@ -88,17 +88,16 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         repeats=options.repeats,
     )
     budget, by = _budget(options), _launcher(folder, options)
-    with live_table(total=options.trials) as watcher:
-        verified = verify_plan(
-            folder,
-            effort=effort,
-            resume=options.resume,
-            watcher=watcher,
-            by=by,
-            storage=options.storage,
-            on_message=_print_indented,
-            budget=budget,
-        )
+    verified = verify_plan(
+        folder,
+        effort=effort,
+        resume=options.resume,
+        watcher=trial_lines(),
+        by=by,
+        storage=options.storage,
+        on_message=_print_indented,
+        budget=budget,
+    )
     print_result(verified, lambda one: verified_text(one, folder=folder), as_json=options.as_json)
     if verified.winner is None:
         raise typer.Exit(1)

@@ -4,7 +4,7 @@
     used/links-0.csv                                     the first pool's link matrix
     used/routing/<n>.json                                totals of each workload, one hold-out pass
     launch/<engine>/                                     the placement as the engine reads it
-    report/heat_map_<n>.svg, .json                       load by layer and rank, before and after
+    report/heat_map_<n>.json                             load by layer and rank, before and after
 
 Recordings can be large and stay where they are; the plan holds their hashes.
 """

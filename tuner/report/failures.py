@@ -1,31 +1,22 @@
 """What the failure log of a training plan shows."""
 
 import math
-from typing import Final
 
 from tuner.faults.failure_rates import LEVEL, ObservedRate, observed_rates
 from tuner.plans.train import Plan
-from tuner.report.axes import axis, layout
 from tuner.report.content import (
     Cell,
     Depth,
-    Figure,
     NamedValues,
     Section,
     Table,
     between,
     number,
     seconds,
-    some,
     word,
 )
-from tuner.report.palette import BLUE, GREY
 from tuner.spec.failure_log import FailureLog
 from tuner.units import format_ratio, format_s
-
-DAY_S: Final = 86_400.0
-MOST_DRAWN: Final = 2000
-"""Failures; of more, evenly spread ones."""
 
 
 def failures_section(plan: Plan) -> Section | None:
@@ -51,7 +42,7 @@ def failures_section(plan: Plan) -> Section | None:
     return Section(
         name="failures",
         heading="Failures in the log",
-        blocks=some(rates, _over_time(log), _facts(log)),
+        blocks=(rates, _facts(log)),
         depth=Depth.PAGE,
     )
 
@@ -59,52 +50,6 @@ def failures_section(plan: Plan) -> Section | None:
 def _interval(rate: ObservedRate) -> Cell:
     low, high = rate.mtbf_s_band
     return between((low, high)) if math.isfinite(high) else word(f"more than {format_s(low)}")
-
-
-def _over_time(log: FailureLog) -> Figure | None:
-    """Draw when failures happened, beside a steady rate."""
-    times = log.clock_s
-    if len(times) < 2:
-        return None
-    stride = math.ceil(len(times) / MOST_DRAWN)
-    drawn = range(0, len(times), stride)
-    return Figure(
-        name="failures-over-time",
-        title="Failures over time",
-        reading="Failures since the log began, over observed days; a steady rate is a straight"
-        " line, a burst is a step.",
-        traces=(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "seen",
-                "x": [times[place] / DAY_S for place in drawn],
-                "y": [place + 1 for place in drawn],
-                "line": {"shape": "hv", "color": BLUE},
-            },
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "at a steady rate",
-                "x": [0.0, log.period_s / DAY_S],
-                "y": [0.0, len(times)],
-                "line": {"dash": "dot", "color": GREY},
-            },
-        ),
-        layout=layout(
-            x=axis("days since the log began", rangemode="tozero"),
-            y=axis("failures", rangemode="tozero"),
-        ),
-        table=Table(
-            caption="Failures over time",
-            header=("failure", "at"),
-            rows=tuple(
-                (number(place + 1), seconds(times[place], key=f"failures.clock_s.{place}"))
-                for place in range(0, len(times), math.ceil(len(times) / 20))
-            ),
-        ),
-        height=320,
-    )
 
 
 def _facts(log: FailureLog) -> NamedValues:

@@ -19,7 +19,7 @@ MOST_ROWS: Final = 128
 MOST_GAPS: Final = 64
 """Most rows or columns with grid lines."""
 GAP_RATIO: Final = 0.06
-"""Share of the width between two panels."""
+"""Share of a panel's width between two of them."""
 
 HOVER: Final = "layer %{y}, ACROSS %{x}<br>%{z:.3f} of the mean<extra></extra>"
 """Plotly's template; `extra` would repeat the panel's name."""
@@ -62,7 +62,7 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
             **layout(x=axis(""), y=axis("")),
             **_axes(len(panels), across=across),
             "annotations": [
-                _heading(said, panel, start=_domain(place, len(panels))[0])
+                _heading(said, panel, xref=f"x{_suffix(place)} domain")
                 for place, (said, panel) in panels
             ],
             "margin": {"l": 12, "r": 12, "t": 42, "b": 92},
@@ -75,13 +75,6 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
 def _suffix(place: int) -> str:
     """Return Plotly's suffix of a panel's axes."""
     return "" if place == 0 else str(place + 1)
-
-
-def _domain(place: int, count: int) -> tuple[float, float]:
-    """Return the start and end of a panel, in shares of the width."""
-    width = (1.0 - GAP_RATIO * (count - 1)) / count
-    start = place * (width + GAP_RATIO)
-    return start, start + width
 
 
 def _panel(
@@ -113,12 +106,11 @@ def _panel(
 
 
 def _axes(count: int, *, across: str) -> dict[str, Any]:
-    axes: dict[str, Any] = {}
+    grid = {"rows": 1, "columns": count, "pattern": "independent", "xgap": GAP_RATIO}
+    axes: dict[str, Any] = {"grid": grid}
     for place in range(count):
         suffix = _suffix(place)
-        axes[f"xaxis{suffix}"] = axis(
-            across, domain=list(_domain(place, count)), anchor=f"y{suffix}", showgrid=False
-        )
+        axes[f"xaxis{suffix}"] = axis(across, anchor=f"y{suffix}", showgrid=False)
         axes[f"yaxis{suffix}"] = axis(
             "" if place else "layer",
             autorange="reversed",
@@ -131,11 +123,11 @@ def _axes(count: int, *, across: str) -> dict[str, Any]:
     return axes
 
 
-def _heading(said: str, panel: Floats, *, start: float) -> dict[str, Any]:
+def _heading(said: str, panel: Floats, *, xref: str) -> dict[str, Any]:
     return {
         "text": f"{said}\nlargest {panel.max():.3f}",
-        "x": start,
-        "xref": "paper",
+        "x": 0.0,
+        "xref": xref,
         "y": 1.0,
         "yref": "paper",
         "xanchor": "left",

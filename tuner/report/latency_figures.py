@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.plans.serve import Band, Latency
-from tuner.report.axes import axis, layout, limit_line, seconds_axis
+from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, word
 from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION
 from tuner.report.replay import QUANTILES, Replay
@@ -96,7 +96,6 @@ def latency_figure(
             for kind in ("mean", *_QUANTILES)
         ),
     )
-    drawn = [*stored.values(), *limits.values(), *band, *(one for one in simulated_s if one > 0.0)]
     return Figure(
         name=name,
         title=said,
@@ -107,7 +106,7 @@ def latency_figure(
             *([_targets(limits)] if limits else []),
         ),
         layout=layout(
-            x=seconds_axis("time", drawn),
+            x=time_axis("time", type="log", dtick="D2", tickangle=0),
             y=axis(
                 "",
                 range=[0.0, 1.06],

@@ -253,22 +253,21 @@ def _links(links: LinkFacts | None) -> Table | None:
     if links is None:
         return None
     write = seconds if links.unit == "seconds" else number
-    path = "predicted.links"
     one, two = links.slowest_ranks
-    rows = []
-    if links.inside_cost is not None:
-        cost = write(links.inside_cost, key=f"{path}.inside_cost")
-        rows.append((word("inside a domain"), cost, word(links.inside_source or "")))
-    if links.between_cost is not None:
-        cost = write(links.between_cost, key=f"{path}.between_cost")
-        rows.append((word("between domains"), cost, word(links.between_source or "")))
-    slowest = write(links.slowest_cost, key=f"{path}.slowest_cost")
-    rows.append((word("at most"), slowest, word(f"from rank {one} to rank {two}")))
+    costs = (
+        ("inside a domain", "inside_cost", links.inside_source),
+        ("between domains", "between_cost", links.between_source),
+        ("at most", "slowest_cost", f"from rank {one} to rank {two}"),
+    )
     relative = ", relative: seconds need model, and a cluster whose links are known"
     return Table(
         caption=f"Cost of a token copy from rank to rank{relative * (links.unit == 'relative')}",
         header=("", "cost", "from"),
-        rows=tuple(rows),
+        rows=tuple(
+            (word(name), write(cost, key=f"predicted.links.{field}"), word(source or ""))
+            for name, field, source in costs
+            if (cost := getattr(links, field)) is not None
+        ),
     )
 
 

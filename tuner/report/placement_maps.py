@@ -1,8 +1,9 @@
 """Heat maps of a placement's plan: load by layer and rank, before and after, for each workload.
 
-Written beside the plan as SVG and JSON, and read back from the JSON.
+Written beside the plan as JSON, and read back for its report.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ import numpy as np
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.plans.place import PlacePlan
-from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
+from tuner.report.heat_map import HeatMap, heat_map_json
 from tuner.search.place.comparison import evaluate_workload
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.notes import planned_dispatch
@@ -26,7 +27,7 @@ MOST_MAP_BYTES: Final = 64 * 2**20
 
 
 def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
-    """Return one SVG and one JSON file per workload, by file name; nothing without a plan.
+    """Return one JSON file per workload, by file name; nothing without a plan.
 
     A cell is a rank's load over the layer's mean, averaged over hold-out passes.
     """
@@ -42,7 +43,6 @@ def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
             for title, placement in (("before", spec.current), ("after", chosen))
         }
         heat = HeatMap(title=one.name, layer_ids=spec.layer_ids, panels=maps)
-        files[f"heat_map_{number}.svg"] = heat_map_svg(heat)
         files[f"heat_map_{number}.json"] = heat_map_json(heat)
     return files
 
@@ -53,17 +53,9 @@ def read_heat_maps(folder: Path, names: Sequence[str]) -> tuple[HeatMap, ...]:
     Raises:
         PlanUnreadableError: one is missing or damaged.
     """
-    numbers = [
-        int(name.removeprefix("report/heat_map_").removesuffix(".json"))
-        for name in names
-        if name.startswith("report/heat_map_")
-        and name.endswith(".json")
-        and name[len("report/heat_map_") : -len(".json")].isdecimal()
-    ]
-    return tuple(
-        _read(folder / "report" / f"heat_map_{number}.json")
-        for number in sorted(numbers)[:MOST_MAPS]
-    )
+    matches = (re.fullmatch(r"report/heat_map_(\d+)\.json", name) for name in names)
+    numbers = sorted(int(match[1]) for match in matches if match)[:MOST_MAPS]
+    return tuple(_read(folder / "report" / f"heat_map_{number}.json") for number in numbers)
 
 
 def _read(file: Path) -> HeatMap:

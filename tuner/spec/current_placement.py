@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from profilers.files import TooLargeError, read_bounded
-from profilers.routing.npy import npy_array
+from profilers.files import TooLargeError
+from profilers.routing.arrays import npy_array
+from profilers.routing.ascend import experts_of_slots
 from solvers.placement.ranks import Ints, Placement, Ranks
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, read_small_text, shown_path, shown_value
@@ -82,7 +83,7 @@ def _parse(path: Path, source: str) -> Any:
 
 def _array(path: Path, source: str) -> list[list[int]]:
     try:
-        table = npy_array(read_bounded(path, most_bytes=LARGEST_BYTES))
+        table = npy_array(path, most_bytes=LARGEST_BYTES)
     except TooLargeError as error:
         raise SpecError(
             f"{source}: larger than {LARGEST_BYTES} bytes, so it is no placement"
@@ -113,19 +114,14 @@ def _rows(values: Any, source: str) -> list[Any] | dict[int, Any]:
     if isinstance(values.get("initial_global_assignments"), dict):
         return dict(values["initial_global_assignments"])
     if isinstance(values.get("layer_list"), list):
-        return [_ascend_row(layer, source) for layer in values["layer_list"]]
+        try:
+            return list(experts_of_slots(values))
+        except ValueError as error:
+            raise SpecError(f"{source}: {error}") from error
     raise SpecError(
         f"{source}: no placement in it; expected decision.physical_to_logical,"
         " physical_to_logical_map, layer_list or initial_global_assignments"
     )
-
-
-def _ascend_row(layer: Any, source: str) -> list[Any]:
-    try:
-        devices = sorted(layer["device_list"], key=lambda device: device["device_id"])
-        return [expert for device in devices for expert in device["device_expert"]]
-    except (KeyError, TypeError) as error:
-        raise SpecError(f"{source}: layer_list: {shown_value(layer)} is no expert map") from error
 
 
 def _by_layer(rows: list[Any], layer_ids: tuple[int, ...], source: str) -> dict[int, Any]:

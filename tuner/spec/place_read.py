@@ -1,6 +1,6 @@
 """From the path of a spec whose goal is `place` to a `PlaceSpec`, with all its files loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -90,24 +90,28 @@ def read_place_spec(path: Path) -> PlaceSpec:
     """
     source = shown_path(path)
     file = validate_spec(read_spec_keys(path), path, PlaceSpecFile)
-    _refuse_targets(file.emit)
+    unknown = next((name for name in file.emit if name not in PLACE_TARGETS), None)
+    if unknown is not None:
+        raise UnknownTargetError(
+            f"emit: {unknown!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
+        )
     _refuse_names(file.goal, source)
     goal = _on_machines(file, source)
     recordings = {one.name: read_recording(one.path) for one in goal.workloads}
     layers, experts = common_shape(recordings, source)
     ranks = _ranks(goal, experts=experts, source=source)
     model = None if file.model is None else read_model(file.model)
-    _refuse_unlaunched(file.emit, goal, ranks, experts, source)
-    _refuse_dispatch(file, model, source)
+    refused = least_loaded_refusal(
+        goal, emit=file.emit, num_slots=ranks.num_slots, num_experts=experts
+    )
+    _refuse(source, refused, *_launch_refusals(file, model))
     _check_priced(file, goal, source)
     if model is not None:
         check_model(model, experts=experts, layers=layers, source=source)
     check_top_k(model, recordings, source)
     check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
     num_layers = decoder_layers(model, recordings, source)
-    _refuse_programs(file.emit, goal, ranks, experts, source)
-    _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
-    _refuse_missing_layers(file.emit, model, layers, source)
+    _refuse(source, *_shape_refusals(file, model, ranks, layers, experts, num_layers))
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     current_ranks = ranks
     if goal.current is not None:
@@ -155,81 +159,59 @@ def _refuse_other_slots(goal: PlaceGoal, ranks: Ranks, current_ranks: Ranks, sou
         )
 
 
-def _refuse_targets(emit: tuple[str, ...]) -> None:
-    for name in emit:
-        if name not in PLACE_TARGETS:
-            raise UnknownTargetError(
-                f"emit: {name!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
-            )
-
-
-def _refuse_unlaunched(
-    emit: tuple[str, ...], goal: PlaceGoal, ranks: Ranks, experts: int, source: str
-) -> None:
-    refused = least_loaded_refusal(goal, emit=emit, num_slots=ranks.num_slots, num_experts=experts)
+def _refuse(source: str, *refusals: str | None) -> None:
+    refused = next(filter(None, refusals), None)
     if refused is not None:
         raise SpecError(f"{source}: {refused}")
 
 
-def _refuse_dispatch(file: PlaceSpecFile, model: ModelSpec | None, source: str) -> None:
-    emit, goal = file.emit, file.goal
-    for name in emit:
-        refused = dispatch_refusal(
+def _launch_refusals(file: PlaceSpecFile, model: ModelSpec | None) -> Iterator[str | None]:
+    """Yield why the named engines cannot run the goal's dispatch rule and backend."""
+    goal = file.goal
+    for name in file.emit:
+        yield dispatch_refusal(
             PLACE_TARGETS[name],
-            dispatch=None if goal.dispatch is None else goal.dispatch.value,
+            dispatch=goal.dispatch and goal.dispatch.value,
             a2a_backend=goal.a2a_backend,
             architecture=None if model is None else model.architecture,
             pool=None if file.cluster is None else file.cluster.pools[0],
         )
-        if refused is not None:
-            raise SpecError(f"{source}: {refused}")
     with_backend = [name for name, target in PLACE_TARGETS.items() if target.a2a_backends]
-    if goal.a2a_backend is not None and not set(with_backend) & set(emit):
-        raise SpecError(
-            f"{source}: goal.a2a_backend: no engine under emit asks for one"
+    if goal.a2a_backend is not None and not set(with_backend) & set(file.emit):
+        yield (
+            "goal.a2a_backend: no engine under emit asks for one"
             f" ({', '.join(with_backend)} does); leave it out"
         )
 
 
-def _refuse_programs(
-    emit: tuple[str, ...], goal: PlaceGoal, ranks: Ranks, experts: int, source: str
-) -> None:
-    for name in emit:
-        refused = program_refusal(
-            PLACE_TARGETS[name],
-            dispatch=None if goal.dispatch is None else goal.dispatch.value,
+def _shape_refusals(
+    file: PlaceSpecFile,
+    model: ModelSpec | None,
+    ranks: Ranks,
+    layers: tuple[int, ...],
+    experts: int,
+    num_layers: int | None,
+) -> Iterator[str | None]:
+    """Yield why the named engines cannot take a placement of these layers and slots."""
+    for target in map(PLACE_TARGETS.__getitem__, file.emit):
+        yield program_refusal(
+            target,
+            dispatch=file.goal.dispatch and file.goal.dispatch.value,
             num_slots=ranks.num_slots,
             num_experts=experts,
             ranks=ranks.num_ranks,
         )
-        if refused is not None:
-            raise SpecError(f"{source}: {refused}")
-
-
-def _refuse_shapes(
-    emit: tuple[str, ...], ranks: Ranks, *, experts: int, num_layers: int | None, source: str
-) -> None:
-    for name in emit:
-        refused = shape_refusals(
-            PLACE_TARGETS[name],
+        for refused in shape_refusals(
+            target,
             slots_per_rank=ranks.slots_G.tolist(),
             num_experts=experts,
             num_layers=num_layers,
-        )
-        if refused:
-            raise SpecError(f"{source}: emit: {refused[0]} (or emit: [] for the plan alone)")
-
-
-def _refuse_missing_layers(
-    emit: tuple[str, ...], model: ModelSpec | None, layers: tuple[int, ...], source: str
-) -> None:
-    for name in emit:
-        if not PLACE_TARGETS[name].every_moe_layer or model is None:
-            continue
-        if len(layers) != model.num_moe_layers:
-            raise SpecError(
-                f"{source}: emit: {name} needs a row for each of the {model.num_moe_layers} MoE"
-                f" layers of {model.name}, the recordings have {len(layers)}; record all of them"
+        ):
+            yield f"emit: {refused} (or emit: [] for the plan alone)"
+        if target.every_moe_layer and model is not None and len(layers) != model.num_moe_layers:
+            yield (
+                f"emit: {target.name} needs a row for each of the {model.num_moe_layers} MoE layers"
+                f" of {model.name}, the recordings have {len(layers)}; record all of them"
             )
 
 

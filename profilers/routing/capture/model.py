@@ -5,7 +5,7 @@ the text are its tokens, which a model of at least 256 tokens takes. Only the de
 head over the vocabulary has no part in routing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,14 +15,16 @@ import torch
 
 from profilers.errors import MissingLibraryError, ModelUnreadableError
 from profilers.routing.capture.gates import GATES
-from profilers.routing.capture.text import BYTES, Encode, as_bytes
 from profilers.routing.json_file import read_object
 
-CONFIG: Final = "config.json"
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+BYTES: Final = 256
+"""Tokens of text without a tokenizer: its bytes."""
 EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 """What architectures call the number of experts of a layer."""
-UNLOADABLE: Final = (OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError)
+UNLOADABLE: Final = (
+    *(OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError, AttributeError),
+)
 """What transformers raises for a folder that it cannot make a model of."""
 
 
@@ -39,7 +41,8 @@ class Loaded:
     top_k: int
     longest: int
     """Tokens of a sequence at most."""
-    encode: Encode
+    vocabulary: int
+    encode: Callable[[str], Sequence[int]]
 
 
 def load_model(folder: Path, *, device: torch.device) -> Loaded:
@@ -49,7 +52,7 @@ def load_model(folder: Path, *, device: torch.device) -> Loaded:
         MissingLibraryError: transformers is not installed.
         ModelUnreadableError: the folder holds no model of a known architecture.
     """
-    model_type = _model_type(folder)
+    model_type = _model_type(folder / "config.json")
     if find_spec("transformers") is None:
         raise MissingLibraryError(
             "capture needs transformers: pip install 'moetune[torch,capture]'"
@@ -66,58 +69,49 @@ def load_model(folder: Path, *, device: torch.device) -> Loaded:
         tokenizer = None
         if any((folder / name).exists() for name in TOKENIZERS):
             tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        stated = next((name for name in EXPERTS if hasattr(config, name)), EXPERTS[0])
+        loaded = Loaded(
+            decoder=decoder.to(device).eval(),
+            model_type=model_type,
+            name=folder.resolve().name,
+            num_layers=int(config.num_hidden_layers),
+            num_experts=int(getattr(config, stated)),
+            top_k=int(config.num_experts_per_tok),
+            longest=int(config.max_position_embeddings),
+            vocabulary=int(config.vocab_size),
+            encode=_as_bytes if tokenizer is None else lambda text: _as_tokens(tokenizer, text),
+        )
     except UNLOADABLE as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelUnreadableError(f"{folder} cannot be loaded: {reason}") from error
-    vocabulary = int(config.vocab_size)
-    if tokenizer is None and vocabulary < BYTES:
+    if tokenizer is None and loaded.vocabulary < BYTES:
         raise ModelUnreadableError(
-            f"{folder} has no tokenizer and {vocabulary} tokens; bytes need {BYTES}"
+            f"{folder} has no tokenizer and {loaded.vocabulary} tokens; bytes need {BYTES}"
         )
-    return Loaded(
-        decoder=decoder.to(device).eval(),
-        model_type=model_type,
-        name=folder.resolve().name,
-        num_layers=int(config.num_hidden_layers),
-        num_experts=_num_experts(config.to_dict(), folder),
-        top_k=int(config.num_experts_per_tok),
-        longest=int(config.max_position_embeddings),
-        encode=as_bytes if tokenizer is None else _encoder(tokenizer, vocabulary, folder),
-    )
+    return loaded
 
 
-def _model_type(folder: Path) -> str:
+def _model_type(config: Path) -> str:
     """What config.json says, before anything heavy is imported."""
     try:
-        stated = read_object(folder / CONFIG).get("model_type")
-    except OSError as error:
+        stated = read_object(config).get("model_type")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ModelUnreadableError(
-            f"{folder / CONFIG}: {error.strerror}; --model is a folder of a Hugging Face model"
+            f"{config}: {reason}; --model is a folder of a Hugging Face model"
         ) from error
-    except ValueError as error:
-        raise ModelUnreadableError(f"{folder / CONFIG}: {error}") from error
     if stated not in GATES:
         raise ModelUnreadableError(
-            f"{folder / CONFIG}: model_type {str(stated)[:40]!r} has no known gates; those that"
-            f" have are {', '.join(GATES)}"
+            f"{config}: model_type {str(stated)[:40]!r} has no known gates; those that have are"
+            f" {', '.join(GATES)}"
         )
     return str(stated)
 
 
-def _num_experts(config: Mapping[str, Any], folder: Path) -> int:
-    for name in EXPERTS:
-        if isinstance(config.get(name), int):
-            return int(config[name])
-    raise ModelUnreadableError(f"{folder / CONFIG}: none of {', '.join(EXPERTS)} is a number")
+def _as_bytes(text: str) -> Sequence[int]:
+    return text.encode("utf-8", errors="surrogatepass")
 
 
-def _encoder(tokenizer: Any, vocabulary: int, folder: Path) -> Encode:
-    def encode(text: str) -> list[int]:
-        ids = [int(each) for each in tokenizer(text, add_special_tokens=False)["input_ids"]]
-        if ids and max(ids) >= vocabulary:
-            raise ModelUnreadableError(
-                f"{folder}: its tokenizer has token {max(ids)}, its model only {vocabulary}"
-            )
-        return ids
-
-    return encode
+def _as_tokens(tokenizer: Any, text: str) -> Sequence[int]:
+    ids: Sequence[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids

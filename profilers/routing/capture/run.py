@@ -1,41 +1,42 @@
 """Record the routing of a model on text: what `moetune profile --suite routing` does.
 
-    S ranks   P passes   L MoE layers   E experts
-
-A pass is `sequences` sequences of `tokens` tokens on every rank: the batch that a step of training
-or of prefill would have. Ranks that a launcher started read different sequences and are the source
-ranks of the recording. Sequences that no longer fill a pass are dropped, unless there is no other.
+A pass is `sequences` sequences of `tokens` tokens: the batch that a step of training or of prefill
+would have. Files follow each other in the order in which they are named; their tokens are one
+stream that is cut into sequences. Text is read a piece at a time, so a file may be larger than
+memory; where a piece ends inside of a word, that word becomes other tokens. Sequences that no
+longer fill a pass are dropped, unless there is no other.
 
 Nothing is generated: the text is read once, as in prefill or training. Routing while decoding
 differs in the text that the model writes itself.
 """
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 
 from profilers.clock import HostClock
-from profilers.errors import RecordingUnreadableError
-from profilers.links.team import ConnectedTeam
+from profilers.errors import ModelUnreadableError, RecordingUnreadableError
+from profilers.files import open_regular
 from profilers.machine import fingerprint
 from profilers.progress import Progress, ProgressEvent, silent
-from profilers.ranks import from_environment
 from profilers.records import ProfileHeader
 from profilers.routing.capture.gates import gates_of, watched
 from profilers.routing.capture.model import Loaded, load_model
-from profilers.routing.capture.text import sequences
-from profilers.routing.choices import MOST_TOKENS, Tally
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 from profilers.routing.store import FOLDER, WORKLOAD, write_recording
+from profilers.routing.tally import MOST_TOKENS, Tally
 from profilers.store import holds_profile, write_header
-from profilers.team import SingleRank
+
+PIECE: Final = 2**16
+"""Characters that are made into tokens at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class CaptureInput:
     tokens: int = 1024
     """Of a sequence."""
     sequences: int = 4
-    """Of a pass, on every rank."""
+    """Of a pass."""
     passes: int = 256
     """At most."""
 
@@ -68,43 +69,16 @@ class CaptureInput:
             raise ValueError("no text to read")
 
 
-def capture(
-    out: Path,
-    reading: CaptureInput,
-    *,
-    progress: Progress = silent,
-    environment: Mapping[str, str] = os.environ,
-) -> Recording | None:
+def capture(out: Path, reading: CaptureInput, *, progress: Progress = silent) -> Recording:
     """Record into `out`/routing/<workload>, beside the profile that `out` holds or now gets.
-
-    Returns:
-        The recording; None on ranks other than the first.
 
     Raises:
         ProfilerError: the model or a text cannot be read, or `out` cannot be written.
     """
-    info = from_environment(environment)
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    team: SingleRank | ConnectedTeam = SingleRank()
-    if info.world > 1:
-        team = ConnectedTeam(info, device=device, rendezvous=None)
-    try:
-        loaded = load_model(reading.model, device=device)
-        mine = record(
-            loaded, reading, device=device, rank=team.rank, world=team.world, progress=progress
-        )
-        recordings = team.gathered(mine)
-        machine = fingerprint(
-            device_kind=device.type, world=team.world, local_world=team.local_world
-        )
-    finally:
-        team.close()
-    if not recordings:
-        return None
-    recording = joined(recordings)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = load_model(reading.model, device=device)
+    recording = record(loaded, reading, device=device, progress=progress)
+    machine = fingerprint(device_kind=device.type, world=1, local_world=1)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     if not holds_profile(out):
         header = ProfileHeader(
@@ -112,26 +86,20 @@ def capture(
         )
         write_header(out, header)
     origin = (
-        f"captured from {loaded.model_type}, {reading.sequences * team.world} sequences of"
-        f" {reading.tokens} tokens a pass, on {machine.device}"
+        f"captured from {loaded.model_type}, {reading.sequences} sequences of {reading.tokens}"
+        f" tokens a pass, on {machine.device}"
     )
     write_recording(out / FOLDER / reading.workload, recording, origin=origin, created=created)
     return recording
 
 
 def record(
-    loaded: Loaded,
-    reading: CaptureInput,
-    *,
-    device: torch.device,
-    rank: int = 0,
-    world: int = 1,
-    progress: Progress = silent,
+    loaded: Loaded, reading: CaptureInput, *, device: torch.device, progress: Progress = silent
 ) -> Recording:
-    """Read the text as one of `world` ranks.
+    """Read the text with a loaded model.
 
     Raises:
-        RecordingUnreadableError: the text is too short for so many ranks, or a sequence too long
+        RecordingUnreadableError: a text cannot be read or has no token, or a sequence is too long
             for the model.
     """
     if reading.tokens > loaded.longest:
@@ -141,15 +109,15 @@ def record(
     gates = gates_of(loaded.decoder, model_type=loaded.model_type)
     tally = Tally(
         num_experts=loaded.num_experts,
-        tokens_per_forward=max(1, MOST_TOKENS // (reading.passes * world)),
+        tokens_per_forward=max(1, MOST_TOKENS // reading.passes),
     )
     watch = HostClock()
     started_s = watch.now_s()
     with torch.inference_mode(), watched(gates, top_k=loaded.top_k) as chosen:
-        for number, rows in enumerate(_passes(loaded, reading, rank=rank, world=world)):
+        for number, rows in enumerate(_passes(loaded, reading)):
             loaded.decoder(input_ids=torch.tensor(rows, device=device), use_cache=False)
             ids = {layer: ids.cpu().numpy().astype(np.int32) for layer, ids in chosen.items()}
-            tally.add(ids, number=number, source=rank)
+            tally.add(ids, number=number)
             spent_s = watch.now_s() - started_s
             progress(
                 ProgressEvent(
@@ -160,46 +128,49 @@ def record(
                 )
             )
     if tally.is_empty:
-        raise RecordingUnreadableError(
-            f"the text has fewer sequences than the {world} ranks; start fewer or add text"
-        )
-    recording = tally.recording(naming=Naming(), model=loaded.name, workload=reading.workload)
-    return replace(recording, num_decoder_layers=loaded.num_layers)
-
-
-def joined(recordings: Sequence[Recording]) -> Recording:
-    """The recordings of all ranks, which took the same passes, as one."""
-    first = recordings[0]
-    if len(recordings) == 1:
-        # A single source says no more than the counts do.
-        return replace(first, source_SLE=None)
-    between, together, tokens = (
-        [getattr(each, name) for each in recordings]
-        for name in ("transition_MEE", "coactivation_LEE", "token_LTK")
+        names = ", ".join(str(path) for path in reading.texts[:4])
+        raise RecordingUnreadableError(f"{names}: no text in there; name files of UTF-8 text")
+    recording = tally.recording(
+        naming=Naming(),
+        model=loaded.name,
+        workload=reading.workload,
+        num_decoder_layers=loaded.num_layers,
     )
-    return replace(
-        first,
-        count_PLE=np.sum([each.count_PLE for each in recordings], axis=0),
-        source_SLE=np.stack([each.count_LE for each in recordings]),
-        transition_MEE=None if between[0] is None else np.sum(between, axis=0),
-        coactivation_LEE=None if together[0] is None else np.sum(together, axis=0),
-        token_LTK=None if tokens[0] is None else np.concatenate(tokens, axis=1),
-    )
+    # A single source says no more than the counts do.
+    return replace(recording, source_SLE=None)
 
 
-def _passes(
-    loaded: Loaded, reading: CaptureInput, *, rank: int, world: int
-) -> Iterator[list[list[int]]]:
-    """This rank's sequences of each pass; every rank has equally many passes."""
-    rows: list[list[int]] = []
-    done = 0
-    for row in sequences(reading.texts, encode=loaded.encode, length=reading.tokens):
-        rows.append(row)
-        if len(rows) == reading.sequences * world:
-            yield rows[rank * reading.sequences : (rank + 1) * reading.sequences]
-            rows, done = [], done + 1
+def _passes(loaded: Loaded, reading: CaptureInput) -> Iterator[list[list[int]]]:
+    """Yield the sequences of each pass: of equal length, the only one of a short text shorter."""
+    tokens: list[int] = []
+    size, done = reading.tokens * reading.sequences, 0
+    for path in reading.texts:
+        for piece in _pieces(path):
+            tokens += loaded.encode(piece)
+            if max(tokens, default=0) >= loaded.vocabulary:
+                raise ModelUnreadableError(
+                    f"{reading.model}: its tokenizer has token {max(tokens)}, its model only"
+                    f" {loaded.vocabulary}"
+                )
+            while len(tokens) >= size and done < reading.passes:
+                yield [tokens[at : at + reading.tokens] for at in range(0, size, reading.tokens)]
+                tokens, done = tokens[size:], done + 1
             if done == reading.passes:
                 return
-    each = len(rows) // world
-    if done == 0 and each:
-        yield rows[rank * each : (rank + 1) * each]
+    if tokens and not done:
+        length = min(reading.tokens, len(tokens))
+        whole = len(tokens) // length * length
+        yield [tokens[at : at + length] for at in range(0, whole, length)]
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    try:
+        with open_regular(path) as file, io.TextIOWrapper(file, "utf-8") as stream:
+            while piece := stream.read(PIECE):
+                yield piece
+    except UnicodeDecodeError as error:
+        raise RecordingUnreadableError(
+            f"{path} is no UTF-8 text: {error.reason} at byte {error.start}"
+        ) from error
+    except OSError as error:
+        raise RecordingUnreadableError(f"{path}: {error.strerror}") from error

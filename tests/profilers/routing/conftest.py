@@ -15,7 +15,6 @@ def full_recording(*, passes: int = 3, layers: int = 2, experts: int = 4) -> Rec
     """Every array that there can be; 2 choices a token."""
     size = passes * layers * experts
     counts = np.arange(1, size + 1, dtype=np.int64).reshape(passes, layers, experts)
-    together = np.arange(layers * experts**2, dtype=np.float64).reshape(layers, experts, experts)
     between = np.arange((layers - 1) * experts**2, dtype=np.float64) + 0.5
     return Recording(
         model="tiny",
@@ -26,7 +25,6 @@ def full_recording(*, passes: int = 3, layers: int = 2, experts: int = 4) -> Rec
         count_PLE=counts,
         source_SLE=counts[:2],
         transition_MEE=between.reshape(layers - 1, experts, experts),
-        coactivation_LEE=together + together.transpose(0, 2, 1),
         token_LTK=np.arange(layers * 10, dtype=np.int32).reshape(layers, 5, 2) % experts,
     )
 

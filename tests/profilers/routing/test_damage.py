@@ -27,10 +27,6 @@ def numpy_array(folder: Path) -> None:
     np.save(folder / "a.npy", COUNTS)
 
 
-def numpy_archive(folder: Path) -> None:
-    np.savez_compressed(folder / "a.npz", weight=COUNTS)
-
-
 def tensor(folder: Path) -> None:
     torch.save(torch.from_numpy(COUNTS), folder / "a.pt")
 
@@ -97,7 +93,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
 @each_row(
     "write",
     [
-        *(plain, numpy_array, numpy_archive, tensor, sglang, trtllm, megatron, ascend, stored),
+        *(plain, numpy_array, tensor, sglang, trtllm, megatron, ascend, stored),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

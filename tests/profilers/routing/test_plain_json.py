@@ -77,7 +77,10 @@ def test_the_example_that_ships_is_read_pass_by_pass() -> None:
         ({"passes": [[[1, 2, 3]]]}, "passes has 1 layers"),
         ({"layer_ids": [7, 0]}, "must ascend"),
         ({"layer_ids": []}, "layer_ids"),
-        ({"num_logical_experts": 0}, "num_logical_experts: '0'"),
+        (
+            {"num_logical_experts": 0},
+            "num_logical_experts: Input should be greater than or equal to 1",
+        ),
         ({"top_k": 4}, "top_k 4 is more than the 3 experts"),
         ({"transition_top1": {"0->7": [[1]]}}, "1 x 1 experts"),
         ({"transition_top1": {"0->7": [[-1] * 3] * 3}}, "transition_top1[0][0][0] is -1"),

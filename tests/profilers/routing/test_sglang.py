@@ -77,7 +77,7 @@ def test_ranks_are_summed_by_pass_and_slots_by_expert(tmp_path: Path) -> None:
     assert found.source_SLE.tolist() == [[[6, 2, 3], [4, 2, 5]], [[10, 0, 0], [0, 10, 0]]]
 
 
-def test_tokens_give_transitions_and_coactivation(tmp_path: Path) -> None:
+def test_tokens_give_transitions_and_samples(tmp_path: Path) -> None:
     # Two tokens of two choices in eight columns; slots of layer 1: 3, 1 and 2, 0.
     # Those are the experts 0, 1 and 2, 0; in layer 2 the slots 0, 1 and 3, 2 are 2, 1 and 2, 0.
     chosen = torch.full((3, 2, 8), -1, dtype=torch.int32)
@@ -89,8 +89,6 @@ def test_tokens_give_transitions_and_coactivation(tmp_path: Path) -> None:
     assert found.top_k == 2
     assert found.token_LTK is not None
     assert found.token_LTK.tolist() == [[[0, 1], [2, 0]], [[2, 1], [2, 0]]]
-    assert found.coactivation_LEE is not None
-    assert found.coactivation_LEE[0].tolist() == [[0, 1, 1], [1, 0, 0], [1, 0, 0]]
     # Token 0: {0, 1} to {2, 1}; token 1: {2, 0} to {2, 0}.
     assert found.transition_MEE is not None
     assert found.transition_MEE[0].tolist() == [[1, 1, 2], [0, 1, 1], [1, 0, 1]]
@@ -160,7 +158,10 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
         ({"logical_count": torch.ones(3)}, "must be [layers][experts]"),
         ({"logical_count": [[1, 2], [3]]}, "differ in length"),
         ({"records": [], "last_physical_to_logical_map": SLOTS}, "no forward pass"),
-        ({"records": [1], "last_physical_to_logical_map": SLOTS}, "records must be a list"),
+        (
+            {"records": [1], "last_physical_to_logical_map": SLOTS},
+            "records.0: Input should be a valid dictionary",
+        ),
         ({"records": []}, "last_physical_to_logical_map"),
         (
             {"records": [a_pass(1, 0, [[1, 2, 3, 4]])], "last_physical_to_logical_map": SLOTS},
@@ -171,7 +172,7 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
                 "records": [a_pass(-1, 0, [[1] * 4] * 2)],
                 "last_physical_to_logical_map": SLOTS,
             },
-            "forward_pass_id: '-1'",
+            "forward_pass_id: Input should be greater",
         ),
         (
             {

@@ -115,7 +115,7 @@ def test_the_only_recording_of_a_profile_is_found_and_several_must_be_named(
     [
         ({"schema_version": 2}, "schema_version 2 is not 1"),
         ({"passes": 4}, "6 rows, recording.json says 8"),
-        ({"num_experts": 5}, "column 'values' is"),
+        ({"num_experts": 5}, "'values' is fixed_size_list"),
         ({"layer_ids": [3]}, "6 rows, recording.json says 3"),
         ({"layer_ids": [4, 3]}, "ascending"),
         ({"sampled_tokens": 6}, "tokens.parquet"),

@@ -68,7 +68,7 @@ def test_a_plan_is_written_with_launch_files_and_pictures(
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     for name in plan["files"]:
         assert (tmp_path / "out" / name).is_file()
-    assert {"launch/eplb/physical_to_logical_map.npy", "report/heat_map_1.svg"} <= set(
+    assert {"launch/eplb/physical_to_logical_map.npy", "report/heat_map_1.json"} <= set(
         plan["files"]
     )
     table = np.load(tmp_path / "out" / "launch" / "eplb" / "physical_to_logical_map.npy")

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from profilers.links.groups import FLAT, HIERARCHICAL
 from profilers.records import Case, Measurement, Profile
 from profilers.store import write_profile
 from tests.profilers.testing import fake_machine, fake_profile, gemm_row
 from tuner.cli import app as frame
 from tuner.cli.profile_links import (
     MOST_LINKS,
-    exchanges_json,
     links_json,
     links_text,
     stragglers_text,
@@ -34,12 +32,6 @@ def _link(sender: int, receiver: int, *, world: int, rate: float, lanes: int = 1
     return Measurement(case=case, rank=sender, times_s=(size / rate,) * 5)
 
 
-def _exchange(kind: str, size: int, seconds: float) -> Measurement:
-    axes = {"bytes": size, "ranks": 4, "stride": 1, "world": 4}
-    case = Case(operation="collective", kind=kind, axes=axes)
-    return Measurement(case=case, times_s=(seconds,) * 5)
-
-
 def _profile(rows: Iterator[Measurement], *, world: int, per_node: int) -> Profile:
     hosts = tuple(f"host-{rank // per_node}" for rank in range(world))
     machine = fake_machine(world=world)
@@ -55,9 +47,6 @@ def _two_nodes(*, crowded: float) -> Iterator[Measurement]:
     yield _link(2, 0, world=4, rate=GIGABIT)
     for a, b in ((0, 2), (1, 3), (2, 0), (3, 1)):
         yield _link(a, b, world=4, rate=crowded * GIGABIT, lanes=2)
-    yield _exchange(FLAT, 2**20, 0.2)
-    yield _exchange(HIERARCHICAL, 2**20, 0.1)
-    yield _exchange(FLAT, 2**24, 0.3)
 
 
 def test_links_are_summed_up_by_class_and_listed_by_the_names_of_hosts() -> None:
@@ -75,14 +64,6 @@ def test_links_are_summed_up_by_class_and_listed_by_the_names_of_hosts() -> None
 def test_lanes_with_cards_of_their_own_are_told() -> None:
     text = links_text(_profile(_two_nodes(crowded=0.98), world=4, per_node=2))
     assert "98 % of a single pair's: each pair has its own NIC" in text
-
-
-def test_both_ways_to_exchange_everything_stand_side_by_side_where_both_were_measured() -> None:
-    profile = _profile(_two_nodes(crowded=0.5), world=4, per_node=2)
-    last = links_text(profile).splitlines()[-1].split()
-    assert last == ["4", "ranks", "1.00", "MiB", "200", "ms", "100", "ms", "x0.50"]
-    (row,) = exchanges_json(profile)
-    assert (row["flat_s"], row["two_stages_s"], row["bytes"]) == (0.2, 0.1, 2**20)
 
 
 def test_of_many_links_the_slowest_are_listed() -> None:
@@ -108,16 +89,6 @@ def test_ranks_that_share_cores_are_said_not_to_be_judged() -> None:
     assert "is not compared" in stragglers_text((), shares_cores=True)
     text = stragglers_text((), shares_cores=False)
     assert text == "no rank, link or node is slower than its peers beyond noise"
-
-
-def test_an_exchange_that_took_no_time_has_no_ratio() -> None:
-    rows = (
-        _link(0, 2, world=4, rate=GIGABIT),
-        _exchange(FLAT, 2**20, 0.0),
-        _exchange(HIERARCHICAL, 2**20, 0.1),
-    )
-    last = links_text(_profile(iter(rows), world=4, per_node=2)).splitlines()[-1].split()
-    assert last == ["4", "ranks", "1.00", "MiB", "0", "s", "100", "ms"]
 
 
 def test_a_gate_does_not_pass_where_nothing_was_compared(

@@ -43,7 +43,6 @@ def test_a_dump_becomes_a_stored_recording(
     assert "tiny chat: 2 MoE layers x 3 experts, top 2, 1 passes, 24 token copies" in text
     # Layer 3: 9 of a mean of 4; layer 4 is balanced.
     assert "1.62 in the median layer, 2.25 in the worst" in text
-    assert "1 experts of 1 layers were never seen" in text
     stored = read_recording(out)
     assert stored.layer_ids == (3, 4)
     assert stored.count_PLE.tolist() == [COUNTS[1:].tolist()]
@@ -170,3 +169,13 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path: Path, model: Path, capsys
     assert "names a folder" in line
     line = complaint(capsys, *start, "routing", "--model", tmp_path, *requested[2:4])
     assert "config.json" in line
+
+
+def test_several_processes_record_nothing(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    start = ("profile", "-o", tmp_path / "out", "--suite", "routing")
+    line = complaint(capsys, *start, "--model", tmp_path, "--text", tmp_path / "a.txt")
+    assert "records in one process, 2 were started" in line

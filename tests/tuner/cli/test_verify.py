@@ -14,7 +14,7 @@ from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.plan_text import verified_text
-from tuner.cli.trials import live_table, time_left
+from tuner.cli.trials import trial_lines
 from tuner.config.train_words import short_decision
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified
@@ -25,14 +25,13 @@ Launcher = Callable[..., FakeLauncher]
 
 
 def _verify(folder: Path, launcher: FakeLauncher, *, trials: int) -> Verified:
-    with live_table(total=trials) as watcher:
-        return api.verify(
-            folder,
-            effort=Effort(trials=trials, steps=5),
-            resume=False,
-            watcher=watcher,
-            launch=launcher,
-        )
+    return api.verify(
+        folder,
+        effort=Effort(trials=trials, steps=5),
+        resume=False,
+        watcher=trial_lines(),
+        launch=launcher,
+    )
 
 
 def test_each_trial_is_told_on_stderr_as_it_runs(
@@ -172,8 +171,3 @@ def test_real_launches_measure_and_leave_a_verified_plan(planned: Path, capsys: 
     assert result.accuracy.activation_max_ape is not None
     assert result.accuracy.activation_max_ape < 0.05
     assert "NOT VERIFIED" not in (planned / "launch/reference/run.sh").read_text()
-
-
-def test_the_time_left_is_that_of_the_launches_before() -> None:
-    assert time_left(3.0, ended=0, total=8) == ""
-    assert time_left(30.0, ended=2, total=8) == ", about 1.50 min left"

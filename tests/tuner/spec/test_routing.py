@@ -68,24 +68,21 @@ def test_every_row_sums_to_one(
 @each_row(
     ("changes", "said"),
     [
-        ({"num_logical_experts": None}, "num_logical_experts: missing"),
-        ({"num_logical_experts": 4.0}, "num_logical_experts: 4.0 is not a whole number"),
-        ({"num_logical_experts": 3}, "logical_count[0]: a list of 4, expected 3 counts"),
-        ({"top_k": 0}, "top_k: 0 is not a whole number in"),
-        ({"layer_ids": [0]}, "logical_count: a list of 2, expected 1 rows of layers"),
-        ({"layer_ids": [3, 0]}, "layer_ids[1]: 0 after 3; layers must ascend"),
-        ({"layer_ids": [0, -1]}, "layer_ids[1]: -1 is not a layer index"),
-        ({"layer_ids": []}, "layer_ids: a list of 0 is not a list of layers"),
-        ({"logical_count": None}, "logical_count: null, expected 2 rows"),
-        ({"logical_count": [[1, 2, -3, 4], [1, 1, 1, 1]]}, "logical_count[0][2]: -3 is not in"),
-        (
-            {"logical_count": [[1, 2, float("nan"), 4], [1, 1, 1, 1]]},
-            "logical_count[0][2]: nan is not in",
-        ),
-        ({"logical_count": [[1, 2, True, 4], [1, 1, 1, 1]]}, "logical_count[0][2]: true is not a"),
-        ({"logical_count": [[1, 2, 3, 4], [0, 0, 0, 0]]}, "logical_count[1]: every count is zero"),
-        ({"passes": 7}, "passes: 7 is not a list"),
-        ({"passes": [[[1, 1, 1, 1]]]}, "passes[0]: a list of 1, expected 2 rows"),
+        ({"num_logical_experts": None}, "num_logical_experts: Input should be a valid integer"),
+        ({"num_logical_experts": 4.0}, "num_logical_experts: Input should be a valid integer"),
+        ({"num_logical_experts": 3}, "logical_count has 2 layers of 4 experts"),
+        ({"top_k": 0}, "top_k: Input should be greater than or equal to 1"),
+        ({"layer_ids": [0]}, "logical_count has 2 layers of 4 experts"),
+        ({"layer_ids": [3, 0]}, "layer_ids [3, 0] must ascend"),
+        ({"layer_ids": [0, -1]}, "layer_ids.1: Input should be greater than or equal to 0"),
+        ({"layer_ids": []}, "layer_ids: List should have at least 1 item"),
+        ({"logical_count": None}, "logical_count holds object values"),
+        ({"logical_count": [[1, 2, -3, 4], [1, 1, 1, 1]]}, "logical_count[0][2] is -3"),
+        ({"logical_count": [[1, 2, float("nan"), 4], [1, 1, 1, 1]]}, "holds NaN"),
+        ({"logical_count": [[1, 2, "3", 4], [1, 1, 1, 1]]}, "logical_count holds <U21 values"),
+        ({"logical_count": [[1, 2, 3, 4], [0, 0, 0, 0]]}, "logical_count: layer 3 has no tokens"),
+        ({"passes": 7}, "passes has shape []"),
+        ({"passes": [[[1, 1, 1, 1]]]}, "passes has 1 layers of 4 experts"),
     ],
 )
 def test_a_bad_record_is_refused_by_field_and_value(
@@ -94,7 +91,7 @@ def test_a_bad_record_is_refused_by_field_and_value(
     file = written(tmp_path, changes)
     with pytest.raises(SpecError) as error:
         read_routing(file)
-    assert str(error.value).startswith(f"{file}: {said}")
+    assert str(error.value).startswith(f"goal.routing.path: {file}: {said}")
     assert len(str(error.value).splitlines()) == 1
 
 

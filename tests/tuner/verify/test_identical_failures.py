@@ -11,7 +11,7 @@ from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.plan_text import verified_text
-from tuner.cli.trials import live_table
+from tuner.cli.trials import trial_lines
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
@@ -126,14 +126,13 @@ def test_running_out_of_memory_ends_nothing(
 def test_the_cause_is_told_once_while_trials_run(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
-    with live_table(total=8) as watcher:
-        api.verify(
-            planned,
-            effort=Effort(trials=8, steps=5),
-            resume=False,
-            watcher=watcher,
-            launch=hidden_launcher(planned, otherwise="crashed"),
-        )
+    api.verify(
+        planned,
+        effort=Effort(trials=8, steps=5),
+        resume=False,
+        watcher=trial_lines(),
+        launch=hidden_launcher(planned, otherwise="crashed"),
+    )
     lines = capsys.readouterr().err
     assert lines.count("fake crashed") == 1
     assert "  crashed like the one before: not measured" in lines

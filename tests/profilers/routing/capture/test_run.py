@@ -1,9 +1,5 @@
 """What is recorded against choices that are computed here, by hand, from the gates' inputs."""
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +9,10 @@ import pytest
 import torch
 
 from profilers.errors import ModelUnreadableError, RecordingUnreadableError
+from profilers.routing.capture import run
 from profilers.routing.capture.gates import GATES, choices, gates_of
 from profilers.routing.capture.model import Loaded, load_model
-from profilers.routing.capture.run import CaptureInput, capture, joined, record
+from profilers.routing.capture.run import CaptureInput, capture, record
 from profilers.routing.store import FOLDER, read_header, read_recording
 from profilers.store import read_header as read_profile_header
 from tests.rows import each_row
@@ -28,7 +25,7 @@ CPU = torch.device("cpu")
 
 def reading(model: Path, text: Path, **changes: Any) -> CaptureInput:
     facts: dict[str, Any] = {"workload": "lines", "tokens": 32, "sequences": 2, "passes": 5}
-    return CaptureInput(model=model, texts=(text,), **facts | changes)
+    return CaptureInput(model=model, **{"texts": (text,)} | facts | changes)
 
 
 def gate_inputs(loaded: Loaded, rows: list[list[int]]) -> dict[int, Array]:
@@ -77,8 +74,7 @@ def test_what_is_recorded_is_what_the_gates_choose(
     saved_model: Save, text: Path, tmp_path: Path, model_type: str
 ) -> None:
     folder = saved_model(model_type)
-    recording = capture(tmp_path / model_type, reading(folder, text), environment={})
-    assert recording is not None
+    recording = capture(tmp_path / model_type, reading(folder, text))
     loaded = load_model(folder, device=CPU)
     tokens = list(text.read_bytes())
     layers = {"qwen3_moe": (0, 2), "deepseek_v3": (1, 2)}.get(model_type, (0, 1, 2))
@@ -88,7 +84,6 @@ def test_what_is_recorded_is_what_the_gates_choose(
 
     gates = gates_of(loaded.decoder, model_type=model_type)
     between = np.zeros((len(layers) - 1, 8, 8))
-    together = np.zeros((len(layers), 8, 8))
     for number in range(5):
         start = number * 64
         rows = [tokens[start : start + 32], tokens[start + 32 : start + 64]]
@@ -98,14 +93,10 @@ def test_what_is_recorded_is_what_the_gates_choose(
         ]
         for row, mask in enumerate(masks):
             assert recording.count_PLE[number, row].tolist() == mask.sum(axis=0).tolist()
-            pairs = mask.T.astype(float) @ mask
-            together[row] += pairs - np.diag(np.diag(pairs))
             if row:
                 between[row - 1] += masks[row - 1].T.astype(float) @ mask
     assert recording.transition_MEE is not None
-    assert recording.coactivation_LEE is not None
     np.testing.assert_array_equal(recording.transition_MEE, between)
-    np.testing.assert_array_equal(recording.coactivation_LEE, together)
 
 
 def test_the_recording_lies_beside_a_profile_of_the_machine(
@@ -114,8 +105,7 @@ def test_the_recording_lies_beside_a_profile_of_the_machine(
     out = tmp_path / "profile"
     for workload in ("one", "two"):
         wanted = reading(saved_model("mixtral"), text, workload=workload)
-        recording = capture(out, wanted, environment={})
-        assert recording is not None
+        recording = capture(out, wanted)
         stored = read_recording(out / FOLDER / workload)
         assert stored.workload == workload
         np.testing.assert_array_equal(stored.count_PLE, recording.count_PLE)
@@ -158,64 +148,6 @@ def test_every_form_of_a_gates_output_is_understood(output: Any, wanted: list[li
     assert choices(output, top_k=2).tolist() == wanted
 
 
-def test_ranks_read_different_text_and_are_sources(saved_model: Save, text: Path) -> None:
-    """Two ranks with one sequence each see what one rank with two sees."""
-    loaded = load_model(saved_model("olmoe"), device=CPU)
-    single = record(loaded, reading(Path(), text), device=CPU)
-    halves = reading(Path(), text, sequences=1)
-    ranks = [record(loaded, halves, device=CPU, rank=rank, world=2) for rank in (0, 1)]
-    both = joined(ranks)
-    np.testing.assert_array_equal(both.count_PLE, single.count_PLE)
-    assert both.transition_MEE is not None
-    assert single.transition_MEE is not None
-    np.testing.assert_array_equal(both.transition_MEE, single.transition_MEE)
-    assert both.source_SLE is not None
-    assert both.source_SLE.sum(axis=2).tolist() == [[5 * 32 * 2] * 3] * 2
-    np.testing.assert_array_equal(both.source_SLE.sum(axis=0), both.count_LE)
-
-
-def _first_of_two() -> dict[str, str]:
-    """The environment that torchrun gives the first of two ranks, without its agent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    counts = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = {"RANK": "0", "LOCAL_RANK": "0"}
-    return counts | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-@pytest.mark.slow
-def test_two_processes_of_a_launcher_make_one_recording(
-    saved_model: Save, text: Path, tmp_path: Path
-) -> None:
-    program = (
-        "import sys; from pathlib import Path;"
-        "from profilers.routing.capture.run import CaptureInput, capture;"
-        "model, text, out = map(Path, sys.argv[1:]);"
-        "facts = dict(workload='lines', tokens=32, sequences=1, passes=5);"
-        "capture(out, CaptureInput(model=model, texts=(text,), **facts))"
-    )
-    out, model = tmp_path / "profile", saved_model("mixtral")
-    environment = _first_of_two()
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(model), str(text), str(out)],
-        env=os.environ | environment | {"RANK": "1", "LOCAL_RANK": "1"},
-        cwd=Path(__file__).parents[4],
-    ) as second:
-        try:
-            capture(out, reading(model, text, sequences=1), environment=environment)
-            assert second.wait(timeout=240.0) == 0
-        finally:
-            second.kill()
-    found = read_recording(out / FOLDER / "lines")
-    assert found.source_SLE is not None
-    assert found.source_SLE.shape == (2, 3, 8)
-    single = record(
-        load_model(saved_model("mixtral"), device=CPU), reading(Path(), text), device=CPU
-    )
-    np.testing.assert_array_equal(found.count_PLE, single.count_PLE)
-
-
 def test_short_text_is_one_pass_and_no_text_is_refused(
     saved_model: Save, text: Path, tmp_path: Path
 ) -> None:
@@ -223,8 +155,9 @@ def test_short_text_is_one_pass_and_no_text_is_refused(
     (tmp_path / "short").write_text("seven!!")
     found = record(loaded, reading(Path(), tmp_path / "short"), device=CPU)
     assert found.count_PLE.sum() == 7 * 2 * 3
-    with pytest.raises(RecordingUnreadableError, match="fewer sequences than the 2 ranks"):
-        record(loaded, reading(Path(), tmp_path / "short"), device=CPU, world=2)
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(RecordingUnreadableError, match="no text in there"):
+        record(loaded, reading(Path(), tmp_path / "empty"), device=CPU)
     with pytest.raises(RecordingUnreadableError, match="64 at most"):
         record(loaded, reading(Path(), text, tokens=65), device=CPU)
 
@@ -268,3 +201,26 @@ def test_an_impossible_reading_cannot_be_made(changes: dict[str, Any], reason: s
     facts: dict[str, Any] = {"model": Path(), "texts": (Path(),), "workload": "w"}
     with pytest.raises(ValueError, match=reason):
         CaptureInput(**facts | changes)
+
+
+def test_files_are_one_stream_and_a_large_one_comes_in_pieces(
+    saved_model: Save, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(saved_model("mixtral"), device=CPU)
+    whole = record(loaded, reading(Path(), text), device=CPU)
+    monkeypatch.setattr(run, "PIECE", 7)
+    content = text.read_text(encoding="utf-8")
+    for name, part in (("first", content[:100]), ("second", content[100:])):
+        (tmp_path / name).write_text(part, encoding="utf-8")
+    texts = (tmp_path / "first", tmp_path / "second")
+    parts = record(loaded, reading(Path(), text, texts=texts), device=CPU)
+    np.testing.assert_array_equal(parts.count_PLE, whole.count_PLE)
+
+
+def test_what_is_named_must_be_text(saved_model: Save, tmp_path: Path) -> None:
+    loaded = load_model(saved_model("mixtral"), device=CPU)
+    (tmp_path / "a").write_bytes(b"abc\xff")
+    with pytest.raises(RecordingUnreadableError, match=r"no UTF-8 text: .* at byte 3"):
+        record(loaded, reading(Path(), tmp_path / "a"), device=CPU)
+    with pytest.raises(RecordingUnreadableError, match="No such file"):
+        record(loaded, reading(Path(), tmp_path / "b"), device=CPU)

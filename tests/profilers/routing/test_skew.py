@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from profilers.routing.notes import notes, skew
 from profilers.routing.recording import Recording
+from profilers.routing.skew import skew
 
 
 def of(counts: list[list[list[int]]]) -> Recording:
@@ -22,14 +22,3 @@ def test_skew_is_the_most_loaded_expert_over_the_mean() -> None:
 def test_a_pass_without_tokens_has_no_skew() -> None:
     found = skew(of([[[300, 100]], [[0, 0]]]))
     assert found.pass_median == 1.5
-
-
-def test_limits_are_named_and_a_good_recording_has_none() -> None:
-    assert notes(of([[[300, 100]], [[200, 500]]])) == ()
-    said = " | ".join(notes(of([[[30, 0], [20, 10]]])))
-    assert "1 experts of 1 layers were never seen" in said
-    assert "15 token copies an expert are few" in said
-    assert "totals only" in said
-    assert "1 of 4 layers of passes have no token" in " | ".join(
-        notes(of([[[300, 100], [200, 200]], [[300, 100], [0, 0]]]))
-    )
