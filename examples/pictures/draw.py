@@ -11,7 +11,7 @@ from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
 
 SHOWN = {
-    "train": ("candidates",),
+    "train": ("timeline", "candidates"),
     "serve": ("instances", "ttft", "tpot", "goodput"),
     "place": ("imbalance", "heat-map-0"),
 }

@@ -42,6 +42,7 @@ from tuner.report.memory_headroom import (
 from tuner.report.provenance import provenance_section
 from tuner.report.run_section import run_section
 from tuner.report.step_figures import memory_figure, stage_time_figure, step_breakdown_figure
+from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
 from tuner.spec.accounting import (
     active_parameters,
@@ -288,6 +289,7 @@ def _step(plan: Plan, decision: TrainDecision, predicted: TrainPrediction) -> Se
                 depth=Depth.MORE,
             ),
             step_breakdown_figure(plan, predicted),
+            timeline_figure(plan, predicted),
             stage_time_figure(decision, predicted),
         ),
     )

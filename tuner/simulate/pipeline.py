@@ -146,6 +146,18 @@ class _Pass(NamedTuple):
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 
 
+class TimedPass(NamedTuple):
+    """One pass of one micro-batch, and when it ran."""
+
+    device: int
+    kind: int
+    """FORWARD, BACKWARD or WEIGHT."""
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
 def can_simulate(pipeline: Pipeline) -> bool:
     """Return whether simulation takes seconds and some 300 MB at most.
 
@@ -167,6 +179,19 @@ def simulate_step(pipeline: Pipeline) -> SimulatedStep:
         idle_s_P=tuple(step_s - _work_s(pipeline, device) for device in range(len(orders))),
         peak_resident_P=tuple(_most_held(order, last=_last_kind(short)) for order in orders),
         max_error_s=0.0 if cycle.is_settled else 0.5 * cycles * (cycle.most_s - cycle.least_s),
+    )
+
+
+def passes(pipeline: Pipeline) -> tuple[TimedPass, ...]:
+    """Return every pass of the schedule, however long, device by device in order of time."""
+    orders = _orders(pipeline)
+    _, done_s = _simulate_orders(pipeline, orders)
+    seconds = _seconds(pipeline)
+    return tuple(
+        TimedPass(device, kind, stage, j, done_s[kind][stage][j] - seconds[kind][stage], end_s)
+        for device, order in enumerate(orders)
+        for kind, stage, j in order
+        for end_s in (done_s[kind][stage][j],)
     )
 
 

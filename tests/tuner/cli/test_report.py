@@ -30,7 +30,7 @@ def test_json_says_what_was_written(planned: Path, capsys: Captured) -> None:
     written = Written.model_validate_json(capsys.readouterr().out)
     assert written.bytes == (planned / "report.html").stat().st_size
     assert written.found
-    assert {"breakdown", "candidates"} <= set(written.figures)
+    assert {"breakdown", "timeline", "candidates"} <= set(written.figures)
     assert "what-if" not in written.sections
 
 

@@ -2,7 +2,6 @@ import random
 import time
 import tracemalloc
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.config.columns import Strategies
-from tuner.simulate import pipeline as schedule
 from tuner.simulate.pipeline import (
     BACKWARD,
     FORWARD,
     Pipeline,
     bound_s,
     can_simulate,
+    passes,
     simulate_step,
 )
 
@@ -210,29 +209,6 @@ def test_every_cut_has_a_send_of_its_own() -> None:
             num_microbatches=1,
             sends_s=(0.5,),
         )
-
-
-class TimedPass(NamedTuple):
-    """One pass of one micro-batch, and when it ran."""
-
-    device: int
-    kind: int
-    stage: int
-    microbatch: int
-    start_s: float
-    end_s: float
-
-
-def passes(of: Pipeline) -> tuple[TimedPass, ...]:
-    """Return every pass of the schedule, device by device in order of time."""
-    orders, seconds = schedule._orders(of), schedule._seconds(of)
-    _, done_s = schedule._simulate_orders(of, orders)
-    return tuple(
-        TimedPass(device, kind, stage, j, done_s[kind][stage][j] - seconds[kind][stage], end_s)
-        for device, order in enumerate(orders)
-        for kind, stage, j in order
-        for end_s in (done_s[kind][stage][j],)
-    )
 
 
 @settings(deadline=None, max_examples=30)
