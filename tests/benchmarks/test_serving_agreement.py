@@ -5,7 +5,6 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).with_name("serving_agreement.py")
-PUBLISHED = Path(__file__).parents[2].parent / "shared/data/published/serving_points_dev.csv"
 HEADER = (
     "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,"
     "tp_size,silicon_ttft_ms,silicon_tpot_ms"
@@ -42,11 +41,3 @@ def test_plan_and_backtest_agree_on_launches_of_every_engine(
     assert (len(result), left) == (6, 0)
     for row in result:
         assert row.planned == pytest.approx(row.backtested, rel=0.03)
-
-
-def test_plan_and_backtest_agree_on_published_launches(agreement: ModuleType) -> None:
-    if not PUBLISHED.is_file():
-        pytest.skip("published runs are not at hand")
-    result, _ = agreement.both_ways(PUBLISHED, [], every=10)
-    assert len(result) > 10
-    assert max(agreement.distance(result, "planned", "backtested")) < agreement.MOST_APART
