@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 
 # Scenarios are accepted and checked by tests/tuner/regress, too.
 @pytest.mark.slow
@@ -15,7 +17,7 @@ def test_scenarios_of_training_and_serving_are_accepted_checked_and_pass() -> No
         [sys.executable, str(script), "--json", "--scenarios", "10"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

@@ -8,6 +8,7 @@ import pytest
 
 from solvers.instances.problem import InstanceObjective
 from tests.benchmarks.instances import solved
+from tests.patience import patient_s
 from tests.rows import each_row
 
 
@@ -25,7 +26,7 @@ def test_a_mixed_pool_is_solved_to_optimality_for_every_objective() -> None:
         [sys.executable, str(script), "--json", "--time-limit", "100"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ
         | {

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 
 # Smaller pools are searched by tests/tuner/search/train/pools.
 @pytest.mark.slow
@@ -15,7 +17,7 @@ def test_a_large_cluster_of_two_kinds_is_searched_to_a_certificate() -> None:
         [sys.executable, str(script), "--json", "--seconds", "60"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 
 # tests/profilers/test_session.py measures a profile, too.
 @pytest.mark.slow
@@ -18,7 +20,7 @@ def test_a_short_profile_is_held_against_sizes_that_it_has_not_seen(tmp_path: Pa
         [sys.executable, str(script), *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

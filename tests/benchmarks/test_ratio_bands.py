@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patient_s
+
 SCRIPT = Path(__file__).with_name("ratio_bands.py")
 RUNS = SCRIPT.parents[1] / "tuner" / "backtest" / "runs.csv"
 
@@ -14,7 +16,7 @@ def test_every_figure_is_printed_or_said_to_be_missing() -> None:
         [sys.executable, str(SCRIPT), str(RUNS)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient_s(120),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.benchmarks.published_serving import documented
 from tests.benchmarks.serving_accuracy import after_launches
+from tests.patience import patient_s
 from tuner.backtest.serving.launches import parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.scores import Pair
@@ -36,7 +37,7 @@ def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), str(runs)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient_s(120),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.serving_search import cases, planned
+from tests.patience import patient_s
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ def test_all_deployments_are_searched_to_a_certificate_within_the_memory() -> No
         [sys.executable, str(ROOT / "tests" / "benchmarks" / "serving_search.py"), "--json"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.strategy_search import question_of, searched
+from tests.patience import patient_s
 
 
 def test_a_space_of_64_devices_is_searched_to_a_certificate() -> None:
@@ -23,7 +24,7 @@ def test_whole_spaces_are_searched_to_a_certificate_in_little_memory() -> None:
         [sys.executable, str(script), "--json"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
     )

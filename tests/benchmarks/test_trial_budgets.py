@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
 
@@ -18,7 +20,7 @@ def test_each_budget_has_its_line() -> None:
         [sys.executable, str(script), str(SPEC), "1", "32", "0.25", "1"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
     )

@@ -26,6 +26,7 @@ from profilers.steps.layout import join
 from profilers.steps.model import StageModel
 from profilers.steps.run import start
 from profilers.steps.training import Training
+from tests.patience import patient_s
 from tests.rows import each_row
 
 Fields = dict[str, Any]
@@ -170,7 +171,7 @@ def run_three_steps(config: StepConfig) -> None:
     """Two updates, then the gradients of a third step against the plain ones."""
     device = torch.device("cpu")
     layout = (
-        join(config.parallelism, device=device, timeout=timedelta(seconds=60))
+        join(config.parallelism, device=device, timeout=timedelta(seconds=patient_s(60)))
         if dist.is_initialized()
         else start(config, device=device)
     )

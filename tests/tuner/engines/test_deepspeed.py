@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner import api
@@ -108,7 +109,7 @@ def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=patient_s(120),
     )
     assert read.returncode == 0, read.stderr[-2000:]
     expected = [

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from profilers.store import read_profile, write_header, write_table
+from tests.patience import patient_s
 from tuner.regress.check import check
 from tuner.regress.checks import Manner
 from tuner.regress.records import Check, ScenarioVerdict
@@ -78,7 +79,7 @@ def checked_by(tree: Path, checks: Path) -> Check:
         env={"PYTHONPATH": str(tree), "PATH": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patient_s(240),
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr

@@ -15,6 +15,7 @@ from profilers.steps.layout import join
 from profilers.steps.run import start
 from profilers.steps.training import Training
 from tests.benchmarks.fit_or_not import workload_and_decision
+from tests.patience import patient_s
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.memory import unit_state
 from tuner.costs.reference.operations import layer_ops
@@ -145,7 +146,7 @@ def test_a_step_keeps_the_bytes_that_are_predicted(precision: str) -> None:
         )
         device = torch.device("cpu")
         layout = (
-            join(config.parallelism, device=device, timeout=timedelta(seconds=60))
+            join(config.parallelism, device=device, timeout=timedelta(seconds=patient_s(60)))
             if dist.is_initialized()
             else start(config, device=device)
         )
