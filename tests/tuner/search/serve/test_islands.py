@@ -58,7 +58,8 @@ def test_h100_and_ascend_are_two_islands_that_use_both_pools(ascend: ServePlan) 
 def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(tmp_path: Path) -> None:
     # So little traffic that either pair of pools would serve it.
     text = (EXAMPLES / "h100-ascend.yaml").read_text(encoding="utf-8")
-    text = text.replace("../models", str(EXAMPLES.parent / "models")).replace("25/s", "18/s")
+    text = text.replace("../models", str(EXAMPLES.parent / "models"))
+    text = text.replace("25/s", "18/s\n    requests: 800")
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     plan = deploy(tmp_path / "spec.yaml", time_limit_s=20.0).plan
     listed = {one.feature.partition(":")[0]: one for one in plan.unlaunchable if one.rule}
@@ -121,7 +122,7 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     path.write_text(
         text.replace("../models", str(EXAMPLES.parent / "models"))
         .replace("modes: [disaggregated]", "modes: [aggregated]")
-        .replace("arrival:", "prefix_hit: 0.5\n    arrival:"),
+        .replace("arrival:", "prefix_hit: 0.5\n    requests: 800\n    arrival:"),
         encoding="utf-8",
     )
     spec = read_serve_spec(path)
