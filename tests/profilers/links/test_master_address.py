@@ -29,11 +29,11 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _rank(rank: int, *, world: int, port: int, patience_s: float = 60.0) -> ConnectedRanks:
+def _rank(rank: int, *, world: int, port: int, patience_s: float | None = None) -> ConnectedRanks:
     info = RankInfo(
         rank=rank, world=world, local_rank=rank, local_world=world, node=0, master_port=port
     )
-    return wait_for_ranks(info, patience_s=patient_s(patience_s))
+    return wait_for_ranks(info, patience_s=patience_s or patient_s(60.0))
 
 
 def test_ranks_connect_and_share_a_store() -> None:
