@@ -129,7 +129,10 @@ def test_a_step_keeps_the_bytes_that_are_predicted(precision: str) -> None:
         "moe_ffn_size": 48,
         "shared_ffn_size": 40,
     }
-    for targets, stage in itertools.product(TARGETS, STAGES):
+    every = itertools.product(TARGETS, STAGES)
+    # What is kept differs by the width of a number alone.
+    few = [*((TARGETS[0], stage) for stage in STAGES), *((one, STAGES[-1]) for one in TARGETS[1:])]
+    for targets, stage in every if precision == "bf16" else few:
         config = StepConfig.model_validate(
             {
                 "model": shape,
