@@ -23,7 +23,7 @@ from tests.tuner.engines.serving.testing import (
 from tests.tuner.engines.testing import write_emitted
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
-from tuner.engines.serve_writers import emit_serving
+from tuner.engines.serve_writers import emit_all_serving, emit_serving
 from tuner.engines.sglang.multiplexing import division
 from tuner.errors import UnknownTargetError
 from tuner.spec.huggingface.read import read_model
@@ -670,6 +670,25 @@ def test_a_separate_draft_layer_is_named(
         done = programs.run(name, cwd=launch / target, AVAILABLE="16", SLURM_JOB_ID="1")
         assert done.code != 0
         assert "set DRAFT_MODEL to the path or name" in done.stderr
+
+
+def test_a_machine_deals_out_its_devices_once_and_must_have_all(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    decision = aggregated(count=3, devices=2, attention_dp=2, ep=2)
+    for target, files in emit_all_serving(
+        sample_serving(deepseek, decision, engine="sglang", emit=("local",))
+    ).items():
+        write_emitted(launch / target, files)
+    script = str(launch / "local/local.sh")
+    few = programs.run(script, cwd=launch, AVAILABLE="5")
+    assert (few.code, "the plan is for 6" in few.stderr) == (2, True)
+    done = programs.run(script, cwd=launch, servers=3, AVAILABLE="6")
+    assert done.code == 0, done.stderr
+    started = [call["environment"] for call in programs.calls()]
+    dealt = sorted(one["CUDA_VISIBLE_DEVICES"] for one in started)
+    assert dealt == ["0,1", "2,3", "4,5"]
+    assert len({one["PORT"] for one in started}) == 3
 
 
 def test_a_requeued_job_forgets_the_addresses_of_its_earlier_run(
