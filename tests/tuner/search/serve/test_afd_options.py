@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
 from tuner.search.serve.certificate import to_space
@@ -18,11 +19,9 @@ from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.modes import explain_no_solution
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
-from tuner.search.settings import SearchSettings
+from tuner.search.serve.solve_mode import ServeProblem
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
@@ -189,9 +188,7 @@ def _problem(folder: Path, *, model: str = "qwen3-30b-a3b", rest: str = "") -> S
         "  slo: {ttft: {p90: 3s}, tpot: {p90: 100ms}}\n"
         f"  max_model_len: 8192\n  modes: [disaggregated, attention_expert]\n{rest}"
     )
-    spec = read_serve_spec(path)
-    pools_of_spec = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, pools_of_spec, SearchSettings())
+    return problem_of(path)
 
 
 TWO_POOLS = ", ".join(

@@ -13,6 +13,7 @@ from solvers.instances.problem import (
     InstancesProblem,
     Route,
 )
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
@@ -94,10 +95,7 @@ def test_one_vendor_is_one_island() -> None:
 
 
 def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
-    spec = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
-    problem = build_serve_problem(
-        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), SearchSettings()
-    )
+    problem = problem_of(EXAMPLES / "h100-ascend.yaml")
     groups, each = [], {}
     for pool, prefills, decodes in (("h100", 1, 4), ("ascend", 3, 1)):
         own = {
