@@ -2,11 +2,11 @@
 
 A rank that waits for others gives up its core and is woken when data comes. On a virtual machine
 that takes a tick of a scheduler every few calls: of 1,500 all-gathers of 4 KiB over gloo, 89 % took
-0.2 to 0.5 ms and the others up to 6 ms, which makes a mean of 0.66 ms
-(tests/benchmarks/late_collectives.py). A step adds up hundreds of calls, so the mean counts; but
-the mean of a few repeats of one size is mostly noise. The short sizes of a kind in one group wait
-about equally long, so their means are shrunk towards a common one by as much as they scatter
-(shrinkage, or empirical Bayes: Efron and Morris, JASA 70, 1975):
+0.2 to 0.5 ms and the others up to 6 ms, which makes a mean of 0.66 ms.
+A step adds up hundreds of calls, so the mean counts; but the mean of a few repeats of one size is
+mostly noise. The short sizes of a kind in one group wait about equally long, so their means are
+shrunk towards a common one by as much as they scatter (shrinkage, or empirical Bayes: Efron and
+Morris, JASA 70, 1975):
 
     q_i    lower quartile of the n_i repeats of size i: mostly no rank was late
     d_i    mean of their time beyond that

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.leaks import MARK, Leaks
+from tests.patience import patient_s
 from tests.sockets import reachable_at
 
 # As tests/run.sh has it: threads of BLAS take memory and time that tests bound.
@@ -22,6 +23,16 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", _PATIENT, derandomize=True)
 settings.register_profile("random", _PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Give a test the more time, the more else the machine does."""
+    marked = item.get_closest_marker("timeout")
+    seconds = marked.args[0] if marked else item.config.getini("timeout")
+    if seconds and item.config.getoption("timeout") is None:
+        item.add_marker(pytest.mark.timeout(patient_s(float(seconds))), append=False)
+    yield
 
 
 @pytest.fixture(scope="session", autouse=True)

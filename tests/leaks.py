@@ -18,9 +18,10 @@ from typing import Final
 
 import psutil
 
+from tests.patience import patient_s
+
 MARK: Final = "MOETUNE_TESTS"
 PATTERNS: Final = ("moetune-*", "torchelastic_*")
-PATIENCE_S: Final = 5.0
 """For processes that are about to end."""
 OWN_LIFE: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Helpers of Python that end with the process that they serve."""
@@ -48,7 +49,7 @@ class Leaks:
 
     def found(self) -> list[str]:
         """End the processes that are left, and say a line for each of them and each folder."""
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + patient_s(5.0)
         while (left := list(self._processes())) and time.monotonic() < until_s:
             time.sleep(0.1)
         lines = []

@@ -3,6 +3,7 @@
 # bash tests/run.sh [--slow] [pytest arguments]
 # Sets up .venv first where that is needed. Stops at the first failure with its exit code.
 # Files of tests run side by side, but for those that are slow or share an accelerator (-n0: none do).
+# Limits of time grow with the machine's load; MOETUNE_TEST_PATIENCE multiplies them (tests/patience.py).
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../examples/setup.sh"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.leaks import MARK
+from tests.patience import patient_s
 
 TIDY = """
 import subprocess, tempfile
@@ -40,7 +41,7 @@ def _run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=patient_s(120),
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
     )

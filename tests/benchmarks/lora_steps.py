@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -268,6 +269,7 @@ def runs(folder: Path, name: str = RUNS) -> list[Run]:
     return [Run.model_validate_json(line) for line in lines]
 
 
+@cache
 def predictor(folder: Path) -> "Predictor":
     """Read both profiles."""
     prices = {

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.benchmarks.published_training import read_published
-from tests.benchmarks.release_scatter import recipes_of
 from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
@@ -68,7 +67,7 @@ def main(path: str) -> int:
     ]
     _by_kind(pairs, inside)
     missed += _widths(runs, by_group, pairs)
-    _across_releases(runs, by_group)
+    _with_experts(runs, by_group)
     return int(any(missed))
 
 
@@ -179,22 +178,15 @@ def _quantile(sizes_by_group: Sequence[Sequence[float]], share: float) -> float:
     return weighted[min(int(np.searchsorted(seen, needed - 1e-9)), len(weighted) - 1)][0]
 
 
-def _across_releases(runs: Sequence[PublishedRun], residual_C: Floats) -> None:
-    """Print the P90 of rows with experts, by whether their recipe differs between releases."""
+def _with_experts(runs: Sequence[PublishedRun], residual_C: Floats) -> None:
+    """Print the errors of rows with experts."""
     with_experts = np.array([bool(run.shape.experts) for run in runs])
-    ape_C = np.abs(np.expm1(residual_C))
-    moved = np.zeros(len(runs), dtype=bool)
-    for places in recipes_of(runs):
-        seconds = np.array([runs[place].measured_s for place in places], dtype=np.float64)
-        moved[places] = seconds.max() / seconds.min() > 1.25
-    for name, chosen in (
-        ("all rows with experts", with_experts),
-        ("those whose recipe moved by more than 1.25 between releases", with_experts & moved),
-        ("the others", with_experts & ~moved),
-    ):
-        if chosen.any():
-            result = 100 * np.quantile(ape_C[chosen], [0.5, 0.9])
-            _say(f"{name}: {chosen.sum()}, median {result[0]:.1f} %, P90 {result[1]:.1f} %")
+    if with_experts.any():
+        result = 100 * np.quantile(np.abs(np.expm1(residual_C[with_experts])), [0.5, 0.9])
+        _say(
+            f"all rows with experts: {with_experts.sum()}, median {result[0]:.1f} %,"
+            f" P90 {result[1]:.1f} %"
+        )
 
 
 def _check(name: str, result: float, aim: float, *, is_most: bool = True) -> bool:

@@ -15,7 +15,7 @@ marked. Exit code 1: a figure misses.
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,6 @@ MIB = 2**20
 LEAST_PAIRS = 3
 PRIOR_LAUNCHES = 1.0
 Floats = npt.NDArray[np.float64]
-Chosen = Callable[[Pair], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

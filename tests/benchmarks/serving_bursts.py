@@ -37,6 +37,9 @@ class Burst:
 
     row: Mapping[str, str]
     ratios: tuple[float, ...]
+    priced_ratio: float
+    """Requests a second as a plan prices them by whole steps, over those of the simulation, which
+    adds up parts of steps."""
 
 
 def read_rows() -> list[dict[str, str]]:
@@ -64,12 +67,17 @@ def estimate_burst(row: Mapping[str, str], folder: Path) -> Burst:
     around = surroundings(spec, pool)
     launch = read_serving_text(row["command"], around, engine=row["engine"], source="command")
     inputs = build_inputs(launch, spec=spec, serving_pool=price_serving_pool(pool, ()))
-    load = simulate_load(inputs, price_option(inputs, launch.setting))
+    option = price_option(inputs, launch.setting)
+    load = simulate_load(inputs, option)
     assert load.ttft_s is not None
     assert load.tpot_s is not None
     predicted = (load.requests_per_s, load.ttft_s.mean, load.tpot_s.mean)
     measured = [float(row[name]) for name in NAMES]
-    return Burst(row=row, ratios=tuple(np.divide(predicted, measured).tolist()))
+    return Burst(
+        row=row,
+        ratios=tuple(np.divide(predicted, measured).tolist()),
+        priced_ratio=option.rate_per_s / load.requests_per_s,
+    )
 
 
 def _law(row: Mapping[str, str], name: str, *, most: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.fit_or_not import main
+from tests.patience import patient_s
 from tests.rows import each_row
 
 FOLDER = Path(__file__).parents[2] / "examples/profiles/fit-or-not"
@@ -81,7 +82,7 @@ def test_a_trial_far_below_its_peak_runs_out_of_memory(tmp_path: Path) -> None:
         [sys.executable, str(script), str(tmp_path / "trials.jsonl"), *options],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patient_s(200),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

@@ -14,7 +14,6 @@ from tests.benchmarks.lora_steps import (
     held_out,
     judge,
     loop_runs,
-    main,
     predictor,
     runs,
 )
@@ -56,10 +55,3 @@ def test_runs_near_a_limit_end_as_predicted(capsys: pytest.CaptureFixture[str]) 
         assert counts[0][1] == 0
         total += sum(map(sum, counts))
     assert total >= 40
-
-
-def test_the_table_names_both_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--rows"])
-    said = capsys.readouterr().out
-    assert "reference step" in said
-    assert "fine-tuning loop" in said

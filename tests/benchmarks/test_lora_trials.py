@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.benchmarks.lora_trials import held_out_errors, is_right, judge, main, read_runs
+from tests.benchmarks.lora_trials import held_out_errors, is_right, judge, read_runs
 
 RUNS = read_runs()
 JUDGED = [judge(row) for row in RUNS if row["kind"] == "trial"]
@@ -28,10 +28,3 @@ def test_one_factor_carries_seconds_from_one_kind_of_model_to_the_other(fit_on_d
     assert 0.8 < factor < 1.3
     assert len(errors) > 15
     assert float(np.median(errors)) < 0.12
-
-
-def test_the_table_says_what_was_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--rows"]) == 0
-    said = capsys.readouterr().out
-    assert "eager attention or experts" in said
-    assert "fit or not" in said

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.dispatch_results import Line, add_result, missed, read_results, table
+from tests.patience import patient_s
 
 SCRIPT = Path(__file__).with_name("placement_dispatch.py")
 
@@ -18,7 +19,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(SCRIPT), "--small", *words],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

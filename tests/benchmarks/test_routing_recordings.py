@@ -80,35 +80,3 @@ def test_long_recordings_hold_twelve_times_the_tokens_and_stay_small() -> None:
         assert (result.count_PLE.sum(axis=2) == 96 * 256 * 8).all()
         assert 5.0 < skew(result).median < 14.0
         assert (EXAMPLES / f"long-{domain}/counts.parquet").stat().st_size < 400_000
-
-
-def test_no_long_paragraph_of_a_recorded_text_was_trained_on_or_comes_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("torch", reason="the script imports it")
-    from tests.benchmarks import routing_recordings as script
-
-    trained = "A licence that was trained on, of more than forty characters."
-    copied = "A copyright that every file repeats, of more than forty characters."
-    for domain in DOMAINS:
-        (tmp_path / f"{domain}.train.txt").write_text(f"{trained}\n\nshort\n")
-    files = []
-    for number in range(3):
-        own = f"What file number {number} alone says, of more than forty characters."
-        files.append(tmp_path / f"{number}.h")
-        # Other blanks do not make another paragraph.
-        files[-1].write_text(f"{trained.replace(' ', '  ')}\n\n{copied}\n\n{own}\n\nshort\n")
-    monkeypatch.setattr(script, "_files", lambda _domain: files)
-    text = script.write_long_text(tmp_path, "headers").read_text()
-    assert "trained on" not in text
-    assert text.count(copied) == 1
-    assert text.count("alone says") == text.count("short") == 3
-
-
-def test_docstrings_are_what_a_package_says_in_prose() -> None:
-    pytest.importorskip("torch", reason="the script imports it")
-    from tests.benchmarks.routing_recordings import _docstrings
-
-    source = '"""Of the module."""\nx = "not this"\ndef f():\n    """Of f."""\n'
-    assert list(_docstrings(source)) == ["Of the module.", "Of f."]
-    assert list(_docstrings("def")) == []

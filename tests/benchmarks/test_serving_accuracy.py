@@ -1,18 +1,14 @@
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.published_serving import documented
-from tests.benchmarks.serving_accuracy import after_launches
+from tests.benchmarks.serving_accuracy import after_launches, main
 from tuner.backtest.serving.launches import parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.scores import Pair
 
-SCRIPT = Path(__file__).with_name("serving_accuracy.py")
 HEADER = (
     "id,silicon_data_source,backend,model_path,system,precision,mode,isl,osl,tp_size,"
     "silicon_ttft_ms,silicon_tpot_ms"
@@ -23,7 +19,9 @@ LINE = (
 )
 
 
-def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
+def test_tokens_of_hopper_are_predicted_within_a_fifth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = tmp_path / "runs.csv"
     models = (("Llama-3.1-70B", 11.5), ("Llama-3.1-8B", 3.5), ("Qwen3-32B", 7))
     lines = [
@@ -32,34 +30,14 @@ def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
         for model, tpot_ms in [models[number % 3]]
     ]
     runs.write_text("\n".join([HEADER, *lines]) + "\n")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(runs)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode in (0, 1), done.stderr[-2000:]
-    first, *others = done.stdout.splitlines()
-    assert first == "pairs of model and engine left out: 3, of 12 rows"
-    for metric in ("TPOT", "TTFT"):
-        for counted in ("by row", "by pair"):
-            line = f"  {metric} bands stated as 80 % hold, {counted}: "
-            assert any(other.startswith(line) for other in others)
-        assert any(other.startswith(f"  {metric}, logarithms: interval score") for other in others)
+    main([str(runs)])
+    printed = capsys.readouterr().out
     # About 9 %; a step time made 1.5 times as long gives about 50 %.
-    median = re.search(
-        r"^hopper, uncalibrated: 12 predictions\n  TPOT median: ([\d.]+) %",
-        done.stdout,
-        re.MULTILINE,
-    )
+    line = r"^hopper, uncalibrated: 12 predictions\n  TPOT median: ([\d.]+) %"
+    median = re.search(line, printed, re.MULTILINE)
     assert median is not None
     assert float(median[1]) < 20.0
-    assert "blackwell, uncalibrated: nothing to measure" in done.stdout
-    assert "hopper, after 3 launches: 60 predictions" in done.stdout
-    assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in done.stdout
-    assert "CPU-s" in done.stdout
+    assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in printed
 
 
 def launches_of_one_model(count: int) -> list[Pair]:

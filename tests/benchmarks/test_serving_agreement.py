@@ -1,11 +1,9 @@
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("serving_agreement.py")
-PUBLISHED = Path(__file__).parents[2].parent / "shared/data/published/serving_points_dev.csv"
+from tests.benchmarks import serving_agreement
+
 HEADER = (
     "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,"
     "tp_size,silicon_ttft_ms,silicon_tpot_ms"
@@ -16,19 +14,7 @@ LINE = (
 )
 
 
-@pytest.fixture
-def agreement() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("serving_agreement", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_plan_and_backtest_agree_on_launches_of_every_engine(
-    agreement: ModuleType, tmp_path: Path
-) -> None:
+def test_plan_and_backtest_agree_on_launches_of_every_engine(tmp_path: Path) -> None:
     runs = tmp_path / "runs.csv"
     # Both draw lengths of their own. TensorRT-LLM takes whole prompts, so that one of which almost
     # four fill a step of 16,384 tokens (512 * 9) would tell the draws apart, not the predictions.
@@ -38,15 +24,7 @@ def test_plan_and_backtest_agree_on_launches_of_every_engine(
         for model in ("Llama-3.1-70B", "Llama-3.1-8B")
     ]
     runs.write_text("\n".join([HEADER, *lines]) + "\n")
-    result, left = agreement.both_ways(runs, [])
+    result, left = serving_agreement.both_ways(runs, [])
     assert (len(result), left) == (6, 0)
     for row in result:
         assert row.planned == pytest.approx(row.backtested, rel=0.03)
-
-
-def test_plan_and_backtest_agree_on_published_launches(agreement: ModuleType) -> None:
-    if not PUBLISHED.is_file():
-        pytest.skip("published runs are not at hand")
-    result, _ = agreement.both_ways(PUBLISHED, [], every=10)
-    assert len(result) > 10
-    assert max(agreement.distance(result, "planned", "backtested")) < agreement.MOST_APART

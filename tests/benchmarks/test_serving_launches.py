@@ -3,14 +3,10 @@
 The figures stand in README.md beside this, under "Public serving launches".
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
-SCRIPT = Path(__file__).with_name("serving_launches.py")
+from tests.benchmarks import serving_launches
+
 KNOWN_MISSES = {
     # Attention, shared experts, embedding and head are whole on each of 16 data ranks, and with 24
     # of 384 experts they are 72 GiB: more than 0.85 of 80 GB. The recipe shows no log of it.
@@ -20,28 +16,17 @@ KNOWN_MISSES = {
 }
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("serving_launches", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["serving_launches"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
-def test_public_launches_are_said_to_do_what_they_did(script: ModuleType) -> None:
-    launches, models = script.read_launches()
-    result = [script.evaluate_launch(entry, models) for entry in launches]
+def test_public_launches_are_said_to_do_what_they_did() -> None:
+    launches, models = serving_launches.read_launches()
+    result = [serving_launches.evaluate_launch(entry, models) for entry in launches]
     assert sum(one.runs for one in result) >= 10
     assert sum(not one.runs for one in result) >= 5
     assert {one.id: one.misses for one in result if one.misses} == KNOWN_MISSES
 
 
-def test_every_launch_names_its_source_and_its_release(script: ModuleType) -> None:
-    launches, _ = script.read_launches()
+def test_every_launch_names_its_source_and_its_release() -> None:
+    launches, _ = serving_launches.read_launches()
     ids = [entry["id"] for entry in launches]
     assert len(ids) == len(set(ids))
     lacking = [

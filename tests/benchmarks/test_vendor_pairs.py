@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 
 @pytest.mark.slow
 def test_the_joint_choice_is_never_beaten_by_one_role_first() -> None:
@@ -14,7 +16,7 @@ def test_the_joint_choice_is_never_beaten_by_one_role_first() -> None:
         [sys.executable, str(script), "--json"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ
         | {

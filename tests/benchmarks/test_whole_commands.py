@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 MOST_TIMES = 3.5
 """Of the processor, start left out: a whole command over the same plan without what the targets
 lack. It was 5 times when every missing feature was searched from nothing, and is 2 since only what
@@ -20,7 +22,7 @@ def test_what_the_targets_lack_takes_no_longer_than_a_few_plans_without_it() -> 
         [sys.executable, str(script), "--json", "--repeats", "1"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient_s(280),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
     )

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.benchmarks.published_training import read_published
-from tests.benchmarks.release_scatter import release_scatter, scatter_text
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prediction import ResidualSet, backtest, case_key, tokens_per_step
@@ -84,8 +83,6 @@ def _calibrated(made: Calibration) -> list[bool]:
     for name in dict.fromkeys(run.row.source for run in made.runs):
         _show(made, name, _of(made, name), made.held_out["group"])
     _show(made, "models with experts", experts, made.held_out["group"])
-    _scatter(made, "models with experts", experts)
-    _scatter(made, "other models", ~experts)
     for generation in dict.fromkeys(str(run.device.generation) for run in made.runs):
         here = np.array([run.device.generation == generation for run in made.runs])
         _show(made, generation, here, made.held_out["group"])
@@ -164,15 +161,6 @@ def _show(made: Calibration, name: str, chosen: npt.NDArray[np.bool_], residual:
         f"  mean {100 * result.mean_ape:5.1f}  P90 {100 * result.p90_ape:5.1f}"
         f"  bias {100 * (result.bias or 0.0):+6.1f} %"
     )
-
-
-def _scatter(made: Calibration, name: str, chosen: npt.NDArray[np.bool_]) -> None:
-    """Print the scatter of recipes between releases, and the errors of held-out runs."""
-    runs = [run for run, is_chosen in zip(made.runs, chosen, strict=True) if is_chosen]
-    measured_s = np.array([run.measured_s for run in runs], dtype=np.float64)
-    result = release_scatter(runs, measured_s * np.exp(made.held_out["group"][chosen]))
-    if result is not None:
-        _say(scatter_text(name, result))
 
 
 def _check(name: str, result: float | None, aim: float, *, is_most: bool = True) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient_s
+
 ROOT = Path(__file__).parents[2]
 SEED = 22
 MUTATIONS = 2000
@@ -21,7 +23,7 @@ def _summary(*options: str, timeout_s: float) -> dict[str, Any]:
         [sys.executable, "-m", "tests.fuzz.run", "--seed", str(SEED), *options],
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=patient_s(timeout_s),
         check=False,
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

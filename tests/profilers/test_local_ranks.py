@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from profilers.local_ranks import FOLDER_PREFIX, GRACE_S, RENDEZVOUS
+from tests.patience import patient_s
 
 RANK = """
 import os, signal, sys, time
@@ -29,7 +30,6 @@ Path(sys.argv[1], f"{rank}.pid").write_text(f"{os.getpid()} {oct(meet.parent.sta
 """
 """Says where it is, and goes on as the test says."""
 
-PATIENCE_S = 30.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -79,7 +79,7 @@ class Job:
 
     def _process(self, name: str) -> psutil.Process:
         file = self.folder / name
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + patient_s(30.0)
         while not file.exists() or not file.read_text():
             assert time.monotonic() < until_s
             assert self.process.poll() is None, self.process.communicate()
@@ -88,13 +88,13 @@ class Job:
 
     def ended(self) -> tuple[int, str]:
         """Exit code and what it said on stderr; nobody and nothing may be left."""
-        _, said = self.process.communicate(timeout=PATIENCE_S)
+        _, said = self.process.communicate(timeout=patient_s(30.0))
         return self.process.returncode, said
 
     def left(self) -> list[psutil.Process]:
         """Ranks that still run after a while."""
         ranks = [psutil.Process(pid) for pid in self._pids() if psutil.pid_exists(pid)]
-        return psutil.wait_procs(ranks, timeout=PATIENCE_S)[1]
+        return psutil.wait_procs(ranks, timeout=patient_s(30.0))[1]
 
     def _pids(self) -> list[int]:
         return [int(file.read_text().split()[0]) for file in self.folder.glob("*.pid")]
@@ -124,7 +124,7 @@ words = [os.environ[name] for name in (*names, "NCCL_SOCKET_IFNAME", "OMP_NUM_TH
 os.write(1, (" ".join(words) + "\\n").encode())
 """
     job = _job(jobs, tmp_path, text, ranks=3)
-    output, complained = job.process.communicate(timeout=PATIENCE_S)
+    output, complained = job.process.communicate(timeout=patient_s(30.0))
     assert (job.process.returncode, complained) == (0, "")
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     assert sorted(output.splitlines()) == [
@@ -153,7 +153,7 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended(
         assert words in said
         assert not job.left()
         assert list(job.scratch.iterdir()) == [], failure
-        assert time.monotonic() - begun_s < PATIENCE_S
+        assert time.monotonic() - begun_s < patient_s(30.0)
 
 
 def test_a_rank_that_merely_lost_a_peer_is_not_blamed(jobs: list[Job], tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ time.sleep(600)
         folder.mkdir()
         (folder / "file").write_text("of the user")
         done = subprocess.run(
-            [sys.executable, "-P", "-c", script, str(folder)], timeout=PATIENCE_S, check=False
+            [sys.executable, "-P", "-c", script, str(folder)], timeout=patient_s(30.0), check=False
         )
         assert done.returncode == 1
         assert (folder / "file").exists() == is_left
@@ -263,7 +263,7 @@ def test_what_cannot_be_started_is_one_line(tmp_path: Path) -> None:
             [sys.executable, "-P", "-m", "profilers.local_ranks", *words],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=patient_s(30.0),
             check=False,
         )
         assert done.returncode == code

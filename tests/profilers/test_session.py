@@ -34,6 +34,7 @@ from profilers.progress import ProgressEvent
 from profilers.records import Case, MeasurementStatus, ProfileHeader
 from profilers.session import measure_profile
 from profilers.store import read_header, read_profile, write_header
+from tests.patience import patient_s
 from tests.profilers.testing import gemm_case
 from tests.rows import each_row
 
@@ -260,7 +261,7 @@ def test_ranks_leave_when_their_parent_is_killed_and_take_their_folder_with_them
         assert list(scratch.glob("moetune-ranks-*/meet"))
         parent.kill()
     assert len(ranks) == 2
-    _, alive = psutil.wait_procs(ranks, timeout=60.0)
+    _, alive = psutil.wait_procs(ranks, timeout=patient_s(60.0))
     assert alive == []
     assert list(scratch.glob("moetune-*")) == []
 

@@ -14,6 +14,7 @@ import pytest
 
 from profilers.links.matrix import links_of
 from profilers.store import read_profile
+from tests.patience import patient_s
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -59,7 +60,7 @@ def _ranks(out: Path, variable: str) -> dict[str, int]:
 def test_two_ranks_of_a_launcher_measure_as_one(name: str, tmp_path: Path) -> None:
     out = tmp_path / "profile"
     with _start(LAUNCHERS[name], out, budget="15s") as process:
-        said, complained = process.communicate(timeout=200.0)
+        said, complained = process.communicate(timeout=patient_s(200.0))
     assert process.returncode == 0, complained
     assert said.count("2 ranks, measured") == 1
     profile = read_profile(out)
@@ -81,7 +82,7 @@ def test_when_a_rank_is_killed_the_launcher_says_so_and_what_was_measured_is_kep
         while not (out / "link.parquet").exists() and process.poll() is None:
             time.sleep(0.1)
         os.kill(_ranks(out, variable)["1"], signal.SIGKILL)
-        _, complained = process.communicate(timeout=100.0)
+        _, complained = process.communicate(timeout=patient_s(100.0))
     assert process.returncode != 0
     assert "rank 1" in complained or "rank      : 1" in complained
     profile = read_profile(out, with_incomplete=True)

@@ -13,15 +13,11 @@ def shipped(folder: str) -> Decoder:
 
 
 DEEPSEEK_V3: Final = shipped("deepseek-v3")
-DEEPSEEK_V32: Final = shipped("deepseek-v3.2")
 GLM_5: Final = shipped("glm-5")
-KIMI_K2: Final = shipped("kimi-k2")
 LLAMA_8B: Final = shipped("llama-3.1-8b")
 LLAMA_70B: Final = shipped("llama-3.1-70b")
-LLAMA_405B: Final = shipped("llama-3.1-405b")
 MINIMAX_M2: Final = shipped("minimax-m2")
 MIXTRAL_8X7B: Final = shipped("mixtral-8x7b")
 QWEN3_32B: Final = shipped("qwen3-32b")
-QWEN3_235B: Final = shipped("qwen3-235b-a22b")
 QWEN35_397B: Final = shipped("qwen3.5-397b-a17b")
 GPT_OSS_120B: Final = shipped("gpt-oss-120b")

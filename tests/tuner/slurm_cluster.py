@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import patient_s
+
 CONFIGURATION = """\
 ClusterName=moetunetest
 SlurmctldHost={host}(127.0.0.1)
@@ -147,7 +149,9 @@ class Cluster:
         return self.ask("squeue", "--noheader", "--format=%i").split()
 
     def _run(self, *command: str) -> None:
-        subprocess.run(command, env=self.environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            command, env=self.environment, check=True, capture_output=True, timeout=patient_s(60)
+        )
 
 
 def _is_outlived(process: psutil.Process) -> tuple[bool, bool]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patient_s
+
 PROFILE = Path(__file__).parents[2] / "examples" / "profiles" / "emulated-2x2" / "profile"
 
 
@@ -15,7 +17,7 @@ def _limited(mebibytes: int, *arguments: str) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=patient_s(120),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)),
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_sizes
 from tuner.engines.capabilities import TARGETS
@@ -140,7 +141,11 @@ def test_being_terminated_is_an_exception_so_that_everything_is_cleaned_up() -> 
         "sys.exit(app.run(['wait']))\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient_s(60),
+        check=False,
     )
     assert ended.stdout == "cleaned up\n"
     assert ended.returncode == 128 + signal.SIGTERM

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 COMMAND = "{python} -P -m tuner {arguments} {redirected}"
 REDIRECTED = (">&-", "2>/dev/full", "<&- >&- 2>&-", "2>&-", ">&- 2>&-", "2>/dev/full >&-")
 
@@ -13,7 +15,7 @@ REDIRECTED = (">&-", "2>/dev/full", "<&- >&- 2>&-", "2>&-", ">&- 2>&-", "2>/dev/
 def _ended(arguments: str, redirected: str) -> subprocess.CompletedProcess[str]:
     line = COMMAND.format(python=sys.executable, arguments=arguments, redirected=redirected)
     return subprocess.run(
-        ["sh", "-c", line], capture_output=True, text=True, check=False, timeout=120
+        ["sh", "-c", line], capture_output=True, text=True, check=False, timeout=patient_s(120)
     )
 
 

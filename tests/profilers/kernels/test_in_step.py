@@ -11,11 +11,11 @@ from profilers.kernels.suite import measure_kernel
 from profilers.pace import Pace
 from profilers.records import Measurement, MeasurementStatus
 from profilers.team import AllReduceMax
+from tests.patience import patient_s
 from tests.profilers.testing import FakeClock, gemm_case
 from tests.rows import each_row
 
 RANKS = 2
-PATIENCE_S = 20.0
 """A rank that waits for a word that nobody says breaks the barrier."""
 
 Prepare = Callable[[FakeClock], Prepared]
@@ -23,7 +23,7 @@ Prepare = Callable[[FakeClock], Prepared]
 
 def _all_reduce_max() -> AllReduceMax:
     sent: list[Sequence[float]] = []
-    barrier = threading.Barrier(RANKS, timeout=PATIENCE_S)
+    barrier = threading.Barrier(RANKS, timeout=patient_s(20.0))
 
     def all_reduce_max(values: Sequence[float]) -> Sequence[float]:
         sent.append(tuple(values))

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 RELAY = Path(__file__).with_name("relay.py")
 PORT = 29717
 BURST_BYTES = 262144
@@ -94,7 +96,7 @@ class EmulatedCluster:
 def _finished(
     process: "subprocess.Popen[str]", *, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    out, err = process.communicate(timeout=timeout_s)
+    out, err = process.communicate(timeout=patient_s(timeout_s))
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -169,4 +171,4 @@ def _ended(process: "subprocess.Popen[str]") -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=30.0)
+    subprocess.run(command, check=True, capture_output=True, timeout=patient_s(30.0))

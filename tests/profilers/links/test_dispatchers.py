@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import StepConfig, StepReport
+from tests.patience import patient_s
 from tests.profilers.steps.crossing import inter_node_bytes
 
 NODES, RANKS_PER_NODE = 2, 2
@@ -73,7 +74,7 @@ def _sent_bytes(cluster: Any) -> int:
     total = 0
     for node, space in enumerate(cluster.namespaces):
         command = ("ip", "-n", space, "-s", "-j", "link", "show", f"n{node}")
-        shown = subprocess.run(command, check=True, capture_output=True, timeout=30.0)
+        shown = subprocess.run(command, check=True, capture_output=True, timeout=patient_s(30.0))
         (link,) = json.loads(shown.stdout)
         total += int(link["stats64"]["tx"]["bytes"])
     return total

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from profilers.links.groups import HIERARCHICAL, Shape, members, shapes
 from profilers.links.hierarchical import prepare, stages
 from profilers.links.suite import kinds_of
+from tests.patience import patient_s
 from tests.rows import each_row
 
 
@@ -66,10 +67,10 @@ class Board:
 
     def all_to_all(self, place: int, received: torch.Tensor, sent: torch.Tensor) -> None:
         self._sent[place] = sent
-        self._barrier.wait(timeout=60.0)
+        self._barrier.wait(timeout=patient_s(60.0))
         shares = [self._sent[peer].chunk(len(self._sent))[place] for peer in sorted(self._sent)]
         received.copy_(torch.cat(shares))
-        self._barrier.wait(timeout=60.0)
+        self._barrier.wait(timeout=patient_s(60.0))
 
 
 def test_every_rank_receives_what_the_flat_all_to_all_delivers() -> None:

@@ -19,6 +19,7 @@ from profilers.links.master_address import (
 )
 from profilers.links.team import Place, ranks_per_node
 from profilers.ranks import RankInfo
+from tests.patience import patient_s
 from tests.rows import each_row
 
 
@@ -28,18 +29,18 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _rank(rank: int, *, world: int, port: int, patience_s: float = 60.0) -> ConnectedRanks:
+def _rank(rank: int, *, world: int, port: int, patience_s: float | None = None) -> ConnectedRanks:
     info = RankInfo(
         rank=rank, world=world, local_rank=rank, local_world=world, node=0, master_port=port
     )
-    return wait_for_ranks(info, patience_s=patience_s)
+    return wait_for_ranks(info, patience_s=patience_s or patient_s(60.0))
 
 
 def test_ranks_connect_and_share_a_store() -> None:
     port = _free_port()
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(_rank, rank, world=3, port=port) for rank in (1, 2, 0)]
-        second, third, first = (each.result(timeout=60.0) for each in waiting)
+        second, third, first = (each.result(timeout=patient_s(60.0)) for each in waiting)
         second.store.set("said", "by rank 1")
         assert third.store.get("said") == b"by rank 1"
         assert {first.nic, second.nic, third.nic} == {"lo"}

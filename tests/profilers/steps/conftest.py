@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from profilers.local_ranks import LOOPBACK_ONLY
 from profilers.steps.__main__ import main as run_rank
+from tests.patience import patient_s
 from tests.profilers.steps.testing import main
 
 Fields = dict[str, Any]
@@ -82,7 +83,7 @@ def launch(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
         [sys.executable, *starter, *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patient_s(200),
         check=False,
         env=_environment(),
     )

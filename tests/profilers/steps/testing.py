@@ -26,6 +26,7 @@ from profilers.steps.layout import ParallelState, join
 from profilers.steps.model import StageModel
 from profilers.steps.run import start
 from profilers.steps.training import Training
+from tests.patience import patient_s
 
 Piece = tuple[str, int, int, Tensor]
 """(name, axis to join along, place along it, values)."""
@@ -130,7 +131,7 @@ def main(cases: Path, results: Path, metered: Path | None = None) -> None:
         degrees = config.parallelism.model_dump_json()
         if degrees not in layouts:
             layouts[degrees] = (
-                join(config.parallelism, device=device, timeout=timedelta(seconds=60))
+                join(config.parallelism, device=device, timeout=timedelta(seconds=patient_s(60)))
                 if dist.is_initialized()
                 else start(config, device=device)
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner import api
@@ -108,7 +109,7 @@ def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=patient_s(120),
     )
     assert read.returncode == 0, read.stderr[-2000:]
     expected = [
@@ -294,7 +295,7 @@ emit: [deepspeed]
     )
     assert own.pipeline_layout == (56,)
     assert not broken_rules("deepspeed", plan, own)
-    assert any("8 have weights on average" in note for note in plan.provenance.notes)
+    assert any("8 have weights" in note for note in plan.provenance.notes)
     split = own.model_copy(
         update={"expert_model_parallel_size": 8, "expert_data_parallel_size": 32}
     )

@@ -1,14 +1,14 @@
 """Arguments against the flags of Megatron-LM's own parser, and against its configuration class."""
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profilers.steps.config import LayerKind
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS
@@ -125,86 +125,215 @@ def test_the_flag_of_the_chunks_begins_with_release_0_18() -> None:
     assert TARGETS["megatron-lm-0.16"].largest_chunks == 1
 
 
-def test_expert_tensor_parallelism_is_always_written() -> None:
-    model = _model("mixtral-8x7b")
-    # The engine would take 4 from the dense layers.
-    decision = _one_stage(
-        model,
-        tensor_model_parallel_size=4,
-        sequence_parallel=True,
-        data_parallel_size=4,
-        expert_data_parallel_size=2,
-    )
-    options = _options(model, decision)
-    assert options["--expert-tensor-parallel-size"] == ["1"]
-    assert options["--tensor-model-parallel-size"] == ["4"]
-    assert "--sequence-parallel" in options
+def _pipeline(_model: ModelSpec, **changes: Any) -> TrainDecision:
+    return sample_decision(**changes)
 
 
-def test_chunks_come_with_recomputation_of_the_moe_layer() -> None:
-    options = _options(_model("mixtral-8x7b"), sample_decision())
-    assert options["--mlp-chunks-for-training"] == ["4"]
-    assert options["--recompute-granularity"] == ["selective"]
-    assert options["--recompute-modules"] == ["moe"]
+GRAPHS = {
+    "stage_recompute": ("none",),
+    "a2a_overlap": True,
+    "dispatcher": "deepep",
+    "cuda_graph": "partial",
+}
+INTERLEAVED = {
+    "virtual_pipeline_model_parallel_size": 2,
+    "stage_recompute": ("selective",) * 4,
+    "chunks": (4,) * 4,
+}
 
 
-def test_full_recomputation_is_every_layer() -> None:
-    model = _model("mixtral-8x7b")
-    options = _options(model, _one_stage(model, recompute="full", stage_recompute=("full",)))
-    assert options["--recompute-method"] == ["uniform"]
-    assert options["--recompute-num-layers"] == ["1"]
-    assert "--recompute-modules" not in options
+@each_row(
+    ("name", "decide", "changes", "expected"),
+    [
+        # The engine would take 4 from the dense layers.
+        (
+            "mixtral-8x7b",
+            _one_stage,
+            {
+                "tensor_model_parallel_size": 4,
+                "sequence_parallel": True,
+                "data_parallel_size": 4,
+                "expert_data_parallel_size": 2,
+            },
+            {
+                "--expert-tensor-parallel-size": ["1"],
+                "--tensor-model-parallel-size": ["4"],
+                "--sequence-parallel": [],
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            _pipeline,
+            {},
+            {
+                "--mlp-chunks-for-training": ["4"],
+                "--recompute-granularity": ["selective"],
+                "--recompute-modules": ["moe"],
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            _one_stage,
+            {"recompute": "full", "stage_recompute": ("full",)},
+            {
+                "--recompute-method": ["uniform"],
+                "--recompute-num-layers": ["1"],
+                "--recompute-modules": None,
+            },
+        ),
+        # An uneven pipeline becomes a layout; an even one needs none.
+        (
+            "mixtral-8x7b",
+            _pipeline,
+            INTERLEAVED | {"pipeline_layout": (7, 9, 15, 1), "mtp_num_layers": 1},
+            {
+                "--pipeline-model-parallel-layout": ["Et*7|t*9|t*15|tmL"],
+                "--num-virtual-stages-per-pipeline-rank": None,
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            _pipeline,
+            INTERLEAVED | {"pipeline_layout": (8,) * 4},
+            {
+                "--num-virtual-stages-per-pipeline-rank": ["2"],
+                "--pipeline-model-parallel-layout": None,
+            },
+        ),
+        # Embedding and loss as layers: 63 over 16 is 4 on 15 ranks and 3 on one.
+        (
+            "deepseek-v3",
+            _pipeline,
+            {
+                "pipeline_model_parallel_size": 16,
+                "data_parallel_size": 8,
+                "stage_recompute": ("none",) * 16,
+                "recompute_modules": (),
+                "chunks": (1,) * 16,
+                "pipeline_layout": (3, *(4,) * 14, 2),
+                "ends_as_layers": True,
+                "mtp_num_layers": 1,
+            },
+            {"--pipeline-model-parallel-layout": [f"Et*3|{'|'.join(['t*4'] * 14)}|t*2mL"]},
+        ),
+        (
+            "deepseek-v3",
+            _one_stage,
+            {},
+            {
+                "--q-lora-rank": ["1536"],
+                "--kv-lora-rank": ["512"],
+                "--qk-head-dim": ["128"],
+                "--qk-pos-emb-head-dim": ["64"],
+                "--v-head-dim": ["128"],
+                "--num-query-groups": None,
+                "--moe-shared-expert-intermediate-size": ["2048"],
+                # A Python expression that the engine evaluates: three dense layers first.
+                "--moe-layer-freq": ["([0]*3+[1]*58)"],
+                "--moe-router-score-function": ["sigmoid"],
+                "--moe-router-enable-expert-bias": [],
+                "--moe-router-num-groups": ["8"],
+                "--moe-router-group-topk": ["4"],
+            },
+        ),
+        # The overlap runs dense feed-forward networks in turns, so no graph holds them.
+        (
+            "deepseek-v3",
+            _one_stage,
+            GRAPHS,
+            {
+                "--moe-token-dispatcher-type": ["flex"],
+                "--moe-flex-dispatcher-backend": ["deepep"],
+                "--overlap-moe-expert-parallel-comm": [],
+                "--cuda-graph-impl": ["transformer_engine"],
+                "--cuda-graph-modules": ["attn", "moe_router", "moe_preprocess"],
+            },
+        ),
+        *(
+            (
+                "mixtral-8x7b",
+                _one_stage,
+                {"zero_stage": stage},
+                {"--data-parallel-sharding-strategy": sharding, "--ckpt-format": checkpoint},
+            )
+            for stage, sharding, checkpoint in (
+                (2, ["optim_grads"], ["fsdp_dtensor"]),
+                (3, ["optim_grads_params"], ["fsdp_dtensor"]),
+            )
+        ),
+        ("mixtral-8x7b", _one_stage, {}, {"--use-megatron-fsdp": None}),
+        (
+            "mixtral-8x7b",
+            _pipeline,
+            {
+                "optimizer_offload": True,
+                "overlap_grad_reduce": True,
+                "overlap_param_gather": True,
+                "gradient_bytes": 2,
+                "rank_order": "tp-cp-ep-pp-dp",
+            },
+            {
+                "--optimizer-offload-fraction": ["1.0"],
+                "--optimizer-cpu-offload": [],
+                "--use-precision-aware-optimizer": [],
+                "--overlap-grad-reduce": [],
+                "--overlap-param-gather": [],
+                "--grad-reduce-in-bf16": [],
+                "--use-tp-pp-dp-mapping": [],
+            },
+        ),
+        # Windows of 128 tokens, the current one among them, on every other layer from the first.
+        (
+            "gpt-oss-20b",
+            _one_stage,
+            {},
+            {
+                "--softmax-type": ["learnable"],
+                "--window-size": ["127,0"],
+                "--window-attn-skip-freq": [f"({'+'.join(['[1]*1+[0]*1'] * 12)})"],
+                "--disable-bias-linear": None,
+                "--quick-geglu": [],
+                "--swiglu": None,
+            },
+        ),
+        *(
+            (
+                "mixtral-8x7b",
+                _one_stage,
+                {"fp8_recipe": recipe},
+                dict.fromkeys(("--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe"))
+                | {f"--fp{bits}-format": [form], f"--fp{bits}-recipe": [word], "--bf16": []},
+            )
+            for recipe, bits, form, word in (
+                ("fp8-delayed", 8, "hybrid", "delayed"),
+                ("fp8-blockwise", 8, "e4m3", "blockwise"),
+                ("mxfp8", 8, "e4m3", "mxfp8"),
+                ("nvfp4", 4, "e2m1", "nvfp4"),
+            )
+        ),
+    ],
+)
+def test_a_decision_becomes_flags(
+    name: str,
+    decide: Callable[..., TrainDecision],
+    changes: dict[str, Any],
+    expected: dict[str, list[str] | None],
+) -> None:
+    model = _model(name)
+    options = _options(model, decide(model, **changes))
+    assert {flag: options.get(flag) for flag in expected} == expected
 
 
-def test_an_uneven_pipeline_becomes_a_layout() -> None:
-    decision = sample_decision(
-        virtual_pipeline_model_parallel_size=2,
-        stage_recompute=("selective",) * 4,
-        chunks=(4,) * 4,
-        pipeline_layout=(7, 9, 15, 1),
-        mtp_num_layers=1,
-    )
-    options = _options(_model("mixtral-8x7b"), decision)
-    assert options["--pipeline-model-parallel-layout"] == ["Et*7|t*9|t*15|tmL"]
-    assert "--num-virtual-stages-per-pipeline-rank" not in options
-
-
-def test_an_even_interleaved_pipeline_needs_no_layout() -> None:
-    decision = sample_decision(
-        virtual_pipeline_model_parallel_size=2,
-        stage_recompute=("selective",) * 4,
-        chunks=(4,) * 4,
-        pipeline_layout=(8,) * 4,
-    )
-    options = _options(_model("mixtral-8x7b"), decision)
-    assert options["--num-virtual-stages-per-pipeline-rank"] == ["2"]
-    assert "--pipeline-model-parallel-layout" not in options
+def test_an_older_core_calls_the_modules_of_a_graph_its_scope() -> None:
+    model = _model("deepseek-v3")
+    old = _options(model, _one_stage(model, **GRAPHS), core=Core.V0_16)
+    assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
 
 
 def test_stages_that_differ_are_refused_rather_than_flattened() -> None:
     decision = sample_decision(chunks=(4, 2))
     with pytest.raises(ValueError, match="the stages differ"):
         _options(_model("mixtral-8x7b"), decision)
-
-
-def test_latent_attention_shared_expert_and_leading_dense_layers_of_deepseek() -> None:
-    model = _model("deepseek-v3")
-    options = _options(model, _one_stage(model))
-    assert options["--q-lora-rank"] == ["1536"]
-    assert options["--kv-lora-rank"] == ["512"]
-    assert options["--qk-head-dim"] == ["128"]
-    assert options["--qk-pos-emb-head-dim"] == ["64"]
-    assert options["--v-head-dim"] == ["128"]
-    assert "--num-query-groups" not in options
-    assert options["--moe-shared-expert-intermediate-size"] == ["2048"]
-    assert options["--moe-layer-freq"] == ["([0]*3+[1]*58)"]
-    assert options["--moe-router-score-function"] == ["sigmoid"]
-    assert "--moe-router-enable-expert-bias" in options
-    assert options["--moe-router-num-groups"] == ["8"]
-    assert options["--moe-router-group-topk"] == ["4"]
-    # Worked by hand: the pattern is a Python expression that the engine evaluates.
-    pattern = [0] * 3 + [1] * 58
-    assert [int(kind is LayerKind.MOE) for kind in model.layers] == pattern
 
 
 def test_the_script_hands_every_argument_to_the_program(tmp_path: Path) -> None:
@@ -241,40 +370,6 @@ def test_the_manifest_refuses_what_the_engine_refuses_and_every_flag_exists(targ
     failures.check()
 
 
-def test_overlapped_deepep_with_partial_graphs() -> None:
-    model = _model("deepseek-v3")
-    decision = _one_stage(
-        model,
-        stage_recompute=("none",),
-        a2a_overlap=True,
-        dispatcher="deepep",
-        cuda_graph="partial",
-    )
-    options = _options(model, decision)
-    assert options["--moe-token-dispatcher-type"] == ["flex"]
-    assert options["--moe-flex-dispatcher-backend"] == ["deepep"]
-    assert "--overlap-moe-expert-parallel-comm" in options
-    assert options["--cuda-graph-impl"] == ["transformer_engine"]
-    # The overlap runs dense feed-forward networks in turns, so no graph holds them.
-    assert options["--cuda-graph-modules"] == ["attn", "moe_router", "moe_preprocess"]
-    old = _options(model, decision, core=Core.V0_16)
-    assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
-
-
-def test_a_low_precision_comes_beside_bf16() -> None:
-    model = _model("mixtral-8x7b")
-    cases: dict[str, dict[str, list[str]]] = {
-        "fp8-delayed": {"--fp8-format": ["hybrid"], "--fp8-recipe": ["delayed"]},
-        "fp8-blockwise": {"--fp8-format": ["e4m3"], "--fp8-recipe": ["blockwise"]},
-        "mxfp8": {"--fp8-format": ["e4m3"], "--fp8-recipe": ["mxfp8"]},
-        "nvfp4": {"--fp4-format": ["e2m1"], "--fp4-recipe": ["nvfp4"]},
-    }
-    for precision, expected in cases.items():
-        options = _options(model, _one_stage(model, fp8_recipe=precision))
-        assert {flag: values for flag, values in options.items() if "-fp" in flag} == expected
-        assert "--bf16" in options
-
-
 def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None:
     model = _model("mixtral-8x7b")
     decision = _one_stage(model)
@@ -283,58 +378,12 @@ def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None
     assert ("--fp8-recipe", "mxfp8") in arguments(model, goal, decision)
 
 
-def test_the_61_layers_of_deepseek_on_16_ranks() -> None:
-    # Embedding and loss as layers: 63 over 16 is 4 on 15 ranks and 3 on one.
-    decision = sample_decision(
-        pipeline_model_parallel_size=16,
-        data_parallel_size=8,
-        stage_recompute=("none",) * 16,
-        recompute_modules=(),
-        chunks=(1,) * 16,
-        pipeline_layout=(3, *(4,) * 14, 2),
-        ends_as_layers=True,
-        mtp_num_layers=1,
-    )
-    options = _options(_model("deepseek-v3"), decision)
-    middle = "|".join(["t*4"] * 14)
-    assert options["--pipeline-model-parallel-layout"] == [f"Et*3|{middle}|t*2mL"]
-
-
-def test_megatron_fsdp_is_zero_2_and_3() -> None:
-    model = _model("mixtral-8x7b")
-    for stage, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
-        options = _options(model, _one_stage(model, zero_stage=stage))
-        assert options["--data-parallel-sharding-strategy"] == [strategy]
-        assert options["--ckpt-format"] == ["fsdp_dtensor"]
-    assert "--use-megatron-fsdp" not in _options(model, _one_stage(model))
-
-
 def test_sharded_parameters_are_not_started_on_one_hardware_queue() -> None:
     model = _model("mixtral-8x7b")
     for changes, queues in (({"zero_stage": 3}, "32"), ({}, "1")):
         verified = sample_verified(model, _one_stage(model, **changes), emit=("megatron-lm",))
         script = next(file.text for file in emit("megatron-lm", verified) if file.executable)
         assert f'"${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}"' in script
-
-
-def test_state_in_host_memory_and_overlaps_and_order_of_ranks() -> None:
-    decision = sample_decision(
-        optimizer_offload=True,
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        gradient_bytes=2,
-        rank_order="tp-cp-ep-pp-dp",
-    )
-    options = _options(_model("mixtral-8x7b"), decision)
-    assert options["--optimizer-offload-fraction"] == ["1.0"]
-    assert {
-        "--optimizer-cpu-offload",
-        "--use-precision-aware-optimizer",
-        "--overlap-grad-reduce",
-        "--overlap-param-gather",
-        "--grad-reduce-in-bf16",
-        "--use-tp-pp-dp-mapping",
-    } <= set(options)
 
 
 def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:
@@ -346,18 +395,6 @@ def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:
     some = _options(model, _one_stage(model, activation_offload=True))
     assert some["--recompute-modules"] == ["moe"]
     assert not {"moe_act", "expert_fc1"} & set(some["--offload-modules"])
-
-
-def test_sinks_windows_and_biases_of_gpt_oss() -> None:
-    model = _model("gpt-oss-20b")
-    options = _options(model, _one_stage(model))
-    assert options["--softmax-type"] == ["learnable"]
-    # 128 tokens, the current one among them, on every other layer from the first.
-    assert options["--window-size"] == ["127,0"]
-    assert options["--window-attn-skip-freq"] == [f"({'+'.join(['[1]*1+[0]*1'] * 12)})"]
-    assert "--disable-bias-linear" not in options
-    assert "--quick-geglu" in options
-    assert "--swiglu" not in options
 
 
 def test_a_graph_of_the_whole_step_says_that_it_drops_tokens() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepConfig, StepReport
+from tests.patience import patient_s
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.reference.step_config import step_config
 from tuner.engines.writers import emit
@@ -114,7 +115,7 @@ def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
         },
         check=True,
         capture_output=True,
-        timeout=200,
+        timeout=patient_s(200),
     )
     # PyTorch keeps a cache of its own.
     assert [file for file in scratch.iterdir() if "torchinductor" not in file.name] == []

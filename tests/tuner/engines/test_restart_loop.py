@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.test_checkpoints import saving, saving_on_hosts
 from tests.tuner.engines.test_registry import GOLDEN, UPDATE
@@ -248,7 +249,7 @@ class Lab:
             stderr=self.stderr,
             text=True,
             check=False,
-            timeout=60,
+            timeout=patient_s(60),
         )
         log = (self.folder / "log").read_text().splitlines()
         return Ended(code=done.returncode, said=done.stderr or "", log=tuple(log))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
 from tuner.engines.writers import emit
 from tuner.spec.huggingface.read import read_model
@@ -72,7 +73,7 @@ def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_b
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=patient_s(200),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(seen.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profilers.steps.config import Recompute
+from tests.patience import patient_s
 from tuner.config.train import TrainDecision
 from tuner.engines.files import EmittedFile
 from tuner.plans.train import (
@@ -170,7 +171,7 @@ class Recorders:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=patient_s(60),
         )
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return Ran(

@@ -287,5 +287,5 @@ def test_a_launch_is_priced_on_one_pool(spec_of: MakeSpec) -> None:
     pools = tuple(
         Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
     )
-    with pytest.raises(SpecError, match="priced on one pool"):
+    with pytest.raises(SpecError, match="one pool"):
         estimated("", spec.model_copy(update={"cluster": Cluster(pools=pools)}))

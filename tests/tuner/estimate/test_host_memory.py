@@ -46,7 +46,7 @@ def test_an_offloaded_optimizer_is_counted_and_checked(spec_of: MakeSpec) -> Non
     assert half.host_memory is not None
     assert half.host_memory.node_bytes == pytest.approx(unknown.host_memory.node_bytes / 2)
     assert unknown.fits
-    assert "not checked: state cluster.pools[].host" in unwrapped(estimate_text(unknown))
+    assert "cluster.pools[].host" in unwrapped(estimate_text(unknown))
     for memory, fits in ((int(mean * 1.2), True), (64 * GIB, False)):
         result = megatron_on(on_hosts(spec, Host(memory=memory)), OFFLOADED)
         assert result.fits == fits

@@ -117,7 +117,7 @@ def test_the_rate_of_every_kind_of_traffic_moves(tmp_path: Path) -> None:
         with pytest.raises(TunerError, match="a closed loop states no rate"):
             after(loop, text)
     trace.write_text("Timestamp,Request tokens,Response tokens\n1,9,9\n1,9,9\n")
-    with pytest.raises(TunerError, match="all requests come at once"):
+    with pytest.raises(TunerError, match="at once"):
         after(recorded, "rate=x2")
     lengths = {"input_tokens": 9, "output_tokens": 9}
     for stated in ({}, {"rate": "3/s"}):

@@ -152,7 +152,7 @@ def _pair(one: Case, seed: int) -> tuple[SimulatedRun, SimulatedRun]:
 
 
 def _host_restores(run: SimulatedRun) -> int:
-    return sum(restore.level is Level.HOST for restore in run.restores)
+    return run.restores.count(Level.HOST)
 
 
 def test_a_few_simulated_runs_agree_with_the_renewal_model() -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_number_is_refused_as_nothing_compares_with_it(
 def test_a_plan_of_no_known_goal_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text('{"goal": {"kind": "fly"}}')
-    with pytest.raises(PlanUnreadableError, match=r"goal.kind 'fly' is not one of train, serve"):
+    with pytest.raises(PlanUnreadableError, match="'fly'"):
         read_accepted(file)
 
 

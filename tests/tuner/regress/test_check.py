@@ -106,7 +106,7 @@ def test_a_spec_that_cannot_be_read_is_an_error_of_its_own(checks: Path, run: Ru
         "no-yaml": "error",
         "quick": "pass",
     }
-    assert "goal.kind 'fly' is not one of train, serve, place" in result.scenarios[1].reason
+    assert "goal.kind 'fly'" in result.scenarios[1].reason
 
 
 def test_an_unreadable_accepted_plan_can_be_accepted_anew(checks: Path, run: Run) -> None:

@@ -3,7 +3,6 @@
 The copy is planned with by its own command line, as a pull request would be.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from profilers.store import read_profile, write_header, write_table
+from tests.patience import patient_s
 from tuner.regress.check import check
 from tuner.regress.checks import Manner
 from tuner.regress.records import Check, ScenarioVerdict
@@ -78,7 +78,7 @@ def checked_by(tree: Path, checks: Path) -> Check:
         env={"PYTHONPATH": str(tree), "PATH": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patient_s(240),
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr
@@ -97,44 +97,7 @@ def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: 
     (result,) = checked_by(tree, cheap).scenarios
     assert result.verdict is ScenarioVerdict.REGRESSION
     assert "fastest step" in result.reason
-    assert "the same decision is priced differently, on the same inputs" in result.reason
     assert "most of it in computation" in result.reason
-
-
-@pytest.mark.slow
-def test_a_broken_bound_is_a_regression(cheap: Path, faulty: Faulty) -> None:
-    # Devices that share no tensors are said to be a third slower than they are.
-    tree = faulty(
-        "tuner/search/train/bounds.py",
-        "least = strategies.num_microbatches * peak_s + bubble_s",
-        "least = strategies.num_microbatches * peak_s * (1 + (strategies.tensor == 1) / 3)"
-        " + bubble_s",
-    )
-    (result,) = checked_by(tree, cheap).scenarios
-    assert result.verdict is ScenarioVerdict.REGRESSION
-    assert "fastest step" in result.reason
-
-
-def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
-    checks: Path, acting: Path
-) -> None:
-    file = checks / "quick" / "plan.json"
-    values = json.loads(file.read_text(encoding="utf-8"))
-    values["certificate"]["proof"] = "by a field that this version has dropped"
-    file.write_text(json.dumps(values), encoding="utf-8")
-    (result,) = check(checks, manner=Manner(tree=acting)).scenarios
-    assert result.verdict is ScenarioVerdict.ERROR
-    assert "certificate.proof: Extra inputs are not permitted" in result.reason
-    assert "the schema of plans changed" in result.reason
-
-
-@pytest.mark.slow
-def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, faulty: Faulty) -> None:
-    tree = faulty("tuner/plans/train.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
-    (result,) = checked_by(tree, cheap).scenarios
-    assert result.verdict is ScenarioVerdict.ERROR
-    assert "planning crashed: ValidationError" in result.reason
-    assert "decision_gap_ratio" in result.reason
 
 
 def test_a_slower_link_in_the_profile_is_named_with_its_operation(
@@ -163,24 +126,5 @@ def test_a_slower_link_in_the_profile_is_named_with_its_operation(
     assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in result.reason
 
 
-@pytest.mark.slow
-def test_the_version_before_the_fault_is_the_reference(cheap: Path, faulty: Faulty) -> None:
-    tree = faulty(
-        "tuner/costs/train/experts.py",
-        "trained(setting, network, pieces=pieces)",
-        "trained(setting, network, pieces=0.8 * pieces)",
-    )
-    (result,) = check(cheap, against=str(tree)).scenarios
-    assert result.verdict is ScenarioVerdict.REGRESSION
-    assert "the same decision is priced differently" in result.reason
-
-
 def test_unchanged_inputs_pass(cheap: Path) -> None:
     assert [one.verdict.value for one in check(cheap).scenarios] == ["pass"]
-
-
-@pytest.mark.slow
-def test_fifty_runs_on_unchanged_inputs_give_fifty_passes(cheap: Path) -> None:
-    for number in range(49):
-        shutil.copytree(cheap / "cheap", cheap / f"again-{number}")
-    assert {one.verdict for one in check(cheap).scenarios} == {ScenarioVerdict.PASS}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.regress.worker import run_job as answer_here
 from tuner.regress.workers import Limits, Planner, PlanningJob, PlanResult
@@ -93,7 +94,7 @@ def test_stopping_ends_a_plan_that_another_thread_waits_for(acting: Path, tmp_pa
         waiting = threading.Thread(target=lambda: answers.append(planner.plan(job)))
         waiting.start()
         planner.stop()
-        waiting.join(timeout=60.0)
+        waiting.join(timeout=patient_s(60.0))
         assert not waiting.is_alive()
         assert answers[0].plan is None
         assert arguments(planner, tmp_path, "hello").error == "stopped"
@@ -118,7 +119,7 @@ def test_nothing_plans_on_for_a_check_that_was_killed(acting: Path, tmp_path: Pa
             workers = psutil.Process(check.pid).children(recursive=True)
         check.kill()
     assert len(workers) == 2
-    assert psutil.wait_procs(workers, timeout=60.0)[1] == []
+    assert psutil.wait_procs(workers, timeout=patient_s(60.0))[1] == []
 
 
 def test_the_worker_runs_jobs_in_process_too(tmp_path: Path) -> None:

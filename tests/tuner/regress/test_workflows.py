@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.cli import app as frame
 
@@ -86,7 +87,7 @@ def test_a_workflow_runs_as_written_from_a_fresh_clone(commands: list[str], tmp_
             env=environment,
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=patient_s(1200),
             check=False,
         )
         if command.startswith("pip install") and "No matching distribution" in done.stderr:

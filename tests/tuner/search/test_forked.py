@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
 from tuner.search.forked import Task, Worded, numbers
 
 
@@ -30,10 +31,10 @@ def recorded(folder: Path, seconds: float) -> Callable[[int], Task]:
 
 
 def test_numbers_are_the_same_whoever_works_them_out() -> None:
-    alone = numbers(squares(40), processes=1, patience_s=10.0)
+    alone = numbers(squares(40), processes=1, patience_s=patient_s(10.0))
     assert alone[:5] == [None, 1.0 / 7.0, 4.0 / 7.0, None, 16.0 / 7.0]
     for processes in (2, 3, 64):
-        assert numbers(squares(40), processes=processes, patience_s=10.0) == alone
+        assert numbers(squares(40), processes=processes, patience_s=patient_s(10.0)) == alone
 
 
 def test_words_beside_a_number_come_along_cut_where_they_are_long() -> None:
@@ -41,7 +42,7 @@ def test_words_beside_a_number_come_along_cut_where_they_are_long() -> None:
         time.sleep(0.02)
         return Worded(0.5, "é" * 400)
 
-    results = numbers([worded] * 8, processes=2, patience_s=10.0)
+    results = numbers([worded] * 8, processes=2, patience_s=patient_s(10.0))
     assert results == [0.5] * 8
     lengths = {len(one.words) for one in results if isinstance(one, Worded)}
     assert lengths == {400, 123}
@@ -49,7 +50,7 @@ def test_words_beside_a_number_come_along_cut_where_they_are_long() -> None:
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:
     task = recorded(tmp_path, 0.05)
-    results = numbers([task(n) for n in range(6)], processes=2, patience_s=10.0)
+    results = numbers([task(n) for n in range(6)], processes=2, patience_s=patient_s(10.0))
     assert results == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     workers = {int(path.read_text(encoding="ascii")) for path in tmp_path.iterdir()}
     assert len(workers) == 2
@@ -68,7 +69,7 @@ def test_what_a_process_that_died_owes_is_worked_out_here() -> None:
         time.sleep(0.05)
         return 1.0
 
-    assert numbers([fatal] * 4, processes=2, patience_s=10.0) == [1.0] * 4
+    assert numbers([fatal] * 4, processes=2, patience_s=patient_s(10.0)) == [1.0] * 4
 
 
 def test_a_process_that_hangs_is_not_waited_for() -> None:
@@ -88,7 +89,7 @@ def test_an_error_of_a_task_is_raised_here_once() -> None:
         raise ValueError("no number")
 
     with pytest.raises(ValueError, match="no number"):
-        numbers([broken] * 4, processes=2, patience_s=10.0)
+        numbers([broken] * 4, processes=2, patience_s=patient_s(10.0))
 
 
 def test_only_tasks_that_begin_here_are_reported() -> None:

@@ -42,7 +42,6 @@ Fields = dict[str, Any]
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 DRAFTS: Final = {"speculative": {"draft_tokens": 2, "acceptance": 0.7, "method": "mtp"}}
-LOW: Final = {"a2a_backend": "deepep_low_latency"}
 INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "role": (disaggregated(), aggregated()),
     "pool": (aggregated(), aggregated(pool="h200")),

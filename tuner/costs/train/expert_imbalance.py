@@ -11,7 +11,7 @@ must hold the peak, so it uses the P99 over passes (the largest of fewer than 10
 where that is largest. Layers that were not recorded are taken to be like the mean of those that
 were, as in serving (tuner/costs/serve/expert_loads.py): of one recorded layer after the other left
 out, the mean of the rest is nearer than the nearest layer in 16 of 18 recordings, 12.9 % off at the
-median instead of 15.3 % (`python tests/benchmarks/unrecorded_layers.py`).
+median instead of 15.3 %.
 
 Letters: P passes, L recorded layers, E experts, R ranks, D degrees. Not covered:
 placements other than blocks of consecutive experts. A recording without passes has no spread: its

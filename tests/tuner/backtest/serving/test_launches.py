@@ -156,7 +156,7 @@ def test_weights_that_no_device_holds_are_refused(row: Row) -> None:
 
 
 def test_heads_that_cannot_be_split_are_refused_as_odd(row: Row) -> None:
-    with pytest.raises(OddError, match="72 does not divide 64 heads"):
+    with pytest.raises(OddError, match=r"72 .* 64 heads"):
         parse_launch(row(tp_size="72"), number=1)
 
 

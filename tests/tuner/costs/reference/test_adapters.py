@@ -15,6 +15,7 @@ from profilers.steps.layout import join
 from profilers.steps.run import start
 from profilers.steps.training import Training
 from tests.benchmarks.fit_or_not import workload_and_decision
+from tests.patience import patient_s
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.memory import unit_state
 from tuner.costs.reference.operations import layer_ops
@@ -128,7 +129,10 @@ def test_a_step_keeps_the_bytes_that_are_predicted(precision: str) -> None:
         "moe_ffn_size": 48,
         "shared_ffn_size": 40,
     }
-    for targets, stage in itertools.product(TARGETS, STAGES):
+    every = itertools.product(TARGETS, STAGES)
+    # What is kept differs by the width of a number alone.
+    few = [*((TARGETS[0], stage) for stage in STAGES), *((one, STAGES[-1]) for one in TARGETS[1:])]
+    for targets, stage in every if precision == "bf16" else few:
         config = StepConfig.model_validate(
             {
                 "model": shape,
@@ -145,7 +149,7 @@ def test_a_step_keeps_the_bytes_that_are_predicted(precision: str) -> None:
         )
         device = torch.device("cpu")
         layout = (
-            join(config.parallelism, device=device, timeout=timedelta(seconds=60))
+            join(config.parallelism, device=device, timeout=timedelta(seconds=patient_s(60)))
             if dist.is_initialized()
             else start(config, device=device)
         )

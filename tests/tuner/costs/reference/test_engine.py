@@ -21,6 +21,7 @@ from profilers.steps.layout import ParallelState
 from profilers.steps.run import start
 from profilers.steps.training import Training
 from profilers.work import work as work_of
+from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import layer_time, pass_time
@@ -120,7 +121,7 @@ def _observed(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> d
         [sys.executable, "-P", *starter, "tests.profilers.steps.testing", str(cases), str(results)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patient_s(200),
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient_s
+
 _PROGRAMS = ("python", "vllm", "trtllm-serve", "trtllm-llmapi-launch")
 _STAND_IN = """#!{python}
 import json, os, sys
@@ -35,7 +37,7 @@ def start(tmp_path: Path) -> Start:
             env={"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **environment},
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=patient_s(60),
         )
         call = json.loads(log.read_text())
         return call["words"], Path(call["cwd"])

@@ -14,6 +14,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.placement.testing import sample_placement, without_replicas
 from tests.tuner.engines.testing import write_emitted
@@ -218,7 +219,7 @@ def test_the_emitted_script_renumbers_a_checkpoint(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={"PYTHONPATH": str(root)},
         check=True,
-        timeout=120,
+        timeout=patient_s(120),
     )
     router = load_file(tmp_path / "new/model.safetensors")["decoder.layers.5.mlp.router.weight"]
     assert router[:, 0].tolist() == list(map(float, decision.physical_to_logical[1]))

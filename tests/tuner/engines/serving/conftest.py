@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.leaks import MARK
+from tests.patience import patient_s
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
@@ -149,7 +150,7 @@ class Programs:
                     start_new_session=True,
                 )
             try:
-                code = script.wait(timeout=60)
+                code = script.wait(timeout=patient_s(60))
             finally:
                 # A server that starts late would wait for ever for whoever lets go of `hold`.
                 with contextlib.suppress(ProcessLookupError):

@@ -18,6 +18,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
@@ -223,7 +224,7 @@ def test_every_script_is_bash_and_every_name_a_label(
             text=True,
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=patient_s(60),
         )
         assert checked.returncode == 0, checked.stderr
         if decision.mode == "attention_expert":

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
@@ -23,7 +23,7 @@ from tests.tuner.engines.serving.testing import (
 from tests.tuner.engines.testing import write_emitted
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
-from tuner.engines.serve_writers import emit_serving
+from tuner.engines.serve_writers import emit_all_serving, emit_serving
 from tuner.engines.sglang.multiplexing import division
 from tuner.errors import UnknownTargetError
 from tuner.spec.huggingface.read import read_model
@@ -31,6 +31,11 @@ from tuner.spec.model import ModelSpec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency", "max_batch": 96}
+SPECULATIVE = {
+    method: {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
+    for method in ("mtp", "eagle")
+}
+ON_EIGHT: dict[str, Any] = {"devices": 8, "attention_dp": 8, "ep": 8}
 
 
 @pytest.fixture
@@ -54,73 +59,215 @@ def _after(argv: list[str], option: str) -> str:
     return argv[argv.index(option) + 1]
 
 
-def test_sglang_counts_all_devices_of_a_stage_and_multiplies_what_it_divides(start: Any) -> None:
-    # Attention TP 2 x DP 4: --tp-size 8; 64 requests and 8192 tokens a rank, 4 ranks.
-    decision = aggregated(attention_tp=2, attention_dp=4)
-    argv, _ = start("sglang", decision, "aggregated")
-    assert _after(argv, "--tp-size") == "8"
-    assert _after(argv, "--attn-dp-size") == "4"
-    assert _after(argv, "--ep-size") == "8"
-    assert _after(argv, "--max-running-requests") == "256"
-    assert _after(argv, "--chunked-prefill-size") == "32768"
-    assert _after(argv, "--cuda-graph-max-bs-decode") == "64"
+def _words(argv: list[str], option: str) -> str | bool:
+    """Return what follows an option: its value, or whether it is there at all."""
+    at = argv.index(option) + 1 if option in argv else None
+    if at is None or at == len(argv) or argv[at].startswith("--"):
+        return at is not None
+    return argv[at]
 
 
-def test_sglang_turns_chunking_off(start: Any) -> None:
-    argv, _ = start("sglang", aggregated(chunked_prefill=False), "aggregated")
-    assert _after(argv, "--chunked-prefill-size") == "-1"
-    assert _after(argv, "--max-prefill-tokens") == "8192"
+DECODE_LOW = disaggregated(decode=LOW_LATENCY | ON_EIGHT)
+DECODE_DRAFTS = disaggregated(decode=LOW_LATENCY | ON_EIGHT | {"draft_tokens": 3})
+NVFP4 = {"quantization": "nvfp4", "kv_cache_dtype": "fp8"}
+TWO_MACHINES = {"NODE_RANK": "1", "MASTER_ADDR": "first", "PORT": "31000"}
 
 
-def test_sglang_bounds_graphs_and_buffers_by_the_batch_under_low_latency(start: Any) -> None:
-    argv, environment = start(
-        "sglang",
-        disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8}),
-        "decode",
-    )
-    assert _after(argv, "--deepep-mode") == "low_latency"
-    assert _after(argv, "--cuda-graph-max-bs-decode") == "96"
-    assert environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "96"
-    assert _after(argv, "--disaggregation-mode") == "decode"
-    assert _after(argv, "--disaggregation-transfer-backend") == "nixl"
-
-
-def test_sglang_sends_prompts_through_normal_kernels(start: Any) -> None:
-    for backend, mode in (("deepep_normal", "normal"), ("deepep_low_latency", "auto")):
-        argv, _ = start("sglang", aggregated(a2a_backend=backend), "aggregated")
-        assert _after(argv, "--deepep-mode") == mode
-        # Normal kernels cannot be captured, so a graph size would mean nothing.
-        assert ("--cuda-graph-max-bs-decode" in argv) == (mode == "auto")
-
-
-def test_sglang_prefill_listens_where_the_router_says(start: Any) -> None:
-    argv, _ = start("sglang", disaggregated(connector="mooncake"), "prefill", PORT="31000")
-    assert _after(argv, "--disaggregation-bootstrap-port") == "31010"
-    assert _after(argv, "--disaggregation-transfer-backend") == "mooncake"
-
-
-def test_vllm_spreads_whole_experts_over_tp_times_dp(start: Any) -> None:
-    argv, _ = start("vllm", aggregated(attention_tp=2, attention_dp=4), "aggregated")
-    assert _after(argv, "--tensor-parallel-size") == "2"
-    assert _after(argv, "--data-parallel-size") == "4"
-    assert "--enable-expert-parallel" in argv
-    # Both are of one data-parallel rank.
-    assert _after(argv, "--max-num-seqs") == "64"
-    assert _after(argv, "--max-num-batched-tokens") == "8192"
-
-
-def test_vllm_slices_experts_without_expert_parallelism(start: Any) -> None:
-    argv, _ = start("vllm", aggregated(ep=1, moe_tp=8), "aggregated")
-    assert "--enable-expert-parallel" not in argv
-    assert "--all2all-backend" not in argv
-
-
-def test_vllm_gives_low_latency_buffers_the_size_of_the_batch(start: Any) -> None:
-    decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
-    argv, _ = start("vllm", decision, "decode")
-    assert _after(argv, "--all2all-backend") == "deepep_low_latency"
-    assert _after(argv, "--max-num-batched-tokens") == "96"
-    assert _after(argv, "--max-cudagraph-capture-size") == "96"
+@each_row(
+    ("engine", "decision", "goal", "given_variables", "expected"),
+    [
+        # Attention TP 2 x DP 4: --tp-size 8; 64 requests and 8192 tokens a rank, 4 ranks.
+        (
+            "sglang",
+            aggregated(attention_tp=2, attention_dp=4),
+            None,
+            {},
+            {
+                "--tp-size": "8",
+                "--attn-dp-size": "4",
+                "--ep-size": "8",
+                "--max-running-requests": "256",
+                "--chunked-prefill-size": "32768",
+                "--cuda-graph-max-bs-decode": "64",
+            },
+        ),
+        # vLLM's are of one data-parallel rank, and it spreads whole experts over TP times DP.
+        (
+            "vllm",
+            aggregated(attention_tp=2, attention_dp=4),
+            None,
+            {},
+            {
+                "--tensor-parallel-size": "2",
+                "--data-parallel-size": "4",
+                "--enable-expert-parallel": True,
+                "--max-num-seqs": "64",
+                "--max-num-batched-tokens": "8192",
+            },
+        ),
+        (
+            "vllm",
+            aggregated(ep=1, moe_tp=8),
+            None,
+            {},
+            {"--enable-expert-parallel": False, "--all2all-backend": False},
+        ),
+        (
+            "sglang",
+            aggregated(chunked_prefill=False),
+            None,
+            {},
+            {"--chunked-prefill-size": "-1", "--max-prefill-tokens": "8192"},
+        ),
+        # Graphs and buffers are bounded by the batch under low latency.
+        (
+            "sglang",
+            DECODE_LOW,
+            None,
+            {},
+            {
+                "--deepep-mode": "low_latency",
+                "--cuda-graph-max-bs-decode": "96",
+                "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": "96",
+                "--disaggregation-mode": "decode",
+                "--disaggregation-transfer-backend": "nixl",
+            },
+        ),
+        (
+            "vllm",
+            DECODE_LOW,
+            None,
+            {},
+            {
+                "--all2all-backend": "deepep_low_latency",
+                "--max-num-batched-tokens": "96",
+                "--max-cudagraph-capture-size": "96",
+            },
+        ),
+        (
+            "trtllm",
+            DECODE_LOW,
+            None,
+            {},
+            {
+                "TRTLLM_FORCE_COMM_METHOD": "DEEPEPLOWLATENCY",
+                "TRTLLM_DEEP_EP_TOKEN_LIMIT": "96",
+            },
+        ),
+        # Prompts go through normal kernels, which cannot be captured: a graph size means nothing.
+        (
+            "sglang",
+            aggregated(a2a_backend="deepep_normal"),
+            None,
+            {},
+            {"--deepep-mode": "normal", "--cuda-graph-max-bs-decode": False},
+        ),
+        (
+            "sglang",
+            aggregated(a2a_backend="deepep_low_latency"),
+            None,
+            {},
+            {"--deepep-mode": "auto", "--cuda-graph-max-bs-decode": "64"},
+        ),
+        # Prefill listens where the router says.
+        (
+            "sglang",
+            disaggregated(connector="mooncake"),
+            None,
+            {"PORT": "31000"},
+            {
+                "--disaggregation-bootstrap-port": "31010",
+                "--disaggregation-transfer-backend": "mooncake",
+            },
+        ),
+        # Data-parallel ranks are numbered by machine.
+        (
+            "vllm",
+            aggregated(devices=16, attention_dp=16, ep=16),
+            None,
+            TWO_MACHINES,
+            {
+                "--data-parallel-size-local": "8",
+                "--data-parallel-start-rank": "8",
+                "--data-parallel-address": "first",
+                "--data-parallel-rpc-port": "31100",
+                "--headless": True,
+            },
+        ),
+        *(
+            (
+                engine,
+                aggregated(),
+                NVFP4,
+                {},
+                {"--kv-cache-dtype": cache, "--quantization": "modelopt_fp4"},
+            )
+            for engine, cache in (("sglang", "fp8_e4m3"), ("vllm", "fp8"))
+        ),
+        # SGLang checks one token more than it drafts. Graphs are counted in requests, buffers in
+        # tokens: 96 x 4.
+        (
+            "sglang",
+            DECODE_DRAFTS,
+            SPECULATIVE["mtp"],
+            {},
+            {
+                "--speculative-algorithm": "EAGLE",
+                "--speculative-num-steps": "3",
+                "--speculative-eagle-topk": "1",
+                "--speculative-num-draft-tokens": "4",
+                "--cuda-graph-max-bs-decode": "96",
+                "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": "384",
+            },
+        ),
+        # vLLM counts drafts as tokens of a step.
+        (
+            "vllm",
+            DECODE_DRAFTS,
+            SPECULATIVE["mtp"],
+            {},
+            {
+                "--speculative-config": '{"method": "mtp", "num_speculative_tokens": 3}',
+                "--max-num-seqs": "96",
+                "--max-num-batched-tokens": "384",
+                "--max-cudagraph-capture-size": "384",
+            },
+        ),
+        # Below its default of 32 tokens vLLM would not halve a full batch.
+        *(
+            (
+                engine,
+                aggregated(a2a_backend="deepep_normal", two_batch_overlap=halves, max_batch=8),
+                None,
+                {},
+                {
+                    "--enable-two-batch-overlap": halves and engine == "sglang",
+                    "--enable-dbo": halves and engine == "vllm",
+                    "--dbo-decode-token-threshold": halves and engine == "vllm" and "8",
+                },
+            )
+            for engine in ("sglang", "vllm")
+            for halves in (True, False)
+        ),
+    ],
+)
+def test_a_decision_becomes_options_and_variables(
+    start: Any,
+    engine: str,
+    decision: ServeDecision,
+    goal: Any,
+    given_variables: dict[str, str],
+    expected: dict[str, str | bool],
+) -> None:
+    role = "aggregated"
+    if decision.mode == "disaggregated":
+        role = "prefill" if "PORT" in given_variables else "decode"
+    argv, environment = start(engine, decision, role, goal=goal, **given_variables)
+    said = {
+        name: _words(argv, name) if name.startswith("--") else environment.get(name)
+        for name in expected
+    }
+    assert said == expected
 
 
 def test_vllm_names_connector_and_role(start: Any) -> None:
@@ -142,18 +289,6 @@ def test_vllm_passes_caches_through_host_memory_where_the_plan_does(start: Any) 
     decision = disaggregated(path="host", decode={"devices": 8, "attention_dp": 8, "ep": 8})
     argv, _ = start("vllm", decision, "decode")
     assert json.loads(_after(argv, "--kv-transfer-config"))["kv_buffer_device"] == "cpu"
-
-
-def test_vllm_numbers_data_parallel_ranks_by_machine(start: Any) -> None:
-    decision = aggregated(devices=16, attention_dp=16, ep=16)
-    argv, _ = start(
-        "vllm", decision, "aggregated", NODE_RANK="1", MASTER_ADDR="first", PORT="31000"
-    )
-    assert _after(argv, "--data-parallel-size-local") == "8"
-    assert _after(argv, "--data-parallel-start-rank") == "8"
-    assert _after(argv, "--data-parallel-address") == "first"
-    assert _after(argv, "--data-parallel-rpc-port") == "31100"
-    assert "--headless" in argv
 
 
 def test_several_machines_want_to_know_which_they_are(
@@ -201,25 +336,6 @@ def test_trtllm_prefill_runs_without_overlap_and_graphs(deepseek: ModelSpec) -> 
     assert decode["cuda_graph_config"]["max_batch_size"] == 64
     assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
     assert decode["cache_transceiver_config"] == {"backend": "NIXL"}
-
-
-def test_trtllm_forces_the_planned_all_to_all_and_bounds_its_buffers(start: Any) -> None:
-    decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
-    _, environment = start("trtllm", decision, "decode")
-    assert environment["TRTLLM_FORCE_COMM_METHOD"] == "DEEPEPLOWLATENCY"
-    assert environment["TRTLLM_DEEP_EP_TOKEN_LIMIT"] == "96"
-
-
-def test_precisions_have_the_engines_own_names(start: Any) -> None:
-    goal = {"quantization": "nvfp4", "kv_cache_dtype": "fp8"}
-    found = {}
-    for engine in ("sglang", "vllm"):
-        argv, _ = start(engine, aggregated(), "aggregated", goal=goal)
-        found[engine] = (_after(argv, "--kv-cache-dtype"), _after(argv, "--quantization"))
-    assert found == {
-        "sglang": ("fp8_e4m3", "modelopt_fp4"),
-        "vllm": ("fp8", "modelopt_fp4"),
-    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -493,35 +609,6 @@ def test_sglangs_router_gets_the_bootstrap_ports(
     ]
 
 
-SPECULATIVE = {
-    method: {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
-    for method in ("mtp", "eagle")
-}
-ON_EIGHT: dict[str, Any] = {"devices": 8, "attention_dp": 8, "ep": 8}
-
-
-def test_sglang_checks_one_token_more_than_it_drafts(start: Any) -> None:
-    decision = disaggregated(decode={**LOW_LATENCY, **ON_EIGHT, "draft_tokens": 3})
-    argv, environment = start("sglang", decision, "decode", goal=SPECULATIVE["mtp"])
-    assert _after(argv, "--speculative-algorithm") == "EAGLE"
-    assert _after(argv, "--speculative-num-steps") == "3"
-    assert _after(argv, "--speculative-eagle-topk") == "1"
-    assert _after(argv, "--speculative-num-draft-tokens") == "4"
-    # Graphs are counted in requests, buffers in tokens: 96 x 4.
-    assert _after(argv, "--cuda-graph-max-bs-decode") == "96"
-    assert environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "384"
-
-
-def test_vllm_counts_drafts_as_tokens_of_a_step(start: Any) -> None:
-    decision = disaggregated(decode={**LOW_LATENCY, **ON_EIGHT, "draft_tokens": 3})
-    argv, _ = start("vllm", decision, "decode", goal=SPECULATIVE["mtp"])
-    config = json.loads(_after(argv, "--speculative-config"))
-    assert config == {"method": "mtp", "num_speculative_tokens": 3}
-    assert _after(argv, "--max-num-seqs") == "96"
-    assert _after(argv, "--max-num-batched-tokens") == "384"
-    assert _after(argv, "--max-cudagraph-capture-size") == "384"
-
-
 def test_prefill_fills_the_cache_of_the_layer_that_decode_drafts_with(deepseek: ModelSpec) -> None:
     decision = disaggregated(decode={"draft_tokens": 3})
     for engine in ("sglang", "vllm", "trtllm"):
@@ -585,6 +672,25 @@ def test_a_separate_draft_layer_is_named(
         assert "set DRAFT_MODEL to the path or name" in done.stderr
 
 
+def test_a_machine_deals_out_its_devices_once_and_must_have_all(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    decision = aggregated(count=3, devices=2, attention_dp=2, ep=2)
+    for target, files in emit_all_serving(
+        sample_serving(deepseek, decision, engine="sglang", emit=("local",))
+    ).items():
+        write_emitted(launch / target, files)
+    script = str(launch / "local/local.sh")
+    few = programs.run(script, cwd=launch, AVAILABLE="5")
+    assert (few.code, "the plan is for 6" in few.stderr) == (2, True)
+    done = programs.run(script, cwd=launch, servers=3, AVAILABLE="6")
+    assert done.code == 0, done.stderr
+    started = [call["environment"] for call in programs.calls()]
+    dealt = sorted(one["CUDA_VISIBLE_DEVICES"] for one in started)
+    assert dealt == ["0,1", "2,3", "4,5"]
+    assert len({one["PORT"] for one in started}) == 3
+
+
 def test_a_requeued_job_forgets_the_addresses_of_its_earlier_run(
     deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
@@ -630,18 +736,6 @@ def test_vllm_captures_the_whole_batch(start: Any) -> None:
             whole = {-(-size // each) * each for size in sizes if size <= graph}
             assert any(batch * each <= size <= graph for size in whole)
     failures.check()
-
-
-def test_halves_of_a_batch_overlap_where_the_plan_does(start: Any) -> None:
-    decision = aggregated(a2a_backend="deepep_normal", two_batch_overlap=True, max_batch=8)
-    for engine, option in (("sglang", "--enable-two-batch-overlap"), ("vllm", "--enable-dbo")):
-        argv, _ = start(engine, decision, "aggregated")
-        assert option in argv
-        if engine == "vllm":
-            # Below its default of 32 tokens a full batch would not be halved.
-            assert _after(argv, "--dbo-decode-token-threshold") == "8"
-        plain, _ = start(engine, aggregated(a2a_backend="deepep_normal"), "aggregated")
-        assert option not in plain
 
 
 def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.patience import patient_s
 from tests.tuner.engines.serving.testing import disaggregated, sample_serving
 from tuner.engines.files import EmittedFile
 from tuner.engines.serve_writers import emit_serving
@@ -66,7 +67,7 @@ def test_one_script_starts_all_instances_and_the_router(
     (tmp_path / "router.sh").write_text('echo "$PREFILL_URLS" "$DECODE_URLS"; sleep 1\n')
     environment = {**os.environ, "MODEL": "m", "AVAILABLE": "8", "LOGS": str(tmp_path / "logs")}
     done = subprocess.run(
-        ["bash", str(tmp_path / "machine.sh")], env=environment, timeout=30, check=False
+        ["bash", str(tmp_path / "machine.sh")], env=environment, timeout=patient_s(30), check=False
     )
     assert done.returncode == 0
     logged = sorted(path.read_text().strip() for path in (tmp_path / "logs").iterdir())

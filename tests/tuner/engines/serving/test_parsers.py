@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.patience import patient_s
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
@@ -145,7 +146,7 @@ def ask(tmp_path: Path) -> Ask:
             asks += "; import importlib.metadata as m"
             asks += f"; assert m.version({package!r}).startswith('0.{release}.')"
         has = [python, "-c", asks]
-        if subprocess.run(has, check=False, capture_output=True, timeout=60).returncode:
+        if subprocess.run(has, check=False, capture_output=True, timeout=patient_s(60)).returncode:
             pytest.skip(f"{name} is not installed; set MOETUNE_ENGINES_PYTHON")
         file = tmp_path / "asked.json"
         file.write_text(json.dumps(commands))
@@ -155,7 +156,7 @@ def ask(tmp_path: Path) -> Ask:
             capture_output=True,
             text=True,
             check=False,
-            timeout=250,
+            timeout=patient_s(250),
         )
         assert done.returncode == 0, done.stderr[-2000:]
         response = json.loads(file.read_text())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, sample_serving
@@ -194,7 +195,7 @@ def test_vllm_finds_the_plugin_by_its_entry_point(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=patient_s(60),
     )
     assert found.stdout.strip() == "moetune_placement"
 

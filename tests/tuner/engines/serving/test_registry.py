@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.serving.testing import (
     aggregated,
@@ -153,7 +154,7 @@ def _assert_harmless(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         text = path.read_text() if path.is_file() else ""
         if path.suffix in (".sh", ".sbatch"):
-            subprocess.run(["bash", "-n", str(path)], check=True, timeout=60)
+            subprocess.run(["bash", "-n", str(path)], check=True, timeout=patient_s(60))
             # Comments apart, nothing of the name is left but a label.
             body = "".join(line for line in text.splitlines(True) if not line.startswith("#"))
             assert "injected" not in body

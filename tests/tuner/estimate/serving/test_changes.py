@@ -132,7 +132,7 @@ def merged(options: dict[str, Any], lines: tuple[str, ...]) -> dict[str, Any]:
 
 
 def test_advice_that_is_pasted_back_is_obeyed(deployment: Made, tmp_path: Path) -> None:
-    traffic = "{concurrency: 512, input_tokens: 6000, output_tokens: 500}"
+    traffic = "{concurrency: 512, requests: 1024, input_tokens: 6000, output_tokens: 500}"
     for engine in STARTS:
         spec = deployment(engine=engine, slo="{}", traffic=traffic).spec
         run = partial(with_lines, spec, folder=tmp_path)

@@ -35,7 +35,7 @@ def test_a_server_under_a_spec_that_trains_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=f"serves, by {engine}, the spec trains; give"):
             api.estimate(spec, launch=launch)
-    with pytest.raises(SpecError, match="which is no program whose launches"):
+    with pytest.raises(SpecError, match="no program"):
         api.estimate(spec, launch="python train.py")
 
 
@@ -50,5 +50,5 @@ def test_a_training_run_under_a_spec_that_serves_is_named(tmp_path: Path) -> Non
     ):
         with pytest.raises(SpecError, match="trains, the spec serves; give a spec with goal"):
             api.estimate_serving(spec, launch=launch)
-    with pytest.raises(SpecError, match="starts no server of"):
+    with pytest.raises(SpecError, match="no server"):
         api.estimate_serving(spec, launch="python other.py")

@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import Option
 from tuner.search.serve.solve_mode import (
     ServeProblem,
-    build_serve_problem,
     goal_spare,
     problem_variants,
     solve_program_of,
 )
 from tuner.search.serve.to_plan import to_decision
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 ONE_CARD = "nics_per_node: 1, nic: 25Gbit/s"
@@ -56,12 +54,6 @@ def spec(tmp_path: Path) -> Spec:
         return path
 
     return made
-
-
-def problem_of(path: Path) -> ServeProblem:
-    read = read_serve_spec(path)
-    pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
-    return build_serve_problem(read, pools, SearchSettings())
 
 
 def planned(path: Path) -> ServePlan:

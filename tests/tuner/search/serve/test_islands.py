@@ -13,6 +13,7 @@ from solvers.instances.problem import (
     InstancesProblem,
     Route,
 )
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
@@ -58,7 +59,8 @@ def test_h100_and_ascend_are_two_islands_that_use_both_pools(ascend: ServePlan) 
 def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(tmp_path: Path) -> None:
     # So little traffic that either pair of pools would serve it.
     text = (EXAMPLES / "h100-ascend.yaml").read_text(encoding="utf-8")
-    text = text.replace("../models", str(EXAMPLES.parent / "models")).replace("25/s", "18/s")
+    text = text.replace("../models", str(EXAMPLES.parent / "models"))
+    text = text.replace("25/s", "18/s\n    requests: 800")
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     plan = deploy(tmp_path / "spec.yaml", time_limit_s=20.0).plan
     listed = {one.feature.partition(":")[0]: one for one in plan.unlaunchable if one.rule}
@@ -93,10 +95,7 @@ def test_one_vendor_is_one_island() -> None:
 
 
 def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
-    spec = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
-    problem = build_serve_problem(
-        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), SearchSettings()
-    )
+    problem = problem_of(EXAMPLES / "h100-ascend.yaml")
     groups, each = [], {}
     for pool, prefills, decodes in (("h100", 1, 4), ("ascend", 3, 1)):
         own = {
@@ -121,7 +120,7 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     path.write_text(
         text.replace("../models", str(EXAMPLES.parent / "models"))
         .replace("modes: [disaggregated]", "modes: [aggregated]")
-        .replace("arrival:", "prefix_hit: 0.5\n    arrival:"),
+        .replace("arrival:", "prefix_hit: 0.5\n    requests: 800\n    arrival:"),
         encoding="utf-8",
     )
     spec = read_serve_spec(path)

@@ -198,7 +198,7 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
     wide, half = (option(problem, Role.PREFILL, "b200", tensor=tensor) for tensor in (8, 4))
     receiver = option(problem, Role.DECODE, "b200", tensor=4)
     (line,) = problem.kv_transfers.refusals(wide, receiver)
-    assert "the wider prefill exceeds 4 key-value heads" in line
+    assert "4 key-value heads" in line
     options = tuple(one for one in problem.options.options if one.role is not Role.AGGREGATED)
     ways = build_kv_routes(options, problem.kv_transfers, problem.serving_pools)
     ends = {(route.sender, route.receiver) for route in ways.routes}

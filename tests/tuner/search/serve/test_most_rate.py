@@ -7,21 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.printed import words_of
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.goals.registry import goal_of
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.most_rate import RATE_STEP, at_rate, solve_goal
 from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (
-    ServeProblem,
-    build_serve_problem,
     simulate_traffic,
 )
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 EVEN = "{rate: 3/s, arrival: {kind: constant}, input_tokens: 1000, output_tokens: 200}"
@@ -57,19 +54,13 @@ def spec(tmp_path: Path) -> Spec:
     return made
 
 
-def question_of_spec(path: Path) -> ServeProblem:
-    spec = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, SearchSettings())
-
-
 def planned(path: Path) -> ServePlan:
     return deploy(path, time_limit_s=20.0).plan
 
 
 def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
     # One kind of instance, one device each: four times its rate. Nothing waits at even gaps.
-    problem = question_of_spec(spec(traffic=EVEN, extra="max_model_len: 8192"))
+    problem = problem_of(spec(traffic=EVEN, extra="max_model_len: 8192"))
     each = {
         option.devices: option.rate_per_s / option.devices
         for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
@@ -84,7 +75,7 @@ def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> No
 
 def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
     for slo in ("{ttft: {mean: 400ms}}", "{ttft: {p99: 600ms}, tpot: {p90: 40ms}}"):
-        problem = question_of_spec(
+        problem = problem_of(
             spec(
                 nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
             )
@@ -116,7 +107,7 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
             (1, "{tpot: {p90: 40ms}}"),
             (2, "{tpot: {p90: 40ms}}"),
         )
-        if (served := solve_goal(question_of_spec(spec(nodes=nodes, slo=slo)), "aggregated"))
+        if (served := solve_goal(problem_of(spec(nodes=nodes, slo=slo)), "aggregated"))
     ]
     assert rates[0] <= rates[1] * (1.0 + RATE_STEP)
     assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
@@ -126,7 +117,7 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
 def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spec: Spec) -> None:
     # Of one kind a role, only one pool of the two would serve.
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
-    problem = question_of_spec(spec(nodes=2, more_pools=pools))
+    problem = problem_of(spec(nodes=2, more_pools=pools))
     one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
     one = solve_goal(replace(problem, routers=(one_kind,)), "aggregated")
     found = solve_goal(problem, "aggregated")
@@ -149,7 +140,7 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
 @pytest.mark.slow
 def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
     modes = "[aggregated, disaggregated, attention_expert, shared_device]"
-    problem = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
+    problem = problem_of(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
     solutions = solve_modes(problem)
     assert {one.mode for one in solutions.serving} == {
         "aggregated",

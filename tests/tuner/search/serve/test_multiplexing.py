@@ -5,12 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.multiplexing import can_share, multiplexed_options, price_shares, sm_shares
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
+from tuner.search.serve.solve_mode import ServeProblem
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "qwen3-30b-a3b"
 
@@ -29,9 +27,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
         "  traffic: {rate: 5/s, input_tokens: 3000, output_tokens: 300}\n"
         "  slo: {ttft: {p90: 1s}, tpot: {p90: 30ms}}\n"
     )
-    spec = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, SearchSettings())
+    return problem_of(path)
 
 
 def test_only_plain_ranks_share(problem: ServeProblem) -> None:

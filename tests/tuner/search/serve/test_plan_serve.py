@@ -115,7 +115,7 @@ def test_zero_computation_experts_are_planned_as_engines_run_them(
     # A step reads 18.7 billion parameters of attention and dense networks at least once.
     assert 0.002 < made.predicted.tpot_s.mean < 0.1
     notes = made.provenance.notes
-    assert any("of the 12 experts of a token 8 have weights on average" in note for note in notes)
+    assert any("12 experts of a token 8" in note for note in notes)
     assert any(f"{engine}: copies for experts without weights" in note for note in notes)
     if engine == "sglang":
         assert {(one.pp, one.a2a_backend) for one in made.decision.instances} <= {
@@ -129,7 +129,7 @@ def test_a_release_that_lacks_the_model_says_so(tmp_path: Path) -> None:
         tmp_path, pools=H200, model="kimi-linear-48b-a3b", engine="trtllm", extra=FEW_MODES
     )
     assert made.decision is None
-    assert "the release does not run KimiLinearForCausalLM" in str(made.binding_constraint)
+    assert "KimiLinearForCausalLM" in str(made.binding_constraint)
 
 
 def test_twice_the_traffic_never_takes_fewer_devices(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import PrefixReuse, ServePlan
-from tuner.search.serve import options, prefix_reuse, routers
 from tuner.search.serve import plan_serve as planning
-from tuner.search.serve.degrees import instance_degrees
+from tuner.search.serve import prefix_reuse
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
 from tuner.search.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
 from tuner.search.serve.simulation import sample_rank_requests
@@ -280,36 +279,3 @@ def test_wide_instances_are_weighed_by_the_fewer_hits_of_their_ranks(
         demand = priced.demand.on(Role.AGGREGATED, ranks=ranks)
         ratio = found[Role.AGGREGATED, ranks].ratio
         assert demand.computed_tokens == pytest.approx(2048 * (1.0 - ratio))
-
-
-TRACE = Path(__file__).parents[5] / "shared/data/traces/mooncake_conversation_trace.jsonl"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not TRACE.exists(), reason="needs the Mooncake conversation trace")
-def test_routing_to_ranks_saves_a_sixth_of_the_devices_of_a_published_conversation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Qwen3-30B-A3B on instances of DP 4 on H100, 24 requests a second of Mooncake's trace."""
-    path = tmp_path / "spec.yaml"
-    text = SPEC.replace("ENGINE", "vllm").replace("trace.jsonl, prefix_hit: 0.9", f"{TRACE}")
-    text = text.replace("mixtral-8x7b", "qwen3-30b-a3b").replace("nodes: 1", "nodes: 8")
-    path.write_text(text.replace("{trace:", "{rate: 24/s, trace:"))
-    every = instance_degrees
-    monkeypatch.setattr(
-        options,
-        "instance_degrees",
-        lambda *of, **more: (one for one in every(*of, **more) if one.attention_data == 4),
-    )
-    devices, hits = [], []
-    for option in ("", None):
-        monkeypatch.setattr(routers, "_ranks_options", lambda *_, option=option, **__: (option,))
-        plan = plan_of(path)
-        assert plan.decision is not None
-        assert plan.predicted is not None
-        assert plan.predicted.prefix_hits is not None
-        devices.append(plan.decision.num_devices)
-        hits.append(plan.predicted.prefix_hits.ratio)
-    assert devices == [20, 24]
-    assert 0.24 < hits[0] < 0.34
-    assert 0.11 < hits[1] < 0.17

@@ -5,18 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.mode_simulation import waits_s
 from tuner.search.serve.program import Spare, build_program
 from tuner.search.serve.remote_prefill import length_thresholds, offload_options
 from tuner.search.serve.solve_mode import (
     ServeProblem,
-    build_serve_problem,
     problem_variants,
 )
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
 
@@ -43,9 +40,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
         "    output_tokens: 300\n"
         "  slo: {ttft: {p90: 5s}, tpot: {p90: 50ms}}\n"
     )
-    spec = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, SearchSettings())
+    return problem_of(path)
 
 
 def test_thresholds_part_the_tokens_to_compute(problem: ServeProblem) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.printed import words_of
+from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import router_stacks
@@ -352,19 +353,12 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     tmp_path: Path,
 ) -> None:
     # Both simulations of the same two instances agree, so that a second instance starts no jump.
-    from tuner.goals.serve_plan import price_serving_pool
-    from tuner.search.serve.solve_mode import build_serve_problem
-    from tuner.search.settings import SearchSettings
-    from tuner.spec.serving.read import read_serve_spec
 
     planned(tmp_path)
     path = tmp_path / "spec.yaml"
     path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
-    spec = read_serve_spec(path)
-    problem = build_serve_problem(
-        spec, tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools), SearchSettings()
-    )
-    (router, _) = router_choices(spec.goal, (), "disaggregated")
+    problem = problem_of(path)
+    (router, _) = router_choices(problem.spec.goal, (), "disaggregated")
     pairs = []
     for role in (Role.PREFILL, Role.DECODE):
         own = [
@@ -378,10 +372,14 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     assert not is_routed("disaggregated", pairs, router)
     demand = problem.demand
     single = simulate_disaggregated_mode(
-        *pairs, kv_transfers=problem.kv_transfers, goal=spec.goal, demand=demand
+        *pairs, kv_transfers=problem.kv_transfers, goal=problem.spec.goal, demand=demand
     )
     routed = simulate_routed_mode(
-        pairs, router=router, kv_transfers=problem.kv_transfers, goal=spec.goal, demand=demand
+        pairs,
+        router=router,
+        kv_transfers=problem.kv_transfers,
+        goal=problem.spec.goal,
+        demand=demand,
     )
     for one_s, other_s in (
         (single.ttft_s_R, routed.ttft_s_R),

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.seeds import seeds
+from tests.tuner.search.serve.problems import problem_of
 from tuner.costs.serve.bands import PublishedMode
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.most_rate import RATE_STEP, at_stated_rate, solve_goal
 from tuner.search.serve.relaxations import find_closest
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 RIPPLE_RATIO = 0.05
@@ -53,12 +51,6 @@ def written(folder: Path, text: str, *, rate: float | None) -> Path:
 
 def planned(folder: Path, text: str, *, rate: float | None) -> ServePlan:
     return deploy(written(folder, text, rate=rate), time_limit_s=20.0).plan
-
-
-def problem_of(path: Path) -> ServeProblem:
-    spec = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, SearchSettings())
 
 
 @pytest.mark.parametrize("seed", seeds(12, default=2))

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,12 @@ from tests.printed import unwrapped
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
-from tuner.plans.train import Plan, Provenance, TrainPrediction
+from tuner.plans.train import Plan, Provenance
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom
 from tuner.search.train.incumbents import SearchOutcome, Solutions
-from tuner.search.train.memory_risk import LIKELY, SMALL, LossPrices, loss_prices
+from tuner.search.train.memory_risk import LIKELY, SMALL, LossPrices
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.preference import (
     TOLERANCE_RATIO,
@@ -71,20 +70,6 @@ def planned(
     )
 
 
-def expected_s(plan: Plan) -> float:
-    """Seconds of a step with what running out costs; the run continues with the safe decision."""
-    assert plan.predicted is not None
-    step_s, chance = plan.predicted.step_time_s, plan.predicted.out_of_memory_probability or 0.0
-    next_s = step_s if plan.roomier is None else plan.roomier.step_time_s
-    return with_losses_s(plan, plan.predicted) + chance * max(0.0, next_s - step_s)
-
-
-def with_losses_s(plan: Plan, predicted: TrainPrediction) -> float:
-    """Seconds of a step with those that running out loses."""
-    step_s, loss_s = predicted.step_time_s, predicted.out_of_memory_loss_s or 0.0
-    return step_s * (1.0 + loss_s / loss_prices(plan.goal).run_s(step_s))
-
-
 @pytest.mark.slow
 def test_a_safe_decision_beyond_the_rows_of_the_search_is_found() -> None:
     """Worth its 3 s: a fastest decision that may run out is rare in a small space."""
@@ -95,29 +80,6 @@ def test_a_safe_decision_beyond_the_rows_of_the_search_is_found() -> None:
     assert plan.roomier.out_of_memory_probability <= SMALL
     rows = (plan.predicted, *(one.predicted for one in plan.alternatives))
     assert plan.roomier.step_time_s > max(one.step_time_s for one in rows) * (1.0 + TOLERANCE_RATIO)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "ratios", [(0.95, 0.86), pytest.param((0.95, 0.9, 0.86), marks=pytest.mark.slow)]
-)
-def test_less_usable_memory_never_makes_the_expected_step_shorter(
-    ratios: tuple[float, ...],
-) -> None:
-    """Up to the tolerance, within which the order of criteria decides."""
-    plans = [
-        planned(memory_per_device=73e9, usable_ratio=ratio, failed_start_s=7.2e5)
-        for ratio in ratios
-    ]
-    outcome = [expected_s(plan) for plan in plans]
-    for more, less in pairwise(outcome):
-        assert more <= less * (1.0 + TOLERANCE_RATIO), outcome
-    # The fastest would take 6 % less, and 23 % more with what it loses.
-    first = plans[0]
-    fastest = min((one.predicted for one in first.alternatives), key=lambda one: one.step_time_s)
-    assert first.predicted is not None
-    assert fastest.step_time_s < 0.97 * first.predicted.step_time_s
-    assert with_losses_s(first, fastest) > 1.1 * outcome[0]
 
 
 def llama_70b(**pool: object) -> Plan:

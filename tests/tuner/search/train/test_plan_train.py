@@ -6,20 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.printed import flat
-from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.plans.train import Plan, Provenance
 from tuner.search.settings import Deadline, SearchSettings
-from tuner.search.train.build_problem import build_problem, price_pool
+from tuner.search.train.build_problem import price_pool
 from tuner.search.train.memory_risk import LIKELY, SMALL, USUAL_RUN_S
 from tuner.search.train.more_nodes import OFFLOADED, more_nodes
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.preference import TOLERANCE_RATIO, less_chance_words
-from tuner.search.train.search import search
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.read import read_spec
-from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
 
@@ -186,53 +183,6 @@ def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
     assert way_out.decision is not None
 
 
-@pytest.mark.slow
-def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
-    def with_nodes(nodes: int, **limits: tuple[bool, ...] | tuple[str, ...]) -> Spec:
-        spec = spec_of("mixtral-8x7b-64-a100", nodes=nodes, batch=64)
-        (pool,) = spec.cluster.pools
-        small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
-        cluster = spec.cluster.model_copy(update={"pools": (small,)})
-        few = {"context_parallel_size": (1,), "micro_batch_size": (1,)}
-        limited = Search.model_validate(few | limits)
-        return spec.model_copy(update={"cluster": cluster, "search": limited})
-
-    def fastest_s(nodes: int) -> float | None:
-        """With offloading and dropped tokens, as offers are where nothing else fits."""
-        spec = with_nodes(
-            nodes,
-            optimizer_offload=(False, True),
-            activation_offload=(False, True),
-            cuda_graph=("none", "partial", "full_iteration"),
-        )
-        problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
-        found = search(
-            problem, SearchSettings(top=1, time_limit_s=60.0, clock=time.perf_counter)
-        ).solutions
-        return None if found is None else float(found.step_s[0])
-
-    made = planned(with_nodes(1))
-    assert made.decision is None
-    *nodes_first, memory = made.relaxations
-    assert memory.limit == "memory_per_device"
-    assert {one.limit for one in nodes_first} == {"nodes"}
-    offered = nodes_first[0]
-    assert offered.decision is not None
-    assert offered.predicted is not None
-    nodes = offered.decision.num_devices // 8
-    offloads = offered.decision.optimizer_offload or offered.decision.activation_offload
-    said = f"{nodes} nodes instead of 1: {8 * nodes} devices"
-    assert offered.change.startswith(said + OFFLOADED if offloads else said)
-    assert len(nodes_first) == (2 if offloads else 1)
-    assert max(offered.predicted.peak_memory_bytes) <= (offered.predicted.memory_limit_bytes or 0)
-    # Something fits there, and nothing on the multiple before.
-    assert fastest_s(nodes) == pytest.approx(offered.predicted.step_time_s, rel=0.05)
-    assert fastest_s({2: 1, 3: 2, 4: 3, 6: 4, 8: 6}[nodes]) is None
-    text = flat(plan_text(made, folder=Path("plan"), verbose=True))
-    assert "Changes that make a configuration fit" in text
-    assert all(one.limit in text for one in made.relaxations)
-
-
 def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() -> None:
     spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=8)
     (pool,) = spec.cluster.pools
@@ -265,40 +215,6 @@ def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     nodes = plain.decision.num_devices // 8
     assert nodes > 2
     assert plain.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
-
-
-@pytest.mark.slow
-@each_row(("target", "spares"), [("megatron-lm", (1.05, 1.3)), ("torchtitan", (1.3,))])
-def test_running_out_of_memory_is_warned_of_before_anything_else(
-    target: str, spares: tuple[float, ...]
-) -> None:
-    """With a twentieth to spare, not with three tenths."""
-    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
-    limits = {
-        "pipeline_model_parallel_size": (2,),
-        "micro_batch_size": (1,),
-        "tensor_model_parallel_size": (1,),
-    }
-    limited = spec.search.model_copy(update=limits)
-    spec = spec.model_copy(update={"search": limited, "emit": (target,)})
-    made = planned(spec)
-    assert made.predicted is not None
-    fullest = max(made.predicted.peak_memory_bytes)
-    (pool,) = spec.cluster.pools
-    for spare in spares:
-        tight = pool.model_copy(
-            update={"memory_per_device": int(spare * fullest), "usable_memory_ratio": 1.0}
-        )
-        cluster = spec.cluster.model_copy(update={"pools": (tight,)})
-        made = planned(spec.model_copy(update={"cluster": cluster}))
-        predicted = made.predicted
-        assert predicted is not None
-        chance = predicted.out_of_memory_probability
-        assert chance is not None
-        first, *_ = plan_text(made, folder=Path("plan")).splitlines()
-        assert first.startswith("WARNING") == (chance > SMALL), spare
-        assert (chance > SMALL) == (spare < 1.1), spare
-        assert predicted.memory_capacity_bytes == int(spare * fullest)
 
 
 @pytest.mark.slow
