@@ -40,6 +40,11 @@ def _refuse_faults(scenario: Path | None) -> None:
         )
 
 
+def _refuse_network(network: str | None) -> None:
+    if network is not None:
+        raise SpecError(f"--network {network}: trials share this machine's network; leave it out")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options of `moetune plan`."""
@@ -187,13 +192,9 @@ class VerifyOptions:
         ),
     ] = ""
     network: Annotated[
-        Literal["own", "host"],
-        typer.Option(
-            help="Network of trials that stay on this machine: own (a namespace with loopback only,"
-            " where possible) or host, for programs that download.",
-            rich_help_panel=LAUNCHERS,
-        ),
-    ] = "own"
+        str | None,
+        typer.Option(help="No longer chosen.", hidden=True, callback=_refuse_network),
+    ] = None
     metrics: Annotated[
         str,
         typer.Option(

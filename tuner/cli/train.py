@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tuner.verify.command import CommandLauncher
     from tuner.verify.slurm.launcher import SlurmLauncher
 
-VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
+VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage")
 PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
 
@@ -87,7 +87,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         parallel=options.parallel,
         repeats=options.repeats,
     )
-    budget, by = _budget(options), _launcher(folder, options)
+    budget, by = _budget(options), _launcher(options)
     with live_table(total=options.trials) as watcher:
         verified = verify_plan(
             folder,
@@ -104,7 +104,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         raise typer.Exit(1)
 
 
-def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":
+def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":
     from tuner.cli.options import seconds
     from tuner.goals.verify import command_trials, slurm_trials
 
@@ -119,8 +119,6 @@ def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandL
         return command_trials(
             command=options.command,
             metrics=options.metrics or "jsonl",
-            folder=folder,
-            network=options.network,
             on_message=_print_indented,
         )
     return None

@@ -24,7 +24,6 @@ from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
-from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.prices import work_of as work_of
 from tuner.verify.budget.scheduler import Budget, Spending
@@ -44,7 +43,6 @@ from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
 from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.queue import check_programs
-from tuner.verify.trial_network import Network, TrialNetwork
 from tuner.verify.verification import Effort, TrainTrials, Watcher, conclude, verified_plan
 
 
@@ -211,19 +209,15 @@ def command_trials(
     *,
     command: str,
     metrics: str,
-    folder: AnyPath | None = None,
-    network: Network = "own",
     on_message: Callable[[str], None] = lambda _line: None,
 ) -> CommandLauncher:
     """Return a launcher that runs trials by the user's own command.
 
     Args:
-        folder: of the plan, whose recorded routing is reproduced if the engine can; None: none.
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
-        network: of trials, see tuner/verify/trial_network.py.
-        on_message: gets a line if trials are reachable from outside, and one for each stale lock of
-            a build, for which an engine that compiles the same kernels waits in silence.
+        on_message: gets a line for each stale lock of a build, for which an engine that compiles
+            the same kernels waits in silence.
 
     Raises:
         SpecError: the template or the metrics parser is invalid.
@@ -236,14 +230,7 @@ def command_trials(
         adapter=find_adapter(metrics),
         environment=os.environ,
         prepare=_write_launch_files,
-        routing=None if folder is None else _used_routing(plan_folder(folder)),
-        network=TrialNetwork(choice=network, on_message=on_message),
     )
-
-
-def _used_routing(folder: Path) -> RoutingRecord | None:
-    file = folder / "used" / "routing.json"
-    return read_routing(file) if file.is_file() else None
 
 
 def decision_space(made: Plan, profile: Profile | None) -> TrainSpace:
