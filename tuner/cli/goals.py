@@ -142,7 +142,7 @@ class VerifyOptions:
     budget: Annotated[
         str,
         typer.Option(
-            help="Wall time of all trials, e.g. 2h; smaller jobs may replace full-scale ones.",
+            help="Wall time of all trials, e.g. 2h; none is started that would not end in time.",
             metavar="TIME",
             rich_help_panel=BUDGET,
         ),
@@ -150,7 +150,9 @@ class VerifyOptions:
     max_devices: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Most devices that trials may use at once.", rich_help_panel=BUDGET
+            min=1,
+            help="Most devices that trials may use at once; what needs more is launched smaller.",
+            rich_help_panel=BUDGET,
         ),
     ] = None
     launcher: Annotated[

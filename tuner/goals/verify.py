@@ -26,8 +26,8 @@ from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.prices import work_of as work_of
-from tuner.verify.budget.scheduler import Budget, Spending
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.spending import Budget, Spending
+from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.command import CommandLauncher, parse_template
@@ -95,7 +95,7 @@ def verify(
     space = decision_space(made, profile)
     trials: TrialLauncher = by or reference_trials(launch)
     durable = by if isinstance(by, SlurmLauncher) else None
-    possible = TrialOptions(
+    jobs = TrialJobs(
         space=space,
         price=build_pricer(space, used=folder / "used"),
         max_devices=budget.max_devices if budget else None,
@@ -103,12 +103,11 @@ def verify(
     spending = None
     if budget is not None:
         spending = Spending(
-            possible=possible,
+            jobs=jobs,
             budget=budget,
             clock=clock,
             num_steps=total_steps(effort.steps),
             runs_reference=not isinstance(by, CommandLauncher),
-            parallel=effort.parallel,
         )
         if not read_trials(folder / TRIALS_NAME):
             spending.check()
@@ -135,7 +134,7 @@ def verify(
                 note(trial, proposal, plan_sha256=sha256)
 
         runs = TrainTrials(
-            jobs=possible,
+            jobs=jobs,
             effort=effort,
             launch=trials,
             scratch=scratch,
@@ -154,14 +153,16 @@ def verify(
         )
         stopped = failures.stop_notes(records, trials=effort.trials)
         # After identical failures the budget is not the reason that trials were not started.
-        stopped = stopped or (spending.stop_notes(records) if spending else ())
+        stopped = stopped or (
+            spending.stop_notes(records, trials=effort.trials) if spending else ()
+        )
         notes = _notes(profile, records, by=by)
         verified = conclude(
             made,
             records,
             prior=_prior(made, space),
             notes=(*notes, *stopped),
-            possible=possible,
+            space=space,
         )
         emitted = None
         if verified.winner:
