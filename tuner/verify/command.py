@@ -40,7 +40,7 @@ from typing import Final
 from tuner.engines.capabilities import programs
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.metrics.interface import Adapter, TrialWork
-from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.errors import SpecError
 from tuner.plans.train import Plan
 from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.launcher import (
@@ -211,16 +211,13 @@ class CommandLauncher:
         deadline_s = min(max(launch.deadline_s, SHORTEST_DEADLINE_S), launch.latest_s)
         (emitted,) = values["launch"]
         environment = _environment(self._environment, emitted, folder=launch.folder)
-        try:
-            ran = run_command(
-                command,
-                folder=launch.folder,
-                deadline_s=deadline_s,
-                environment=environment,
-                watch=watch,
-            )
-        except OSError as error:
-            raise EnvironmentMissingError(f"--command: {command[0]}: {error.strerror}") from error
+        ran = run_command(
+            command,
+            folder=launch.folder,
+            deadline_s=deadline_s,
+            environment=environment,
+            watch=watch,
+        )
         reader.read_on(to_end=True)
         tail = log_tail(launch.folder / LOG_NAME)
         if ran.exit_code is None and not ran.stopped:
