@@ -22,8 +22,8 @@ from tuner.costs.train.calibration import shipped
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
+from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.production import production_prices
-from tuner.verify.budget.spending import Budget, Spending
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.verification import conclude

@@ -12,7 +12,7 @@ from tuner.cli.text import print_result, print_stderr
 if TYPE_CHECKING:
     from tuner.goals.train import ExplainedPlan
     from tuner.plans.train import Plan
-    from tuner.verify.budget.spending import Budget
+    from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
     from tuner.verify.slurm.launcher import SlurmLauncher
 
@@ -126,7 +126,7 @@ def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None
 
 def _budget(options: VerifyOptions) -> "Budget | None":
     from tuner.cli.options import seconds
-    from tuner.verify.budget.spending import Budget
+    from tuner.verify.budget.budget import Budget
 
     if not options.budget and options.max_devices is None:
         return None

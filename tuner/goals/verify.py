@@ -24,9 +24,9 @@ from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
+from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.prices import work_of as work_of
-from tuner.verify.budget.spending import Budget, Spending
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.candidates import PlanCandidates

@@ -16,7 +16,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
-from tuner.verify.budget.spending import Spending
+from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import (
@@ -162,12 +162,12 @@ def conclude(
     records = sorted(pooled(records), key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
-    found = {one.decision: _found(one, space, residual) for one in sorted(ran, key=_size)}
-    winner = min(found, key=lambda one: found[one].step_s, default=None)
-    best = None if winner is None else found[winner]
-    first = None if plan.decision is None else found.get(plan.decision)
+    steps = {one.decision: _whole_step(one, space, residual) for one in sorted(ran, key=_size)}
+    winner = min(steps, key=lambda one: steps[one].step_s, default=None)
+    best = None if winner is None else steps[winner]
+    first = None if plan.decision is None else steps.get(plan.decision)
     return Verified(
-        trials=tuple(_trial(record, records, found) for record in records),
+        trials=tuple(_trial(record, records, steps) for record in records),
         winner=winner,
         winner_step_s=None if best is None else best.step_s,
         winner_extrapolated=None if best is None else best.extrapolated,
@@ -187,7 +187,7 @@ def _size(record: TrialRecord) -> tuple[float, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundStep:
+class WholeStep:
     """The step of a whole job: measured, or predicted and corrected by a smaller one."""
 
     step_s: float
@@ -196,11 +196,13 @@ class FoundStep:
     extrapolated: Extrapolated | None = None
 
 
-def _found(record: TrialRecord, space: TrainSpace | None, residual: Residual | None) -> FoundStep:
+def _whole_step(
+    record: TrialRecord, space: TrainSpace | None, residual: Residual | None
+) -> WholeStep:
     """Return what a trial says of its whole job; the error is that of the trials' recalibration."""
     if record.scale is None or space is None:
         step_s, noise_s = measured_s(record), 2.0 * median_error_s(record.measured_steps_s)
-        return FoundStep(step_s=step_s, low_s=step_s - noise_s, high_s=step_s + noise_s)
+        return WholeStep(step_s=step_s, low_s=step_s - noise_s, high_s=step_s + noise_s)
     predicted, ratio = space.predicted(record.decision), measured_ratio(record)
     step_s = ratio * predicted.step_time_s
     low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
@@ -219,7 +221,7 @@ def _found(record: TrialRecord, space: TrainSpace | None, residual: Residual | N
         error_ratio=(high_s - low_s) / (2.0 * step_s),
         unseen=tuple(_unseen(record.decision, record.scale.decision)),
     )
-    return FoundStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
 
 
 def _unseen(whole: TrainDecision, launched: TrainDecision) -> Iterator[str]:
@@ -266,9 +268,9 @@ def verified_plan(neighbourhood: TrainSpace, verified: Verified) -> VerifiedPlan
 
 
 def _trial(
-    record: TrialRecord, records: Sequence[TrialRecord], found: Mapping[TrainDecision, FoundStep]
+    record: TrialRecord, records: Sequence[TrialRecord], steps: Mapping[TrainDecision, WholeStep]
 ) -> Trial:
-    step = found.get(record.decision)
+    step = steps.get(record.decision)
     return Trial(
         decision=record.decision,
         scale=record.scale,

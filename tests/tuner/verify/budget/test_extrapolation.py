@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tuner.costs.residuals import residual_for
-from tuner.verify.budget.spending import Budget, Spending
+from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.verification import conclude
 

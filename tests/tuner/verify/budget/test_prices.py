@@ -17,9 +17,9 @@ from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
 from tuner.plans.folder import TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
+from tuner.verify.budget.budget import Budget
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scale import launchable_scales, scaled_plan
-from tuner.verify.budget.spending import Budget
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.records import read_trials

@@ -18,7 +18,7 @@ from tuner.goals.train_folder import read_plan, write_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.report.markdown import markdown
 from tuner.report.train_page import TrainEvidence, train_report
-from tuner.verify.budget.spending import Budget
+from tuner.verify.budget.budget import Budget
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 

@@ -15,8 +15,8 @@ import numpy as np
 from tuner.config.train import TrainDecision
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import TrainPrediction
+from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.scale import Scale, scaled_plan
-from tuner.verify.budget.spending import Spending
 from tuner.verify.budget.trial_jobs import Price, TrialJobs
 from tuner.verify.records import TrialRecord
 from tuner.verify.steering import PriorSampler
