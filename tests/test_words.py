@@ -28,7 +28,7 @@ BARE_PARTICIPLES = frozenset({"asked", "found", "held", "lived", "told"})
 
 TERMS = frozenset(
     """
-    accounting annealing batching forced_routing hybrid_sharding limited_routing matching
+    accounting annealing batching hybrid_sharding limited_routing matching
     profile_routing queueing recording routing sampling serving sharding timing training
     """.split()  # noqa: SIM905
 )

@@ -75,7 +75,6 @@ def launched(engine: LaunchedEngine, layout: str, stored: Path, folder: Path) ->
         by=command_trials(
             command=f"bash {{launch}}/run.sh {engine.arguments}",
             metrics=engine.metrics,
-            folder=folder / "plan",
         ),
     )
     (record,) = read_trials(folder / "plan" / "trials")

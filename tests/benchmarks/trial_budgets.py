@@ -17,15 +17,16 @@ import numpy as np
 
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
+from tuner.costs.residuals import residual_for
 from tuner.costs.train.calibration import shipped
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
-from tuner.verify.budget.extrapolation import estimates
+from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.production import production_prices
-from tuner.verify.budget.scheduler import Budget, Spending
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.candidates import PlanCandidates
+from tuner.verify.verification import conclude
 
 TRIALS, START_UP_S, STEPS = 8, 120.0, 12
 TOP = 12
@@ -35,55 +36,61 @@ def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def _possible(path: Path, devices: int) -> TrialOptions:
+def _jobs(path: Path, devices: int) -> TrialJobs:
     spec = read_spec(path)
     plan = api.plan(path, top=TOP, with_unlaunchable=False).plan
     assert plan.predicted is not None
     problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
     price = production_prices(problem, plan.predicted)
-    return TrialOptions(space=PlanCandidates(plan=plan), price=price, max_devices=devices)
+    return TrialJobs(space=PlanCandidates(plan=plan), price=price, max_devices=devices)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a line for each budget."""
     machines, devices = int(arguments[1]), int(arguments[2])
-    possible = _possible(Path(arguments[0]), devices)
+    jobs = _jobs(Path(arguments[0]), devices)
     for hours in arguments[3:]:
-        _say(_line(possible, machines=machines, wall_s=float(hours) * 3600.0))
+        _say(_line(jobs, machines=machines, wall_s=float(hours) * 3600.0))
     return 0
 
 
-def _line(possible: TrialOptions, *, machines: int, wall_s: float) -> str:
+def _line(jobs: TrialJobs, *, machines: int, wall_s: float) -> str:
     inside, off, stated, chosen, first, trials = [], [], [], [], [], []
-    price = possible.price
+    price = jobs.price
     assert price is not None
     for seed in range(machines):
         machine = HiddenMachine(
-            possible=possible, price=price, seed=seed, start_up_s=START_UP_S, num_steps=STEPS
+            jobs=jobs, price=price, seed=seed, start_up_s=START_UP_S, num_steps=STEPS
         )
         spending = Spending(
-            possible=possible,
-            budget=Budget(wall_s=wall_s, max_devices=possible.max_devices),
+            jobs=jobs,
+            budget=Budget(wall_s=wall_s, max_devices=jobs.max_devices),
             clock=lambda machine=machine: machine.clock_s,  # type: ignore[misc] # bound now
             num_steps=STEPS,
             runs_reference=False,
         )
         records = machine.spent(spending, trials=TRIALS)
         trials.append(len(records))
-        known = estimates(possible, records)
-        truth_s = {one: machine.step_s(one, None) for one in possible.candidates()}
-        for job in known.jobs:
-            said = known.extrapolated(job.candidate)
+        plan = jobs.space.plan
+        known = conclude(
+            plan,
+            records,
+            prior=residual_for("hidden", device="", device_kind="cuda"),
+            space=jobs.space,
+        )
+        truth_s = {one: machine.step_s(one, None) for one in machine.candidates()}
+        for trial in known.trials:
+            said = trial.extrapolated
             if said is not None:
                 low_s, high_s = said.step_time_s_band
-                inside.append(low_s <= truth_s[job.candidate] <= high_s)
-                off.append(abs(said.step_time_s / truth_s[job.candidate] - 1.0))
+                inside.append(low_s <= truth_s[trial.decision] <= high_s)
+                off.append(abs(said.step_time_s / truth_s[trial.decision] - 1.0))
                 stated.append(said.error_ratio)
         best_s, own_s = min(truth_s.values()), next(iter(truth_s.values()))
-        chosen.append((truth_s[known.best] if known.best else own_s) / best_s - 1.0)
+        chosen.append((truth_s[known.winner] if known.winner else own_s) / best_s - 1.0)
         first.append(min(machine.first_ones_s(wall_s, trials=TRIALS) or [own_s]) / best_s - 1.0)
     parts = [
-        f"{format_s(wall_s)}, {possible.max_devices} devices: {np.mean(trials):.1f} trials",
+        f"{format_s(wall_s)}, {jobs.max_devices} devices: {np.mean(trials):.1f} trials",
         *_extrapolated(inside, off, stated),
         f"choice {format_ratio(float(np.mean(chosen)))} slower than the best",
         f"first candidates whole {format_ratio(float(np.mean(first)))}"

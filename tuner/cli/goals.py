@@ -40,6 +40,11 @@ def _refuse_faults(scenario: Path | None) -> None:
         )
 
 
+def _refuse_network(network: str | None) -> None:
+    if network is not None:
+        raise SpecError(f"--network {network}: trials share this machine's network; leave it out")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options of `moetune plan`."""
@@ -137,7 +142,7 @@ class VerifyOptions:
     budget: Annotated[
         str,
         typer.Option(
-            help="Wall time of all trials, e.g. 2h; smaller jobs may replace full-scale ones.",
+            help="Wall time of all trials, e.g. 2h; none is started that would not end in time.",
             metavar="TIME",
             rich_help_panel=BUDGET,
         ),
@@ -145,7 +150,9 @@ class VerifyOptions:
     max_devices: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Most devices that trials may use at once.", rich_help_panel=BUDGET
+            min=1,
+            help="Most devices that trials may use at once; what needs more is launched smaller.",
+            rich_help_panel=BUDGET,
         ),
     ] = None
     launcher: Annotated[
@@ -187,13 +194,9 @@ class VerifyOptions:
         ),
     ] = ""
     network: Annotated[
-        Literal["own", "host"],
-        typer.Option(
-            help="Network of trials that stay on this machine: own (a namespace with loopback only,"
-            " where possible) or host, for programs that download.",
-            rich_help_panel=LAUNCHERS,
-        ),
-    ] = "own"
+        str | None,
+        typer.Option(help="No longer chosen.", hidden=True, callback=_refuse_network),
+    ] = None
     metrics: Annotated[
         str,
         typer.Option(

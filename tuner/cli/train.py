@@ -12,11 +12,11 @@ from tuner.cli.text import print_result, print_stderr
 if TYPE_CHECKING:
     from tuner.goals.train import ExplainedPlan
     from tuner.plans.train import Plan
-    from tuner.verify.budget.scheduler import Budget
+    from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
     from tuner.verify.slurm.launcher import SlurmLauncher
 
-VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
+VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage")
 PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
 
@@ -87,7 +87,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         parallel=options.parallel,
         repeats=options.repeats,
     )
-    budget, by = _budget(options), _launcher(folder, options)
+    budget, by = _budget(options), _launcher(options)
     verified = verify_plan(
         folder,
         effort=effort,
@@ -103,7 +103,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         raise typer.Exit(1)
 
 
-def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":
+def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":
     from tuner.cli.options import seconds
     from tuner.goals.verify import command_trials, slurm_trials
 
@@ -118,8 +118,6 @@ def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandL
         return command_trials(
             command=options.command,
             metrics=options.metrics or "jsonl",
-            folder=folder,
-            network=options.network,
             on_message=_print_indented,
         )
     return None
@@ -127,7 +125,7 @@ def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandL
 
 def _budget(options: VerifyOptions) -> "Budget | None":
     from tuner.cli.options import seconds
-    from tuner.verify.budget.scheduler import Budget
+    from tuner.verify.budget.budget import Budget
 
     if not options.budget and options.max_devices is None:
         return None

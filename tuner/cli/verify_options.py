@@ -9,7 +9,7 @@ from typing import Final
 import typer
 
 FOR_SLURM: Final = ("--slurm", "--slurm-wait", "--requeue", "--no-requeue")
-FOR_COMMAND: Final = ("--command", "--metrics", "--network")
+FOR_COMMAND: Final = ("--command", "--metrics")
 
 WRITTEN: Final = "COMMANDLINE"
 

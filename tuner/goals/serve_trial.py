@@ -7,17 +7,17 @@ from typing import Final
 from tuner.config.serve import ServeDecision
 from tuner.engines.files import launch_files
 from tuner.engines.launchers.benchmark import num_requests, num_warmups, offered_traffic
-from tuner.engines.serve_writers import emit_all_serving
+from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.engines.serving.islands import of_pools_used
 from tuner.engines.serving.router import ROUTER_PORT, needs_router
 from tuner.engines.serving.shape import group_shapes, url_list
-from tuner.errors import SpecError
+from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.output import write_files
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.spec.serving.lengths import mean_tokens
-from tuner.verify.deployments.launcher import DeploymentLaunch
+from tuner.verify.deployments.launcher import DeploymentLaunch, LaunchFailedError
 from tuner.verify.deployments.server import check_address
 
 LOCAL: Final = "local"
@@ -114,10 +114,15 @@ def write_launch_files(launch: DeploymentLaunch, placement: VerifiedPlacement | 
     """Write the emitted files of a launch into its folder.
 
     Raises:
-        UnsuitedPlacementError: its instances cannot take the placement.
+        LaunchFailedError: no file can express it, or its instances cannot take the placement.
     """
     trial = VerifiedServing(
         plan=launch.plan, decision=launch.decision, predicted=launch.predicted, waived=TRIAL
     )
-    files = launch_files(emit_all_serving(trial, placement=placement))
+    if broken := unlaunchable(trial):
+        raise LaunchFailedError(status="crashed", reason="; ".join(broken)[:300])
+    try:
+        files = launch_files(emit_all_serving(trial, placement=placement))
+    except UnsuitedPlacementError as error:
+        raise LaunchFailedError(status="crashed", reason=str(error)[:300]) from error
     write_files(launch.folder, files.contents, executable=files.executable)

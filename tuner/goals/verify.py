@@ -24,11 +24,10 @@ from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
-from tuner.spec.routing import RoutingRecord, read_routing
+from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.prices import work_of as work_of
-from tuner.verify.budget.scheduler import Budget, Spending
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.command import CommandLauncher, parse_template
@@ -44,7 +43,6 @@ from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
 from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.queue import check_programs
-from tuner.verify.trial_network import Network, TrialNetwork
 from tuner.verify.verification import Effort, TrainTrials, Watcher, conclude, verified_plan
 
 
@@ -97,7 +95,7 @@ def verify(
     space = decision_space(made, profile)
     trials: TrialLauncher = by or reference_trials(launch)
     durable = by if isinstance(by, SlurmLauncher) else None
-    possible = TrialOptions(
+    jobs = TrialJobs(
         space=space,
         price=build_pricer(space, used=folder / "used"),
         max_devices=budget.max_devices if budget else None,
@@ -105,12 +103,11 @@ def verify(
     spending = None
     if budget is not None:
         spending = Spending(
-            possible=possible,
+            jobs=jobs,
             budget=budget,
             clock=clock,
             num_steps=total_steps(effort.steps),
             runs_reference=not isinstance(by, CommandLauncher),
-            parallel=effort.parallel,
         )
         if not read_trials(folder / TRIALS_NAME):
             spending.check()
@@ -137,7 +134,7 @@ def verify(
                 note(trial, proposal, plan_sha256=sha256)
 
         runs = TrainTrials(
-            jobs=possible,
+            jobs=jobs,
             effort=effort,
             launch=trials,
             scratch=scratch,
@@ -156,14 +153,16 @@ def verify(
         )
         stopped = failures.stop_notes(records, trials=effort.trials)
         # After identical failures the budget is not the reason that trials were not started.
-        stopped = stopped or (spending.stop_notes(records) if spending else ())
+        stopped = stopped or (
+            spending.stop_notes(records, trials=effort.trials) if spending else ()
+        )
         notes = _notes(profile, records, by=by)
         verified = conclude(
             made,
             records,
             prior=_prior(made, space),
             notes=(*notes, *stopped),
-            possible=possible,
+            space=space,
         )
         emitted = None
         if verified.winner:
@@ -211,19 +210,15 @@ def command_trials(
     *,
     command: str,
     metrics: str,
-    folder: AnyPath | None = None,
-    network: Network = "own",
     on_message: Callable[[str], None] = lambda _line: None,
 ) -> CommandLauncher:
     """Return a launcher that runs trials by the user's own command.
 
     Args:
-        folder: of the plan, whose recorded routing is reproduced if the engine can; None: none.
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
-        network: of trials, see tuner/verify/trial_network.py.
-        on_message: gets a line if trials are reachable from outside, and one for each stale lock of
-            a build, for which an engine that compiles the same kernels waits in silence.
+        on_message: gets a line for each stale lock of a build, for which an engine that compiles
+            the same kernels waits in silence.
 
     Raises:
         SpecError: the template or the metrics parser is invalid.
@@ -236,14 +231,7 @@ def command_trials(
         adapter=find_adapter(metrics),
         environment=os.environ,
         prepare=_write_launch_files,
-        routing=None if folder is None else _used_routing(plan_folder(folder)),
-        network=TrialNetwork(choice=network, on_message=on_message),
     )
-
-
-def _used_routing(folder: Path) -> RoutingRecord | None:
-    file = folder / "used" / "routing.json"
-    return read_routing(file) if file.is_file() else None
 
 
 def decision_space(made: Plan, profile: Profile | None) -> TrainSpace:

@@ -17,7 +17,7 @@ from profilers.files import read_bounded
 from tuner.config.serve import ServeDecision
 from tuner.engines.files import launch_files
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
-from tuner.errors import PlanUnreadableError, SpecError, UnsuitedPlacementError
+from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.serve_folder import (
     read_serve_plan,
     read_serve_trials,
@@ -37,9 +37,7 @@ from tuner.verify.deployments.conclusion import conclude, contenders
 from tuner.verify.deployments.launcher import (
     CLIENT_PLACEHOLDERS,
     SERVER_PLACEHOLDERS,
-    DeploymentLaunch,
     DeploymentLauncher,
-    DeploymentResult,
     DeploymentTimeouts,
 )
 from tuner.verify.deployments.records import (
@@ -51,7 +49,7 @@ from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.leftovers import exclusive_use
 from tuner.verify.loop import TrialRuns, run_trials
-from tuner.verify.proposal import Origin, Proposal
+from tuner.verify.proposal import Proposal
 
 Neighbours = Callable[[AnyPath, ServePlan], Mapping[ServeDecision, ServePrediction]]
 
@@ -188,7 +186,7 @@ class ServeTrials(TrialRuns[ServeDecision, ServeTrialRecord]):
         plan, predicted = self.space.plan, self.space.predicted(decision)
         launch = prepared_launch(plan, decision, predicted, number, self.scratch, self.reached)
         self.by.on_message(f"trial {number}: {self.space.describe(decision)}")
-        return lambda: _launched(launch, origin=proposal.origin, by=self.by)
+        return lambda: self.by(launch, origin=proposal.origin)
 
     def repeat(self, records: Sequence[ServeTrialRecord]) -> ServeDecision | None:
         """Return the decision whose repetition may change the conclusion."""
@@ -252,37 +250,6 @@ def deployment_trials(
         prepare=lambda launch: write_launch_files(launch, placement),
         on_message=on_message,
     )
-
-
-def _launched(
-    launch: DeploymentLaunch, *, origin: Origin, by: DeploymentLauncher
-) -> ServeTrialRecord:
-    broken = unlaunchable(
-        VerifiedServing(plan=launch.plan, decision=launch.decision, predicted=launch.predicted)
-    )
-    try:
-        result = by(launch) if not broken else _unlaunched("; ".join(broken))
-    except UnsuitedPlacementError as error:
-        result = _unlaunched(str(error))
-    return ServeTrialRecord(
-        number=launch.number,
-        origin=origin,
-        decision=launch.decision,
-        status=result.status,
-        reason=result.reason,
-        last_lines=result.last_lines,
-        predicted=launch.predicted,
-        runs=result.runs,
-        ready_s=result.ready_s,
-        wall_s=result.wall_s,
-        engine=launch.plan.goal.engine_on(launch.decision.instances[0].pool).name,
-        client=by.client.name,
-    )
-
-
-def _unlaunched(reason: str) -> DeploymentResult:
-    """A decision that the launch files cannot express fails only its own trial."""
-    return DeploymentResult(status="crashed", reason=reason[:300], wall_s=0.0)
 
 
 def _write(

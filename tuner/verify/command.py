@@ -14,12 +14,12 @@ argument; no shell runs it. `{{` and `}}` are braces. Placeholders:
     world, nodes, devices_per_node, steps (warm-up included), folder, port
     metrics            a file that the command may write its steps to; otherwise its output is read
 
-If the plan was priced with recorded routing, trials of Megatron-LM get a flag that makes their
-routing as imbalanced (tuner/verify/forced_routing.py), and their records say so; flags of the
-template come after it and win.
+If the plan was priced with recorded routing, records say that trials route by themselves: an
+untrained router is more balanced.
 
-A command that is known to stay on this machine runs in its own network namespace, unreachable from
-outside (tuner/verify/trial_network.py). Files of torchrun go into the trial's folder.
+Commands run one at a time, on this machine's network: torchrun's rendezvous listens on every
+address of it without authentication, so keep other users away from `{port}`. Files of torchrun go
+into the trial's folder.
 
 A trial ends once enough steps were read, when it is hopeless, at its deadline or by itself; then
 all of its processes on this machine are gone. Remote processes end with the command that started
@@ -40,10 +40,9 @@ from typing import Final
 from tuner.engines.capabilities import programs
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.metrics.interface import Adapter, TrialWork
-from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.spec.routing import RoutingRecord
+from tuner.errors import SpecError
+from tuner.plans.train import Plan
 from tuner.verify.build_locks import abandoned_locks
-from tuner.verify.forced_routing import forced_routing
 from tuner.verify.launcher import (
     LOG_NAME,
     EngineMetrics,
@@ -56,10 +55,10 @@ from tuner.verify.launcher import (
     timeout_result,
 )
 from tuner.verify.metrics import LogReader
-from tuner.verify.trial_network import TrialNetwork
 
 METRICS_NAME: Final = "metrics.jsonl"
 ENOUGH: Final = "enough steps were read"
+OWN_LOADS: Final = "expert loads are the router's own, not the recorded ones"
 PLACEHOLDERS: Final = (
     "launch",
     "megatron_args",
@@ -172,8 +171,6 @@ class CommandLauncher:
         adapter: Adapter,
         environment: Mapping[str, str],
         prepare: Callable[[Launch], None],
-        routing: RoutingRecord | None = None,
-        network: TrialNetwork | None = None,
     ) -> None:
         """Configure the launcher.
 
@@ -182,15 +179,11 @@ class CommandLauncher:
             adapter: reads its steps.
             environment: of the command.
             prepare: writes the emitted files of a trial into `launch/` of its folder.
-            routing: recording that the plan was priced with; reproduced if the engine can.
-            network: decides in which network trials run; None: the default.
         """
         self._template = template
         self._adapter = adapter
         self._environment = environment
         self._prepare = prepare
-        self._routing = routing
-        self._network = network or TrialNetwork()
 
     def __call__(self, launch: Launch) -> LaunchResult:
         """Run one trial.
@@ -201,8 +194,6 @@ class CommandLauncher:
         """
         launch.folder.mkdir(parents=True, exist_ok=True)
         self._prepare(launch)
-        forced = forced_routing(launch.plan, launch.decision, self._routing)
-        _append(launch.folder, forced.arguments)
         values = trial_values(launch, names=self._template.names)
         command = fill_template(self._template, values)
         writes_metrics = "metrics" in self._template.names
@@ -219,22 +210,14 @@ class CommandLauncher:
 
         deadline_s = min(max(launch.deadline_s, SHORTEST_DEADLINE_S), launch.latest_s)
         (emitted,) = values["launch"]
-        start = self._network.start(
+        environment = _environment(self._environment, emitted, folder=launch.folder)
+        ran = run_command(
             command,
-            script=Path(emitted) / "run.sh",
-            nodes=launch_shape(launch.plan, launch.decision).nodes,
-            environment=_environment(self._environment, emitted, folder=launch.folder),
+            folder=launch.folder,
+            deadline_s=deadline_s,
+            environment=environment,
+            watch=watch,
         )
-        try:
-            ran = run_command(
-                start.command,
-                folder=launch.folder,
-                deadline_s=deadline_s,
-                environment=start.environment,
-                watch=watch,
-            )
-        except OSError as error:
-            raise EnvironmentMissingError(f"--command: {command[0]}: {error.strerror}") from error
         reader.read_on(to_end=True)
         tail = log_tail(launch.folder / LOG_NAME)
         if ran.exit_code is None and not ran.stopped:
@@ -242,12 +225,10 @@ class CommandLauncher:
                 deadline_s,
                 wall_s=ran.wall_s,
                 steps=len(metrics().steps_s),
-                waits_for=abandoned_locks(start.environment),
+                waits_for=abandoned_locks(environment),
             )
         if ran.exit_code:
-            return start.explained(
-                failure_result(ran.exit_code, tail=tail, wall_s=ran.wall_s), tail=tail
-            )
+            return failure_result(ran.exit_code, tail=tail, wall_s=ran.wall_s)
         measured = metrics()
         if not measured.steps_s:
             reason = (
@@ -258,7 +239,7 @@ class CommandLauncher:
             )
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=ran.wall_s)
         stopped = "" if ran.stopped == ENOUGH else ran.stopped
-        reason = "; ".join(filter(None, (stopped, forced.note)))
+        reason = "; ".join(filter(None, (stopped, _loads_note(launch.plan))))
         return LaunchResult(
             status="ok",
             reason=reason,
@@ -269,6 +250,12 @@ class CommandLauncher:
 
     def stop(self) -> None:
         """Nothing to do: no other trial runs."""
+
+
+def _loads_note(plan: Plan) -> str:
+    """Say that a trial routes by itself where its plan was priced with recorded loads."""
+    routes_as_recorded = plan.goal.routing is None or programs(plan.emit)[0] == "reference"
+    return "" if routes_as_recorded else OWN_LOADS
 
 
 def trial_values(launch: Launch, *, names: frozenset[str]) -> dict[str, tuple[str, ...]]:
@@ -321,13 +308,6 @@ def _megatron_args(file: Path | None) -> tuple[str, ...]:
         return ()
     lines = file.read_text(encoding="utf-8").splitlines()
     return tuple(word for line in lines if not line.startswith("#") for word in line.split())
-
-
-def _append(folder: Path, arguments: Sequence[str]) -> None:
-    """Add Megatron-LM arguments to a trial's files; the plan's launch files do not have them."""
-    for file in folder.glob(f"launch/*/{FILES['megatron_args']}") if arguments else ():
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(" ".join(arguments) + "\n")
 
 
 def _free_port() -> int:

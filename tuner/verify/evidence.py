@@ -54,7 +54,7 @@ def contenders(records: Sequence[TrialRecord]) -> tuple[TrialRecord, TrialRecord
 
 
 def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Merge successful repeats into the first successful launch of their decision.
+    """Merge successful repeats into the first successful launch of their job.
 
     A failed repeat stays a separate trial, as does one whose first launch failed.
     """
@@ -64,7 +64,7 @@ def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
             (
                 index
                 for index, one in enumerate(trials)
-                if one.decision == record.decision and one.status == record.status == "ok"
+                if one.job == record.job and one.status == record.status == "ok"
             ),
             None,
         )
@@ -99,6 +99,11 @@ def slower_than(records: Sequence[TrialRecord]) -> Callable[[Sequence[float]], s
         return f"ended after {len(steps_s)} steps, {slower} slower than the best so far"
 
     return hopeless
+
+
+def measured_ratio(record: TrialRecord) -> float:
+    """Return the measured step of a trial that ran over the predicted one."""
+    return measured_s(record) / record.predicted_step_s
 
 
 def measured_s(record: TrialRecord) -> float:

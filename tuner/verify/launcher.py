@@ -24,7 +24,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -41,7 +42,7 @@ from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.build_locks import release_builds
 from tuner.verify.records import TrialStatus
-from tuner.verify.termination import GRACE_S, ensure_ended, start_marked
+from tuner.verify.termination import GRACE_S, LOOK_S, ensure_ended, start_marked
 
 UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
 """Default: Python would otherwise write a log file in blocks, after its errors, and too late to end
@@ -287,8 +288,9 @@ def run_command(
     deadline_s: float,
     environment: Mapping[str, str],
     watch: Callable[[], str] | None = None,
+    option: str = "--command",
 ) -> CommandRun:
-    """Run a command with its output in the folder's log; leave none of its processes.
+    """Run a command to its end with its output in the folder's log; leave none of its processes.
 
     Args:
         command: program and arguments; no shell reads them.
@@ -296,29 +298,75 @@ def run_command(
         deadline_s: after which it is ended.
         environment: of the command.
         watch: called every second; a non-empty reason ends the command.
+        option: that named the command.
+
+    Raises:
+        EnvironmentMissingError: the command's program does not exist.
     """
-    mark = str(folder.resolve())
-    process: subprocess.Popen[bytes] | None = None
     exit_code, stopped = None, ""
-    start_s, since_s = time.monotonic(), time.time()
-    with (folder / LOG_NAME).open("wb") as log:
-        try:
-            with ensure_ended(mark):
+    start_s = time.monotonic()
+    with running(command, folder=folder, environment=environment, option=option) as process:
+        while exit_code is None and not stopped:
+            left_s = start_s + deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                exit_code = process.wait(timeout=min(left_s, WATCH_S) if watch else left_s)
+            stopped = watch() if watch and exit_code is None else ""
+    return CommandRun(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    option: str = "--command",
+    patience_s: float = 0.0,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command while this is entered; leave none of its processes, nor stale build locks.
+
+    Args:
+        command: program and arguments; no shell reads them.
+        folder: of the trial, with the log.
+        environment: of the command.
+        option: that named the command.
+        patience_s: how long the command may take to end its processes, remote ones too, before all
+            are ended; a second signal ends it at once.
+
+    Raises:
+        EnvironmentMissingError: the command's program does not exist.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    since_s = time.time()
+    try:
+        with (
+            (folder / LOG_NAME).open("wb") as log,
+            ensure_ended(str(folder.resolve())) as interruption,
+        ):
+            try:
                 process = start_marked(
                     command, folder=folder, log=log, environment={**UNBUFFERED, **environment}
                 )
-                while exit_code is None and not stopped:
-                    left_s = start_s + deadline_s - time.monotonic()
-                    if left_s <= 0.0:
-                        break
+            except OSError as error:
+                raise EnvironmentMissingError(
+                    f"{option}: {command[0]}: {error.strerror}"
+                ) from error
+            try:
+                yield process
+            finally:
+                if patience_s:
+                    process.terminate()
+                until_s = time.monotonic() + patience_s
+                while time.monotonic() < until_s and not interruption.came:
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        exit_code = process.wait(timeout=min(left_s, WATCH_S) if watch else left_s)
-                    stopped = watch() if watch and exit_code is None else ""
-        finally:
-            if process is not None:
-                process.wait()
-            release_builds(environment, since_s=since_s)
-    return CommandRun(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
+                        process.wait(timeout=LOOK_S)
+                        break
+    finally:
+        if process is not None:
+            process.wait()
+        release_builds(environment, since_s=since_s)
 
 
 def timeout_result(

@@ -13,7 +13,7 @@ from profilers.steps.config import StepReport
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import programs
 from tuner.plans.train import Plan
-from tuner.verify.budget.trial_options import TrialOption
+from tuner.verify.budget.trial_jobs import TrialJob
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
@@ -38,7 +38,7 @@ def total_steps(timed_steps: int) -> int:
 
 
 def build_launch(
-    option: TrialOption,
+    job: TrialJob,
     *,
     timed_steps: int,
     folder: Path,
@@ -48,19 +48,19 @@ def build_launch(
     """Return the launch of a job.
 
     Args:
-        option: the job.
+        job: to launch.
         timed_steps: warm-up excluded.
         folder: of the trial.
         latest_s: seconds after which it is ended in any case.
         hopeless: see `Launch`.
     """
-    predicted = option.predicted
+    predicted = job.predicted
     patience_s = (
         START_UP_S + SLOWER_THAN_PREDICTED * total_steps(timed_steps) * predicted.step_time_s
     )
     return Launch(
-        plan=option.plan,
-        decision=option.job.decision,
+        plan=job.plan,
+        decision=job.launched,
         predicted=predicted,
         steps=timed_steps,
         warmup_steps=WARMUP_STEPS,
@@ -81,11 +81,11 @@ def run_launch(launch: TrialLauncher, request: Launch) -> LaunchResult:
     return replace(result, reason="the budget was over while the job ran; it was ended")
 
 
-def to_record(option: TrialOption, proposal: Proposal, result: LaunchResult) -> TrialRecord:
+def to_record(job: TrialJob, proposal: Proposal, result: LaunchResult) -> TrialRecord:
     """Return the record of a launch."""
-    predicted, report, metrics = option.predicted, result.report, result.metrics
+    predicted, report, metrics = job.predicted, result.report, result.metrics
     if report is not None:
-        steps_s, activation_bytes = report.step_s, _activations(option.job.decision, report)
+        steps_s, activation_bytes = report.step_s, _activations(job.launched, report)
     elif metrics is not None:
         steps_s, activation_bytes = metrics.steps_s, metrics.activation_bytes
     else:
@@ -107,7 +107,7 @@ def to_record(option: TrialOption, proposal: Proposal, result: LaunchResult) -> 
         measured_loads=report.loads[-1] if report and report.loads else (),
         wall_s=result.wall_s,
         # Only the reference step reports; other programs print.
-        engine=engine_of(option.plan) if report is None else REFERENCE,
+        engine=engine_of(job.plan) if report is None else REFERENCE,
         release=report.libraries.get("torch", "") if report else "",
         device=report.device if report else "",
     )

@@ -128,7 +128,7 @@ def _retries(
     begun = [one.job for one in progress.records if one.number > last]
     begun += [one.job for one in progress.open]
     return [
-        LaunchRequest(decision=decision, scale=scale, origin="repeat")
+        LaunchRequest(decision=decision, scale=scale)
         for decision, scale in dict.fromkeys(one.job for one in failed if runs.retry(one))
         if (decision, scale) not in begun
     ]

@@ -21,6 +21,7 @@ from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption, options
 from tuner.search.reference.predict import predict
 from tuner.spec.search import Search
+from tuner.verify.evidence import measured_ratio
 from tuner.verify.proposal import Decision, PricedPoint
 from tuner.verify.records import AnyRecord, TrialRecord
 
@@ -67,10 +68,15 @@ class TrainSpace(DecisionSpace[TrainDecision, TrialRecord]):
         return (STEP_ERROR, MEMORY_ERROR)
 
     def measured(self, record: TrialRecord) -> tuple[float | None, ...]:
-        """Return the step and the peak: what ran fitted, what ran out needed more."""
+        """Return the step and the peak: what ran fitted, what ran out needed more.
+
+        A scaled-down job corrects the prediction of the whole one.
+        """
         if record.status not in ("ok", "out_of_memory"):
             return (None, None)
-        _, peak_ratio = self.points()[record.decision].predicted
+        step_s, peak_ratio = self.points()[record.decision].predicted
+        if record.status == "ok" and record.scale is not None:
+            return (step_s * measured_ratio(record), peak_ratio)
         if record.status == "ok":
             return (record.measured_step_s, peak_ratio)
         return (None, max(peak_ratio, LEAST_EXCESS_RATIO))

@@ -42,11 +42,11 @@ class LaunchRequest(Generic[Decision]):
     """A launch that the loop wants next."""
 
     decision: Decision | None = None
-    """None: a new decision of the sampler."""
+    """To launch once more; None: a new decision of the sampler."""
     scale: Scale | None = None
     """The scaled-down job to launch instead of the decision."""
-    origin: Origin = "repeat"
-    """Origin of a named decision; only a repeat may have been launched before."""
+    among: Mapping[Decision, Scale | None] | None = None
+    """New decisions that may be launched, each with its scaled-down job; None: all, whole."""
 
 
 Knobs = Mapping[str, str | float]

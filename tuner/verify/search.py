@@ -13,7 +13,7 @@ of a process that died. The loop is the caller's: propose, launch, record.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic
 
@@ -61,7 +61,7 @@ class StudySearch(Generic[Decision, AnyRecord]):
         self._shared = shared
         self._known: dict[Decision, AnyRecord] = {}
         self._open: tuple[Decision, ...] = ()
-        self._smaller: frozenset[tuple[Decision, Scale | None]] = frozenset()
+        self._smaller: dict[tuple[Decision, Scale | None], AnyRecord] = {}
         self._pause_s = FIRST_PAUSE_S
         self._has_reported = False
 
@@ -109,48 +109,42 @@ class StudySearch(Generic[Decision, AnyRecord]):
 
     def _know(self, seen: StudySnapshot[Decision, AnyRecord]) -> None:
         """Remember finished and running trials; scaled-down jobs separately."""
-        jobs = [(*one.job, one) for one in seen.records]
-        self._known = {decision: one for decision, scale, one in jobs if scale is None}
-        self._open = tuple(one.decision for one in seen.open if one.scale is None)
-        trials = [*(one.job for one in seen.records), *(one.job for one in seen.open)]
-        self._smaller = frozenset(job for job in trials if job[1] is not None)
+        self._smaller = {one.job: one for one in seen.records if one.job[1] is not None}
+        self._known = {one.decision: one for one in seen.records if one.job[1] is None}
+        self._open = tuple(one.decision for one in seen.open)
 
     def _granted(self, wish: LaunchRequest[Decision]) -> Wanted | None:
         if wish.decision is None:
-            return self._new()
-        if wish.scale is not None:
-            is_known = (wish.decision, wish.scale) in self._smaller
-        else:
-            is_known = wish.decision in self._known
-            if wish.decision in self._open or wish.decision not in self._points:
-                return None
-        if is_known and wish.origin != "repeat":
+            return self._new(dict.fromkeys(self._points) if wish.among is None else wish.among)
+        if wish.decision in self._open or wish.decision not in self._points:
             return None
-        return {"decision": wish.decision, "scale": wish.scale, "origin": wish.origin}
+        return {"decision": wish.decision, "scale": wish.scale, "origin": "repeat"}
 
-    def _new(self) -> Wanted | None:
+    def _new(self, among: Mapping[Decision, Scale | None]) -> Wanted | None:
         """Return a decision that was not launched yet, the plan's first; None if all were."""
         decisions = tuple(self._points)
-        left = [one for one in decisions if one not in self._known and one not in self._open]
-        if not left:
+        trials = [self._trial(place, one, among) for place, one in enumerate(decisions)]
+        if None not in trials:
             return None
-        if left[0] == decisions[0]:
-            return {"decision": left[0], "origin": "plan"}
+        if trials[0] is None:
+            return {"decision": decisions[0], "scale": among[decisions[0]], "origin": "plan"}
         study = optuna.create_study(sampler=self._sampler)
-        trials = (self._trial(place, one) for place, one in enumerate(decisions))
         study.add_trials([trial for trial in trials if trial is not None])
-        return {
-            "decision": decisions[study.ask(self._sampler.space).params[POINT]],
-            "origin": "sampler",
-        }
+        decision = decisions[study.ask(self._sampler.space).params[POINT]]
+        return {"decision": decision, "scale": among[decision], "origin": "sampler"}
 
-    def _trial(self, place: int, decision: Decision) -> FrozenTrial | None:
-        """Return the trial of a decision, as the sampler sees it; None if it has none."""
+    def _trial(
+        self, place: int, decision: Decision, among: Mapping[Decision, Scale | None]
+    ) -> FrozenTrial | None:
+        """Return the trial of a decision, as the sampler sees it; None if it may be launched."""
         known = self._known.get(decision)
-        if known is None and decision not in self._open:
+        if known is None and among.get(decision) is not None:
+            known = self._smaller.get((decision, among[decision]))
+        if known is None and decision not in self._open and decision in among:
             return None
+        unknown = TrialState.RUNNING if decision in self._open else TrialState.FAIL
         return optuna.trial.create_trial(
-            state=TrialState.RUNNING if known is None else TrialState.COMPLETE,
+            state=unknown if known is None else TrialState.COMPLETE,
             value=None if known is None else sampler_value_s(known),
             params={POINT: place},
             distributions=self._sampler.space,

@@ -170,11 +170,11 @@ def _boot() -> str:
 
 
 @contextmanager
-def ensure_ended(mark: str) -> Iterator[None]:
+def ensure_ended(mark: str) -> Iterator[Interruption]:
     """End all processes of a mark when this block is left."""
     with single_interrupt() as interruption:
         try:
-            yield
+            yield interruption
         finally:
             interruption.hold()
             end_marked(mark)

@@ -7,31 +7,47 @@ as arguments: the launcher and the study.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
-from tuner.verify.budget.extrapolation import estimates, pooled_by_scale
-from tuner.verify.budget.scheduler import Spending
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.budget import Spending
+from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.durable_trials import trial_folder
-from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
+from tuner.verify.evidence import (
+    contenders,
+    measured_ratio,
+    measured_s,
+    median_error_s,
+    pooled,
+    slower_than,
+)
 from tuner.verify.launcher import TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
 from tuner.verify.loop import TrialRuns
 from tuner.verify.neighbourhood import TrainSpace
-from tuner.verify.proposal import LaunchRequest, Origin, Proposal
+from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
-from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
+from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
 
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.
     from tuner.verify.study.shared import StudySnapshot
+
+
+HALVING_ERROR: Final = 0.08
+"""Half a 90 % band of what each halving of a job may change, relative: caches, memory and switches
+behave differently in smaller jobs; our estimate. Independent, so it grows as the square root."""
+
+REDUCTION: Final = ("data_communication", "once")
+"""Causes in `TrainPrediction.breakdown_s` of gradient reduction."""
+REDUCTION_ERROR: Final = 0.5
+"""Half a 90 % band of gradient reduction over more replicas than were launched; our estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +78,7 @@ class Watcher:
 class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
     """Launches training runs, full-scale or scaled down."""
 
-    jobs: TrialOptions
+    jobs: TrialJobs
     """The full-scale and scaled-down jobs that may be launched."""
     effort: Effort
     launch: TrialLauncher
@@ -72,20 +88,20 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
     begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
     """Called before a launch, with the folder of its trial."""
     spending: Spending | None = None
-    """A budget that decides what is launched; None: `effort` alone does."""
+    """A budget that limits what is launched; None: `effort` alone does."""
 
     def start(
         self, proposal: Proposal, records: Sequence[TrialRecord]
     ) -> Callable[[], TrialRecord]:
         """Prepare a trial; return what runs it to its record."""
-        option = self.jobs.option(proposal.decision, proposal.scale)
-        if option is None:
+        job = self.jobs.of_scale(proposal.decision, proposal.scale)
+        if job is None:
             raise StudyError(
                 f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
                 " one release of moetune everywhere"
             )
         request = build_launch(
-            option,
+            job,
             timed_steps=self.effort.steps,
             folder=trial_folder(self.scratch, proposal.number),
             latest_s=math.inf if self.spending is None else self.spending.latest_s(),
@@ -93,23 +109,16 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         )
         self.begin(request.folder, proposal)
         self.watcher.started(request.decision, request.predicted.step_time_s)
-        return lambda: to_record(option, proposal, run_launch(self.launch, request))
+        return lambda: to_record(job, proposal, run_launch(self.launch, request))
 
     def new(self, progress: "StudySnapshot", *, trials: int) -> list[LaunchRequest]:
         """Return the new decisions to launch next."""
-        records, spending = progress.records, self.spending
-        running = [one.job for one in progress.open]
-        if spending is None or spending.holds_everything(records, trials=trials):
-            has_room = spending is None or spending.has_room(running)
-            return [LaunchRequest()] if trials and has_room else []
-        choice = spending.next(records, running=running, trials=trials)
-        if choice is None:
+        if not trials:
             return []
-        decision, space = choice.job.candidate, self.jobs.space
-        origin: Origin = "plan" if decision == space.plan.decision else "neighbour"
-        if origin == "neighbour" and decision in space.candidates:
-            origin = "alternative"
-        return [LaunchRequest(decision=decision, scale=choice.job.scale, origin=origin)]
+        if self.spending is None:
+            return [LaunchRequest()]
+        among = self.spending.affordable(progress.records, running=progress.open)
+        return [LaunchRequest(among=among)]
 
     def retry(self, failed: TrialRecord, /) -> bool:
         """Whether a failed trial of an earlier call fits the devices of this one."""
@@ -122,7 +131,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         if closest is None or len(repeated) >= 2 * self.effort.repeats:
             return None
         decision = min(closest, key=lambda one: repeated.count(one.decision)).decision
-        if self.spending is not None and not self.spending.affords(decision, records):
+        if self.spending is not None and decision not in self.spending.affordable(records):
             return None
         return decision
 
@@ -138,7 +147,7 @@ def conclude(
     *,
     prior: Residual,
     notes: tuple[str, ...] = (),
-    possible: TrialOptions | None = None,
+    space: TrainSpace | None = None,
 ) -> Verified:
     """Recalibrate, name the winner, and compute the accuracy of the predictions.
 
@@ -147,60 +156,82 @@ def conclude(
         records: of all trials.
         prior: residual that the predictions include already.
         notes: to store with the conclusion.
-        possible: the jobs that were launched; needed where smaller ones are among them.
+        space: prices whole jobs; needed where smaller ones are among the trials.
     """
     notes = (*notes, *_open_order(_whole(records)))
-    records = sorted(pooled_by_scale(records), key=lambda one: one.number)
+    records = sorted(pooled(records), key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
-    verified = Verified(
-        trials=tuple(_trial(record, records) for record in records),
-        winner=None,
-        winner_step_s=None,
-        regret_ratio=None,
-        tie=False,
-        residual=fitted_residual(records, prior=prior),
+    residual = fitted_residual(records, prior=prior)
+    steps = {one.decision: _whole_step(one, space, residual) for one in sorted(ran, key=_size)}
+    winner = min(steps, key=lambda one: steps[one].step_s, default=None)
+    best = None if winner is None else steps[winner]
+    first = None if plan.decision is None else steps.get(plan.decision)
+    return Verified(
+        trials=tuple(_trial(record, records, steps) for record in records),
+        winner=winner,
+        winner_step_s=None if best is None else best.step_s,
+        winner_extrapolated=None if best is None else best.extrapolated,
+        regret_ratio=first.step_s / best.step_s - 1.0 if first and best else None,
+        tie=first is not None and best is not None and first.low_s <= best.high_s,
+        residual=residual,
         accuracy=_accuracy(ran),
         notes=notes,
     )
-    if possible is not None and len(_whole(records)) < len(records):
-        return _conclude_from_estimates(verified, plan, records, possible)
-    winner = min(ran, key=measured_s, default=None)
-    first = next((record for record in ran if record.decision == plan.decision), None)
-    return verified.model_copy(
-        update={
-            "winner": winner.decision if winner else None,
-            "winner_step_s": measured_s(winner) if winner else None,
-            "regret_ratio": measured_s(first) / measured_s(winner) - 1.0
-            if first and winner
-            else None,
-            "tie": first is not None and winner is not None and is_tie(first, winner),
-        }
-    )
 
 
-def _conclude_from_estimates(
-    verified: Verified, plan: Plan, records: Sequence[TrialRecord], possible: TrialOptions
-) -> Verified:
-    """Compare full-scale jobs by extrapolation from scaled-down ones."""
-    known = estimates(possible, records)
-    trials = tuple(
-        trial.model_copy(update={"extrapolated": known.extrapolated(trial.decision)})
-        for trial in verified.trials
+def _size(record: TrialRecord) -> tuple[float, int]:
+    """Order the jobs of one decision, the whole one last, which counts then."""
+    if record.scale is None:
+        return (math.inf, 0)
+    return (record.scale.num_devices, len(record.scale.layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeStep:
+    """The step of a whole job: measured, or predicted and corrected by a smaller one."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    extrapolated: Extrapolated | None = None
+
+
+def _whole_step(
+    record: TrialRecord, space: TrainSpace | None, residual: Residual | None
+) -> WholeStep:
+    """Return what a trial says of its whole job; the error is that of the trials' recalibration."""
+    if record.scale is None or space is None:
+        step_s, noise_s = measured_s(record), 2.0 * median_error_s(record.measured_steps_s)
+        return WholeStep(step_s=step_s, low_s=step_s - noise_s, high_s=step_s + noise_s)
+    predicted, ratio = space.predicted(record.decision), measured_ratio(record)
+    step_s = ratio * predicted.step_time_s
+    low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
+    if residual is not None:
+        halvings = max(0.0, math.log2(predicted.step_time_s / record.predicted_step_s))
+        reduction_s = sum(predicted.breakdown_s.get(cause, 0.0) for cause in REDUCTION)
+        error_s = step_s * math.hypot(
+            residual.band_ratio,
+            HALVING_ERROR * math.sqrt(halvings),
+            REDUCTION_ERROR * reduction_s / predicted.step_time_s,
+        )
+        low_s, high_s = max(0.0, step_s - error_s), step_s + error_s
+    said = Extrapolated(
+        step_time_s=step_s,
+        step_time_s_band=(low_s, high_s),
+        error_ratio=(high_s - low_s) / (2.0 * step_s),
+        unseen=tuple(_unseen(record.decision, record.scale.decision)),
     )
-    winner, first = known.best, plan.decision
-    if winner is None or first is None:
-        return verified
-    winner_s, first_s = known.step_s(winner), known.step_s(first)
-    return verified.model_copy(
-        update={
-            "trials": trials,
-            "winner": winner,
-            "winner_step_s": winner_s,
-            "winner_extrapolated": known.extrapolated(winner),
-            "regret_ratio": first_s / winner_s - 1.0 if first_s and winner_s else None,
-            "tie": known.is_tie(first, winner),
-        }
-    )
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+
+
+def _unseen(whole: TrainDecision, launched: TrainDecision) -> Iterator[str]:
+    """Name what of a whole job its smaller one does not have."""
+    if whole.data_parallel_size > launched.data_parallel_size:
+        few, many = launched.data_parallel_size, whole.data_parallel_size
+        yield f"gradient reduction over {many} replicas ({few} were launched)"
+    if whole.pipeline_model_parallel_size > launched.pipeline_model_parallel_size:
+        few, many = launched.pipeline_model_parallel_size, whole.pipeline_model_parallel_size
+        yield f"a pipeline of {many} ranks ({few} were launched)"
 
 
 def _open_order(records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -236,10 +267,14 @@ def verified_plan(neighbourhood: TrainSpace, verified: Verified) -> VerifiedPlan
     )
 
 
-def _trial(record: TrialRecord, records: Sequence[TrialRecord]) -> Trial:
+def _trial(
+    record: TrialRecord, records: Sequence[TrialRecord], steps: Mapping[TrainDecision, WholeStep]
+) -> Trial:
+    step = steps.get(record.decision)
     return Trial(
         decision=record.decision,
         scale=record.scale,
+        extrapolated=None if step is None else step.extrapolated,
         origin=record.origin,
         status=record.status,
         reason=record.reason,

@@ -141,6 +141,10 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
         (["--launcher", "carrier-pigeon"], "moetune: Invalid value for '--launcher'"),
         (["--storage", "sqlite:///a.db"], "moetune: --storage of kind 'sqlite': a study is shared"),
         (["--faults", "a.yaml"], "moetune: --faults a.yaml: verify makes no runs fail any more"),
+        (
+            ["--network", "host"],
+            "moetune: --network host: trials share this machine's network",
+        ),
         (["--storage", "study.journal"], "moetune: --storage of kind 'file': a study is shared"),
     ],
 )

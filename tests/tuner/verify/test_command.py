@@ -59,7 +59,7 @@ def _verify(folder: Path, command: str, *, metrics: str = "megatron", **effort: 
         effort=Effort(**({"trials": 3, "steps": 4} | effort)),
         resume=False,
         watcher=SILENT,
-        by=command_trials(command=command, metrics=metrics, folder=folder),
+        by=command_trials(command=command, metrics=metrics),
     )
 
 
@@ -152,7 +152,7 @@ def test_each_engine_finds_its_files(
     assert [(trial.status, trial.reason) for trial in outcome.trials] == [("ok", "")]
 
 
-def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
+def test_trials_of_a_plan_on_recorded_routing_say_that_they_route_by_themselves(
     tiny_spec: Spec, tmp_path: Path, engine: Path
 ) -> None:
     counts = [[30, 20, 10, 10, 10, 10, 5, 5]] * 4
@@ -168,16 +168,10 @@ def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
     )
     folder = tmp_path / "plan"
     write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
-    with engine.open("a") as program:
-        program.write(
-            "assert any('--moe-router-force-' in word for word in words), 'Error: free'\n"
-        )
     outcome = _verify(folder, _command(engine), trials=1)
     (trial,) = outcome.trials
     assert trial.status == "ok"
-    assert "forced" in trial.reason
-    text = (folder / "launch/megatron-lm/megatron_args.txt").read_text()
-    assert "--moe-router-force" not in text
+    assert trial.reason == "expert loads are the router's own, not the recorded ones"
 
 
 def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engine: Path) -> None:

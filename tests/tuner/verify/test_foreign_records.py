@@ -27,7 +27,7 @@ def folder(datasheet_plan: Path) -> Path:
 def _verify(
     folder: Path, *, resume: bool, on_message: Callable[[str], None] = lambda _line: None
 ) -> Verified:
-    by = command_trials(command=f"cat '{folder}/steps.jsonl'", metrics="jsonl", folder=folder)
+    by = command_trials(command=f"cat '{folder}/steps.jsonl'", metrics="jsonl")
     effort = Effort(trials=1, steps=3)
     return api.verify(
         folder, effort=effort, resume=resume, watcher=SILENT, by=by, on_message=on_message

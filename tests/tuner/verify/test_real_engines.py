@@ -183,7 +183,6 @@ def test_an_engine_trains_what_is_emitted(
             by=command_trials(
                 command=f"bash {{launch}}/run.sh {engine.arguments}",
                 metrics=engine.metrics,
-                folder=folder,
             ),
         )
         (trial,) = result.trials

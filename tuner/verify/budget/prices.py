@@ -22,7 +22,7 @@ from tuner.search.reference.predict import predict
 from tuner.spec.routing import read_routing
 from tuner.spec.spec import Spec
 from tuner.units import format_s
-from tuner.verify.budget.trial_options import Price
+from tuner.verify.budget.trial_jobs import Price
 from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
 
 SAME_RATIO = 1e-3

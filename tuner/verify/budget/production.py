@@ -2,8 +2,7 @@
 
 The search builds a layout for each decision and prices many; here the layout is the decision's own,
 so scaled-down jobs can be priced too. A pipeline's step is the larger of closed form and
-simulation, as in a plan, and the plan's band applies to every job. The cost of embedding, LM head
-and MTP layers is listed separately as `ends`: the difference of the step without them.
+simulation, as in a plan, and the plan's band applies to every job.
 
 A recording's imbalance is that of all its layers, whichever are kept; machines are the job's own.
 
@@ -20,7 +19,6 @@ from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.memory import price_memory
-from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
 from tuner.plans.train import Plan, TrainPrediction
@@ -54,7 +52,7 @@ def production_prices(
         stages = to_stages(plan.model, layers_SC)
         detail = _detail(job_problem, decision, stages)
         step_s = max(number(detail.step.step_s), simulated_s(detail))
-        seconds = _seconds(job_problem, decision, detail, step_s=step_s)
+        seconds = detail.step.by_cause(simulated_s=step_s)
         tokens = plan.goal.tokens_per_step / decision.num_devices
         peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
         return TrainPrediction(
@@ -85,14 +83,7 @@ def _detail(problem: TrainProblem, decision: TrainDecision, stages: Stages) -> D
         stages,
         constants=problem.memory_constants,
     )
-    step = _step(problem, decision, strategies, stages)
-    return Detail(strategies=strategies, stages=stages, step=step, memory=memory)
-
-
-def _step(
-    problem: TrainProblem, decision: TrainDecision, strategies: Strategies, stages: Stages
-) -> StepPrice:
-    return price_step(
+    step = price_step(
         problem.shape,
         strategies,
         problem.hardware,
@@ -101,21 +92,7 @@ def _step(
         prices=problem.prices,
         order=tuple(decision.rank_order.split("-")),
     )
-
-
-def _seconds(
-    problem: TrainProblem, decision: TrainDecision, detail: Detail, *, step_s: float
-) -> dict[str, float]:
-    """Split a step by cause, as a plan does, with embedding and LM head separate."""
-    seconds = detail.step.by_cause(simulated_s=step_s)
-    nothing = np.zeros_like(detail.stages.head_SC)
-    bare = replace(detail.stages, embedding_SC=nothing, head_SC=nothing, mtp_SC=nothing)
-    without = _step(problem, decision, detail.strategies, bare)
-    passes_s = number(detail.step.step_s) - number(detail.step.once_s)
-    lost_s = passes_s - number(without.step_s - without.once_s)
-    embedding_head_s = min(max(0.0, lost_s), seconds["computation"])
-    computation_s = seconds.pop("computation") - embedding_head_s
-    return {"computation": computation_s, "ends": embedding_head_s} | seconds
+    return Detail(strategies=strategies, stages=stages, step=step, memory=memory)
 
 
 def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:

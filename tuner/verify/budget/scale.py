@@ -21,7 +21,6 @@ Not covered: heterogeneous pools, whose ranks differ; fewer micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
 
@@ -55,27 +54,6 @@ class Scale(Record):
         return self.decision.num_devices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
-    """Why nothing can be launched for one candidate."""
-
-    rule: str
-    """The same text for all candidates that it excludes."""
-    detail: str = ""
-    """Details of this candidate."""
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.detail}" if self.detail else self.rule
-
-
-def describe_obstacles(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
-    """List every rule once, with the details of the first candidate that it excludes."""
-    firsts: dict[str, Obstacle] = {}
-    for one in obstacles:
-        firsts.setdefault(one.rule, one)
-    return tuple(map(str, firsts.values()))
-
-
 def launchable_scales(
     plan: Plan, decision: TrainDecision, *, max_devices: int
 ) -> tuple[Scale, ...]:
@@ -89,27 +67,6 @@ def launchable_scales(
     ]
     smaller = dict.fromkeys(one for one in scales if one.decision != decision)
     return tuple(sorted(smaller, key=lambda one: (-one.num_devices, -len(one.layers))))
-
-
-def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> Obstacle:
-    """Return why a decision has no scaled-down job."""
-    if len(plan.cluster.pools) > 1:
-        return Obstacle(rule="several pools: ranks differ, so a part does not represent all")
-    least = min(
-        (one.decision for one in _smaller(plan, decision) if one.decision != decision),
-        key=lambda one: one.num_devices,
-        default=decision,
-    )
-    if least.num_devices <= max_devices:
-        return Obstacle(rule="scaled-down jobs break a rule of the target")
-    return Obstacle(
-        rule=f"its smallest job needs more than the {max_devices} devices allowed",
-        detail=(
-            f"{least.num_devices} (TP {least.tensor_model_parallel_size}, CP"
-            f" {least.context_parallel_size}, EP {least.expert_model_parallel_size}, DP"
-            f" {least.data_parallel_size}, PP {least.pipeline_model_parallel_size})"
-        ),
-    )
 
 
 def scaled_plan(plan: Plan, scale: Scale) -> Plan:

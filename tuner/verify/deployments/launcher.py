@@ -38,15 +38,15 @@ from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.units import format_s
 from tuner.verify.command import Template, fill_template
 from tuner.verify.deployments.clients import RESULT_NAME, Client
+from tuner.verify.deployments.records import ServeTrialRecord
 from tuner.verify.deployments.server import (
-    RESPONSE_TIMEOUT_S,
     Server,
     await_free,
-    await_healthy,
-    await_request,
+    await_ready,
     serving,
 )
 from tuner.verify.launcher import LOG_NAME, failure_result, log_tail, run_command
+from tuner.verify.proposal import Origin
 from tuner.verify.records import TrialStatus
 
 SERVER_PLACEHOLDERS: Final = ("launch", "folder", "model", "devices")
@@ -107,22 +107,10 @@ class DeploymentLaunch:
     """Predicted duration of a benchmark run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentResult:
-    """How a deployment's trial ended."""
-
-    status: TrialStatus
-    reason: str = ""
-    last_lines: tuple[str, ...] = ()
-    runs: tuple[BenchmarkRun, ...] = ()
-    ready_s: float | None = None
-    wall_s: float
-
-
 class LaunchFailedError(Exception):
     """A deployment or its client failed, which ends a trial."""
 
-    def __init__(self, *, status: TrialStatus, reason: str, tail: str) -> None:
+    def __init__(self, *, status: TrialStatus, reason: str, tail: str = "") -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
@@ -169,17 +157,14 @@ class DeploymentStarter:
         return {**self.environment, "BASE_URL": launch.url}
 
     def _await(self, server: Server, launch: DeploymentLaunch) -> None:
-        start_s, watch_s = time.monotonic(), self.pace.watch_s
-        message = await_healthy(
-            server, launch.addresses, limit_s=self.pace.start_s, watch_s=watch_s
-        )
-        message = message or await_request(
+        message = await_ready(
             server,
+            launch.addresses,
             launch.url,
             model=self.environment.get("MODEL", ""),
             key=self.environment.get("OPENAI_API_KEY", ""),
-            limit_s=max(self.pace.start_s - (time.monotonic() - start_s), RESPONSE_TIMEOUT_S),
-            watch_s=watch_s,
+            limit_s=self.pace.start_s,
+            watch_s=self.pace.watch_s,
         )
         if not message:
             return
@@ -215,8 +200,8 @@ class DeploymentLauncher(DeploymentStarter):
     client: Client
     runs: int
 
-    def __call__(self, launch: DeploymentLaunch) -> DeploymentResult:
-        """Run one trial.
+    def __call__(self, launch: DeploymentLaunch, *, origin: Origin) -> ServeTrialRecord:
+        """Run one trial to its record.
 
         Raises:
             SpecError: a template needs a value that the plan or the environment does not have.
@@ -224,7 +209,8 @@ class DeploymentLauncher(DeploymentStarter):
         """
         start_s = time.monotonic()
         runs: list[BenchmarkRun] = []
-        ready_s = None
+        status: TrialStatus = "ok"
+        ready_s, reason, tail = None, "", ""
         try:
             with self.started(launch) as server:
                 ready_s = time.monotonic() - start_s
@@ -232,16 +218,20 @@ class DeploymentLauncher(DeploymentStarter):
                     runs.append(self._run(server, launch, run=run))
                     self.on_message(_run_line(run + 1, self.runs, runs[-1]))
         except LaunchFailedError as failed:
-            return DeploymentResult(
-                status=failed.status,
-                reason=failed.reason,
-                last_lines=_last_lines(failed.tail),
-                runs=tuple(runs),
-                ready_s=ready_s,
-                wall_s=time.monotonic() - start_s,
-            )
-        return DeploymentResult(
-            status="ok", runs=tuple(runs), ready_s=ready_s, wall_s=time.monotonic() - start_s
+            status, reason, tail = failed.status, failed.reason, failed.tail
+        return ServeTrialRecord(
+            number=launch.number,
+            origin=origin,
+            decision=launch.decision,
+            status=status,
+            reason=reason,
+            last_lines=_last_lines(tail),
+            predicted=launch.predicted,
+            runs=tuple(runs),
+            ready_s=ready_s,
+            wall_s=time.monotonic() - start_s,
+            engine=launch.plan.goal.engine_on(launch.decision.instances[0].pool).name,
+            client=self.client.name,
         )
 
     def _run(self, server: Server, launch: DeploymentLaunch, *, run: int) -> BenchmarkRun:
@@ -254,16 +244,14 @@ class DeploymentLauncher(DeploymentStarter):
         }
         command = fill_template(self.benchmark, values)
         limit_s = RUN_START_S + RUN_SLOWER_THAN_PREDICTED * launch.run_s
-        try:
-            ran = run_command(
-                command,
-                folder=folder,
-                deadline_s=limit_s,
-                environment=self.environment_of(launch),
-                watch=server.ended,
-            )
-        except OSError as error:
-            raise EnvironmentMissingError(f"--bench: {command[0]}: {error.strerror}") from error
+        ran = run_command(
+            command,
+            folder=folder,
+            deadline_s=limit_s,
+            environment=self.environment_of(launch),
+            watch=server.ended,
+            option="--bench",
+        )
         tail = log_tail(folder / LOG_NAME)
         code = server.process.poll()
         if ran.stopped or code is not None:

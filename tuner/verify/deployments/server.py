@@ -17,7 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +25,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.verify.build_locks import release_builds
 from tuner.verify.identical_failures import NO_RESPONSE
-from tuner.verify.launcher import LOG_NAME, UNBUFFERED, log_tail
-from tuner.verify.termination import end_marked, start_marked
+from tuner.verify.launcher import LOG_NAME, log_tail, running
 
 LOGS_NAME: Final = "logs"
 """Where emitted scripts write a log for each server (their variable LOGS)."""
@@ -89,115 +87,70 @@ def serving(
         EnvironmentMissingError: the command's program does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark, since_s = str(folder.resolve()), time.time()
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        with (folder / LOG_NAME).open("wb") as log:
-            try:
-                process = start_marked(
-                    command,
-                    folder=folder,
-                    log=log,
-                    environment={**UNBUFFERED, **environment, "LOGS": str(folder / LOGS_NAME)},
-                )
-            except OSError as error:
-                raise EnvironmentMissingError(
-                    f"--command: {command[0]}: {error.strerror}"
-                ) from error
+    logs = {"LOGS": str(folder / LOGS_NAME)}
+    with running(
+        command, folder=folder, environment={**environment, **logs}, patience_s=STOP_S
+    ) as process:
         yield Server(process=process, folder=folder)
-    finally:
-        try:
-            if process is not None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=STOP_S)
-        finally:
-            end_marked(mark)
-            if process is not None:
-                process.wait()
-            release_builds(environment, since_s=since_s)
 
 
-def await_healthy(
+def await_ready(
     server: Server,
     addresses: Sequence[str],
-    *,
-    limit_s: float,
-    watch_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> str:
-    """Wait until every address responds with 200; return why one did not, or an empty string.
-
-    Args:
-        server: the deployment.
-        addresses: health endpoints, http or https.
-        limit_s: for all of them together.
-        watch_s: polling interval.
-        clock: seconds.
-        sleep: waits.
-    """
-    start_s = clock()
-    silent, message = list(addresses), "nothing listens there"
-    while True:
-        while silent and not (message := _refusal(silent[0])):
-            silent.pop(0)
-        if ended := server.ended():
-            return f"{ended} before it answered" if silent else ended
-        if not silent:
-            return ""
-        if clock() - start_s + watch_s > limit_s:
-            return f"{silent[0]} {NO_RESPONSE} {limit_s:.0f} s: {message}"
-        sleep(watch_s)
-
-
-def await_request(
-    server: Server,
     url: str,
     *,
     model: str,
     key: str,
     limit_s: float,
     watch_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Wait until a single-token request is served; return why it was not, or an empty string.
+    """Wait until a deployment serves; return why it does not, or an empty string.
 
     Args:
         server: the deployment.
-        url: of the OpenAI-compatible API.
+        addresses: health endpoints, http or https; each must respond with 200.
+        url: of the OpenAI-compatible API, which must then serve a single-token request.
         model: its name there, if the API does not list it.
         key: API key; empty: none.
-        limit_s: for all attempts together.
-        watch_s: between two attempts.
-        clock: seconds.
-        sleep: waits.
+        limit_s: for all of it together; a first request gets some seconds in any case.
+        watch_s: polling interval.
     """
-    start_s = clock()
+    until_s = time.monotonic() + limit_s
+    silent = list(addresses)
     while True:
-        left_s = limit_s - (clock() - start_s)
-        named = named_model(url, key) or model
-        body = {"model": named, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        message = _refusal(
-            f"{url}/v1/completions",
-            data=json.dumps(body).encode(),
-            timeout_s=min(max(left_s, RESPONSE_TIMEOUT_S), FIRST_REQUEST_S),
-            key=key,
-        )
-        # A server whose worker has died takes a moment to exit.
+        message = ""
+        while silent and not (message := _refusal(silent[0])):
+            silent.pop(0)
+            until_s = max(until_s, time.monotonic() + RESPONSE_TIMEOUT_S)
+        if not silent:
+            message = _first_request(url, model=model, key=key, until_s=until_s)
         if message:
-            sleep(watch_s)
+            # A server whose worker has died takes a moment to exit.
+            time.sleep(watch_s)
         if ended := server.ended():
-            return f"{ended} at its first request"
+            return f"{ended} {'before it answered' if silent else 'at its first request'}"
         if not message:
             return ""
-        if message.startswith(REFUSED):
+        if message.startswith(REFUSED) and not silent:
             return f"{url} refuses a first request ({message}): set OPENAI_API_KEY"
-        if clock() - start_s + watch_s > limit_s:
-            return (
-                f"{url} is healthy, but {NO_RESPONSE} {limit_s:.0f} s to a first request: {message}"
-            )
+        if time.monotonic() > until_s:
+            limit = f"{NO_RESPONSE} {limit_s:.0f} s"
+            if silent:
+                return f"{silent[0]} {limit}: {message}"
+            return f"{url} is healthy, but {limit} to a first request: {message}"
+
+
+def _first_request(url: str, *, model: str, key: str, until_s: float) -> str:
+    """Return why a request for one token fails; empty if it is served."""
+    named = named_model(url, key) or model
+    body = {"model": named, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+    left_s = max(until_s - time.monotonic(), RESPONSE_TIMEOUT_S)
+    return _refusal(
+        f"{url}/v1/completions",
+        data=json.dumps(body).encode(),
+        timeout_s=min(left_s, FIRST_REQUEST_S),
+        key=key,
+    )
 
 
 def named_model(url: str, key: str) -> str:
@@ -211,28 +164,21 @@ def named_model(url: str, key: str) -> str:
     return name if isinstance(name, str) else ""
 
 
-def await_free(
-    addresses: Sequence[str],
-    *,
-    limit_s: float,
-    watch_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def await_free(addresses: Sequence[str], *, limit_s: float, watch_s: float) -> None:
     """Wait until nothing listens at the addresses; a server that ended may keep its port briefly.
 
     Raises:
         EnvironmentMissingError: something still does.
     """
-    start_s = clock()
+    until_s = time.monotonic() + limit_s
     for address in addresses:
         while _is_listened_at(address):
-            if clock() - start_s + watch_s > limit_s:
+            if time.monotonic() + watch_s > until_s:
                 raise EnvironmentMissingError(
                     f"{address}: something listens there before the deployment was started; end it,"
                     " or name another address with --url and --health"
                 )
-            sleep(watch_s)
+            time.sleep(watch_s)
 
 
 def check_address(address: str, *, option: str) -> str:

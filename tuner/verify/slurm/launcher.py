@@ -5,13 +5,13 @@ before anybody waits for it: first the name, then, once sbatch has replied, the 
 that resumes after a kill finds the job by its id or, if the kill came between the two, by its name.
 
     submitted -> waits in the queue (bounded) -> runs (bounded by its deadline) -> report or failure
-       ^                ^                            |
-       |                +---- a node failed or the job was preempted: Slurm queues it again
-       +---- the job is gone without a result (a controller that was killed forgets what it had not
-             written yet; an unreachable one requeues nothing), both at most MOST_RESTARTS times
+                        ^                            |
+                        +---- a node failed or the job was preempted: Slurm queues it again, at most
+                              MOST_RESTARTS times
 
-A resubmitted job gets a new name. Leftovers of the former one are ended by the nodes themselves,
-whose `run` differs now, and can write neither report nor exit code.
+A job that is gone without a result (a controller that was killed forgets what it had not written
+yet) is a failed trial. Leftovers of a former run are ended by the nodes themselves, whose `run`
+differs then, and can write neither report nor exit code.
 
 While a trial is awaited its `lease` is renewed; a job whose lease stops changing ends itself. When
 this process is terminated, jobs are cancelled first. An unreachable controller is retried for
@@ -36,8 +36,6 @@ from tuner.units import format_s
 from tuner.verify.launcher import (
     CONFIG_NAME,
     LOG_NAME,
-    PROGRESS_NAME,
-    REPORT_NAME,
     Launch,
     LaunchResult,
 )
@@ -45,10 +43,8 @@ from tuner.verify.slurm import queue
 from tuner.verify.slurm.options import Options, without_overrides
 from tuner.verify.slurm.outcome import (
     WITHDRAWN_NAME,
-    Lost,
     Ticket,
     check_overrun,
-    detect_lost,
     exit_code,
     job_result,
     read_report,
@@ -59,12 +55,10 @@ from tuner.verify.slurm.outcome import (
 from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState, SlurmAwayError
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,
-    EXIT_NAME,
     JOB_NAME,
     LOST_NODE_EXIT,
     MOST_RESTARTS,
     NODE_NAME,
-    RUN_NAME,
     job_script,
     node_script,
 )
@@ -126,15 +120,12 @@ class SlurmLauncher:
         folder, began_s = launch.folder.resolve(), time.monotonic()
         has_ended = False
         try:
-            ticket = read_ticket(folder) or self._prepared(launch, folder, losses=0)
-            while True:
-                if ticket.job is None:
-                    ticket = self._submitted(ticket, folder)
-                ended = self._awaited(launch, folder, ticket=ticket, began_s=began_s)
-                if isinstance(ended, LaunchResult):
-                    has_ended = True
-                    return ended
-                ticket = self._begun_anew(launch, folder, lost=ticket, restarts=ended.restarts)
+            ticket = read_ticket(folder) or self._prepared(launch, folder)
+            if ticket.job is None:
+                ticket = self._submitted(ticket, folder)
+            result = self._awaited(launch, folder, ticket=ticket, began_s=began_s)
+            has_ended = True
+            return result
         finally:
             if not has_ended:
                 self.forget(folder)
@@ -189,21 +180,9 @@ class SlurmLauncher:
         """Cancel every running job; their calls raise."""
         self._stopping.set()
 
-    def _begun_anew(self, launch: Launch, folder: Path, *, lost: Ticket, restarts: int) -> Ticket:
-        """Clean up after a lost job, and prepare another one."""
-        self._on_message(f"job {lost.job} was lost without a result; the trial is resubmitted")
-        # Nodes first: what still runs there ends itself when its `run` is gone.
-        (folder / RUN_NAME).unlink(missing_ok=True)
-        if read_report(folder) is not None:
-            return lost  # It arrived at the last moment.
-        for name in (EXIT_NAME, REPORT_NAME, PROGRESS_NAME):
-            (folder / name).unlink(missing_ok=True)
-        self._retry(lambda: queue.cancel(lost.job or "", name=lost.name), meanwhile=folder)
-        return self._prepared(launch, folder, losses=lost.losses + restarts + 1)
-
-    def _prepared(self, launch: Launch, folder: Path, *, losses: int) -> Ticket:
+    def _prepared(self, launch: Launch, folder: Path) -> Ticket:
         """Write the files of the job, and its ticket."""
-        ticket = Ticket(name=f"moetune-{secrets.token_hex(8)}", losses=losses)
+        ticket = Ticket(name=f"moetune-{secrets.token_hex(8)}")
         shape = launch_shape(launch.plan, launch.decision)
         job = job_script(
             name=ticket.name,
@@ -211,7 +190,7 @@ class SlurmLauncher:
             shape=shape,
             options=self._options,
             limit_s=launch.deadline_s,
-            restarts=MOST_RESTARTS - losses if self._requeue else 0,
+            restarts=MOST_RESTARTS if self._requeue else 0,
         )
         node = node_script(shape=shape, deadline_s=launch.deadline_s, lease_s=self._pace.lease_s)
         config = launch.step_config().model_dump_json(indent=1)
@@ -237,9 +216,9 @@ class SlurmLauncher:
 
     def _awaited(
         self, launch: Launch, folder: Path, *, ticket: Ticket, began_s: float
-    ) -> LaunchResult | Lost:
+    ) -> LaunchResult:
         job, here_s = ticket.job or "", time.monotonic()
-        waited_s, polled_s, lost_s, message, released = 0.0, here_s, here_s, "", 0
+        waited_s, polled_s, lost_s, message = 0.0, here_s, here_s, ""
         while True:
             renew_lease(folder)
             report = read_report(folder)
@@ -253,9 +232,6 @@ class SlurmLauncher:
             if state is not None and state.state in WAITING:
                 waited_s += now_s - polled_s
                 self._check_wait(job, state, waited_s=waited_s)
-                if state.reason == queue.HELD_AFTER_LAUNCH and released < MOST_RESTARTS:
-                    self._retry(lambda: queue.release(job), meanwhile=folder)
-                    released += 1
             polled_s = now_s
             line = _line(job, state)
             if line != message:
@@ -263,23 +239,13 @@ class SlurmLauncher:
                 message = line
             if state is not None and state.is_alive:
                 lost_s = now_s
-                overrun = check_overrun(
-                    state, launch, folder, ticket=ticket, wall_s=now_s - began_s
-                )
+                overrun = check_overrun(state, launch, folder, wall_s=now_s - began_s)
                 if overrun is not None:
                     self.forget(folder)
                     return overrun
             elif now_s - lost_s >= self._grace_s(state, folder):
-                return self._over(state, folder, ticket=ticket, wall_s=now_s - began_s)
+                return job_result(state, folder, wall_s=now_s - began_s)
             self._pause()
-
-    def _over(
-        self, state: JobState | None, folder: Path, *, ticket: Ticket, wall_s: float
-    ) -> LaunchResult | Lost:
-        lost = detect_lost(state, folder)
-        if lost is not None and self._requeue and ticket.losses < MOST_RESTARTS:
-            return lost
-        return job_result(state, folder, wall_s=wall_s)
 
     def _grace_s(self, state: JobState | None, folder: Path) -> float:
         """Grace period before an end is final: files may lag, and Slurm may requeue a lost job."""

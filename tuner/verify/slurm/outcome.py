@@ -1,7 +1,4 @@
-"""Classifies the end of a job: a result of its trial, or a lost job.
-
-A trial is lost, and may be resubmitted, if its node failed or Slurm no longer knows its job, and it
-has no exit code. Any other end without a report is a result: it would happen again.
+"""Classifies the end of a job, and what its trial's folder says of it.
 
 The files in the folder of such a trial are ticket, lease, report and exit code. Nodes write there
 too, and a shared file system may show a file late: an unreadable file counts as not yet written.
@@ -10,7 +7,6 @@ too, and a shared file system may show a file late: an unreadable file counts as
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +49,7 @@ class Ticket(Record):
     name: str
     job: str | None = None
     losses: int = 0
-    """How often the trial was lost before this job, by a node or a controller failure."""
+    """Written by former releases, which submitted lost trials again."""
 
 
 def read_report(folder: Path) -> StepReport | None:
@@ -103,31 +99,12 @@ SLURMS_LIMITS: Final[Mapping[str, str]] = {"TIMEOUT": "time", "DEADLINE": "deadl
 """Sbatch option of the limit behind a state; the default is in the job script."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A job that ended without a result."""
-
-    restarts: int
-    """How often Slurm had requeued it before."""
-
-
-def detect_lost(state: JobState | None, folder: Path) -> Lost | None:
-    """Detect a job that ended for reasons outside the trial; None if it did not."""
-    restarts = state.restarts if state is not None else 0
-    code = exit_code(folder)
-    if code == LOST_NODE_EXIT:
-        return Lost(restarts=restarts)
-    is_gone = state is None or state.state in LOST_NODE
-    return Lost(restarts=restarts) if code is None and is_gone else None
-
-
 def check_overrun(
-    state: JobState, launch: Launch, folder: Path, *, ticket: Ticket, wall_s: float
+    state: JobState, launch: Launch, folder: Path, *, wall_s: float
 ) -> LaunchResult | None:
     """Return the result of a running job that must be ended; None while it may run on."""
-    losses = ticket.losses + state.restarts
-    if losses > MOST_RESTARTS:
-        return _crash(f"{losses} of its nodes failed", wall_s=wall_s)
+    if state.restarts > MOST_RESTARTS:
+        return _crash(f"{state.restarts} of its nodes failed", wall_s=wall_s)
     if state.state not in WAITING and state.run_s > launch.deadline_s:
         steps = len(steps_so_far(folder))
         return timeout_result(launch.deadline_s, wall_s=state.run_s, steps=steps)

@@ -31,9 +31,6 @@ GOING: Final = frozenset(
 LOST_NODE: Final = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
 """Ends outside the trial's control, after which Slurm may requeue the job."""
 
-HELD_AFTER_LAUNCH: Final = "launch_failed_requeued_held"
-"""Reason of a job that a node could not start; Slurm holds it until it is released."""
-
 _FIELD: Final = re.compile(r"(?<!\S)([A-Za-z]+)=(\S*)")
 _ELAPSED: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 _JOB_ID: Final = re.compile(r"\d{1,12}")
@@ -132,17 +129,6 @@ def find_job(name: str) -> str | None:
         raise SlurmAwayError(_said(done))
     jobs = [line.strip() for line in done.stdout.splitlines() if _JOB_ID.fullmatch(line.strip())]
     return jobs[-1] if jobs else None
-
-
-def release(job: str) -> None:
-    """Release a held job; if Slurm refuses, the job keeps waiting.
-
-    Raises:
-        SlurmAwayError: no controller responds.
-    """
-    done = _run(["scontrol", "release", job])
-    if done.returncode != 0 and "unable to contact" in done.stderr.lower():
-        raise SlurmAwayError(_said(done))
 
 
 def cancel(job: str, *, name: str) -> None:

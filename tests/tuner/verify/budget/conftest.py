@@ -15,7 +15,7 @@ from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plans.train import Plan
 from tuner.verify.budget.prices import measured_prices
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.neighbourhood import Neighbourhood
 
 SEARCH: Mapping[str, Any] = {
@@ -39,9 +39,9 @@ class Site:
         return self.space.plan
 
     @cache  # noqa: B019 # one site lives as long as the session
-    def possible(self, *, max_devices: int = 16) -> TrialOptions:
+    def jobs(self, *, max_devices: int = 16) -> TrialJobs:
         price = measured_prices(self.space.machine)
-        return TrialOptions(space=self.space, price=price, max_devices=max_devices)
+        return TrialJobs(space=self.space, price=price, max_devices=max_devices)
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +88,6 @@ def hidden(wide: Site) -> Callable[..., HiddenMachine]:
         )
         price = measured_prices(dataclasses.replace(machine, residual=residual))
         options = {"num_steps": 2400} | options
-        return HiddenMachine(possible=wide.possible(), price=price, seed=seed, **options)
+        return HiddenMachine(jobs=wide.jobs(), price=price, seed=seed, **options)
 
     return made

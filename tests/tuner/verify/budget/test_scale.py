@@ -13,7 +13,7 @@ from tuner.config.train import TrainDecision
 from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
 from tuner.spec.model import ModelSpec
-from tuner.verify.budget.scale import describe_obstacles, launchable_scales, scaled_plan, why_none
+from tuner.verify.budget.scale import launchable_scales, scaled_plan
 from tuner.verify.neighbourhood import Neighbourhood
 
 DENSE, MOE = LayerKind.DENSE, LayerKind.MOE
@@ -100,14 +100,10 @@ def test_every_smaller_job_is_one_that_the_reference_step_accepts(wide: Any) -> 
     assert seen > 20
 
 
-def test_experts_need_their_group_whole_and_a_plan_says_so(job: Job) -> None:
+def test_experts_need_their_group_whole(job: Job) -> None:
     plan, decision = job(data=8, expert=8)
     assert {one.num_devices for one in launchable_scales(plan, decision, max_devices=16)} == {8}
     assert launchable_scales(plan, decision, max_devices=4) == ()
-    why = why_none(plan, decision, max_devices=4)
-    assert describe_obstacles([why]) == (
-        "its smallest job needs more than the 4 devices allowed: 8 (TP 1, CP 1, EP 8, DP 8, PP 1)",
-    )
 
 
 def test_gradients_stay_summed_and_a_pipeline_stays_one(job: Job) -> None:
@@ -184,4 +180,3 @@ def test_several_pools_have_no_smaller_job(job: Job) -> None:
     unlike = plan.cluster.model_copy(update={"pools": (pool, other)})
     plan = plan.model_copy(update={"cluster": unlike})
     assert launchable_scales(plan, decision, max_devices=16) == ()
-    assert why_none(plan, decision, max_devices=16).rule.startswith("several pools")

@@ -18,7 +18,7 @@ from tuner.goals.train_folder import read_plan, write_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.report.markdown import markdown
 from tuner.report.train_page import TrainEvidence, train_report
-from tuner.verify.budget.scheduler import Budget
+from tuner.verify.budget.budget import Budget
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 
@@ -110,7 +110,6 @@ def test_smaller_jobs_are_launched_recorded_and_extrapolated(
     assert result.winner in [plan.decision, *(one.decision for one in plan.runners_up)]
     assert result.winner_extrapolated is not None
     assert result.winner_step_s == result.winner_extrapolated.step_time_s
-    assert any("without a trial" in note or "stopped" in note for note in result.notes)
     assert result.accuracy.activation_max_ape == 0.0
 
 
@@ -200,8 +199,8 @@ def test_an_impossible_budget_is_one_line_and_exit_code_2(eight: Path, capsys: C
     assert frame.run(["verify", str(eight), "--max-devices", "1"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough: its")
-    assert "; give --max-devices 2 or more" in lines[0]
+    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough; give")
+    assert lines[0].endswith("; give --max-devices 2 or more")
     assert frame.run(["verify", str(eight), "--budget", "1s"]) == 2
     assert "the shortest trial is predicted to take up to" in capsys.readouterr().err
     assert frame.run(["verify", str(eight), "--budget", "soon"]) == 2

@@ -3,31 +3,65 @@
 The truth of a job is its predicted parts (by a model of the machine's own, if it has one) times
 factors that a seed decides: one per part, one per set of replicas that sums gradients, one per
 candidate and one per job. Steps scatter around it.
+
+Letters: K parts of a step.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tuner.config.train import TrainDecision
+from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import TrainPrediction
+from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.scale import Scale, scaled_plan
-from tuner.verify.budget.scheduler import Spending
-from tuner.verify.budget.trial_options import PARTS, STATE, Price, TrialOptions, build_job
+from tuner.verify.budget.trial_jobs import Price, TrialJobs
 from tuner.verify.records import TrialRecord
+from tuner.verify.steering import PriorSampler
 
 FACTOR, SYNC, CANDIDATE, JOB, STEP = 0.3, 0.15, 0.04, 0.03, 0.03
 """Standard deviations of the logarithms of the factors, and of a step around its truth."""
 
 TIMED_STEPS: Final = 8
 
+PARTS: Final = ("layers", "collectives", "head", "state", "update")
+PART_OF_CAUSE: Final = {
+    "tensor_communication": "collectives",
+    "expert_communication": "collectives",
+    "pipeline_communication": "collectives",
+    "tensor": "collectives",
+    "context": "collectives",
+    "expert": "collectives",
+    "embedding": "head",
+    "head": "head",
+    "data_communication": "state",
+    "once": "state",
+    "optimizer": "update",
+}
+"""All other causes are computation inside layers."""
+
+
+def parts_s(predicted: TrainPrediction) -> dict[str, float]:
+    """Split a predicted step into its parts; a bubble waits for layers and their collectives."""
+    parts = dict.fromkeys(PARTS, 0.0)
+    for cause, seconds in predicted.breakdown_s.items():
+        if cause != "bubble":
+            parts[PART_OF_CAUSE.get(cause, "layers")] += seconds
+    inside = parts["layers"] + parts["collectives"]
+    bubble = predicted.breakdown_s.get("bubble", 0.0)
+    for part in ("layers", "collectives"):
+        parts[part] += bubble * (parts[part] / inside if inside else part == "layers")
+    scale = predicted.step_time_s / max(sum(parts.values()), 1e-12)
+    return {part: scale * seconds for part, seconds in parts.items()}
+
 
 @dataclass(kw_only=True, eq=False)
 class HiddenMachine:
     """Answers for every job, the same whenever it is asked."""
 
-    possible: TrialOptions
+    jobs: TrialJobs
     price: Price
     """What this machine's own model says."""
     seed: int
@@ -38,25 +72,37 @@ class HiddenMachine:
     """Launches let it run on."""
     _known: dict[tuple[TrainDecision, Scale | None], TrainPrediction] = field(default_factory=dict)
 
+    def candidates(self) -> list[TrainDecision]:
+        """Return what may be launched, the plan's own first."""
+        space = self.jobs.space
+        return [one for one in space.candidates if one in space.points()]
+
     def step_s(self, candidate: TrainDecision, scale: Scale | None) -> float:
         """Return the true step of a job."""
-        plan = self.possible.space.plan
+        plan = self.jobs.space.plan
         own = plan if scale is None else scaled_plan(plan, scale)
         launched = candidate if scale is None else scale.decision
         known = self._known.get((candidate, scale))
         if known is None:
             known = self._known[candidate, scale] = self.price(own, launched)
-        job = build_job(plan, candidate, scale, known, whole_s=known.step_time_s)
-        parts_K = job.parts_s_K * [self._drawn(FACTOR, part) for part in PARTS]
-        parts_K[STATE] *= self._drawn(SYNC, job.sync)
+        stage = launched.num_devices // launched.pipeline_model_parallel_size
+        sync = (
+            launched.data_parallel_size * launched.context_parallel_size,
+            launched.expert_data_parallel_size,
+            stage > launch_shape(own, launched).devices_per_node,
+        )
+        seconds = 0.0
+        for part, its_s in parts_s(known).items():
+            gradients = self._drawn(SYNC, sync) if part == "state" else 1.0
+            seconds += its_s * self._drawn(FACTOR, part) * gradients
         name = candidate.model_dump_json()
         at = "" if scale is None else scale.model_dump_json()
-        return float(parts_K.sum()) * self._drawn(CANDIDATE, name) * self._drawn(JOB, name, at)
+        return seconds * self._drawn(CANDIDATE, name) * self._drawn(JOB, name, at)
 
     def record(self, number: int, candidate: TrainDecision, scale: Scale | None) -> TrialRecord:
         """Launch a job, and let the time pass."""
-        option = self.possible.option(candidate, scale)
-        if option is None:
+        job = self.jobs.of_scale(candidate, scale)
+        if job is None:
             raise ValueError("the job has no price")
         step_s = self.step_s(candidate, scale)
         rng = np.random.default_rng([self.seed, number])
@@ -69,8 +115,8 @@ class HiddenMachine:
             decision=candidate,
             scale=scale,
             status="ok",
-            predicted_step_s=option.predicted.step_time_s,
-            predicted_communication_s=option.predicted.communication_s,
+            predicted_step_s=job.predicted.step_time_s,
+            predicted_communication_s=job.predicted.communication_s,
             predicted_activation_bytes=(),
             measured_steps_s=tuple(float(one) for one in steps_s),
             measured_step_s=float(np.median(steps_s)),
@@ -81,19 +127,28 @@ class HiddenMachine:
         )
 
     def spent(self, spending: Spending, *, trials: int) -> list[TrialRecord]:
-        """Launch what a budget is spent on."""
-        records: list[TrialRecord] = []
-        while (left := trials - len(records)) > 0:
-            chosen = spending.next(records, running=(), trials=left)
-            if chosen is None:
+        """Launch what the sampler proposes within a budget, as tuner/verify/search.py does."""
+        space, records, measured = self.jobs.space, list[TrialRecord](), dict[int, Any]()
+        points = space.points()
+        sampler = PriorSampler(tuple(points.values()), errors=space.errors)
+        places = {decision: place for place, decision in enumerate(points)}
+        while len(records) < trials:
+            among = spending.affordable(records)
+            free = {places[one] for one in among} - measured.keys()
+            if not free:
                 break
-            records.append(self.record(len(records), chosen.job.candidate, chosen.job.scale))
+            place = (
+                0 if 0 in free else sampler.choose(measured, taken=set(range(len(points))) - free)
+            )
+            decision = tuple(points)[place]
+            records.append(self.record(len(records), decision, among[decision]))
+            measured[place] = space.measured(records[-1])
         return records
 
     def first_ones_s(self, wall_s: float, *, trials: int) -> list[float]:
         """Return the true steps of the plan's first candidates, launched whole while time lasts."""
         result: list[float] = []
-        for candidate in self.possible.candidates()[:trials]:
+        for candidate in self.candidates()[:trials]:
             step_s = self.step_s(candidate, None)
             wall_s -= self.start_up_s + self.num_steps * step_s
             if wall_s < 0.0:

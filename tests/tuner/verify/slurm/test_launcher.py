@@ -22,9 +22,7 @@ from tuner.verify.slurm.script import (
     JOB_NAME,
     LEASE_NAME,
     LOST_NODE_EXIT,
-    MOST_RESTARTS,
     NODE_NAME,
-    RUN_NAME,
 )
 
 REPORT = StepReport(
@@ -63,8 +61,6 @@ elif name == "squeue":
         print("41")
 elif name == "scancel":
     (lab / "states").write_text("CANCELLED")
-elif name == "scontrol" and words[0] == "release":
-    (lab / "states").write_text("RUNNING")
 elif name == "scontrol":
     state = states()
     if state == "UNKNOWN":
@@ -302,38 +298,24 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
     assert lab.calls("scancel")
 
 
-@each_row(("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)])
-def test_a_trial_that_was_lost_without_a_result_is_submitted_anew(
-    lab: Lab, finishing: Callable[[int], str], lost: str, code: int | None
+@each_row(
+    ("lost", "code", "reason"),
+    [
+        ("FAILED", LOST_NODE_EXIT, "a node of the job could not be reached any more"),
+        ("UNKNOWN", None, "Slurm does not know the job any more, and it left no report"),
+        ("NODE_FAIL", None, "Slurm says NODE_FAIL of the job"),
+    ],
+)
+def test_a_trial_that_was_lost_without_a_result_has_failed(
+    lab: Lab, lost: str, code: int | None, reason: str
 ) -> None:
     lab.forget()
-    names: list[str] = []
-
-    def on_message(line: str) -> None:
-        if line == "job 41 submitted":
-            names.append((lab.folder / "name").read_text())
-            if len(names) == 2:
-                assert not (lab.trial / RUN_NAME).exists()
-                assert not (lab.trial / EXIT_NAME).exists()
-                lab.says("RUNNING", finishing(0))
-            elif code is not None:
-                lab.leaves(code)
-            (lab.trial / RUN_NAME).write_text("of this job")
-
-    lab.says(*[lost] * 100)
-    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=on_message)
-    assert launcher(lab.launch).status == "ok"
-    assert len(set(names)) == 2
-
-
-def test_a_trial_that_is_lost_again_and_again_is_given_up(lab: Lab) -> None:
-    def on_message(_line: str) -> None:
-        lab.says("UNKNOWN")
-
-    on_message("")
-    lost = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=on_message)(lab.launch)
-    assert (lost.status, len(lab.calls("sbatch"))) == ("crashed", 1 + MOST_RESTARTS)
-    assert "does not know the job any more" in lost.reason
+    lab.says(lost)
+    if code is not None:
+        lab.leaves(code)
+    result = lab.launcher()(lab.launch)
+    assert (result.status, result.reason) == ("crashed", reason)
+    assert len(lab.calls("sbatch")) == 1
 
 
 def test_a_trial_that_must_not_be_repeated_is_not_submitted_anew(lab: Lab) -> None:
@@ -342,17 +324,6 @@ def test_a_trial_that_must_not_be_repeated_is_not_submitted_anew(lab: Lab) -> No
         requeue=False, pace=QUICK, environment=os.environ, on_message=lab.messages.append
     )
     assert once(lab.launch).reason == "Slurm says NODE_FAIL of the job"
-    assert len(lab.calls("sbatch")) == 1
-
-
-def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
-    def on_message(line: str) -> None:
-        if "was lost" in line:
-            lab.leaves(0, REPORT.model_dump_json())
-
-    lab.says("UNKNOWN")
-    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=on_message)
-    assert launcher(lab.launch).report == REPORT
     assert len(lab.calls("sbatch")) == 1
 
 
@@ -382,18 +353,6 @@ def test_every_end_without_a_report_has_a_status_and_a_reason(
     result = lab.launcher()(lab.launch)
     assert result.status == status
     assert reason in result.reason
-
-
-def test_a_job_that_a_node_could_not_start_is_let_go_again(lab: Lab) -> None:
-    lab.says(*["PENDING Reason=launch_failed_requeued_held"] * 2)
-
-    def end(line: str) -> None:
-        if line == "job 41: RUNNING":
-            lab.leaves(0, REPORT.model_dump_json())
-
-    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=end)
-    assert launcher(lab.launch).status == "ok"
-    assert "scontrol release 41" in lab.calls("scontrol")
 
 
 def test_the_lease_changes_while_a_trial_is_awaited(

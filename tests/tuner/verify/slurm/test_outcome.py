@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.rows import each_row
 from tuner.goals.train_folder import read_plan
 from tuner.verify.launcher import Launch
-from tuner.verify.slurm.outcome import Ticket, check_overrun
+from tuner.verify.slurm.outcome import check_overrun
 from tuner.verify.slurm.queue import JobState
 
 
@@ -28,8 +28,7 @@ def test_a_job_is_ended_when_the_budget_is_over_waiting_or_not(
     )
 
     def after(wall_s: float) -> str:
-        job, ticket = JobState(state=state), Ticket(name="moetune-0")
-        result = check_overrun(job, launch, tmp_path, ticket=ticket, wall_s=wall_s)
+        result = check_overrun(JobState(state=state), launch, tmp_path, wall_s=wall_s)
         return "" if result is None else f"{result.status}: {result.reason}"
 
     assert not after(19.0)

@@ -183,14 +183,16 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
         wait_for(lambda: not _marked(), what="no process to be left")
 
     records = read_trials(two_nodes / TRIALS_NAME)
-    assert [record.status for record in records] == ["ok"] * 8, verifying.said()
+    # What Slurm lost with its controller's memory has failed, and nothing else has.
+    failed = [one for one in records if one.status != "ok"]
+    lost = ("Slurm does not know the job any more", "a node of the job could not be reached")
+    assert all(one.reason.startswith(lost) for one in failed), verifying.said()
+    assert len(failed) <= 1, verifying.said()
     assert len({record.decision for record in records}) == 8
     outcome = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
     assert (len(outcome.trials), outcome.winner is not None) == (8, True)
     assert not runs.at_once
-    # A job more for each one that Slurm lost with its controller's memory, and none besides.
-    said = verifying.said()
-    assert said.count("submitted\n") == 8 + said.count("was lost without a result")
+    assert verifying.said().count("submitted\n") == 8
     assert not list((two_nodes / TRIALS_NAME / RUNNING_NAME).glob("*"))
 
 

@@ -25,7 +25,7 @@ from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, trial_file, write_trial
-from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.loop import run_trials
 from tuner.verify.neighbourhood import Neighbourhood
@@ -126,7 +126,7 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
     )
     with join_workers(database, kind=TRAINING, finished=(), outside=outside) as shared:
         runs = TrainTrials(
-            jobs=TrialOptions(space=space),
+            jobs=TrialJobs(space=space),
             effort=Effort(trials=requested.trials, steps=3),
             launch=launch,
             scratch=own / "scratch",
