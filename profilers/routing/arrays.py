@@ -48,12 +48,23 @@ def read(path: Path, *, naming: Naming) -> Recording:
     return recording_of(counts, naming=naming)
 
 
+def refuse_archive(path: Path) -> None:
+    """Refuse numpy's archive, which earlier releases read.
+
+    Raises:
+        ValueError: the file is one by its name.
+    """
+    if path.suffix == ".npz":
+        raise ValueError("is an archive of numpy, which is read no more: save its array as .npy")
+
+
 def array_of(path: Path) -> npt.NDArray[Any]:
     """The array in a file of numpy or torch, checked for nothing but its size."""
     with open_regular(path) as file:
         head = file.read(len(MAGIC))
     if head == MAGIC:
         return npy_array(path, most_bytes=MOST_BYTES)
+    refuse_archive(path)
     loaded = tensors.load(path)
     if isinstance(loaded, dict):
         named = [name for name in NAMES if name in loaded] or list(loaded)[: len(loaded) == 1]

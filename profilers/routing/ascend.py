@@ -99,5 +99,5 @@ def experts_of_slots(values: Mapping[str, Any]) -> list[list[int]]:
         ]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            "its expert map lacks layer_list, device_list or device_expert; record it anew"
+            "its expert map lacks layer_list, layer_id, device_list or device_expert; write it anew"
         ) from error

@@ -110,8 +110,9 @@ def _kind_of_file(path: Path) -> str | None:
     if head.startswith(b"\x93NUMPY"):
         return "eplb"
     if head.startswith((b"PK", b"\x80")):
-        from profilers.routing import sglang, tensors
+        from profilers.routing import arrays, sglang, tensors
 
+        arrays.refuse_archive(path)
         return "sglang" if sglang.is_dump(tensors.load(path, mapped=True)) else "eplb"
     return None
 

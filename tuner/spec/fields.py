@@ -64,6 +64,18 @@ Seconds = Annotated[
 ]
 """Seconds; in a file a duration with its unit."""
 
+
+def former(value: str, instead: str) -> BeforeValidator:
+    """Refuse a value that earlier releases took, with what to write instead."""
+
+    def check(given: object) -> object:
+        if given == value:
+            raise ValueError(f"{value!r} is read no more: {instead}")
+        return given
+
+    return BeforeValidator(check)
+
+
 PositiveSeconds = Annotated[
     float,
     Field(gt=0.0, allow_inf_nan=False),

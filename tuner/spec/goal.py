@@ -25,6 +25,7 @@ from tuner.spec.fields import (
     Seconds,
     Share,
     SharePerSecond,
+    former,
     one_or_many,
 )
 from tuner.spec.tune import FULL, Adapters, Tune
@@ -70,7 +71,7 @@ class Routing(Record):
     """A recorded routing to plan for, and the part of it."""
 
     path: FilePath
-    """Recording of the routing, file or folder; formats in tuner/spec/routing.py."""
+    """Recording of the routing, file or folder; formats in profilers/routing/formats.py."""
     phase: Phase = Phase.STEADY
 
 
@@ -185,7 +186,9 @@ class Reliability(Record):
     process_mtbf: PositiveSeconds | None = None
     """Mean time between failures of the processes of a machine, seconds; the machine goes on with
     its memory and needs no repair. None: they fail only with their machine."""
-    in_process_restart: Seconds | None = None
+    in_process_restart: Annotated[
+        Seconds | None, former("auto", "no suite measures it; state a time, or leave the key out")
+    ] = None
     """Time from a failure of processes alone to the first step after it, seconds, for engines that
     restart without ending the other processes; used in place of `restart` where it is shorter."""
     lost_together: Share = 0.02

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from profilers.records import Record
-from tuner.spec.fields import Bytes, Count, FilePath, Name, Number, PositiveSeconds, one_or_many
+from tuner.spec.fields import (
+    Bytes,
+    Count,
+    FilePath,
+    Name,
+    Number,
+    PositiveSeconds,
+    former,
+    one_or_many,
+)
 from tuner.spec.place_method import Method, method_refusal
 
 MOST_RANKS = 4096
@@ -129,7 +138,10 @@ class PlaceGoal(Record):
     workloads: Annotated[
         tuple[RecordedWorkload, ...], Field(min_length=1), BeforeValidator(_no_list)
     ]
-    dispatch: Dispatch | None = None
+    dispatch: Annotated[
+        Dispatch | None,
+        former("activated", "no engine has the rule; take dynamic, or least_loaded without emit"),
+    ] = None
     """Dispatch rule for replicas; absent: of the rules of the first target of `emit` with the
     backend, the one with the least expected maximum load (`moetune plan` gives the cost of the
     others)."""

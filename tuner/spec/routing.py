@@ -1,8 +1,8 @@
 """Recorded routing: the expert loads of a model, layer by layer, as shares of each layer.
 
-Any recording that profilers/routing reads: JSON (profilers/routing/plain_json.py has its layout),
-what `moetune profile` stores, or an engine's dump. Shares make recordings of different length
-comparable; transitions and sampled tokens are not used here.
+Any recording that profilers/routing reads: JSON (profilers/routing/plain_json.py has its layout; of
+one with passes, their sum), what `moetune profile` stores, or an engine's dump. Shares make
+recordings of different length comparable; transitions and sampled tokens are not used here.
 """
 
 import json

@@ -74,6 +74,8 @@ def test_objects_damage_and_ambiguity_are_refused(tmp_path: Path, refusal: Refus
     assert "expected one tensor" in refusal(tmp_path / "b.pt")
     torch.save([1, 2], tmp_path / "c.pt")
     assert "holds a list" in refusal(tmp_path / "c.pt")
+    np.savez(tmp_path / "d.npz", load=np.ones((2, 2)))
+    assert "save its array as .npy" in refusal(tmp_path / "d.npz")
 
 
 def test_an_array_larger_than_what_is_read_is_refused(

@@ -87,6 +87,7 @@ def test_nonsense_is_refused_in_one_line(tiny_spec: Callable[..., Path]) -> None
         ({}, {"lost_together": 0.02}, "0.02 has no unit"),
         ({}, {"lost_together": "two %"}, "is not a share, such as '2%'"),
         ({}, {"process_mtbf": "0h"}, "greater than 0"),
+        ({}, {"in_process_restart": "auto"}, "'auto' is read no more: no suite measures it"),
     ):
         stated: dict[str, Any] = {"device_mtbf": "50000h", "checkpoint": checkpoint}
         stated |= more

@@ -56,7 +56,7 @@ from tuner.search.place.traffic import traffic_by_name, traffic_times
 from tuner.search.place.verdict import Loads, to_verdict
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
-from tuner.spec.place_method import Method
+from tuner.spec.place_method import FORMER, Method
 from tuner.spec.place_read import PlaceSpec
 
 HOLDOUT_RATIO: Final = 0.9
@@ -305,8 +305,11 @@ def _plan(
 
 def _notes(problem: PlaceProblem, result: SearchResult, holdout: _HoldoutResult) -> Iterator[str]:
     spec = problem.spec
-    if spec.goal.method is not Method.AUTO:
-        yield f"method {spec.goal.method.value}, as the goal says, whatever auto would find"
+    method = spec.goal.method
+    if method is not Method.AUTO:
+        yield f"method {method.value}, as the goal says, whatever auto would find"
+    if method is Method.LOCAL_SEARCH:
+        yield f"{', '.join(sorted(FORMER))} are methods no more and read as local_search"
     yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
     yield from result.notes
     yield from holdout.notes
