@@ -28,7 +28,7 @@ import numpy as np
 from solvers.placement.ranks import Floats
 
 DUAL_ROUNDS: Final = 4
-"""Of improving u and v; more change the fourth digit."""
+"""Rounds of improving u and v; more change only the fourth digit."""
 EIGENVALUE_ERROR: Final = 4.0 * float(np.finfo(np.float64).eps)
 """Per row of a symmetric matrix and relative to its largest eigenvalue: backward error of LAPACK's
 solvers, with room."""

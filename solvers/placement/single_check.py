@@ -17,7 +17,7 @@ LOAD_TOLERANCE_RATIO: Final = 1e-9
 
 
 class SingleProblem(Protocol):
-    """What the rules read of a problem."""
+    """Part of a problem that the rules read."""
 
     @property
     def load_LE(self) -> Floats: ...

@@ -65,14 +65,14 @@ class RankPlacementProblem:
     hop_bytes: float
     """Bytes of one micro-batch from a stage to the next, over all links of a node together."""
     gradient_bytes_S: Rates
-    """What a node all-reduces in its ring, over all links of a node together."""
+    """Bytes that a node all-reduces in its stage's ring, over all links of a node together."""
     block: int
     """B: pipelines whose nodes form an all-to-all group; a divisor of R, 1 where none crosses
     nodes."""
     all_to_all_bytes_S: Rates
-    """What a node sends each other node of its block in one micro-batch."""
+    """Bytes that a node sends each other node of its block in one micro-batch."""
     block_gradient_bytes_S: Rates
-    """What a node all-reduces with those at its position in the other blocks."""
+    """Bytes that a node all-reduces with the nodes at its position in the other blocks."""
 
     def __post_init__(self) -> None:
         if min(self.pipelines, self.stages, self.num_microbatches) < 1:

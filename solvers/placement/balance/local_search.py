@@ -43,7 +43,7 @@ GOOD_ENOUGH_RATIO = 1e-4
 """A layer within this of its bound is left alone: recorded loads are not known better."""
 
 MOST_STEPS = 40_000
-"""Of every layer."""
+"""Search steps of each layer, at most."""
 
 PATIENCE_STEPS = 3_000
 PATIENCE_STEPS_PER_SLOT = 50
@@ -62,7 +62,8 @@ ROUND_STEPS = 200
 """After which sums are made anew and workloads weighed again."""
 
 SEARCH_RATIO = 0.96
-"""Of the time limit; the rest is for a step that has begun, joining and the bound."""
+"""Share of the time limit for search steps; the rest is for the step in progress, joining the
+layers and the bound."""
 
 MOST_CELLS = 2**20
 """Largest array of one step; more layers are searched in turns."""
@@ -77,7 +78,7 @@ class _SearchedLayers:
     state: State
     best_LS: Ints
     best_time_LW: Floats
-    """Of the most-loaded rank, relative to the bound."""
+    """Time of each layer's most-loaded rank under its best placement, relative to the bound."""
     improved_L: Ints
     """Step at which the best was found."""
     jitter_LX: Ints

@@ -33,7 +33,7 @@ class Moves:
     partner_N: Ints
     """The other slot of a swap, the new expert of an overwrite."""
     change_N: Floats
-    """Of the potential."""
+    """Change of the potential by the move; negative improves."""
 
 
 def best_swap(
@@ -149,7 +149,7 @@ def best_overwrite(
 def _cautions(
     state: State, noise: Noise, chosen_N: Ints, rank_N: Ints, slot_NK: Ints
 ) -> tuple[Singles, Singles]:
-    """What caution adds to either rank after each swap: [N][W][K][S]."""
+    """Return the deviations, times caution, of both ranks after each swap, [N][W][K][S]."""
     ranks = state.problem.ranks
     inverse_G = (1.0 / np.square(ranks.speed_G)).astype(np.float32)
     slot_NWS, rank_NWG = noise.slot_LWS[chosen_N], noise.rank_LWG[chosen_N]
@@ -171,7 +171,7 @@ def _cautions(
 def _cautions_of_copies(
     state: State, noise: Noise, chosen_N: Ints, slot_NC: Ints, expert_NC: Ints
 ) -> Singles:
-    """What caution adds to every rank after each overwrite, [N][C][W][G]."""
+    """Return the deviations, times caution, of all ranks after each overwrite, [N][C][W][G]."""
     ranks, row_N1, layer_N1 = (
         state.problem.ranks,
         np.arange(len(chosen_N))[:, None],

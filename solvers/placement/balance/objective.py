@@ -1,4 +1,4 @@
-"""What the methods of this folder share: costs of replicas, layer times and the robust objective.
+"""Costs of replicas, layer times and the robust objective, shared by the methods of this folder.
 
     W workloads   L layers   E experts   G ranks   S slots of a layer
 
@@ -19,7 +19,7 @@ POINTS = 33
 
 
 def cost_of(share: Floats, active_load: float) -> Floats:
-    """What one replica costs that gets `share` of the load; grows with it."""
+    """Return the cost of a replica that gets `share` of the load; it grows with the share."""
     if active_load == 0.0:
         return share
     return np.asarray(share - active_load * np.expm1(-share))

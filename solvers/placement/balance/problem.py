@@ -34,7 +34,7 @@ from solvers.placement.ranks import Floats, Placement, Ranks
 
 
 class ReplicaDispatch(StrEnum):
-    """What the runtime does with the replicas of an expert."""
+    """Rule by which the runtime splits an expert's tokens over its replicas."""
 
     EVEN = "even"
     """Each takes the same share; also what a draw for each token expects."""
@@ -89,12 +89,12 @@ class BalanceProblem:
     tail_ratio: float = 0.5
     """Share of the weight that CVaR looks at, in (0, 1]."""
     active_load: float = 0.0
-    """What reading one replica's weights costs, in token copies."""
+    """Cost of reading one replica's weights, in token copies."""
     migration: Migration | None = None
     dispatch: ReplicaDispatch = ReplicaDispatch.EVEN
     variance_WLE: Floats | None = None
-    """Of every load on other passes, around `load_WLE`: a search keeps ranks even whose loads will
-    scatter by that. The objective is that of `load_WLE`. None: loads stay as they are."""
+    """Variance of every load over other passes, around `load_WLE`. A search also balances ranks
+    under this scatter; the objective counts `load_WLE` alone. None: loads stay as they are."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:

@@ -76,9 +76,9 @@ class State:
     until_LGE: npt.NDArray[np.int32]
     """Step before which an expert may not enter a rank."""
     cost_LWS: Singles
-    """Of every slot at speed 1, relative to the bound."""
+    """Cost of every slot at speed 1, relative to the bound."""
     time_LWG: Singles
-    """Of every rank, relative to the bound."""
+    """Time of every rank, relative to the bound."""
     group_G: Ints
     """Group of each rank in which an expert may have one copy: its node, or the rank itself."""
     noise: Noise | None = None

@@ -32,7 +32,7 @@ LEAST_RATIO = 0.1
 """Below it nothing is added."""
 
 MOST_RATIO = 0.5
-"""What is known counts at least as much as what is not."""
+"""Largest weight of unseen workloads, so that the known ones count at least as much."""
 
 RARE_SHARE = 0.1
 """Added to shares (1 is an even one) before the logarithm: how rare a rare expert is, is noise."""

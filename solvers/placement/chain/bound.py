@@ -36,7 +36,7 @@ class FlowGroup:
     """One kind of group that flow can stay in."""
 
     gain: float
-    """What a token copy saves by staying."""
+    """Cost saved by one token copy that stays in its group."""
     size: int
     num_groups: int | None
     """None: groups differ in size."""
@@ -65,7 +65,7 @@ def pair_bounds(problem: ChainProblem, *, time_limit_s: float) -> Floats:
 
 
 def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Floats:
-    """What the most-loaded pair costs at least, as some flow cannot stay on its rank."""
+    """Return a lower bound on the most-loaded pair's cost, from flow that must leave its rank."""
     ranks = problem.ranks
     between = problem.cost_GG[~np.eye(ranks.num_ranks, dtype=bool)]
     if not len(between) or (between <= 0.0).any():
@@ -106,7 +106,7 @@ def _groups(problem: ChainProblem) -> tuple[float, tuple[FlowGroup, ...]]:
 
 
 def _most_staying_HT(flow_TEE: Floats, groups: tuple[FlowGroup, ...], deadline_s: float) -> Floats:
-    """What can stay at most, for each kind of group and pair of layers."""
+    """Return the largest flow that can stay in its group, per kind of group and pair of layers."""
     most_HT = np.array(
         [
             [most_staying_by_matching(flow_EE, group_size=group.size) for flow_EE in flow_TEE]

@@ -46,9 +46,9 @@ from solvers.result import Claim, Status
 SCALE: Final = 1e4
 """Typical cost in the models' units: CBC's absolute tolerance of 1e-5 is then 1e-9 of it."""
 TOLERANCE_RATIO: Final = 1e-6
-"""By which limits are widened in the model, so that CBC's tolerances cut off nothing allowed."""
+"""Share by which the model widens limits, so that CBC's tolerances exclude no legal placement."""
 CLUSTER_RATIO: Final = 0.3
-"""Of the time, for the first program, shared by the layers."""
+"""Share of the time limit for the first program, split over the layers."""
 SHORTEST_RUN_S: Final = 0.05
 SEED: Final = 20_250_206
 
