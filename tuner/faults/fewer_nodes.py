@@ -58,13 +58,13 @@ class Losses:
     """How often nodes are lost, and how long they are missed."""
 
     per_s: float
-    """Of the full layout, l."""
+    """Node losses per second under the full layout, l."""
     fewer_per_s: float
-    """With fewer nodes, l'."""
+    """Node losses per second with fewer nodes, l'."""
     repair_s: float
     spare_nodes: int = 0
     idle_nodes: int = 0
-    """That the layout of fewer nodes has no use for."""
+    """Surviving nodes that the layout of fewer nodes does not use."""
 
     def __post_init__(self) -> None:
         if min(self.per_s, self.fewer_per_s, self.repair_s) < 0.0:
@@ -121,9 +121,9 @@ class ContinuedRun:
     """A run that goes on with fewer nodes; shares of the wall clock."""
 
     training: float
-    """That advances training, at the speed of the full layout."""
+    """Share that advances training, in time of the full layout's speed."""
     slower: float
-    """Lost to the longer steps of fewer nodes; none where these are shorter."""
+    """Share lost to the longer steps of fewer nodes; none where these are shorter."""
     checkpoints: float
     restarting: float
     """Planned restarts included."""

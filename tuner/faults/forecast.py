@@ -88,15 +88,15 @@ class RunForecast(Record):
     """From a failure (or the repair that it waited for) to the first useful step, reading the
     checkpoint included."""
     steps: Whole | None = None
-    """Of the whole run; this and the following fields are absent when no number of tokens is
-    stated."""
+    """Optimizer steps of the whole run; this and the following fields are absent when the spec
+    gives no number of tokens."""
     expected_failures: Amount | None = None
     wall_clock_s: Seconds | None = None
     """Expected; the first start is not counted."""
     wall_clock_s_band: tuple[Seconds, Seconds] | None = None
     """P10 and P90 over random failures; errors of the step time are not included."""
     device_hours: Amount | None = None
-    """Of training and spare devices."""
+    """Hours of training and spare devices, summed over devices."""
     cost: Amount | None = None
     """Device hours times their price, in the user's currency; absent without a price."""
     checkpoint_levels: CheckpointLevels | None = None
@@ -104,7 +104,8 @@ class RunForecast(Record):
     spares: SpareChoice | None = None
     """How many nodes train and how many are spares; absent where the spec states it."""
     without_spare: WithoutSpare | None = None
-    """What the job does without a spare node; absent where the spec says that it waits."""
+    """Decision to wait or continue without a spare node; absent where the spec says that the job
+    waits."""
 
     @model_serializer(mode="wrap")
     def _without_levels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class TrainingRun:
     tokens_per_step: int
     tokens: float | None
     devices_per_node: float
-    """Of a spare node, on average over kinds of nodes."""
+    """Devices of one spare node, averaged over kinds of nodes."""
     price_per_device_hour: float | None = None
     """On average over training and spare devices."""
 

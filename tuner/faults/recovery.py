@@ -31,10 +31,10 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What follows a failure, on average over its class."""
+    """Consequences of one failure, averaged over its class."""
 
     mean_s: float
-    """Until training goes on."""
+    """Seconds from a failure until training goes on."""
     lost_ratio: float
     """Chance that no copy on a host is left."""
     node_mean_s: float

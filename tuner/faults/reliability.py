@@ -35,7 +35,7 @@ NEGLIGIBLE_RATIO = 1e-15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Where checkpoints go and how; bytes per second."""
+    """Bandwidths of checkpoint storage in bytes per second, and how checkpoints are written."""
 
     write_bytes_per_s: float
     """Write bandwidth of the storage for all nodes together."""
@@ -51,7 +51,7 @@ class Storage:
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
     has_pinned: bool = False
-    """That copy goes into pinned memory, allocated once for all checkpoints."""
+    """Whether that copy goes into pinned memory, allocated once for all checkpoints."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -71,13 +71,13 @@ class HostLevel:
     """Checkpoints in the memory of nodes, between those on shared storage."""
 
     node_bytes_per_s: float
-    """From one node to another, all NICs of a node together."""
+    """Bandwidth from one node to another, all NICs of a node together."""
     save_bytes_per_s: float = math.inf
-    """Of one writer, from its memory into files there."""
+    """Bandwidth of one writer from its memory into files in memory."""
     load_bytes_per_s: float = math.inf
-    """Of one writer, from such files."""
+    """Bandwidth of one writer reading such files back."""
     memory_bytes: float | None = None
-    """Of a node, that copies may take; None: not known."""
+    """Bytes of a node's memory that copies may take; None: not known."""
     memory_is_assumed: bool = False
     """It is a default share of the measured memory."""
     replicas: tuple[int, ...]
@@ -166,7 +166,7 @@ class Jobs:
     nodes: Numbers
     """Nodes that the devices fill, in whole nodes."""
     checkpoint_bytes: Numbers
-    """Of one checkpoint, every byte once."""
+    """Bytes of one checkpoint, every byte counted once."""
     reread_bytes: Numbers = 0.0
     """Frozen weights that a checkpoint does not hold: a restart reads them, too."""
     writers: Numbers
@@ -180,7 +180,7 @@ class Jobs:
 
     @property
     def read_bytes(self) -> Numbers:
-        """That a restart reads from shared storage."""
+        """Return the bytes that a restart reads from shared storage."""
         return self.checkpoint_bytes + self.reread_bytes
 
 

@@ -61,7 +61,7 @@ class LevelShares:
     """Shares of the time, without that spent waiting for repairs."""
 
     training: float
-    """That advances training."""
+    """Share that advances training."""
     checkpoints: float
     """Stalls of checkpoints that were kept."""
     restarting: float
@@ -228,11 +228,11 @@ def _two_levels(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Of one period, in seconds."""
+    """Durations of one period, in seconds."""
 
     segments: int
     work_s: float
-    """Of a segment."""
+    """Seconds of training in one segment."""
     host_stall_s: float
     shared_stall_s: float
     host_background_s: float
@@ -252,7 +252,7 @@ class _Times:
 
     @property
     def host_segment_s(self) -> float:
-        """Of a segment that ends with a host checkpoint, a."""
+        """Return the seconds of a segment that ends with a host checkpoint, a."""
         return self.work_s + self.host_stall_s
 
     @property
@@ -283,22 +283,22 @@ class _Cycle:
     """From one failure that leaves no copy on a host to the next, on average."""
 
     periods: float
-    """That it advances."""
+    """Mean periods by which one cycle advances training."""
     host_failures: float
-    """Whose newest durable copy is on hosts."""
+    """Mean failures of a cycle whose newest durable copy is on hosts."""
     shared_failures: float
-    """Whose newest durable copy is the shared one."""
+    """Mean failures of a cycle whose newest durable copy is the shared one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """Of getting somewhere, and of not; they add up to one."""
+    """Chances of reaching and of missing a state; they add up to one."""
 
     reach: float
     miss: float
 
     def then(self, other: "_Chances") -> "_Chances":
-        """Both in turn."""
+        """Return the chances of reaching both in turn."""
         return _Chances(self.reach * other.reach, self.miss + self.reach * other.miss)
 
     def loss(self, lost_ratio: float) -> float:
@@ -324,11 +324,11 @@ class _Segments:
     restarted_ahead: _Chances
     """From R_j to Q_j+1."""
     restarted_last: _Chances
-    """From R_k-1."""
+    """Chances from R_k-1."""
     running_last: _Chances
-    """From Q_k-1."""
+    """Chances from Q_k-1."""
     log_factor: float
-    """Of what Q loses a segment."""
+    """Logarithm of the factor by which C(Q_j) shrinks per segment before the last."""
 
     @classmethod
     def of(cls, times: _Times, rate: float, lost_ratio: float) -> "_Segments":

@@ -1,4 +1,4 @@
-"""What a job does when a node fails and no spare is left: `predicted.run.without_spare`."""
+"""The decision of a job whose node fails when no spare is left: `predicted.run.without_spare`."""
 
 from typing import Annotated, Literal
 
@@ -13,9 +13,9 @@ class FewerNodes(Record):
     """The layout without a spare node, and what switching to it and back takes."""
 
     nodes: Whole
-    """That it uses."""
+    """Nodes that the layout uses."""
     idle_nodes: Whole = 0
-    """That are not lost and have nothing to do in it; they are its spares."""
+    """Surviving nodes that the layout does not use; they are its spares."""
     fewest_searched: Whole
     """Layouts of fewer nodes were not searched."""
     devices: Whole
@@ -23,7 +23,7 @@ class FewerNodes(Record):
     """Its parallel degrees, e.g. `pp7 dp8 ep4`, and the micro-batches of unequal replicas."""
     step_time_s: Seconds
     throughput_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    """Of that with all nodes, at the same global batch."""
+    """Throughput relative to that with all nodes, at the same global batch."""
     effective_time_ratio: Ratio
     """Share of the wall clock that advances training, with all nodes and these together; this and
     the next three are those of a run that continues."""
@@ -41,9 +41,9 @@ class FewerNodes(Record):
     """From shared storage at either switch, all nodes together: every byte of the checkpoint once.
     """
     fewer_node_read_bytes: Whole
-    """By one of the fewer nodes."""
+    """Bytes that each of the fewer nodes reads at a switch."""
     node_read_bytes: Whole
-    """By one of all nodes."""
+    """Bytes that each node reads when all are back."""
 
 
 class WithoutSpare(Record):
@@ -53,7 +53,7 @@ class WithoutSpare(Record):
     reason: str = ""
     """Why no layout of fewer nodes can be used; empty where one can."""
     nodes: Whole
-    """Of the layout of all nodes."""
+    """Nodes of the full layout."""
     wait_effective_time_ratio: Ratio
     """Share of the wall clock that advances training if the job waits for a repair."""
     fewer: FewerNodes | None = None
