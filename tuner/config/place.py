@@ -22,7 +22,7 @@ class PlaceDecision(Record):
     ranks: Count
     ranks_per_node: Count
     slots_per_rank: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """By rank."""
+    """Expert slots of each rank in one layer, by rank."""
 
     @property
     def num_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""What an engine accepts as a placement (its `PLACE_TARGET`), and the nearest legal alternative.
+"""Rules for the placements that an engine accepts (its `PLACE_TARGET`), and the nearest legal ones.
 
 Engines with one flat row per layer read slot p as one of rank p // (slots / ranks), so ranks must
 have equally many.
@@ -14,7 +14,8 @@ from tuner.spec.cluster import Pool
 from tuner.spec.lp_memory import lp_misfit, smallest_lp_misfit
 
 NO_BACKEND: Final = "none"
-"""Of `--moe-a2a-backend`: every rank all-gathers the tokens and reduces its part."""
+"""Value of `--moe-a2a-backend` under which every rank all-gathers the tokens and reduces its
+part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class DispatchOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceTarget:
-    """What one engine accepts."""
+    """Placement rules of one engine."""
 
     name: str
     release: str = ""
@@ -63,7 +64,7 @@ class PlaceTarget:
 
 
 IN_TURN: Final = frozenset({"even", "dynamic"})
-"""Of engines that choose replicas by a token's position: even on average."""
+"""Dispatch rules that choose replicas by a token's position, which is even on average."""
 
 
 def dispatch_refusal(

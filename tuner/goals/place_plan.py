@@ -44,7 +44,7 @@ class Placed:
     plan: PlacePlan
     spec: PlaceSpec
     maps: Mapping[str, str]
-    """By file name."""
+    """Heat maps by file name."""
 
 
 def place(

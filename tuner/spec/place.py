@@ -125,7 +125,7 @@ class PlaceGoal(Record):
     for node-limited routing."""
     robust: Robustness = Robustness.MEAN
     tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Of `robust: cvar`: share of the weight whose worst imbalances are averaged."""
+    """Share of the weight, under `robust: cvar`, whose worst imbalances are averaged."""
     workloads: Annotated[
         tuple[RecordedWorkload, ...], Field(min_length=1), BeforeValidator(_no_list)
     ]

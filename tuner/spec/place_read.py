@@ -59,7 +59,7 @@ class PlaceSpec:
     cluster: Cluster | None
     goal: PlaceGoal
     recordings: Mapping[str, Recording]
-    """By workload, in the order of the spec; all of the same layers and experts."""
+    """Recordings by workload, in the order of the spec; all of the same layers and experts."""
     num_layers: int | None
     """Decoder layers of the model, dense ones included; None if not known."""
     ranks: Ranks

@@ -50,7 +50,7 @@ SIGNIFICANT_ERRORS: Final = 2.0
 """Standard errors of the mean difference by which a rule must win to replace the plan's."""
 
 UNPRICED_RATIO: Final = 0.01
-"""What a rule with a run-time cost of its own must save beyond one without: two runs of one
+"""Gain in imbalance that a rule with a run-time cost must show beyond one without: two runs of one
 configuration differ by as much (verdict.py)."""
 
 
