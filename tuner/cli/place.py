@@ -1,4 +1,4 @@
-"""What the commands ask and print where the goal is to place experts."""
+"""Options and output of the commands where the goal is to place experts."""
 
 from collections.abc import Callable
 from functools import partial

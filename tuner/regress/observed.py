@@ -58,7 +58,7 @@ class PlanFacts:
     verdict_word: str
     """Verdict of a placement; empty for other kinds."""
     made_for: Mapping[str, Json]
-    """Of a placement: the release, nodes and ranks that it was made for, by engine."""
+    """Release, nodes and ranks that a placement was made for, by engine; empty for other kinds."""
     figures: tuple[StoredFigure, ...]
     terms_s: Mapping[str, float]
     """Seconds by cause."""

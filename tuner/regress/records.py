@@ -73,12 +73,12 @@ class ScenarioResult(Record):
 
 
 class Check(Record):
-    """What `moetune check --json` prints."""
+    """Output of `moetune check --json`."""
 
     schema_version: Literal[1] = 1
     moetune_version: str
     against: str = ""
-    """What the plans were compared with; empty: the accepted ones."""
+    """Reference that the plans were compared with; empty: the accepted plans."""
     scenarios: tuple[ScenarioResult, ...]
     updated: tuple[str, ...] = ()
     """Files that `--update` wrote, relative to the folder of checks."""

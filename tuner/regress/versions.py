@@ -44,7 +44,7 @@ class OtherVersion:
     plans: Path | None = None
     """Its accepted plans are the reference, and nothing is planned for it."""
     names: frozenset[str] = frozenset()
-    """Of the scenarios that it has."""
+    """Names of the scenarios that the version has."""
 
 
 def find_other_version(text: str, *, checks: Path, scratch: Path) -> OtherVersion:

@@ -110,7 +110,7 @@ class Notes(Marked):
 
     notes: tuple[str, ...]
     counted_as: str = ""
-    """What several are called where a screen only counts them; empty where all are shown."""
+    """Noun for the notes where a screen shows only their number; empty: each note is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class File(Marked):
     path: str
     text: str
     shown_bytes: int
-    """Of the whole file, where only its beginning is shown."""
+    """Bytes of the whole file, where only its beginning is shown."""
     is_whole: bool = True
 
 

@@ -46,7 +46,7 @@ class LoadPoint:
     """The offered rate (requests/s) or concurrency."""
     requests_per_s: float
     good_per_s: float
-    """Of those, within the SLO."""
+    """Requests per second that meet the SLO."""
     ttft_s: Latency
     tpot_s: Latency
 

@@ -137,7 +137,7 @@ class Launch:
     """Timed steps."""
     warmup_steps: int
     folder: Path
-    """Of this trial only."""
+    """Folder of this trial only."""
     deadline_s: float
     latest_s: float = math.inf
     """When the budget ends; no engine gets longer, however slowly it starts."""

@@ -28,7 +28,7 @@ from tuner.verify.records import AnyRecord, TrialRecord
 STEP_ERROR: Final = 0.7
 MEMORY_ERROR: Final = 0.05
 LEAST_EXCESS_RATIO: Final = 1.05
-"""Of the memory's limit: what a trial that ran out is taken to have needed at least."""
+"""Ratio of peak memory to the limit that a trial which ran out of memory counts as, at least."""
 
 
 class DecisionSpace(ABC, Generic[Decision, AnyRecord]):
@@ -64,7 +64,7 @@ class TrainSpace(DecisionSpace[TrainDecision, TrialRecord]):
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Of a step's seconds and of the memory's peak."""
+        """Return the errors of a step's seconds and of the peak memory."""
         return (STEP_ERROR, MEMORY_ERROR)
 
     def measured(self, record: TrialRecord) -> tuple[float | None, ...]:

@@ -22,7 +22,7 @@ class PlaceTrial(Record):
     """Scaled by the median ratio of the other trials."""
     measured_layer_time_s: Seconds | None
     measured_layers_s: tuple[Seconds, ...] = ()
-    """Of each measured layer: the slowest of its ranks, median of repeats."""
+    """Seconds of each measured layer: its slowest rank, median of repeats."""
 
 
 class PlaceVerified(Record):

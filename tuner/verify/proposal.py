@@ -24,9 +24,9 @@ class Proposal(Record, Generic[Decision]):
     """A decision to launch, and the trial of the study that expects its result."""
 
     number: Size
-    """Of the study's trial."""
+    """Number of the study's trial."""
     decision: Decision
-    """Of the whole job."""
+    """Decision of the whole job."""
     scale: Scale | None = None
     """The scaled-down job to launch instead."""
     origin: Origin

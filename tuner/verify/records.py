@@ -35,11 +35,11 @@ class LaunchRecord(Record, Generic[Decision]):
 
     schema_version: Literal[1] = 1
     number: Size
-    """Of the Optuna trial."""
+    """Number of the Optuna trial."""
     origin: Origin
     """Who proposed it; a repeat launches a decision once more."""
     decision: Decision
-    """Of the whole job."""
+    """Decision of the whole job."""
     status: TrialStatus
     reason: str = ""
     """One line when the status is not ok."""
@@ -55,7 +55,7 @@ class LaunchRecord(Record, Generic[Decision]):
     @property
     @abstractmethod
     def sampled_value(self) -> float | None:
-        """What the sampler minimises; None if nothing was measured."""
+        """Return the value that the sampler minimises; None if nothing was measured."""
 
 
 class TrialRecord(LaunchRecord[TrainDecision]):
@@ -111,7 +111,7 @@ class Trial(Record):
     """A trial as `verified.json` shows it."""
 
     decision: TrainDecision
-    """Of the whole job."""
+    """Decision of the whole job."""
     scale: Scale | None = None
     """The scaled-down job that was launched instead; times and bytes are its own."""
     extrapolated: Extrapolated | None = None

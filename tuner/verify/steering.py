@@ -25,9 +25,9 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.verify.proposal import Knobs, PricedPoint
 
 SPREADS: Final = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-"""Of what it misses from point to point."""
+"""Candidate standard deviations s of the model's logarithmic error from point to point."""
 NOISE: Final = 0.02
-"""Of a launch."""
+"""Standard deviation of a launch's result, in logarithms."""
 LEAST_GAIN: Final = 1e-9
 POINT: Final = "point"
 METRICS: Final = "metrics"

@@ -30,7 +30,8 @@ START_UP_S: Final = {True: 20.0, False: 180.0}
 an engine that also builds data sets and compiles."""
 
 SLOWER_RATIO: Final = 0.1
-"""By how much more than any trial the next one may exceed its prediction; our estimate."""
+"""Allowance of the next trial's step time over the largest measured-to-predicted ratio so far; our
+estimate."""
 
 GRACE_RATIO: Final = 0.05
 MOST_GRACE_S: Final = 60.0

@@ -42,7 +42,7 @@ class Scale(Record):
     """A scaled-down job that a trial launches instead of the full-scale one."""
 
     decision: TrainDecision
-    """Of the scaled-down job."""
+    """Decision of the scaled-down job."""
     layers: Annotated[tuple[Size, ...], Field(min_length=1)]
     """The kept layers of the model, in order."""
     global_batch_size: Count

@@ -22,7 +22,7 @@ class TrialJob:
     """A job that can be launched."""
 
     decision: TrainDecision
-    """Of the whole job."""
+    """Decision of the whole job."""
     scale: Scale | None
     """The scaled-down job; None: the whole one."""
     predicted: TrainPrediction

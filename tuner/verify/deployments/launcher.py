@@ -97,7 +97,7 @@ class DeploymentLaunch:
     decision: ServeDecision
     predicted: ServePrediction
     folder: Path
-    """Of this trial only."""
+    """Folder of this trial only."""
     url: str
     addresses: tuple[str, ...]
     """Health endpoints."""

@@ -23,7 +23,7 @@ from tuner.costs.serve.engine_steps import DecodePoint, PromptPoint
 from tuner.errors import EnvironmentMissingError
 
 REPEATS: Final = 5
-"""Of every prompt length."""
+"""Requests of every prompt length."""
 DECODE_TOKENS: Final = 24
 """Outputs of a decode point, at least; the requests whose prompts end first write more."""
 MOST_OUTPUTS: Final = 256

@@ -108,7 +108,7 @@ class StudyPlace:
     name: str
     """Path or URL; never with a password."""
     remedy: str
-    """What to do where it does not hold the study of the plan's folder."""
+    """Action for the user where it does not hold the study of the plan's folder."""
     secrets: tuple[str, ...] = ()
     """Texts that no message may contain."""
     transient: tuple[str, ...] = ("",)

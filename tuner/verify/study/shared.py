@@ -65,7 +65,7 @@ TRAINING: Final = TrialKind(proposal=Proposal[TrainDecision], record=TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySnapshot(Generic[Decision, AnyRecord]):
-    """What a worker saw of a study."""
+    """A worker's snapshot of a study."""
 
     records: tuple[AnyRecord, ...]
     """Records of all finished trials of all workers, by number."""
@@ -102,7 +102,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         watch: LeaseWatch,
     ) -> None:
         self.records: dict[int, AnyRecord] = {}
-        """By number; `look` adds finished trials."""
+        """Finished trials' records by number; `look` adds to them."""
         self.taken_over: list[Proposal[Decision]] = []
         """Trials of dead workers that continue here and were not proposed yet."""
         self.on_message = outside.on_message
