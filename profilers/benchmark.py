@@ -17,7 +17,7 @@ from profilers.team import Team
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how a suite measures."""
+    """Device, types, ranks, clock and folder with which a suite measures."""
 
     device: str
     """As torch names it: `cpu`, `cuda:0`."""
@@ -26,7 +26,7 @@ class Setting:
     team: Team
     clock: Clock
     directory: Path
-    """Where storage is measured."""
+    """Folder in which storage is measured."""
     pace: Pace = BY_ITSELF
     """How the ranks of a host pace their repeats."""
 

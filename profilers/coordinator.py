@@ -47,7 +47,7 @@ CLOSING_RATIO = 0.1
 MEASURED_RATIO = 0.5
 """The share of the budget that is for measuring, however long the ranks took to start."""
 SEED = 20
-"""Of the sampled sizes: repeated jobs measure the same ones."""
+"""Seed of the sampled sizes: repeated jobs measure the same ones."""
 REQUESTED_S = 0.6
 """The first pass reserves this for each case that the spec requests..."""
 REQUESTED_RATIO = 0.6
@@ -129,7 +129,7 @@ class ProfileOnDisk:
     """Rows that an earlier run measured."""
     deadline_s: float
     weight: float
-    """Of all tables together."""
+    """Sum of all tables' weights, for the share of the budget that one table gets."""
 
     @classmethod
     def open(cls, job: Job, *, machine: Machine, weight: float) -> "ProfileOnDisk":

@@ -22,4 +22,4 @@ class Job(Record):
     extra_cases: tuple[Case, ...] = ()
     """Exact sizes that a plan will need; measured before the default grid."""
     storage_directory: str = ""
-    """Where checkpoints would go; empty means the profile's own directory."""
+    """Folder where checkpoints would go; empty means the profile's own directory."""

@@ -43,15 +43,15 @@ PARENT: Final = "MOETUNE_RENDEZVOUS_PARENT"
 
 STORE_NAME: Final = "meet"
 FOLDER_PREFIX: Final = "moetune-ranks-"
-"""Of the folders that are made here, the only ones that are removed."""
+"""Prefix of the folders that are made here; no others are removed."""
 GRACE_S: Final = 2.0
-"""Between asking a rank to leave and killing it."""
+"""Seconds between asking a rank to leave and killing it."""
 PARENT_POLL_S: Final = 0.5
 POLL_S: Final = 0.02
-"""Between two checks whether a rank that received SIGTERM has left."""
+"""Seconds between two checks whether a rank that received SIGTERM has left."""
 SIGNAL_EXIT: Final = 128
 OUT_OF_MEMORY_EXIT: Final = 77
-"""Of profilers/steps."""
+"""Exit code of a rank of profilers/steps that ran out of memory."""
 
 
 @contextmanager

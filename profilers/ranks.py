@@ -42,9 +42,9 @@ class RankInfo:
     local_rank: int = 0
     local_world: int = 1
     node: int | None = 0
-    """Which node this is, as the launcher counts them; None where it does not say."""
+    """Number of this node, as the launcher counts them; None where it does not say."""
     node_name: str = ""
-    """What Slurm calls this node; empty under other launchers."""
+    """Slurm's name of this node; empty under other launchers."""
     master_address: str = LOOPBACK
     master_port: int = FIRST_PORT
     store_is_served: bool = False

@@ -39,7 +39,7 @@ LEAST_S: Final = 1e-12
 MOST_S: Final = 1e9
 """No repeat takes longer: three decades."""
 MOST: Final = 2**63 - 1
-"""What a column of a table can hold."""
+"""Largest integer that a column of a table can hold."""
 MOST_RANKS: Final = 2**20
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -81,7 +81,7 @@ def _attribute_docstrings(owner: type) -> Iterator[tuple[str, str]]:
 
 
 class Source(StrEnum):
-    """Where a number comes from."""
+    """Origin of a number."""
 
     MEASURED = "measured"
     """Timed on the machine that the profile describes."""
@@ -106,7 +106,7 @@ Direction = Literal["forward", "backward", ""]
 """Which half of training an operation belongs to; empty where there is no such half."""
 
 MEASURED_DTYPES: Final = ("bf16", "fp32")
-"""Of operands. fp16 is left out: processors compute it a hundred times slower than either."""
+"""Types of operands. fp16 is left out: processors compute it a hundred times slower than either."""
 
 AXES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
@@ -286,7 +286,7 @@ class Measurement(Record):
 
     @property
     def expected_s(self) -> float:
-        """What one of many calls costs on average, in seconds.
+        """Return the mean seconds of one of many calls.
 
         The mean of the repeats up to three medians: a step adds up hundreds of calls, so their skew
         counts, which a median leaves out; a pause of the whole machine is not the call's. That
@@ -297,7 +297,7 @@ class Measurement(Record):
 
 
 class Machine(Record):
-    """What identifies the machine; without it a number is worthless."""
+    """Identity of the machine; without it a number is worthless."""
 
     hostname: str
     device: str
@@ -320,7 +320,7 @@ class Machine(Record):
     clocks: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
     """Hertz by name, where they can be read."""
     topology: str = ""
-    """What the links are, in the vendor's words."""
+    """Links between accelerators, in the vendor's words."""
     hosts: tuple[str, ...] = ()
     """Name of the host of every rank; empty in profiles of one rank and of earlier releases."""
     ranks_per_node: Count = 0
@@ -360,7 +360,7 @@ class Checked(Record):
     median_ratio: float
     """Median of |predicted / measured - 1|."""
     p90_ratio: float
-    """What nine in ten stay below."""
+    """90th percentile of |predicted / measured - 1|."""
 
 
 class TableInfo(Record):
@@ -372,7 +372,7 @@ class TableInfo(Record):
     seconds: Seconds
     """Wall time spent on it."""
     note: str = ""
-    """What a reader must know, e.g. that the time budget cut it short."""
+    """Note to the reader, e.g. that the time budget cut the table short."""
     checked: Checked | None = None
     """Error of interpolating in it, where that was checked; absent in earlier releases."""
 
@@ -386,7 +386,7 @@ class ProfileHeader(Record):
     """ISO 8601, UTC."""
     machine: Machine
     tables: dict[str, TableInfo]
-    """By operation; the rows lie beside, in `<operation>.parquet`."""
+    """Tables by operation; the rows lie beside, in `<operation>.parquet`."""
 
     @field_validator("schema_version")
     @classmethod

@@ -47,7 +47,7 @@ LOOPED_S = 1e-3
 """How long a looped repeat lasts at least, as far as that many runs fit in memory at once and can
 be queued (`Clock.most_queued`): long compared with an interrupt."""
 PAGE_S = 1e-5
-"""What mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
+"""Seconds that mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
 PAGES_RATIO = 0.02
 """...and the share of a repeat that this may take. Pages that come back from a disk are not seen,
 nor that 512 of them may be mapped at once, as huge ones."""
@@ -230,9 +230,9 @@ def _warm_up(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repeat:
     seconds: float
-    """Of one run."""
+    """Seconds of one run."""
     queued_s: float
-    """What the host took to queue one run."""
+    """Seconds that the host took to queue one run."""
     waited_for_pages: bool
 
 

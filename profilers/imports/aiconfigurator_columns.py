@@ -216,7 +216,7 @@ def dtypes(columns: Columns, name: str) -> Texts:
 
 
 def stored_types(columns: Columns, dtype_N: Texts) -> Texts:
-    """What keys and values are stored as, where it is not what the kernel computes in."""
+    """Return `kv_` and the type of stored keys and values; empty if computed in that type."""
     stored_N = dtypes(columns, "kv_cache_dtype")
     return np.where(stored_N == dtype_N, "", "kv_" + stored_N).astype(object)
 

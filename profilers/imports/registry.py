@@ -22,7 +22,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "aiconfigurator": ("system", "framework", "operations"),
     "nccl-tests": ("collective",),
 }
-"""What may be said beside the path, by kind."""
+"""Options beside the path, by kind of import."""
 
 ROUTING: Final = "routing"
 """The kind of any recording of routing."""

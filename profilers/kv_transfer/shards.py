@@ -24,7 +24,7 @@ from itertools import product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What a model keeps for each token; the same on both sides."""
+    """KV cache of a model per token; the same on both sides."""
 
     num_layers: int
     num_heads: int

@@ -39,11 +39,11 @@ _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedRanks:
-    """What a rank knows once all are connected."""
+    """Store and NIC that a rank uses once all are connected."""
 
     store: TCPStore
     nic: str
-    """The one that leads to the other ranks; empty if unknown."""
+    """NIC that leads to the other ranks; empty if unknown."""
 
 
 def wait_for_ranks(info: RankInfo, *, patience_s: float) -> ConnectedRanks:

@@ -27,7 +27,7 @@ class MeasuredLink:
     lanes: int
     """Pairs of the same two nodes that sent at the same time."""
     bytes_per_s: float
-    """Of this pair only, whatever its neighbours got."""
+    """Bandwidth of this pair only, whatever its neighbours got."""
     latency_s: float | None
     """None if no round trip was timed."""
     rows: tuple[Measurement, ...]

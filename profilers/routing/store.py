@@ -42,13 +42,13 @@ FORMER: Final = "coactivation.parquet"
 """A table of former releases."""
 
 WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-"""What a workload in a profile may be called, as it names a folder there."""
+"""Names of workloads in a profile, where each is the name of a folder."""
 
 Size = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 
 
 class _StoredArray(NamedTuple):
-    """Where an array of the recording lies, and what its axes but the last are."""
+    """File of an array of the recording, and the names of its axes but the last."""
 
     file: str
     axes: tuple[str, ...]
@@ -61,7 +61,7 @@ TABLES: Final[Mapping[str, _StoredArray]] = {
     "transition_MEE": _StoredArray("transitions.parquet", ("layer", "expert"), np.float64),
     "token_LTK": _StoredArray("tokens.parquet", ("layer", "token"), np.int32),
 }
-"""By field of `Recording`."""
+"""Stored arrays by field of `Recording`."""
 
 
 class RecordingHeader(Record):
@@ -77,7 +77,7 @@ class RecordingHeader(Record):
     workload: str
     layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     decoder_layers: Size | None = None
-    """Of the model, dense ones included; absent where the source does not say."""
+    """Decoder layers of the model, dense ones included; absent where the source does not say."""
     num_experts: Size
     top_k: Size | None
     passes: Size
@@ -86,7 +86,7 @@ class RecordingHeader(Record):
     sampled_tokens: Size | None = None
     """Absent where no tokens were kept."""
     transitions: Literal["all_pairs", "top1", "rank_aligned"] | None = None
-    """What counts as one; absent where none were recorded."""
+    """Pairs of experts that count as a transition; absent where none were recorded."""
     coactivation: bool = False
     """Stored by former releases (`coactivation.parquet`); not read."""
 
@@ -234,7 +234,7 @@ def write_recording(
 
 
 def header_of(recording: Recording, *, origin: str = "", created: str = "") -> RecordingHeader:
-    """What `recording.json` says of a recording."""
+    """Return the header that `recording.json` holds for a recording."""
     sources, tokens = recording.source_SLE, recording.token_LTK
     between = recording.transition_MEE
     kind: Any = recording.transition_kind if between is not None and between.size else None

@@ -35,7 +35,7 @@ MOST_AT_ONCE: Final = 2**22
 
 
 class Tally:
-    """What was counted and chosen so far, in order of time on each rank."""
+    """Counts and choices so far, in order of time on each rank."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ DAMAGED: Final = (
     OverflowError,
     AssertionError,
 )
-"""What torch.load and zipfile raise for a file that is cut short, or none of their own."""
+"""Exceptions of torch.load and zipfile for a file that is cut short or not one of theirs."""
 
 
 def load(path: Path, *, mapped: bool = False) -> Any:
@@ -78,7 +78,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
 
 
 def _held_bytes(path: Path) -> tuple[int, bool]:
-    """What a file, or all that its archive unpacks to, has of bytes; and whether it is one.
+    """Return the bytes of a file, unpacked if it is a zip archive, and whether it is one.
 
     Raises:
         ValueError: it is too much to be read.

@@ -25,7 +25,7 @@ class Instruments:
         self.chunks_L = torch.zeros(moe_layers, dtype=torch.int64, device=device)
         """Largest chunk count of each MoE layer of this rank, in this step."""
         self.far_bytes = 0
-        """What this rank's dispatch and combine sent to other nodes, in this step."""
+        """Bytes that this rank's dispatch and combine sent to other nodes, in this step."""
 
     def begin_step(self) -> None:
         """Forget the last step."""

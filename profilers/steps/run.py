@@ -38,7 +38,7 @@ OnStep = Callable[[float], None]
 
 
 class StepResult(NamedTuple):
-    """What a rank knows after a step."""
+    """Measurements of one rank after a step."""
 
     second: Tensor
     """Its wall time on this rank, fp64."""
