@@ -1,4 +1,4 @@
-"""How fast a rank loads a checkpoint in PyTorch's distributed format.
+"""Load times of a checkpoint in PyTorch's distributed format.
 
 Every rank saves tensors of `TENSOR_BYTES` to a folder of its own and loads them into host memory
 that it has used before, all at the same time. Before a load the files are dropped from the page

@@ -66,7 +66,7 @@ class MeasuredTable:
     benchmark: Benchmark
     schedule: TableSchedule
     second_pass: SecondPassTable | None
-    """Its part in the second pass; None if nothing lies between its sizes."""
+    """Part of the table in the second pass; None if nothing lies between its sizes."""
     started_s: float
     end_s: float
     deadline_s: float
@@ -75,7 +75,7 @@ class MeasuredTable:
     before: Checked | None
     """An earlier run's errors at its hold-out sizes."""
     written_s: float
-    """When its rows were last written."""
+    """Clock seconds at which its rows were last written."""
 
     def next_step(self) -> Step | None:
         return self.schedule.next(left_s=self.end_s - HostClock().now_s())
@@ -225,7 +225,7 @@ class Coordinator:
 
     profile: ProfileOnDisk | None = None
     table: MeasuredTable | None = None
-    """In its first pass."""
+    """Table that is in its first pass."""
     tables: list[MeasuredTable] = field(default_factory=list)
     """Whose first pass is over."""
     skipped_end_s: float | None = None
@@ -304,7 +304,7 @@ class Coordinator:
 
 
 def deadline_s(job: Job, *, now_s: float) -> float:
-    """When to end for the whole job to take its budget; `now_s` is when all ranks are ready."""
+    """Return the time to end at, so that the job keeps its budget; `now_s`: all ranks are ready."""
     closing_s = min(CLOSING_S, CLOSING_RATIO * job.budget_s)
     begun_s = now_s if job.begun_s is None else min(now_s, job.begun_s)
     return max(begun_s + job.budget_s - closing_s, now_s + MEASURED_RATIO * job.budget_s)

@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 LOOPBACK_ONLY: Final[Mapping[str, str]] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""For ranks of one host; overrides what a login script exports for jobs of several nodes."""
+"""Environment of ranks on one host; overrides what a login script exports for several nodes."""
 
 RENDEZVOUS: Final = "MOETUNE_RENDEZVOUS"
 """Environment variable of ranks that connect through a file: its path."""
@@ -74,7 +74,7 @@ def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the leader of a session has ended; it is not reaped, so its number stays its own."""
+    """Return whether a session's leader has ended; unreaped, its number is not reused."""
     if process.returncode is not None:
         return True
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -23,7 +23,7 @@ lack of memory."""
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether an error is about memory and not about the input."""
+    """Return whether an error is about memory and not about the input."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError) and error.errno is not None:

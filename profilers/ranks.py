@@ -1,4 +1,4 @@
-"""How this process was started: as a single rank or one of many, and by which launcher.
+"""Start of this process, as a single rank or one of many, and by which launcher.
 
 A pure function of the environment. In order of precedence:
 
@@ -35,7 +35,7 @@ MOST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Which rank this process is, and where the ranks connect."""
+    """Rank of this process and the address where the ranks connect."""
 
     rank: int = 0
     world: int = 1

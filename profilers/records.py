@@ -92,7 +92,7 @@ class Source(StrEnum):
 
 
 class MeasurementStatus(StrEnum):
-    """How a measurement ended."""
+    """Outcome of a measurement."""
 
     OK = "ok"
     """Timed; `times_s` holds at least one repeat."""
@@ -103,7 +103,7 @@ class MeasurementStatus(StrEnum):
 
 
 Direction = Literal["forward", "backward", ""]
-"""Which half of training an operation belongs to; empty where there is no such half."""
+"""Half of training that an operation belongs to; empty where there is no such half."""
 
 MEASURED_DTYPES: Final = ("bf16", "fp32")
 """Types of operands. fp16 is left out: processors compute it a hundred times slower than either."""
@@ -334,7 +334,7 @@ class Machine(Record):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a host has more ranks than cores, so that they run in turns."""
+        """Return whether a host has more ranks than cores, so that they run in turns."""
         return self.oversubscribed and self.device_kind == "cpu"
 
     def differences(self, other: "Machine") -> tuple[str, ...]:
@@ -353,10 +353,10 @@ class Machine(Record):
 
 
 class Checked(Record):
-    """How far off sizes are that were measured but left out of the fit."""
+    """Errors of interpolation at measured sizes that were left out of the fit."""
 
     sizes: Count
-    """How many, drawn at random between the measured ones; directions count by themselves below."""
+    """Sizes drawn at random between the measured ones; each direction of one counts below."""
     median_ratio: float
     """Median of |predicted / measured - 1|."""
     p90_ratio: float
@@ -364,7 +364,7 @@ class Checked(Record):
 
 
 class TableInfo(Record):
-    """How one table of the profile was measured."""
+    """Extent and accuracy of one table of the profile."""
 
     rows: Count
     complete: bool

@@ -1,4 +1,4 @@
-"""Which case of a table to measure next, and for how long; pure, so that rank 0 decides for all.
+"""Case of a table to measure next, and its time; pure, so that rank 0 decides for all.
 
 Order: the cases that the spec requests, then the default grid from cheap to expensive; arrival skew
 starts at a few ms of work, which most steps have, and goes outwards. What the queue needs at least
@@ -53,7 +53,7 @@ class TableSchedule:
     requested: Sequence[Case]
     grid: Sequence[Case]
     rows: list[Measurement]
-    """Those known already; grows as the table is measured (`add`)."""
+    """Known rows; more are added as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
     is_changed: bool = field(init=False, default=False)

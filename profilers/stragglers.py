@@ -57,7 +57,7 @@ def stragglers(profile: Profile) -> tuple[Straggler, ...]:
 
 
 def has_peers(profile: Profile) -> bool:
-    """Whether anything was compared: two members with the same work and several repeats."""
+    """Return whether anything was compared: two members with the same work and several repeats."""
     links = links_of(profile)
     sent = [_messages(_peers(links, is_inside=is_inside)) for is_inside in (False, True)]
     repeats = [

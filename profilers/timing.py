@@ -44,8 +44,8 @@ SHORT_S = 50e-6
 between repeats all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 40 to 50 right after
 a message."""
 LOOPED_S = 1e-3
-"""How long a looped repeat lasts at least, as far as that many runs fit in memory at once and can
-be queued (`Clock.most_queued`): long compared with an interrupt."""
+"""Shortest looped repeat in seconds, as far as that many runs fit in memory at once and can be
+queued (`Clock.most_queued`): long compared with an interrupt."""
 PAGE_S = 1e-5
 """Seconds that mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
 PAGES_RATIO = 0.02
@@ -173,7 +173,7 @@ def measure_fresh(
 
 
 def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float = 0.0) -> int:
-    """How many runs one repeat holds.
+    """Return how many runs one repeat holds.
 
     One that lasts `short_s` and `repeat_s`; of shorter ones as many as last `LOOPED_S` and
     `repeat_s`.
@@ -237,7 +237,7 @@ class _Repeat:
 
 
 def _without_faults(repeats: Sequence[_Repeat]) -> int:
-    """How many did not wait for pages."""
+    """Count the repeats that did not wait for pages."""
     return sum(not repeat.waited_for_pages for repeat in repeats)
 
 

@@ -79,7 +79,7 @@ class _MeasuredRows:
     """Rows read so far; the first entry of a case stays."""
 
     operations: frozenset[str]
-    """Those that are wanted."""
+    """Operations to import."""
     measurement_of: dict[tuple[object, ...], Measurement] = field(default_factory=dict)
     origin: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of rows from each version and kernel, by operation."""
@@ -257,7 +257,7 @@ def _take(rows: _MeasuredRows, table: _TableFile, columns: Columns, *, device: s
 
 
 def _is_same_device(named: str, device: str) -> bool:
-    """Whether a row is of this device; some name `NVIDIA H100` what others name in full."""
+    """Return whether a row is of this device; some name `NVIDIA H100` what others name in full."""
     shorter, longer = sorted((f"{named} ", f"{device} "), key=len)
     return not named or longer.startswith(shorter)
 

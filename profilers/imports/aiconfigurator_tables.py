@@ -273,13 +273,13 @@ def _moe_all_to_all(columns: Columns) -> Iterator[TableRows]:
 
 
 def _holds(columns: Columns, name: str, part: str) -> npt.NDArray[np.bool_]:
-    """Which texts contain a part."""
+    """Return which texts contain a part, [N]."""
     held_N = texts(columns, name, lambda text: part if part in text else "")
     return np.array(held_N != "", dtype=np.bool_)
 
 
 class TableFormat(NamedTuple):
-    """How one table is read."""
+    """Reader of one table."""
 
     read: Callable[[Columns], Iterator[TableRows]]
     operations: frozenset[str]

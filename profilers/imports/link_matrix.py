@@ -54,7 +54,7 @@ class LinkMatrix:
     nodes: tuple[str, ...]
     """Host names, in the order of the CSV; sorted where a folder was read."""
     bytes_per_s_NN: npt.NDArray[np.float64]
-    """From the row's node to the column's; `inf` on the diagonal."""
+    """Bandwidth from the row's node to the column's; `inf` on the diagonal."""
 
 
 def read_link_matrix(path: Path) -> LinkMatrix:

@@ -41,7 +41,7 @@ COLLECTIVES: Final[Mapping[str, str]] = {
     "alltoall": "all_to_all",
     "sendrecv": "send_recv",
 }
-"""Their names for ours."""
+"""Our names of collectives, by nccl-tests'."""
 
 MAX_TEXT_BYTES: Final = 16 * 2**20
 MAX_FILES: Final = 1000

@@ -29,7 +29,7 @@ ROUTING: Final = "routing"
 
 
 def is_routing(kind: str) -> bool:
-    """Whether a kind is a recording of routing, and no measurement."""
+    """Return whether a kind is a recording of routing, and no measurement."""
     return kind == ROUTING or kind in FORMATS
 
 

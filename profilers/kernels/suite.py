@@ -183,7 +183,7 @@ def measure_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timing:
-    """How the directions of one case are timed."""
+    """Clock, budget and repeats for timing the directions of one case."""
 
     clock: Clock
     budget_s: float

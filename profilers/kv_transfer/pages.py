@@ -39,7 +39,7 @@ class PageLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFormat:
-    """How an instance stores its cache."""
+    """Page size, layout and type of an instance's cache."""
 
     page_tokens: int
     layout: PageLayout = PageLayout.NHD

@@ -53,7 +53,7 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDegrees:
-    """How an instance splits its cache."""
+    """Degrees by which an instance splits its cache."""
 
     tensor: int = 1
     pipeline: int = 1

@@ -144,7 +144,7 @@ def positive(lost_s: Sequence[float]) -> tuple[float, ...]:
 
 
 def num_blocks(budget_s: float, *, interval_s: float) -> int:
-    """How many blocks of collectives the budget allows."""
+    """Return how many blocks of collectives the budget allows."""
     affordable = int(budget_s / (BLOCK * max(interval_s, 1e-4)))
     return min(MAX_BLOCKS, max(MIN_BLOCKS, affordable))
 

@@ -35,7 +35,7 @@ class MeasuredLink:
 
     @property
     def is_inside(self) -> bool:
-        """Whether both ranks share a node."""
+        """Return whether both ranks share a node."""
         return self.sender_node == self.receiver_node
 
 

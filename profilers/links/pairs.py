@@ -52,7 +52,7 @@ class Round:
     lanes: int
 
     def reversed(self) -> "Round":
-        """The same pairs in the other direction."""
+        """Return the same pairs in the other direction."""
         return Round(pairs=tuple((b, a) for a, b in self.pairs), lanes=self.lanes)
 
 

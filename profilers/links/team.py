@@ -26,7 +26,7 @@ from profilers.ranks import RankInfo
 T = TypeVar("T")
 
 PATIENCE_S = 180.0
-"""How long a rank waits for its peers; longer than its parent waits for a word of it."""
+"""Seconds a rank waits for its peers; longer than its parent waits for a message from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def cores_of(seats: Sequence[Seat]) -> int:
 
 
 def share_cores(seats: Sequence[Seat]) -> bool:
-    """Whether some host has more ranks than cores for them, whatever nodes they count as."""
+    """Return whether some host has more ranks than cores for them, whatever nodes they count as."""
     cores: dict[str, frozenset[int]] = {}
     for seat in seats:
         cores[seat.host] = cores.get(seat.host, frozenset()) | seat.cores

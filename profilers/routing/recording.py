@@ -25,7 +25,7 @@ class Recording:
     """
 
     model: str
-    """As the source names it; empty where it does not."""
+    """Model name of the source; empty where it gives none."""
     workload: str
     """Kind of tokens: a domain, a data set, a traffic class."""
     layer_ids: tuple[int, ...]
@@ -35,7 +35,7 @@ class Recording:
     count_PLE: Counts
     """Token copies of each expert in each pass; one pass where the source holds totals only."""
     source_SLE: Counts | None = None
-    """The same over all passes, by the rank that the tokens came from."""
+    """Token copies of each expert over all passes, by the rank that the tokens came from."""
     transition_MEE: Floats | None = None
     """Token copies that used e in one recorded layer and f in the next; every pair of choices of a
     token counts one, unless `transition_kind` says otherwise."""

@@ -55,7 +55,7 @@ class _Dump(BaseModel, strict=True):
 
 
 def is_dump(values: object) -> bool:
-    """Whether a file's content is of this layout."""
+    """Return whether a file's content is of this layout."""
     return isinstance(values, Mapping) and ("logical_count" in values or "records" in values)
 
 

@@ -20,7 +20,7 @@ class Skew(Record):
 
 
 def skew(recording: Recording) -> Skew:
-    """How far a recording is from balanced."""
+    """Return how far a recording is from balanced."""
     of_layer = _peak_over_mean(recording.count_LE)
     of_pass = _peak_over_mean(recording.count_PLE)
     return Skew(

@@ -72,7 +72,7 @@ class RecordingHeader(Record):
     created: str
     """ISO 8601, UTC; empty where nobody said."""
     origin: str
-    """How it was made, in a few words."""
+    """Source of the recording, in a few words."""
     model: str
     workload: str
     layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -141,7 +141,7 @@ def stored_below(path: Path) -> tuple[Path, ...]:
 
 
 def holds_recording(path: Path) -> bool:
-    """Whether there is a header to read, readable or not."""
+    """Return whether there is a header to read, readable or not."""
     return os.path.lexists(path / HEADER_NAME)
 
 

@@ -61,7 +61,7 @@ class Tally:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Return whether nothing was counted."""
         return not self._counts
 
     def add(self, ids_of_layer: Mapping[int, Ids], *, number: int, source: int = 0) -> None:

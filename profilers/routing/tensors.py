@@ -23,7 +23,7 @@ from profilers.out_of_memory import raise_lack_of_memory
 
 MOST_BYTES: Final = 2**32
 MOST_TIMES: Final = 4
-"""How often tensors may show the bytes that a file holds: views of one tensor share them."""
+"""Ratio of the bytes of all tensors to the file's, at most: views of one tensor share them."""
 DAMAGED: Final = (
     zipfile.BadZipFile,
     zlib.error,

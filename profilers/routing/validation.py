@@ -1,4 +1,4 @@
-"""From an importer's raw numbers to a `Recording`: every check that does not depend on the format.
+"""Checks of an importer's raw numbers, independent of the format, that make a `Recording`.
 
     P passes   R rows of the source   L recorded MoE layers   E experts
 

@@ -50,7 +50,7 @@ class Recompute(StrEnum):
 
 
 class Dispatcher(StrEnum):
-    """How token copies reach the ranks of their experts, and come back."""
+    """All-to-all by which token copies reach their experts' ranks and come back."""
 
     FLAT = "flat"
     """One all-to-all over the expert group, one row for every copy."""
@@ -142,7 +142,7 @@ class Parallelism(Record):
         return fields
 
     def spans_nodes_evenly(self, ranks_per_node: int) -> bool:
-        """Whether expert groups are cut by nodes as the dispatcher needs it."""
+        """Return whether node boundaries cut expert groups as the dispatcher needs it."""
         return (
             self.dispatcher is Dispatcher.FLAT
             or self.expert % ranks_per_node == 0
@@ -171,7 +171,7 @@ class Stage(Record):
 
 
 class TokenRouting(Record):
-    """How tokens find their experts."""
+    """Choice of experts by the tokens."""
 
     mode: Literal["learned", "forced"] = "learned"
     """`forced` reproduces `load_ratio` exactly (up to rounding, per sequence)."""

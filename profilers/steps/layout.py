@@ -54,21 +54,21 @@ class ParallelState:
 
     @property
     def data_rank(self) -> int:
-        """Which part of the global batch."""
+        """Data-parallel rank: its part of the global batch."""
         return self.rank // self.degrees.tensor % self.degrees.data
 
     @property
     def pipeline_rank(self) -> int:
-        """Which pipeline stage."""
+        """Pipeline rank: its stage."""
         return self.rank // (self.degrees.tensor * self.degrees.data)
 
     @property
     def expert_rank(self) -> int:
-        """Which block of the experts."""
+        """Expert-parallel rank: its block of the experts."""
         return self.rank % (self.degrees.tensor * self.degrees.data) % self.degrees.expert
 
     def is_far(self, group: dist.ProcessGroup) -> tuple[bool, ...]:
-        """Which ranks of a group are on other nodes than this one."""
+        """Return which ranks of a group are on other nodes than this one."""
         node = self.rank // self.ranks_per_node
         ranks = dist.get_process_group_ranks(group)
         return tuple(rank // self.ranks_per_node != node for rank in ranks)

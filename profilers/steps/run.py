@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
     """Measurements of one rank after a step."""
 
     second: Tensor
-    """Its wall time on this rank, fp64."""
+    """Wall time of the step on this rank in seconds, fp64."""
     loss: Tensor
     """This rank's share."""
     load_LE: Tensor
