@@ -1,4 +1,4 @@
-"""Which node runs which stage of which pipeline, on a cluster whose links differ.
+"""Placement of pipeline stages on nodes, on a cluster whose links differ.
 
 R pipelines of S stages each need R S of N nodes; a node runs one stage of one pipeline, with its
 tensor-parallel group and part of the data parallelism inside. A pipeline sends activations from
@@ -61,7 +61,7 @@ class RankPlacementProblem:
     num_microbatches: int
     """Micro-batches of one pipeline in a step."""
     bytes_per_s_NN: Rates
-    """From the row's node to the column's, as measured; the diagonal is ignored."""
+    """Bandwidth from the row's node to the column's, as measured; the diagonal is ignored."""
     hop_bytes: float
     """Bytes of one micro-batch from a stage to the next, over all links of a node together."""
     gradient_bytes_S: Rates
@@ -110,5 +110,5 @@ class RankPlacementProblem:
 
     @property
     def rounds(self) -> float:
-        """How often a step pays the hops of a whole pipeline."""
+        """Return how often a step pays the hops of a whole pipeline."""
         return max(1.0, self.num_microbatches / self.stages)

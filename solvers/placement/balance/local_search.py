@@ -47,7 +47,8 @@ MOST_STEPS = 40_000
 
 PATIENCE_STEPS = 3_000
 PATIENCE_STEPS_PER_SLOT = 50
-"""Without a better placement of a layer, after which it rests; the smaller of the two."""
+"""Steps without a better placement after which a layer rests, per slot of the layer; at most
+`PATIENCE_STEPS`."""
 
 LIMIT_RATIO = 0.2
 """The potential's limit lies here between the bound (0) and the best value so far (1)."""

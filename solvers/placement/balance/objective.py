@@ -15,7 +15,7 @@ WIDTH = 5.0
 """Deviations from the mean that a normal number keeps within, for the largest of some."""
 
 POINTS = 33
-"""At which its distribution is evaluated."""
+"""Points at which the distribution of the maximum is evaluated."""
 
 
 def cost_of(share: Floats, active_load: float) -> Floats:
@@ -113,7 +113,7 @@ def layer_weights(problem: BalanceProblem) -> Floats:
 
 
 def robust_slope(problem: BalanceProblem, imbalance_W: Floats) -> Floats:
-    """How much each workload's imbalance counts at these imbalances, [W]; sums to 1."""
+    """Return the weight of each workload's imbalance at these imbalances, [W]; sums to 1."""
     if problem.robust is Robust.MEAN:
         return problem.weight_W
     if problem.robust is Robust.WORST:

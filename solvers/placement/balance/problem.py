@@ -46,15 +46,15 @@ class ReplicaDispatch(StrEnum):
 
     @property
     def is_near(self) -> bool:
-        """Whether the split of tokens depends on where replicas are."""
+        """Return whether the split of tokens depends on where replicas are."""
         return self is not ReplicaDispatch.EVEN
 
 
 class Robust(StrEnum):
-    """How the imbalances of several workloads become one number."""
+    """Aggregate of several workloads' imbalances."""
 
     MEAN = "mean"
-    """Their weighted mean."""
+    """Weighted mean of the imbalances."""
     WORST = "worst"
     """The largest."""
     CVAR = "cvar"

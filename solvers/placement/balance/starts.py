@@ -63,8 +63,8 @@ CAUTIONS: Final = (2.0, 1.2)
 """Standard deviations above the mean that are kept even."""
 
 LOADS_CAUTION: Final = 1.0
-"""The same where loads alone scatter; of 0.5, 1 and 2 none is better than another by more than what
-sets of layers differ by."""
+"""Standard deviations above the mean that are kept even where loads alone scatter; 0.5, 1 and 2
+differ by no more than sets of layers do."""
 
 SEARCH_RATIO: Final = 0.9
 """Share of the time limit for all searches; the rest is for the final selection."""

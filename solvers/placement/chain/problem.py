@@ -29,7 +29,7 @@ class Measure(StrEnum):
     TOTAL = "total"
     """Every token, times the cost of its transition."""
     MOST_LOADED_PAIR = "busiest_pair"
-    """Per pair of layers the largest flow times cost over pairs of ranks."""
+    """Largest flow times cost over pairs of ranks, for each pair of layers, summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
