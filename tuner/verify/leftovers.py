@@ -44,7 +44,7 @@ GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec 
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""
 
 SCRATCH_PREFIX: Final = "deployments-"
-"""In the folder of trials: files and logs of the running deployment."""
+"""Prefix of folders, in that of trials, with files and logs of the running deployment."""
 LOCK_NAME: Final = "deployments.lock"
 
 HELD_BACK: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)

@@ -37,7 +37,7 @@ class DecisionSpace(ABC, Generic[Decision, AnyRecord]):
     @property
     @abstractmethod
     def errors(self) -> tuple[float, ...]:
-        """How far each metric may be off at all points alike: a standard deviation of its log."""
+        """Return each metric's common error, as a standard deviation of its logarithm."""
 
     @abstractmethod
     def points(self) -> Mapping[Decision, PricedPoint]:

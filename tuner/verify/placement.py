@@ -18,7 +18,7 @@ from tuner.config.place import PlaceDecision
 from tuner.verify.placement_records import PlaceTrial, PlaceVerified
 
 RANKS_TRIED = 2
-"""With most rows; one more has most active experts."""
+"""Ranks with the most rows that are tried; one more has the most active experts."""
 MOST_LAYERS = 8
 """Measured, evenly spread."""
 

@@ -30,7 +30,7 @@ class PlaceVerified(Record):
 
     schema_version: Literal[1] = 1
     device: str
-    """On which every rank was run in turn."""
+    """Device on which every rank was run in turn."""
     layers: tuple[int, ...]
     """Measured decoder layers."""
     trials: Rows[PlaceTrial]

@@ -42,7 +42,7 @@ class LaunchRequest(Generic[Decision]):
     """A launch that the loop wants next."""
 
     decision: Decision | None = None
-    """To launch once more; None: a new decision of the sampler."""
+    """Decision to launch once more; None: a new decision of the sampler."""
     scale: Scale | None = None
     """The scaled-down job to launch instead of the decision."""
     among: Mapping[Decision, Scale | None] | None = None

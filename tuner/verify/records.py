@@ -67,13 +67,13 @@ class TrialRecord(LaunchRecord[TrainDecision]):
     predicted_communication_s: Seconds
     """The communication in it; recalibration scales the two parts."""
     predicted_activation_bytes: tuple[Size, ...]
-    """Per pipeline rank, peak over its devices."""
+    """Predicted bytes of activations per pipeline rank, peak over its devices."""
     measured_steps_s: tuple[Seconds, ...] = ()
     """Every timed step."""
     measured_step_s: Seconds | None = None
-    """Their median."""
+    """Median seconds of a timed step."""
     measured_activation_bytes: tuple[Size, ...] = ()
-    """Per pipeline rank, peak over its devices."""
+    """Measured bytes of activations per pipeline rank, peak over its devices."""
     measured_peak_bytes: Size | None = None
     """Largest memory use of a device, if the engine reports it."""
     measured_loads: tuple[tuple[int, ...], ...] = ()
@@ -130,12 +130,12 @@ class Trial(Record):
 
 
 class Accuracy(Record):
-    """How far predictions were from measurements, over the trials that ran."""
+    """Errors of predictions against measurements, over the trials that ran."""
 
     predicted_median_ape: float | None
     """Median of |predicted - measured| / measured of the step time, before any trial."""
     recalibrated_median_ape: float | None
-    """The same after recalibration, each trial from the others."""
+    """Median error of the step time after recalibration, each trial from the others."""
     activation_max_ape: float | None
     """Largest relative error of the activation bytes, over all trials and pipeline ranks."""
     rank_of_measured_best: Annotated[int, Field(ge=1)] | None
@@ -147,7 +147,7 @@ class Verified(Record):
 
     schema_version: Literal[1] = 1
     trials: Rows[Trial]
-    """In the order they were launched."""
+    """Trials in the order of their launches."""
     winner: TrainDecision | None
     """The fastest decision, measured or extrapolated from scaled-down jobs; absent if none ran."""
     winner_step_s: Seconds | None

@@ -52,7 +52,7 @@ REDUCTION_ERROR: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much to launch."""
+    """Number of launches and their steps."""
 
     trials: int
     """Total launches, those of earlier calls included."""
@@ -121,7 +121,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         return [LaunchRequest(among=among)]
 
     def retry(self, failed: TrialRecord, /) -> bool:
-        """Whether a failed trial of an earlier call fits the devices of this one."""
+        """Return whether a failed trial of an earlier call fits the devices of this one."""
         return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
 
     def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:

@@ -43,7 +43,7 @@ class Budget:
 
     wall_s: float = math.inf
     max_devices: int | None = None
-    """At once; None: as many as the candidates need."""
+    """Devices in use at once, at most; None: as many as the candidates need."""
 
     @property
     def grace_s(self) -> float:
@@ -59,7 +59,7 @@ class Spending:
     budget: Budget
     clock: Callable[[], float]
     num_steps: int
-    """Per launch, warm-up included."""
+    """Optimizer steps of one launch, warm-up included."""
     runs_reference: bool = True
     _begun_s: float = field(init=False)
 

@@ -226,7 +226,7 @@ def _shard_ranks(decision: TrainDecision, *, inside: int, data: int) -> int | No
 
 
 def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
-    """Whether every target can launch it, inside one node or on whole nodes like the job's."""
+    """Return whether every target can launch it, inside a node or on whole nodes as the job."""
     shrunk = scaled_plan(plan, scale)
     able = launchable(
         plan.emit,

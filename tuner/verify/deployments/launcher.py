@@ -71,7 +71,7 @@ NOT_FOUND: Final = frozenset({126, 127})
 """Shell exit codes for a missing or non-executable program (POSIX.1-2017, XCU 2.8.2)."""
 
 PORT_FREE_S: Final = 30.0
-"""How long the previous deployment's ports may stay in use."""
+"""Seconds that the previous deployment's ports may stay in use."""
 
 RUN_SLOWER_THAN_PREDICTED: Final = 10.0
 RUN_START_S: Final = 600.0

@@ -37,7 +37,7 @@ class ServeTrialRecord(LaunchRecord[ServeDecision]):
     runs: tuple[BenchmarkRun, ...] = ()
     """Every benchmark run with a readable result."""
     ready_s: Seconds | None = None
-    """From the start until every server was ready."""
+    """Seconds from the start until every server was ready."""
     client: str
 
     @property
@@ -98,7 +98,7 @@ class ServeFactors(Record):
 
 
 class ServeAccuracy(Record):
-    """How far predicted means were from measured ones: medians of |p - m| / m."""
+    """Errors of predicted means against measured ones: medians of |p - m| / m."""
 
     ttft_median_ape: float | None
     tpot_median_ape: float | None
@@ -117,7 +117,7 @@ class ServeVerified(Record):
     schema_version: Literal[1] = 1
     objective: Literal["goodput", "cost", "devices", "rate"]
     trials: Rows[ServeTrial]
-    """In the order they were first launched."""
+    """Trials in the order that their decisions were first launched."""
     winner: ServeDecision | None
     """Best by the objective among those that meet every SLO; absent if none does."""
     regret_ratio: float | None

@@ -118,7 +118,7 @@ def _knobs(decision: ServeDecision) -> Iterator[tuple[str, Any]]:
 
 
 def is_neighbour(decision: ServeDecision, choice: ServeDecision) -> bool:
-    """Whether a decision differs from the plan's choice in its batches alone."""
+    """Return whether a decision differs from the plan's choice in its batches alone."""
     return decision != choice and _without_batches(decision) == _without_batches(choice)
 
 

@@ -140,7 +140,7 @@ class Stream:
 
     began_s: float
     token_s: tuple[float, ...]
-    """From the beginning of the request to each token."""
+    """Seconds from the beginning of the request to each token."""
 
 
 def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
@@ -160,7 +160,7 @@ def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
 
 
 def _holds_token(line: bytes) -> bool:
-    """Whether an event carries a token, whose text may be empty, and not only the usage."""
+    """Return whether an event carries a token (its text may be empty), not only the usage."""
     try:
         choices = json.loads(line[len(b"data:") :])["choices"]
         return bool(choices) and isinstance(choices[0].get("text"), str)

@@ -102,7 +102,7 @@ MOST_RESTARTS: Final = 3
 """Restarts of one trial after lost nodes; a trial that takes a node down each time must end."""
 
 PROBE_S: Final = 60
-"""For an empty task; Slurm gives an ending step about as long."""
+"""Seconds for an empty task; Slurm gives an ending step about as long."""
 
 _RENDEZVOUS: Final = (
     '--node-rank="$SLURM_NODEID" --rdzv-backend=static'

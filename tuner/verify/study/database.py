@@ -76,7 +76,7 @@ CREATION_KEY: Final = 7_236_010
 
 UNWRITABLE: Final = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
 UNLOCKED: Final = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL")
-"""How the names of errors begin that say nothing about a file's content."""
+"""Prefixes of error names that say nothing about a file's content."""
 
 SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 """End of a journal that names another one, which SQLite deletes with it; written only by
@@ -112,7 +112,7 @@ class StudyPlace:
     secrets: tuple[str, ...] = ()
     """Texts that no message may contain."""
     transient: tuple[str, ...] = ("",)
-    """How the names of errors begin after which actions run again; a server's have none."""
+    """Prefixes of error names after which actions run again; a server's errors have none."""
 
     def line(self, error: BaseException) -> str:
         """Return the first line of a driver's message, without secrets."""
