@@ -9,7 +9,7 @@ from profilers.steps.config import Count, Size
 
 
 class PlaceDecision(Record):
-    """Which expert is in each slot."""
+    """Logical expert in each slot of each MoE layer."""
 
     physical_to_logical: Annotated[tuple[tuple[Size, ...], ...], Field(min_length=1)]
     """[MoE layers in `layer_ids` order][slots], rank by rank."""

@@ -23,9 +23,9 @@ class DispatchOffer:
     """One dispatch rule of an engine, with or without an all-to-all backend."""
 
     name: str
-    """As in `goal.dispatch` and the engine's option."""
+    """Name of the rule in `goal.dispatch` and the engine's option."""
     rule: str
-    """Its model in solvers/placement/dispatch/sampling.py."""
+    """Model of the rule in solvers/placement/dispatch/sampling.py."""
     has_backend: bool
     is_default: bool = False
     architectures: frozenset[str] | None = None
@@ -35,7 +35,7 @@ class DispatchOffer:
     solves_program: bool = False
     """Solves a linear program for each layer, whose size is limited (lp_memory.py)."""
     cost: str = ""
-    """Its cost at run time beyond the loads."""
+    """Description of the rule's cost at run time, beyond the loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +48,15 @@ class PlaceTarget:
     dispatches: frozenset[str] | None = None
     """Supported values of `goal.dispatch`; None: depends on the runtime above it."""
     default_dispatch: str = "even"
-    """Its rule over replicas where the goal names none."""
+    """Engine's rule over replicas where the goal names none."""
     offers: tuple[DispatchOffer, ...] = ()
     """Rules that a launch can choose from; empty: it has one."""
     a2a_backends: tuple[str, ...] = ()
     """Values of `goal.a2a_backend`, the default first; empty: its placement needs none."""
     all_layers: bool = False
-    """Its file has a row for every decoder layer, so their number must be known."""
+    """The file has a row for every decoder layer, so their number must be known."""
     every_moe_layer: bool = False
-    """It counts MoE layers, so all of them must have been recorded."""
+    """The engine counts MoE layers, so all of them must have been recorded."""
     replicas: bool = True
     """An expert may have several slots."""
     twins: bool = True
@@ -181,7 +181,7 @@ def rule_run(target: PlaceTarget, *, dispatch: str, a2a_backend: str) -> str:
 
 
 def same_loads(rule: str, other: str) -> bool:
-    """Whether two rules, by the solvers' names, give ranks the same expected loads."""
+    """Return whether two rules, by the solvers' names, give ranks the same expected loads."""
     return rule == other or {rule, other} <= IN_TURN
 
 

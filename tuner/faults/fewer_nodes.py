@@ -1,4 +1,4 @@
-"""Without a spare node: the share of the time that trains if the job goes on with one node less.
+"""Share of the time that trains if a job without a spare node goes on with one node less.
 
     S    spare nodes                        l    losses of a node per second in the full layout
     I    nodes that the layout of fewer     l'   the same in the layout of fewer nodes; idle nodes
@@ -55,7 +55,7 @@ from tuner.faults.run_shares import RunShares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """How often nodes are lost, and how long they are missed."""
+    """Rates of node losses, and the time until a node is repaired."""
 
     per_s: float
     """Node losses per second under the full layout, l."""
@@ -88,13 +88,13 @@ class LayoutShares:
     node_restart_s: float
     """After the loss of a node, mean over the levels that are restored, r."""
     shared_restart_s: float
-    """The same from shared storage, R."""
+    """Seconds of a restart from shared storage, R."""
     node_lost_s: float
     """Running seconds that the loss of a node loses, mean over the levels, q."""
     shared_lost_s: float
-    """The same where shared storage is restored, q_s."""
+    """Running seconds lost where shared storage is restored, q_s."""
     shared_interval_s: float
-    """From one shared checkpoint to the next, T."""
+    """Seconds from one shared checkpoint to the next, T."""
     background_s: float
     """After its stall until it is durable, b."""
 
@@ -129,9 +129,9 @@ class ContinuedRun:
     """Planned restarts included."""
     waiting: float
     fewer: float
-    """With fewer nodes, restarts into that layout included; the others' parts."""
+    """Share with fewer nodes, restarts into that layout included; overlaps the other parts."""
     switches_per_s: float
-    """From the full layout to fewer nodes, and as often back."""
+    """Switches per second from the full layout to fewer nodes; equal to those back."""
 
 
 def layout_shares(

@@ -50,7 +50,8 @@ from tuner.faults.reliability import (
 from tuner.units import format_s
 
 NEWTON_STEPS = 8
-"""From Young's interval the error squares each time; 5 reach the last digit of a double."""
+"""Newton steps from Young's interval: the error squares each time; 5 reach the last digit of a
+double."""
 ROUNDING: Final = 1e-9
 """Share of a step by which a write may exceed a whole number of steps."""
 LEAST_EFFECTIVE_RATIO: Final = 0.01

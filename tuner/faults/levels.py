@@ -33,9 +33,9 @@ class Level(StrEnum):
     """Kind of memory or storage that keeps a checkpoint."""
 
     HOST = "host"
-    """In the memory of the nodes."""
+    """Memory of the nodes."""
     SHARED = "shared"
-    """On shared storage."""
+    """Shared storage."""
 
 
 class FailureClass(StrEnum):
@@ -54,7 +54,7 @@ CLASSES = tuple(FailureClass)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePolicy:
-    """When a run saves, and where."""
+    """Intervals and copies of a run's checkpoints, by level."""
 
     shared_interval_steps: int
     """Steps from one shared checkpoint to the next; a multiple of the host's."""
@@ -93,7 +93,7 @@ class SavePolicy:
         return (Level.SHARED,) if self.segments == 1 else (Level.HOST, Level.SHARED)
 
     def survives(self, kind: FailureClass) -> bool:
-        """Whether copies on hosts outlive a failure."""
+        """Return whether copies on hosts outlive a failure."""
         if kind is FailureClass.NODE:
             return self.replicas > 0
         return kind is FailureClass.PROCESS

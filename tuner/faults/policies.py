@@ -55,7 +55,7 @@ class HostPolicy:
     policy: SavePolicy
     seconds: RunSeconds
     shares: LevelShares
-    """Without waiting for repairs."""
+    """Shares of the time, without waiting for repairs."""
     ratio: float
     """Share of the wall clock that advances training."""
     host_bytes: float
@@ -206,7 +206,7 @@ class _Price:
         return -1.0 if shares is None else shares.training
 
     def _fits(self, policy: SavePolicy) -> bool:
-        """Whether the copies on hosts have room."""
+        """Return whether the copies on hosts have room."""
         host = self.reliability.host
         assert host is not None
         needed = self.host_bytes(policy)

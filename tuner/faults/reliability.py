@@ -1,4 +1,4 @@
-"""How often a job fails, and how long it is down: failure rates, storage, spares.
+"""Failure rates, storage and spares: how often a job fails and how long it is down.
 
     lambda   failures of the whole job per second, exponential: devices / MTBF_device
              + nodes / MTBF_node + nodes / MTBF_process
@@ -45,9 +45,9 @@ class Storage:
     """The most that one node sends to storage."""
     node_read_bytes_per_s: float = math.inf
     host_bytes_per_s: float
-    """Between one device and its host's memory."""
+    """Bandwidth between one device and its host's memory."""
     fresh_bytes_per_s: float = math.inf
-    """From one device into memory of its host that was not there before, as frameworks save it."""
+    """Bandwidth from one device into newly allocated memory of its host, as frameworks save."""
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
     has_pinned: bool = False
@@ -79,7 +79,7 @@ class HostLevel:
     memory_bytes: float | None = None
     """Bytes of a node's memory that copies may take; None: not known."""
     memory_is_assumed: bool = False
-    """It is a default share of the measured memory."""
+    """Whether `memory_bytes` is a default share of the measured memory."""
     replicas: tuple[int, ...]
     """Numbers of other nodes that may hold a node's copy, to choose from."""
     together_ratio: float
@@ -106,21 +106,22 @@ class HostLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
-    """How often machines fail and what is done about it."""
+    """Rates of failures, and the restarts and spares that follow them."""
 
     device_mtbf_s: float
     """Mean time between failures of one device that stop the job; infinite where only whole nodes
     are said to fail."""
     node_mtbf_s: float = math.inf
-    """The same for the rest of a node: host, NICs, cables, and software unless it is stated."""
+    """Mean time between failures of the rest of a node: host, NICs, cables, and software unless
+    stated."""
     process_mtbf_s: float = math.inf
-    """The same for the processes of a node, which keeps its memory and goes on."""
+    """Mean time between failures of a node's processes; the node keeps its memory and goes on."""
     restart_s: float
-    """From a failure to the first useful step, without reading the checkpoint: detect it, replace
-    the node, start the processes, warm up."""
+    """Seconds from a failure to the first useful step, without reading the checkpoint: detection,
+    replacing the node, starting the processes, warm-up."""
     in_process_restart_s: float | None = None
-    """The same after a failure of processes alone, if the others are not ended; None: the engine
-    starts all of them again."""
+    """Seconds of the same after a failure of processes alone, if the others are not ended; None:
+    the engine starts all of them again."""
     repair_s: float = 0.0
     """Mean time until a failed node can be used again; 0: there is always a replacement."""
     storage: Storage
@@ -148,7 +149,7 @@ class FailureModel:
 
     @property
     def restarts_in_process(self) -> bool:
-        """Whether processes restart inside themselves, since that is shorter."""
+        """Return whether processes restart inside themselves, since that is shorter."""
         return self.in_process_restart_s is not None and self.in_process_restart_s < self.restart_s
 
     @property

@@ -1,4 +1,4 @@
-"""How many nodes train and how many are spares, and what else was compared: `predicted.run.spares`.
+"""Numbers of training and spare nodes, and the alternatives compared: `predicted.run.spares`.
 
 With U nodes that train and S spares, step(U) the seconds of the fastest layout of U nodes, and
 share(U, S) the share of the wall clock that advances training:

@@ -70,7 +70,8 @@ class LevelShares:
     restart_s: float
     """Mean time from a failure to the first step."""
     node_host_restores: float
-    """The same two of failures that take a node: the share that continues from copies on hosts."""
+    """Share of restarts after failures that take a node that continue from copies on hosts; the
+    next field is the mean restart after them."""
     node_restart_s: float
 
     @property
@@ -261,11 +262,11 @@ class _Times:
 
     @property
     def period_s(self) -> float:
-        """From the end of one shared checkpoint's stall to that of the next."""
+        """Return the seconds from the end of one shared checkpoint's stall to that of the next."""
         return (self.segments - 1) * self.host_segment_s + self.shared_segment_s
 
     def has_caught_up(self, segment: int) -> bool:
-        """Whether the copy of a segment is written without waiting for those before it."""
+        """Return whether the copy of a segment is written without waiting for those before it."""
         waiting_s = self.shared_background_s + (segment - 1) * self.host_background_s
         return waiting_s <= segment * self.host_segment_s
 
@@ -280,7 +281,7 @@ class _Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycle:
-    """From one failure that leaves no copy on a host to the next, on average."""
+    """Mean of the time from one failure that leaves no copy on a host to the next."""
 
     periods: float
     """Mean periods by which one cycle advances training."""
@@ -322,7 +323,7 @@ class _Segments:
 
     num: int
     restarted_ahead: _Chances
-    """From R_j to Q_j+1."""
+    """Chances from R_j to Q_j+1."""
     restarted_last: _Chances
     """Chances from R_k-1."""
     running_last: _Chances
@@ -349,14 +350,14 @@ class _Segments:
         )
 
     def running(self, segment: int) -> _Chances:
-        """From Q_j, 1 <= j < k; j = k is the next B itself."""
+        """Return the chances from Q_j, 1 <= j < k; j = k is the next B itself."""
         if segment == self.num:
             return _Chances(1.0, 0.0)
         exponent = (self.num - 1 - segment) * self.log_factor
         return _Chances(math.exp(exponent), -math.expm1(exponent)).then(self.running_last)
 
     def restarted(self, segment: int) -> _Chances:
-        """From R_j, 1 <= j < k."""
+        """Return the chances from R_j, 1 <= j < k."""
         if segment == self.num - 1:
             return self.restarted_last
         return self.restarted_ahead.then(self.running(segment + 1))

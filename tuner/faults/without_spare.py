@@ -20,7 +20,7 @@ class FewerNodes(Record):
     """Layouts of fewer nodes were not searched."""
     devices: Whole
     layout: str
-    """Its parallel degrees, e.g. `pp7 dp8 ep4`, and the micro-batches of unequal replicas."""
+    """Parallel degrees of the layout, e.g. `pp7 dp8 ep4`, and micro-batches of unequal replicas."""
     step_time_s: Seconds
     throughput_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     """Throughput relative to that with all nodes, at the same global batch."""
@@ -34,12 +34,12 @@ class FewerNodes(Record):
     switch_interval_s: Seconds | None = None
     """Mean time from one switch to fewer nodes to the next; absent: never."""
     restart_s: Seconds
-    """From the loss of a node to the first step with fewer, reading the checkpoint included."""
+    """Seconds from the loss of a node to the first step with fewer, reading the checkpoint
+    included."""
     return_s: Seconds
-    """From a checkpoint to the first step with all nodes again, reading it included."""
+    """Seconds from a checkpoint to the first step with all nodes again, reading it included."""
     read_bytes: Whole
-    """From shared storage at either switch, all nodes together: every byte of the checkpoint once.
-    """
+    """Bytes that all nodes read from shared storage at either switch, every byte once."""
     fewer_node_read_bytes: Whole
     """Bytes that each of the fewer nodes reads at a switch."""
     node_read_bytes: Whole

@@ -95,8 +95,8 @@ class PlaceCertificate(Record):
     """Layer by layer, where the objective is a sum over layers."""
     space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
     dispatch: str = "even"
-    """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
-    the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
+    """Split of tokens over replicas in these numbers: `even`; `near_dynamic`, near replicas first
+    and the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
     `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of an imbalance that is a mean over drawn launches; 0: exact, or seconds."""
@@ -178,12 +178,12 @@ class DispatchOutcome(Record):
     rule: str
     """The solvers' name of the rule (solvers/placement/dispatch/sampling.py)."""
     has_backend: bool
-    """With an all-to-all backend."""
+    """Whether the rule runs with an all-to-all backend."""
     imbalance: Ratio
     """Largest rank load over the mean given each hold-out pass's counts: the rule's shares of them,
     under `static` the mean over `tables`."""
     imbalance_sampled: Ratio
-    """The same with the noise of whole tokens and of fixed tables: mean over draws."""
+    """Imbalance with the noise of whole tokens and of fixed tables: mean over draws."""
     counts_copies: bool = False
     """`tokens_per_rank` counts token copies, as the number of experts per token is unknown."""
     tokens_per_rank: float
@@ -248,7 +248,7 @@ class PlacePrediction(Record):
 
 
 class Verdict(Record):
-    """Whether the placement is worth deploying."""
+    """Judgement whether the placement is worth deploying."""
 
     word: Literal["worth it", "not worth it", "fragile"]
     reason: str

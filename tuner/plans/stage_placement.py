@@ -33,11 +33,11 @@ class NodeOrder(Record):
 
     pool: str
     nodes: tuple[str, ...]
-    """In the order of ranks, without spare nodes."""
+    """Hosts in the order of ranks, without spare nodes."""
     spare: tuple[str, ...] = ()
     step_time_before_s: Seconds
-    """With the nodes as the matrix lists them: the plan's price plus the cost of slow links
-    (tuner/search/nodes/node_order.py)."""
+    """Step time with the nodes as the matrix lists them: the plan's price plus the cost of slow
+    links (tuner/search/nodes/node_order.py)."""
     step_time_after_s: Seconds
     bound_s: Seconds
     """Lower bound over all orders of these nodes."""

@@ -94,7 +94,7 @@ class OperationComparison:
 
     @property
     def is_shifted(self) -> bool:
-        """Whether all cases together are significantly slower or faster."""
+        """Return whether all cases together are significantly slower or faster."""
         large = not 1.0 / (1.0 + MIN_EFFECT_RATIO) <= self.ratio <= 1.0 + MIN_EFFECT_RATIO
         return large and self.p_value < SIGNIFICANCE
 
@@ -128,7 +128,7 @@ class OperationComparison:
 
     @property
     def change(self) -> AcceptedChange:
-        """The same as numbers."""
+        """Return the comparison as numbers."""
         weight = {ScenarioVerdict.REGRESSION: "worse", ScenarioVerdict.BETTER: "better"}
         return AcceptedChange.model_validate(
             {

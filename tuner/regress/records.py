@@ -30,7 +30,7 @@ class ScenarioVerdict(StrEnum):
     MISSING = "missing"
     """The scenario, its accepted plan or an earlier measurement is missing."""
     ERROR = "error"
-    """It could not be planned or read."""
+    """The scenario could not be planned or read."""
 
 
 FAILING: Final = frozenset(
@@ -85,11 +85,11 @@ class Check(Record):
 
     @property
     def failed(self) -> bool:
-        """Whether any scenario fails the check."""
+        """Return whether any scenario fails the check."""
         return any(one.verdict in FAILING for one in self.scenarios)
 
     def counts(self) -> dict[str, int]:
-        """How many scenarios have each verdict that occurs, in the order of `ScenarioVerdict`."""
+        """Count the scenarios of each verdict that occurs, in the order of `ScenarioVerdict`."""
         verdicts = [one.verdict for one in self.scenarios]
         return {
             verdict.value: verdicts.count(verdict)

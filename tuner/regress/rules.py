@@ -46,7 +46,7 @@ _NUMBERS: Final = re.compile(r"[+-]?\d[\d.,]*( ?[%kMGTm]?i?[Bs]?\b)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a plan may change before it counts as better or worse."""
+    """Bounds within which a plan may change without counting as better or worse."""
 
     ratio: float = 0.01
     """Share by which a predicted number may change. Predictions have no noise; a change of the
@@ -112,7 +112,7 @@ def judge(
 
 
 def same_decision(accepted: Json | None, current: Json | None) -> bool:
-    """Whether two decisions agree in every field that both versions know."""
+    """Return whether two decisions agree in every field that both versions know."""
     if accepted is None or current is None:
         return accepted is current
     shared = accepted.keys() & current.keys()

@@ -1,4 +1,4 @@
-"""From the path of a spec whose goal is `place` to a `PlaceSpec`, with all its files loaded."""
+"""Reader of a spec whose goal is `place`: from its path to a `PlaceSpec` with all files loaded."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class PlaceSpec:
     current: Placement
     """The current placement; experts in order if the spec names none."""
     current_ranks: Ranks
-    """The same ranks with their current slots."""
+    """Ranks with the slots of the current placement."""
     emit: tuple[str, ...]
 
     @property

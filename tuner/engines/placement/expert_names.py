@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint belongs to which expert or router of which layer, by its name.
+"""Layer, and expert or router, that a checkpoint tensor belongs to, by its name.
 
     Hugging Face    Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2 and V3, gpt-oss; one tensor an
                     expert, or all experts in one tensor

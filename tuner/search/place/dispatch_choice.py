@@ -40,8 +40,8 @@ from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
 
 DRAWS: Final = 16
-"""Per rule over all its passes, and at least one per pass; the mean of 16 maxima is known to a
-quarter of their spread. As many launches of `static`, so that each draw has a table of its own."""
+"""Draws of a rule over all its passes, at least one per pass; the mean of 16 maxima is known to a
+quarter of their spread. `static` has as many launches, so that each draw has a table of its own."""
 
 MOST_PASSES: Final = 8
 """Fit passes that rules are chosen on: a linear program is solved for each."""
