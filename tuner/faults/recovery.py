@@ -38,7 +38,8 @@ class Recovery:
     lost_ratio: float
     """Chance that no copy on a host is left."""
     node_mean_s: float
-    """The mean of failures that take a node, of either class; this and the next."""
+    """Seconds until training goes on after a failure that takes a node, of either class; the next
+    field is the chance that no copy on a host is left then."""
     node_lost_ratio: float
 
 

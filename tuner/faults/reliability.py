@@ -120,8 +120,8 @@ class FailureModel:
     """Seconds from a failure to the first useful step, without reading the checkpoint: detection,
     replacing the node, starting the processes, warm-up."""
     in_process_restart_s: float | None = None
-    """Seconds of the same after a failure of processes alone, if the others are not ended; None:
-    the engine starts all of them again."""
+    """Seconds from a failure of processes alone to the first useful step, if the others are not
+    ended; None: the engine starts all of them again."""
     repair_s: float = 0.0
     """Mean time until a failed node can be used again; 0: there is always a replacement."""
     storage: Storage

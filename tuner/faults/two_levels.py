@@ -281,7 +281,7 @@ class _Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycle:
-    """Mean of the time from one failure that leaves no copy on a host to the next."""
+    """Average cycle: from one failure that leaves no copy on a host to the next."""
 
     periods: float
     """Mean periods by which one cycle advances training."""
@@ -329,7 +329,7 @@ class _Segments:
     running_last: _Chances
     """Chances from Q_k-1."""
     log_factor: float
-    """Logarithm of the factor by which C(Q_j) shrinks per segment before the last."""
+    """Logarithm of C(Q_j) / C(Q_j+1), which is equal for all segments before the last."""
 
     @classmethod
     def of(cls, times: _Times, rate: float, lost_ratio: float) -> "_Segments":

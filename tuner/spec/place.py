@@ -157,9 +157,9 @@ class PlaceGoal(Record):
     max_moved_experts: Annotated[int, Field(ge=0)] | None = None
     """Largest number of experts, over all layers, that ranks may have to load."""
     max_moved_bytes: Bytes | None = None
-    """Largest weight bytes, over all layers, that ranks may have to load; needs `model`."""
+    """Most bytes of expert weights, over all layers, that ranks may have to load; needs `model`."""
     rebalance_interval: PositiveSeconds | None = None
-    """Seconds that the placement will be in use, to compare with the break-even time."""
+    """Time that the placement will be in use, to compare with the break-even time."""
 
     @property
     def is_merged(self) -> bool:
