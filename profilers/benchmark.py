@@ -40,7 +40,7 @@ class Benchmark(Protocol):
 
     @property
     def weight(self) -> float:
-        """Share of the time for this table, relative to the other tables' weights."""
+        """Return the share of the time for this table, relative to the other tables' weights."""
 
     @property
     def refined_axes(self) -> tuple[str, ...]:

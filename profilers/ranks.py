@@ -1,4 +1,4 @@
-"""Start of this process, as a single rank or one of many, and by which launcher.
+"""Launch of this process: as a single rank or one of many, and by which launcher.
 
 A pure function of the environment. In order of precedence:
 

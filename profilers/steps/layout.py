@@ -54,17 +54,17 @@ class ParallelState:
 
     @property
     def data_rank(self) -> int:
-        """Data-parallel rank: its part of the global batch."""
+        """Return the data-parallel rank: its part of the global batch."""
         return self.rank // self.degrees.tensor % self.degrees.data
 
     @property
     def pipeline_rank(self) -> int:
-        """Pipeline rank: its stage."""
+        """Return the pipeline rank: its stage."""
         return self.rank // (self.degrees.tensor * self.degrees.data)
 
     @property
     def expert_rank(self) -> int:
-        """Expert-parallel rank: its block of the experts."""
+        """Return the expert-parallel rank: its block of the experts."""
         return self.rank % (self.degrees.tensor * self.degrees.data) % self.degrees.expert
 
     def is_far(self, group: dist.ProcessGroup) -> tuple[bool, ...]:

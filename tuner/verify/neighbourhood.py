@@ -28,7 +28,7 @@ from tuner.verify.records import AnyRecord, TrialRecord
 STEP_ERROR: Final = 0.7
 MEMORY_ERROR: Final = 0.05
 LEAST_EXCESS_RATIO: Final = 1.05
-"""Ratio of peak memory to the limit that a trial which ran out of memory counts as, at least."""
+"""Least ratio of peak memory to the limit that counts for a trial which ran out of memory."""
 
 
 class DecisionSpace(ABC, Generic[Decision, AnyRecord]):

@@ -54,7 +54,7 @@ KILL_ROUNDS: Final = 5
 """Rounds of finding and killing; a process that is being forked escapes the first."""
 
 TRACKER: Final = "multiprocessing.resource_tracker"
-"""Text in the command of a process that ends after all whose shared memory it tracks."""
+"""Text in the command line of a process that ends after those whose shared memory it tracks."""
 
 LOOK_S: Final = 0.1
 """Polling interval of the grace period."""

@@ -40,7 +40,7 @@ class ExpertTensor:
     kind: Literal["router", "expert", "all_experts"]
     """`router` and `all_experts` hold one row, along their first axis, for each expert."""
     expert: int | None = None
-    """Expert that the tensor belongs to; None for tensors of several experts."""
+    """Expert that the tensor belongs to; None for routers and tensors of all experts."""
     head: str = ""
     tail: str = ""
     """Text before and after the expert's number."""

@@ -62,8 +62,7 @@ from tuner.spec.place_read import PlaceSpec
 HOLDOUT_RATIO: Final = 0.9
 """Share of the time left after the search for evaluation by linear programs."""
 LEFT_OUT_RATIO: Final = 0.5
-"""Share of the time left for the same where leave-one-out plans are still to be solved and
-evaluated."""
+"""Share of that time where leave-one-out plans are still to be solved and evaluated."""
 HOLDOUT_PLACEMENTS: Final = 3
 """Evaluated on each workload left out: its plan, EPLB's and the current placement."""
 

@@ -22,8 +22,8 @@ CONFIDENCE_FACTOR = 1.645
 """Standard errors of a one-sided 95 % statement."""
 
 FEW_PASSES_FACTORS = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""Standard errors of that statement for 2, 3, ... batches: Student's t of 1, 2, ... degrees of
-freedom."""
+"""Standard errors of a one-sided 95 % statement from 2, 3, ... batches: Student's t of 1, 2, ...
+degrees of freedom."""
 
 MAX_BATCHES = 10
 """Neighbouring passes hold the same documents; batches of many are nearly independent."""

@@ -30,7 +30,7 @@ START_UP_S: Final = {True: 20.0, False: 180.0}
 an engine that also builds data sets and compiles."""
 
 SLOWER_RATIO: Final = 0.1
-"""Allowance of the next trial's step time over the largest measured-to-predicted ratio so far; our
+"""Share by which the next trial may exceed the largest measured-to-predicted ratio so far; our
 estimate."""
 
 GRACE_RATIO: Final = 0.05

@@ -121,8 +121,8 @@ class ServeVerified(Record):
     winner: ServeDecision | None
     """Best by the objective among those that meet every SLO; absent if none does."""
     regret_ratio: float | None
-    """Loss of the plan's first choice to the winner: ratio of the worse to the better objective,
-    minus 1; absent if the first choice did not run or misses an SLO."""
+    """Regret of the plan's first choice against the winner: ratio of the worse to the better
+    objective, minus 1; absent if the first choice did not run or misses an SLO."""
     tie: bool
     """The winner and another are equal by the objective or within the noise of their runs."""
     factors: ServeFactors | None
