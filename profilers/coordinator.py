@@ -227,9 +227,9 @@ class Coordinator:
     table: MeasuredTable | None = None
     """Table that is in its first pass."""
     tables: list[MeasuredTable] = field(default_factory=list)
-    """Whose first pass is over."""
+    """Tables whose first pass is over."""
     skipped_end_s: float | None = None
-    """Until when the second pass measures cases that the first one skipped; None before it."""
+    """Time at which the second pass ends the cases that the first one skipped; None before it."""
 
     def begin(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> MeasuredTable | None:
         """Begin the first pass of a table; None on other ranks."""

@@ -313,7 +313,8 @@ class Machine(Record):
     """Ranks that took part in the measurement."""
     threads_per_rank: Count
     oversubscribed: bool
-    """More ranks than cores (or accelerators): latencies are then not those of a real cluster."""
+    """Whether ranks outnumber cores (or accelerators): latencies are then not those of a real
+    cluster."""
     driver: str = ""
     libraries: dict[str, str]
     """Version by name: python, torch, cuda, nccl, ..."""

@@ -31,9 +31,9 @@ CASE_OVERHEAD_S = 0.01
 """Seconds that a case takes beside its runs, for operands and decisions."""
 LONG_CASE_S = 0.015
 TYPICAL_WORK_US = 4000
-"""Between two collectives of a step."""
+"""Work between two collectives of a typical step, in microseconds."""
 FLOP_PER_BYTE = 16.0
-"""Only to order cases by cost: how many operations take as long as moving one byte."""
+"""Operations that take as long as moving one byte; only to order cases by cost."""
 
 Key = tuple[str, tuple[tuple[str, int], ...], str, str]
 
@@ -178,7 +178,7 @@ def key(case: Case) -> Key:
 
 
 def distinct(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """Each case once, as listed: forward if it has directions."""
+    """Return each case once, as listed: forward if it has directions."""
     by_key: dict[Key, Case] = {}
     for case in cases:
         by_key.setdefault(key(case), listed(case))

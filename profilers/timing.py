@@ -185,7 +185,7 @@ def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float 
 
 
 def spread_of_median(times_s: Sequence[float]) -> float:
-    """Relative standard error of the median; infinite when it cannot be estimated."""
+    """Return the relative standard error of the median; infinite when it cannot be estimated."""
     if len(times_s) < 2:
         return math.inf
     median_s = statistics.median(times_s)
@@ -242,7 +242,7 @@ def _without_faults(repeats: Sequence[_Repeat]) -> int:
 
 
 def _counting_s(repeats: Sequence[_Repeat]) -> tuple[float, ...]:
-    """Seconds of those that did not wait for pages; of all if these are too few."""
+    """Return the seconds of repeats that did not wait for pages; of all if these are too few."""
     all_count = _without_faults(repeats) < MIN_WITHOUT_FAULTS
     return tuple(repeat.seconds for repeat in repeats if all_count or not repeat.waited_for_pages)
 

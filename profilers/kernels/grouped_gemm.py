@@ -40,7 +40,7 @@ SKEW = 2
 
 
 def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
-    """Even and uneven loads of every shape; a shape is (hidden, ffn)."""
+    """List even and uneven loads of every shape; a shape is (hidden, ffn)."""
     on_cuda = device.type == "cuda"
     return tuple(
         Case(

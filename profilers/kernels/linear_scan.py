@@ -36,7 +36,7 @@ MAMBA2: Final = "mamba2"
 GATED_DELTA: Final = "gated_delta"
 KDA: Final = "kda"
 LIBRARIES: Final = {MAMBA2: "mamba_ssm", GATED_DELTA: "fla", KDA: "fla"}
-"""Whose kernels run on CUDA."""
+"""Libraries whose kernels run on CUDA, by kind."""
 CUDA_SHAPES: Final = {
     MAMBA2: ((64, 8, 128, 64, 128), (128, 8, 128, 64, 128)),
     GATED_DELTA: ((32, 16, 128, 128, 64),),

@@ -47,7 +47,7 @@ class CacheShape:
 
     @property
     def elements_per_token(self) -> int:
-        """Over all layers, each head once."""
+        """Return the elements of one token over all layers, each head once."""
         return self.num_layers * self.parts * self.num_heads * self.width
 
 

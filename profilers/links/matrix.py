@@ -29,7 +29,7 @@ class MeasuredLink:
     bytes_per_s: float
     """Bandwidth of this pair only, whatever its neighbours got."""
     latency_s: float | None
-    """None if no round trip was timed."""
+    """Latency of the link; None if no round trip was timed."""
     rows: tuple[Measurement, ...]
     """One-way messages by size."""
 

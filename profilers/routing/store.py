@@ -36,7 +36,7 @@ SCHEMA_VERSION: Final = 1
 
 HEADER_NAME: Final = "recording.json"
 FOLDER: Final = "routing"
-"""Inside a profile's folder; one recording a workload in it."""
+"""Folder of recordings inside a profile's; it has one folder for each workload."""
 MAX_HEADER_BYTES: Final = 2**20
 FORMER: Final = "coactivation.parquet"
 """A table of former releases."""
@@ -84,7 +84,7 @@ class RecordingHeader(Record):
     sources: Size | None = None
     """Source ranks; absent where counts are not kept by rank."""
     sampled_tokens: Size | None = None
-    """Absent where no tokens were kept."""
+    """Tokens whose choices were kept; absent where none were."""
     transitions: Literal["all_pairs", "top1", "rank_aligned"] | None = None
     """Pairs of experts that count as a transition; absent where none were recorded."""
     coactivation: bool = False

@@ -57,7 +57,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     try:
         held_bytes, is_archive = _held_bytes(path)
         with warnings.catch_warnings():
-            # Of pickles of another protocol; what cannot be read is refused anyway.
+            # torch warns of pickles of another protocol; unreadable ones are refused anyway.
             warnings.simplefilter("ignore")
             loaded = torch.load(
                 path,

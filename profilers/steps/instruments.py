@@ -19,7 +19,7 @@ class Instruments:
 
     def __init__(self, *, moe_layers: int, num_experts: int, device: torch.device) -> None:
         self.meter: ActivationMeter | None = None
-        """Set during the metered step only."""
+        """Meter of activations; set during the metered step only."""
         self.load_LE = torch.zeros(moe_layers, num_experts, dtype=torch.int64, device=device)
         """Token copies that this rank's tokens sent to each expert, in this step."""
         self.chunks_L = torch.zeros(moe_layers, dtype=torch.int64, device=device)

@@ -41,7 +41,8 @@ class ParallelState:
     pipeline_group: dist.ProcessGroup
     expert_group: dist.ProcessGroup
     across_group: dist.ProcessGroup | None
-    """Absent, as `inside_group`, where dispatch is flat or stays inside a node."""
+    """Group across nodes; absent, as `inside_group`, where dispatch is flat or stays inside a
+    node."""
     inside_group: dist.ProcessGroup | None
     stage_mesh: DeviceMesh
     data_mesh: DeviceMesh

@@ -34,7 +34,7 @@ GROUP_TIMEOUT = timedelta(seconds=60)
 
 
 OnStep = Callable[[float], None]
-"""Told the seconds of each timed step on this rank, as soon as it is done."""
+"""Callback that gets the seconds of each timed step on this rank, as soon as it is done."""
 
 
 class StepResult(NamedTuple):

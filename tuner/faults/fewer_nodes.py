@@ -86,7 +86,7 @@ class LayoutShares:
     """Stalls of checkpoints that were kept."""
     restarting: float
     node_restart_s: float
-    """After the loss of a node, mean over the levels that are restored, r."""
+    """Seconds of a restart after the loss of a node, mean over the levels that are restored, r."""
     shared_restart_s: float
     """Seconds of a restart from shared storage, R."""
     node_lost_s: float
@@ -96,7 +96,7 @@ class LayoutShares:
     shared_interval_s: float
     """Seconds from one shared checkpoint to the next, T."""
     background_s: float
-    """After its stall until it is durable, b."""
+    """Seconds from the end of a shared checkpoint's stall until it is durable, b."""
 
     @property
     def useful(self) -> float:

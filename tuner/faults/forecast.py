@@ -83,7 +83,8 @@ class RunForecast(Record):
     """Training goes on while one is written; absent from plans of before it was decided, which do
     as `goal.reliability.checkpoint` says."""
     process_restart: ProcessRestart | None = None
-    """After failures of processes alone; absent where the spec or the engine has one kind."""
+    """Restart after failures of processes alone; absent where the spec or the engine has one
+    kind."""
     restart_s: Seconds | None = None
     """Seconds from a failure (or the repair that it waited for) to the first useful step, reading
     the checkpoint included."""
@@ -92,7 +93,7 @@ class RunForecast(Record):
     gives no number of tokens."""
     expected_failures: Amount | None = None
     wall_clock_s: Seconds | None = None
-    """Expected; the first start is not counted."""
+    """Expected wall clock of the run; the first start is not counted."""
     wall_clock_s_band: tuple[Seconds, Seconds] | None = None
     """P10 and P90 over random failures; errors of the step time are not included."""
     device_hours: Amount | None = None
@@ -100,7 +101,7 @@ class RunForecast(Record):
     cost: Amount | None = None
     """Device hours times their price, in the user's currency; absent without a price."""
     checkpoint_levels: CheckpointLevels | None = None
-    """Absent where the spec asks for shared storage alone."""
+    """Levels of the checkpoints; absent where the spec asks for shared storage alone."""
     spares: SpareChoice | None = None
     """Number of training and of spare nodes; absent where the spec states it."""
     without_spare: WithoutSpare | None = None

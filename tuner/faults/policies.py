@@ -34,7 +34,7 @@ from tuner.faults.two_levels import LevelShares, level_shares, queued_copies, un
 from tuner.units import format_bytes, format_s
 
 FARTHEST: Final = 4.0
-"""Times the best interval of one level: the longest that the grid has."""
+"""Longest interval of the grid, as a multiple of the best interval of one level."""
 APPROACH: Final = (1.5, 1.2, 1.05, 1.0)
 """Factors between neighbours, the last one for a difference of one."""
 NEAR: Final = 0.02
@@ -67,7 +67,7 @@ class PolicyChoice:
     """The best policy, and what it was compared with."""
 
     chosen: HostPolicy | None
-    """None: shared storage alone, or nothing."""
+    """Best policy with copies on hosts; None: shared storage alone, or nothing."""
     shared_only: CheckpointCycle
     """Shared storage alone."""
     is_shared_enough: bool
@@ -169,7 +169,8 @@ class _Price:
     rates: FailureRates
     waiting: float
     shares: dict[Intervals, LevelShares | None]
-    """None: a write outlasts its interval, or copies take more memory than there is."""
+    """Shares by pair of intervals; None: a write outlasts its interval, or copies take more memory
+    than there is."""
     least_bytes: float = math.inf
     """Fewest bytes of a node's memory among the policies that exceed what there is."""
 
@@ -286,7 +287,7 @@ class _Allowed:
     def least_segments(self, steps: int) -> int:
         """Return the host checkpoints a shared interval needs for all its writes; two at least."""
         needed_s = self.shared_background_s - self.background_s + self.stall_s
-        # Of each segment, beside the write of its own copy.
+        # Time of each segment that the write of its own copy leaves free.
         free_s = steps * self.step_s + self.stall_s - self.background_s
         return max(2, math.ceil(needed_s / free_s)) if free_s > 0.0 else 2
 

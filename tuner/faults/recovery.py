@@ -78,7 +78,7 @@ def recovery(
         )
     together = shares[FailureClass.TOGETHER]
     nodes = shares[FailureClass.NODE] + together
-    # Of those that take a node.
+    # Shares of the classes among failures that take a node.
     of_node = {
         FailureClass.NODE: shares[FailureClass.NODE] / nodes if nodes else 1.0,
         FailureClass.TOGETHER: together / nodes if nodes else 0.0,

@@ -30,7 +30,7 @@ from tuner.config.columns import Numbers
 from tuner.engines.saved_bytes import SavedBytes
 
 NEGLIGIBLE_RATIO = 1e-15
-"""Below this a share of time is rounding."""
+"""Share of time below which a number is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class SpareChoice(Record):
     compared: tuple[NodeRatio, ...]
     """The best of each number of spares, the chosen one's too, best first."""
     fewest_searched: Whole
-    """Fewer training nodes were not searched."""
+    """Fewest training nodes that were searched."""
     is_complete: bool
     """All numbers from all nodes to half were searched."""
     num_priced: Whole

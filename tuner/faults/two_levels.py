@@ -312,7 +312,7 @@ def _without_failure(rate: float, time_s: float) -> _Chances:
 
 
 def _repeated(once: _Chances, lost_ratio: float) -> _Chances:
-    """Until it is reached, or the copies are lost: failures that leave them begin it again."""
+    """Return the chances of reaching it by retries, which end once the copies on hosts are lost."""
     fresh = once.reach + once.miss * lost_ratio
     return _Chances(once.reach / fresh, once.miss * lost_ratio / fresh)
 

@@ -17,7 +17,7 @@ class FewerNodes(Record):
     idle_nodes: Whole = 0
     """Surviving nodes that the layout does not use; they are its spares."""
     fewest_searched: Whole
-    """Layouts of fewer nodes were not searched."""
+    """Fewest nodes for which layouts were searched."""
     devices: Whole
     layout: str
     """Parallel degrees of the layout, e.g. `pp7 dp8 ep4`, and micro-batches of unequal replicas."""
@@ -57,7 +57,7 @@ class WithoutSpare(Record):
     wait_effective_time_ratio: Ratio
     """Share of the wall clock that advances training if the job waits for a repair."""
     fewer: FewerNodes | None = None
-    """Absent where no layout of fewer nodes can be used."""
+    """Layout of fewer nodes; absent where none can be used."""
     is_fewer: bool = False
     """This run is that with fewer nodes; the decision is that of the run with all nodes."""
 

@@ -64,7 +64,7 @@ class LeftOut(Record):
     worst_rank_ratio: Ratio
     """Largest rank load of any layer over the layer's mean."""
     traffic: tuple[float, float, float] | None = None
-    """Before, by EPLB and after, where the objective is traffic."""
+    """Traffic as before, EPLB and after; absent where the objective is not traffic."""
 
 
 class LayerOutcome(Record):
@@ -81,7 +81,7 @@ class PlaceSpace(Record):
     priced: Size
     bounded: Size = 0
     illegal: Size
-    """Over a limit on load."""
+    """Placements that exceed a limit on load."""
 
 
 class PlaceCertificate(Record):
@@ -162,9 +162,9 @@ class MigrationCost(Record):
     """Cost of moving from the current placement to this one."""
 
     moved_experts: Size
-    """Over all layers: experts that a rank must load because it does not hold them yet."""
+    """Experts, over all layers, that a rank must load because it does not hold them yet."""
     moved_bytes: Size | None = None
-    """Absent where no model is known."""
+    """Bytes of those experts' weights; absent where no model is known."""
     transfer_s: Seconds | None = None
     break_even_s: Seconds | None = None
     """Running time after which the gain has paid for the move; absent without a gain."""
@@ -203,7 +203,7 @@ class MadeFor(Record):
 
     engine: str
     release: str
-    """Whose rules were used; empty where it is not specific to a release."""
+    """Engine release whose rules were used; empty where they are not specific to a release."""
     nodes: Count
     ep_size: Count
     dispatch: str = ""
@@ -231,9 +231,9 @@ class PlacePrediction(Record):
     """Central 90 % over passes."""
     outcomes: tuple[WorkloadOutcome, ...]
     left_out: tuple[LeftOut, ...] = ()
-    """Empty with a single workload."""
+    """Results of plans made without each workload; empty with a single workload."""
     layer_times: tuple[LayerTimes, ...] = ()
-    """Empty where no model and device were named."""
+    """Seconds of expert layers by workload; empty where no model and device were named."""
     traffic: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
     """Traffic by objective name, as before, EPLB and after; in the unit of `links` per token
     (layer_chain: per token copy), all layers; empty where the objective is not traffic."""

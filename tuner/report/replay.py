@@ -41,7 +41,7 @@ class LoadPoint:
     """Results of the same instances under other traffic."""
 
     factor: float
-    """Times the planned rate, or the planned concurrency."""
+    """Multiple of the planned rate, or of the planned concurrency."""
     offered: float
     """The offered rate (requests/s) or concurrency."""
     requests_per_s: float

@@ -278,7 +278,7 @@ class CommandRun:
     """Outcome of a command."""
 
     exit_code: int | None
-    """None if it was ended."""
+    """Exit code of the command; None if it was ended."""
     stopped: str
     """Why `watch` ended it; empty if it did not."""
     wall_s: float

@@ -38,7 +38,7 @@ from tuner.verify.termination import TRIAL_MARK, end_marked, single_interrupt
 
 MOST_PATH_BYTES: Final = 4096
 DISMISS_S: Final = 5.0
-"""Until a guardian that is told to end is killed."""
+"""Seconds after which a guardian that is told to end is killed."""
 
 GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""

@@ -20,7 +20,7 @@ from tuner.verify.placement_records import PlaceTrial, PlaceVerified
 RANKS_TRIED = 2
 """Ranks with the most rows that are tried; one more has the most active experts."""
 MOST_LAYERS = 8
-"""Measured, evenly spread."""
+"""Measured layers, at most; evenly spread."""
 
 TimeLoads = Callable[[Sequence[Sequence[int]]], tuple[str, tuple[tuple[float, ...], ...]]]
 """Rows of each expert of each load -> device, seconds of repeats."""

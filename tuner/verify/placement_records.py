@@ -19,7 +19,7 @@ class PlaceTrial(Record):
     predicted_layer_time_s: Seconds | None
     """GEMMs of the most-loaded rank, mean over layers; absent if no model and device were named."""
     recalibrated_layer_time_s: Seconds | None
-    """Scaled by the median ratio of the other trials."""
+    """Predicted seconds times the median ratio of the other trials."""
     measured_layer_time_s: Seconds | None
     measured_layers_s: tuple[Seconds, ...] = ()
     """Seconds of each measured layer: its slowest rank, median of repeats."""
@@ -36,5 +36,5 @@ class PlaceVerified(Record):
     trials: Rows[PlaceTrial]
     winner: str | None
     regret_ratio: float | None
-    """Measured time of the plan over that of the best trial, minus 1."""
+    """Regret of the plan: its measured time over that of the best trial, minus 1."""
     notes: tuple[str, ...] = ()

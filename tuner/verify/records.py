@@ -37,7 +37,7 @@ class LaunchRecord(Record, Generic[Decision]):
     number: Size
     """Number of the Optuna trial."""
     origin: Origin
-    """Who proposed it; a repeat launches a decision once more."""
+    """Proposer of the decision; a repeat launches one once more."""
     decision: Decision
     """Decision of the whole job."""
     status: TrialStatus
@@ -151,9 +151,9 @@ class Verified(Record):
     winner: TrainDecision | None
     """The fastest decision, measured or extrapolated from scaled-down jobs; absent if none ran."""
     winner_step_s: Seconds | None
-    """Measured, unless `winner_extrapolated` is set."""
+    """Step time of the winner, measured unless `winner_extrapolated` is set."""
     winner_extrapolated: Extrapolated | None = None
-    """Set if the winner was launched at a smaller scale only."""
+    """Extrapolation from a smaller job; set if the winner was launched at a smaller scale only."""
     regret_ratio: float | None
     """Measured time of the model's first choice / measured best - 1, extrapolated for scaled-down
     launches; absent if it did not run."""

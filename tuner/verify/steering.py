@@ -122,7 +122,7 @@ class PriorSampler(optuna.samplers.BaseSampler):
         ratio = (best - mean) / error
         density = np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
         gain = error * (ratio * _normal(ratio) + density) * holds
-        # Where no gain is left, what likely holds its limits is next, the best of it first.
+        # If no gain is left, take the best of the points that likely keep their limits.
         gain[gain < LEAST_GAIN] = 0.0
         return max(free, key=lambda at: (gain[at], holds[at] >= 0.5, -mean[at]))
 

@@ -69,9 +69,9 @@ class Watcher:
     """Callbacks for the progress of trials."""
 
     started: Callable[[TrainDecision, float], None]
-    """Before a launch: its decision and predicted step time in seconds."""
+    """Callback before a launch: its decision and predicted step time in seconds."""
     ended: Callable[[TrialRecord], None]
-    """After a launch: its record, already written."""
+    """Callback after a launch: its record, already written."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
     """Folder of the folders of trials."""
     watcher: Watcher
     begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
-    """Called before a launch, with the folder of its trial."""
+    """Callback before a launch, with the folder of its trial."""
     spending: Spending | None = None
     """A budget that limits what is launched; None: `effort` alone does."""
 

@@ -40,7 +40,7 @@ from solvers.placement.balance.replicas import greedy_copies
 from solvers.placement.ranks import Floats
 
 BISECTIONS = 40
-"""Each halves the interval of y; 40 leave 1e-12 of it."""
+"""Bisection steps; each halves the interval of y, and 40 leave 1e-12 of it."""
 
 ROUNDING_RATIO = 1e-12
 """Share by which a quotient may exceed a whole number and still be taken for it."""

@@ -60,7 +60,7 @@ OVERWRITE_EVERY = 20
 OVERWRITE_CANDIDATES = 48
 
 ROUND_STEPS = 200
-"""After which sums are made anew and workloads weighed again."""
+"""Steps after which sums are made anew and workloads weighed again."""
 
 SEARCH_RATIO = 0.96
 """Share of the time limit for search steps; the rest is for the step in progress, joining the

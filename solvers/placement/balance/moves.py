@@ -214,7 +214,7 @@ def _may_swap(
     expert_NS: Ints,
     step: int,
 ) -> npt.NDArray[np.bool_]:
-    """Both experts may enter the other's rank; a rank's own slots are never partners."""
+    """Return whether both experts may enter the other's rank; never for slots of one rank."""
     rank_S, num_ranks = state.problem.ranks.rank_S, state.problem.ranks.num_ranks
     enters_NS = state.until_LGE[chosen_N[:, None], rank_N[:, None], expert_NS] <= step
     expert_NK = np.take_along_axis(expert_NS, slot_NK, axis=1)

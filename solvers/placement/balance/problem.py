@@ -37,7 +37,7 @@ class ReplicaDispatch(StrEnum):
     """Rule by which the runtime splits an expert's tokens over its replicas."""
 
     EVEN = "even"
-    """Each takes the same share; also what a draw for each token expects."""
+    """Equal shares for all replicas; also what a draw for each token expects."""
     NEAR = "near_dynamic"
     """The one near a source rank takes its tokens (`dispatch/nearest.py`), all equally those of
     ranks that have none near: what a draw for each token expects beside an all-to-all backend."""
@@ -83,7 +83,7 @@ class BalanceProblem:
     load_WLE: Floats
     """Token copies, a pass on average or in all; any unit unless `active_load` is set."""
     weight_W: Floats
-    """Positive, sums to 1."""
+    """Weight of each workload, positive; they sum to 1."""
     ranks: Ranks
     robust: Robust = Robust.MEAN
     tail_ratio: float = 0.5

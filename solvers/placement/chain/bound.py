@@ -25,10 +25,10 @@ from solvers.placement.flow_bound import most_staying_by_matching, most_staying_
 from solvers.placement.ranks import Floats
 
 HEIGHTS: Final = (8.0, 4.0, 16.0, 6.0, 12.0, 2.0, 32.0)
-"""Times the mean cell: where flows are cut; in this order, as cells of gamma(0.5) are bounded best
-at 4 to 16 and others were not tried."""
+"""Cells at which flows are cut, as multiples of the mean cell; in this order, as cells of
+gamma(0.5) are bounded best at 4 to 16 and others were not tried."""
 ROUNDING_RATIO: Final = 1e-12
-"""Taken off a pair's cost: sums of E * E numbers in another order."""
+"""Share of a pair's flow, and of its largest cost, taken off: sums of E * E numbers in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class FlowGroup:
     """Cost saved by one token copy that stays in its group."""
     size: int
     num_groups: int | None
-    """None: groups differ in size."""
+    """Number of groups; None: groups differ in size."""
 
 
 def lower_bound(problem: ChainProblem, *, time_limit_s: float) -> float:

@@ -122,12 +122,12 @@ class LayerSeconds:
 
     @property
     def pass_P(self) -> Floats:
-        """All layers of each pass."""
+        """Return the seconds of all layers, by pass."""
         return np.asarray((self.experts_PL + self.all_to_all_PL).sum(axis=1))
 
     @property
     def layer_L(self) -> Floats:
-        """Each layer, mean over passes."""
+        """Return the seconds of each layer, mean over passes."""
         return np.asarray((self.experts_PL + self.all_to_all_PL).mean(axis=0))
 
 

@@ -82,7 +82,7 @@ class LinkCosts:
     """Cost of one token copy, from rank to rank."""
 
     cost_GG: Floats
-    """Relative to `unit_s`; zero on a rank."""
+    """Cost between ranks relative to `unit_s`; zero on a rank."""
     unit_s: float | None
     """Seconds of a cost of 1; None: costs are relative only."""
     domain_G: Ints

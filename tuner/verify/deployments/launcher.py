@@ -83,7 +83,7 @@ class DeploymentTimeouts:
     """Timeouts and polling interval, in seconds."""
 
     start_s: float
-    """Until a deployment is ready."""
+    """Timeout until a deployment is ready."""
     watch_s: float = 1.0
     """Polling interval."""
 

@@ -68,7 +68,7 @@ class ServeTrial(Record):
     predicted_ttft_s: Seconds
     """Mean over requests, as the others without a percentile in their name."""
     recalibrated_ttft_s: Seconds | None
-    """Scaled by the factor of the other deployments; absent if no other ran."""
+    """Predicted mean TTFT times the factor of the other deployments; absent if no other ran."""
     measured_ttft_s: Seconds | None
     measured_ttft: Spread | None = None
     predicted_tpot_s: Seconds
@@ -103,7 +103,7 @@ class ServeAccuracy(Record):
     ttft_median_ape: float | None
     tpot_median_ape: float | None
     recalibrated_ttft_median_ape: float | None
-    """Each deployment from the others."""
+    """Median error of TTFT after recalibration, each deployment from the others."""
     recalibrated_tpot_median_ape: float | None
     ttft_within_band: Size
     """Deployments whose measured mean lies in the predicted band."""

@@ -295,7 +295,7 @@ def _open_file(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _begin(file, study_name, former)
-        # By the creator and not by the URL, in which Optuna replaces braces.
+        # Connect by a creator, not by the URL, in which Optuna replaces braces.
         with place.readable():
             storage = RDBStorage(
                 "sqlite://",

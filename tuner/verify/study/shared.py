@@ -216,7 +216,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
     def _settle(self, trial: FrozenTrial) -> None:
         """Continue or end a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
-        # Of this worker, if the connection broke after a claim or a swap.
+        # A lease is this worker's own if the connection broke after a claim or a swap.
         is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
         if number in self._mine or not is_dead:
             return
