@@ -28,7 +28,8 @@ HEIGHTS: Final = (8.0, 4.0, 16.0, 6.0, 12.0, 2.0, 32.0)
 """Cells at which flows are cut, as multiples of the mean cell; in this order, as cells of
 gamma(0.5) are bounded best at 4 to 16 and others were not tried."""
 ROUNDING_RATIO: Final = 1e-12
-"""Share of a pair's flow, and of its largest cost, taken off: sums of E * E numbers in another order."""
+"""Share of a pair's flow, and of its largest cost, taken off for rounding: sums of E * E numbers in
+another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
