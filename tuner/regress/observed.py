@@ -38,7 +38,7 @@ class RunnerUp:
     price: float | None
     """First figure of the alternative; None where another kind of number was stored."""
     is_tie: bool
-    """Whether it ties with the chosen one, within the error band."""
+    """Whether the alternative ties with the chosen decision, within the error band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,13 +80,13 @@ class StudyCallbacks(Generic[Decision, AnyRecord]):
     """Side effects outside of a study."""
 
     write: Callable[[AnyRecord], None]
-    """Writes the record of a trial that this worker ran, and its log, into this worker's folder."""
+    """Callback that writes the record of a trial that this worker ran, and its log, into its folder."""
     copy: Callable[[AnyRecord], None]
-    """Writes the record of another worker's trial into this worker's folder if it is not there."""
+    """Callback that writes another worker's record into this worker's folder if it is not there."""
     adopt: Callable[[Proposal[Decision]], bool]
-    """Whether the trial of a dead worker can continue here; ends its leftovers if not."""
+    """Callback that tells whether a dead worker's trial can continue here; ends its leftovers if not."""
     on_message: Callable[[str], None]
-    """Gets messages for the user."""
+    """Callback that gets messages for the user."""
 
 
 class SharedStudy(Generic[Decision, AnyRecord]):
