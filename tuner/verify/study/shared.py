@@ -80,11 +80,11 @@ class StudyCallbacks(Generic[Decision, AnyRecord]):
     """Side effects outside of a study."""
 
     write: Callable[[AnyRecord], None]
-    """Callback that writes the record of a trial that this worker ran, and its log, into its folder."""
+    """Callback that writes record and log of a trial that this worker ran into its folder."""
     copy: Callable[[AnyRecord], None]
     """Callback that writes another worker's record into this worker's folder if it is not there."""
     adopt: Callable[[Proposal[Decision]], bool]
-    """Callback that tells whether a dead worker's trial can continue here; ends its leftovers if not."""
+    """Callback that tells whether a dead worker's trial can continue; ends its leftovers if not."""
     on_message: Callable[[str], None]
     """Callback that gets messages for the user."""
 
