@@ -127,7 +127,7 @@ class ServeVerified(Record):
     """The winner and another are equal by the objective or within the noise of their runs."""
     factors: ServeFactors | None
     residual: ServeResidual | None = None
-    """Residual error for later plans of this engine on these devices; absent with fewer than two
+    """Corrections for later plans of this engine on these devices; absent with fewer than two
     deployments."""
     accuracy: ServeAccuracy
     notes: tuple[str, ...] = ()
