@@ -80,7 +80,7 @@ class Infill:
 
 
 def _is_open(line: Sequence[Case]) -> bool:
-    """Whether there are sizes in between, and not too many known ones."""
+    """Return whether there are sizes in between, and not too many known ones."""
     return len(line) < MAX_LINE_POINTS and any(
         len({case.axes[name] for case in line}) > 1 for name in SIZES[line[0].operation]
     )

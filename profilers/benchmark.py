@@ -17,18 +17,18 @@ from profilers.team import Team
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how a suite measures."""
+    """Device, types, ranks, clock and folder with which a suite measures."""
 
     device: str
-    """As torch names it: `cpu`, `cuda:0`."""
+    """Device name in torch: `cpu`, `cuda:0`."""
     dtypes: tuple[str, ...]
     """Types of the matrix operations; memory-bound ones add fp32."""
     team: Team
     clock: Clock
     directory: Path
-    """Where storage is measured."""
+    """Folder in which storage is measured."""
     pace: Pace = BY_ITSELF
-    """How the ranks of a host pace their repeats."""
+    """Pace at which the ranks of a host repeat their runs."""
 
 
 class Benchmark(Protocol):
@@ -40,7 +40,7 @@ class Benchmark(Protocol):
 
     @property
     def weight(self) -> float:
-        """Its share of the time, relative to the other tables'."""
+        """Return the share of the time for this table, relative to the other tables' weights."""
 
     @property
     def refined_axes(self) -> tuple[str, ...]:

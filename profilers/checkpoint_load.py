@@ -1,4 +1,4 @@
-"""How fast a rank loads a checkpoint in PyTorch's distributed format.
+"""Load times of a checkpoint in PyTorch's distributed format.
 
 Every rank saves tensors of `TENSOR_BYTES` to a folder of its own and loads them into host memory
 that it has used before, all at the same time. Before a load the files are dropped from the page
@@ -96,9 +96,9 @@ def _loads_s(directory: Path, *, size: int) -> tuple[float, ...]:
         f"tensor.{number}": torch.rand(TENSOR_BYTES // 4) for number in range(size // TENSOR_BYTES)
     }
     with tempfile.TemporaryDirectory(dir=directory) as folder, warnings.catch_warnings():
-        # That no other rank takes part, as it is told.
+        # PyTorch warns that no other rank takes part, which is intended.
         warnings.simplefilter("ignore", UserWarning)
-        # What is loaded below was saved here: nobody else writes to this folder.
+        # The loads below read what this save wrote: nobody else writes to this folder.
         save(dict(tensors), checkpoint_id=folder, no_dist=True)
         for _ in range(1 + REPEATS):
             for file in Path(folder).iterdir():

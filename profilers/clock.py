@@ -1,4 +1,4 @@
-"""Where time comes from: a processor's monotonic counter, or an accelerator's events.
+"""Sources of time: a processor's monotonic counter, or an accelerator's events.
 
 The clock of an accelerator is `profilers.devices.DeviceClock`, that of a collective
 `profilers.links.suite.TeamClock`.

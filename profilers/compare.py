@@ -31,7 +31,7 @@ MAX_FRACTIONS = 500
 
 
 class CaseVerdict(StrEnum):
-    """What became of a case."""
+    """Verdict on one case of two profiles."""
 
     SAME = "same"
     """Within the noise, or too small to matter."""

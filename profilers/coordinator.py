@@ -47,7 +47,7 @@ CLOSING_RATIO = 0.1
 MEASURED_RATIO = 0.5
 """The share of the budget that is for measuring, however long the ranks took to start."""
 SEED = 20
-"""Of the sampled sizes: repeated jobs measure the same ones."""
+"""Seed of the sampled sizes: repeated jobs measure the same ones."""
 REQUESTED_S = 0.6
 """The first pass reserves this for each case that the spec requests..."""
 REQUESTED_RATIO = 0.6
@@ -66,7 +66,7 @@ class MeasuredTable:
     benchmark: Benchmark
     schedule: TableSchedule
     second_pass: SecondPassTable | None
-    """Its part in the second pass; None if nothing lies between its sizes."""
+    """Part of the table in the second pass; None if nothing lies between its sizes."""
     started_s: float
     end_s: float
     deadline_s: float
@@ -75,7 +75,7 @@ class MeasuredTable:
     before: Checked | None
     """An earlier run's errors at its hold-out sizes."""
     written_s: float
-    """When its rows were last written."""
+    """Clock seconds at which its rows were last written."""
 
     def next_step(self) -> Step | None:
         return self.schedule.next(left_s=self.end_s - HostClock().now_s())
@@ -129,7 +129,7 @@ class ProfileOnDisk:
     """Rows that an earlier run measured."""
     deadline_s: float
     weight: float
-    """Of all tables together."""
+    """Sum of all tables' weights, for the share of the budget that one table gets."""
 
     @classmethod
     def open(cls, job: Job, *, machine: Machine, weight: float) -> "ProfileOnDisk":
@@ -225,11 +225,11 @@ class Coordinator:
 
     profile: ProfileOnDisk | None = None
     table: MeasuredTable | None = None
-    """In its first pass."""
+    """Table that is in its first pass."""
     tables: list[MeasuredTable] = field(default_factory=list)
-    """Whose first pass is over."""
+    """Tables whose first pass is over."""
     skipped_end_s: float | None = None
-    """Until when the second pass measures cases that the first one skipped; None before it."""
+    """Time at which the second pass ends the cases that the first one skipped; None before it."""
 
     def begin(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> MeasuredTable | None:
         """Begin the first pass of a table; None on other ranks."""
@@ -304,7 +304,7 @@ class Coordinator:
 
 
 def deadline_s(job: Job, *, now_s: float) -> float:
-    """When to end for the whole job to take its budget; `now_s` is when all ranks are ready."""
+    """Return the time to end at, so that the job keeps its budget; `now_s`: all ranks are ready."""
     closing_s = min(CLOSING_S, CLOSING_RATIO * job.budget_s)
     begun_s = now_s if job.begun_s is None else min(now_s, job.begun_s)
     return max(begun_s + job.budget_s - closing_s, now_s + MEASURED_RATIO * job.budget_s)

@@ -132,7 +132,7 @@ def free_bytes(device: torch.device, *, local_world: int) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device, or the host's allocator, had no room."""
+    """Return whether the device, or the host's allocator, had no room."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -145,5 +145,5 @@ def release_memory(device: torch.device) -> None:
 
 
 def count_accelerators() -> int:
-    """How many there are on this node."""
+    """Count the accelerators of this node."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

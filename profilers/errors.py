@@ -1,4 +1,4 @@
-"""What can go wrong while measuring, as a tree.
+"""Errors of measuring, as a tree.
 
 ProfilerError
 ├── ProfileUnreadableError     a stored profile is missing, damaged or of another schema version
@@ -23,7 +23,7 @@ class ProfilerError(Exception):
     """Base of all errors that users see; the message is one line with a way out."""
 
     exit_code = 2
-    """What the command line returns: 2 unusable input, 3 environment."""
+    """Exit code of the command line: 2 unusable input, 3 environment."""
 
 
 class ProfileUnreadableError(ProfilerError):
@@ -78,7 +78,7 @@ NOBODYS_FAULT: Mapping[str, type[ProfilerError]] = {
         MissingLibraryError,
     )
 }
-"""By name: what would have gone wrong without ranks as well, so that no rank is to blame."""
+"""Error classes by name that would occur without ranks as well, so that no rank is to blame."""
 
 
 def first_problem(error: "ValidationError") -> str:

@@ -46,9 +46,9 @@ KEY_BLOCK: Final = 512
 causal mask hides a part (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). Accelerators leave out
 more; there the difference is left to what Kriging adds."""
 QUERY_BLOCKS: Final = ((192, 32), (768, 64))
-"""Below so many queries it takes so few of them together... (the same file)"""
+"""Limits of the number of queries, and the block that fewer are taken in (the same file)..."""
 QUERY_BLOCK: Final = 256
-"""...and this many from there on."""
+"""...and the block from the last limit on."""
 
 
 def plain(

@@ -1,4 +1,4 @@
-"""What checkpoints make of host memory: new pages, and files that lie in it.
+"""Times of checkpoint copies in host memory: new pages, and files that lie in it.
 
     fresh    a tensor of the device is copied into memory that the process has not touched before,
              as frameworks do that allocate what they save anew: the kernel clears every page first

@@ -56,7 +56,8 @@ LEAST_WITNESSES = 3
 """The least points that a column of the base has; or all, if there are fewer."""
 TUNED_POINTS = 16
 MAX_TUNED_POINTS = 400
-"""With more, tuning takes seconds; imported tables are means over many runs and stay exact."""
+"""Largest number of points that are tuned: more take seconds, and imported tables, means over many
+runs, stay exact."""
 MAX_POINTS = 1500
 """Points whose mutual covariance is in memory and solved at once: 18 MB, a fraction of a second."""
 NEIGHBOURS = 32
@@ -225,7 +226,7 @@ def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
 
 
 def _is_witnessed(columns_NF: Floats) -> Bools:
-    """Whether a column is there at every point, or at enough of them [F]."""
+    """Return for each column [F] whether every point, or enough of them, have it."""
     count_F = np.count_nonzero(columns_NF, axis=0)
     witnessed_F: Bools = count_F >= min(LEAST_WITNESSES, len(columns_NF))
     return witnessed_F

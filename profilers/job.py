@@ -14,7 +14,7 @@ class Job(Record):
     budget_s: Seconds
     """Time for the whole job; rank 0 keeps to it."""
     begun_s: float | None = None
-    """When the job began, by the monotonic clock of rank 0's host; None: when ranks are ready."""
+    """Start of the job by the monotonic clock of rank 0's host; None: when all ranks are ready."""
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtypes: tuple[str, ...] = ()
@@ -22,4 +22,4 @@ class Job(Record):
     extra_cases: tuple[Case, ...] = ()
     """Exact sizes that a plan will need; measured before the default grid."""
     storage_directory: str = ""
-    """Where checkpoints would go; empty means the profile's own directory."""
+    """Folder where checkpoints would go; empty means the profile's own directory."""

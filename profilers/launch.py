@@ -28,7 +28,7 @@ from profilers.progress import Progress, ProgressEvent
 SILENCE_S = 120.0
 POLL_S = 0.2
 GRACE_S = 2.0
-"""For the other ranks to report, once one has failed."""
+"""Seconds for the other ranks to report, once one has failed."""
 
 
 def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = SILENCE_S) -> None:

@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 LOOPBACK_ONLY: Final[Mapping[str, str]] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""For ranks of one host; overrides what a login script exports for jobs of several nodes."""
+"""Environment of ranks on one host; overrides what a login script exports for several nodes."""
 
 RENDEZVOUS: Final = "MOETUNE_RENDEZVOUS"
 """Environment variable of ranks that connect through a file: its path."""
@@ -43,15 +43,15 @@ PARENT: Final = "MOETUNE_RENDEZVOUS_PARENT"
 
 STORE_NAME: Final = "meet"
 FOLDER_PREFIX: Final = "moetune-ranks-"
-"""Of the folders that are made here, the only ones that are removed."""
+"""Prefix of the folders that are made here; no others are removed."""
 GRACE_S: Final = 2.0
-"""Between asking a rank to leave and killing it."""
+"""Seconds between asking a rank to leave and killing it."""
 PARENT_POLL_S: Final = 0.5
 POLL_S: Final = 0.02
-"""Between two checks whether a rank that received SIGTERM has left."""
+"""Seconds between two checks whether a rank that received SIGTERM has left."""
 SIGNAL_EXIT: Final = 128
 OUT_OF_MEMORY_EXIT: Final = 77
-"""Of profilers/steps."""
+"""Exit code of a rank of profilers/steps that ran out of memory."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the leader of a session has ended; it is not reaped, so its number stays its own."""
+    """Return whether a session's leader has ended; unreaped, its number is not reused."""
     if process.returncode is not None:
         return True
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT

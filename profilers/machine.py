@@ -1,4 +1,4 @@
-"""What identifies this machine: the fingerprint stored with every profile.
+"""Fingerprint of this machine, stored with every profile.
 
 Everything is read, nothing is set. A fact that cannot be read is left empty; it never stops a
 measurement. On a processor the memory of a "device" is the rank's share of the host's.
@@ -19,7 +19,7 @@ from profilers.topology import node_topology
 
 QUERY_TIMEOUT_S = 10.0
 THREADS_PER_RANK = 1
-"""What profilers/devices.py pins every rank to."""
+"""Threads that profilers/devices.py gives every rank."""
 
 
 def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:

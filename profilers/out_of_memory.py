@@ -4,7 +4,8 @@ import errno
 from typing import Final
 
 LIBRARY_ERRORS: Final = (OSError, ImportError, RuntimeError, SystemError)
-"""What libraries raise for it; the text of others may repeat the user's own words."""
+"""Exception types of libraries that run out of memory; the text of others may repeat the user's own
+words."""
 
 SIGNS: Final = (
     "failed to map segment",
@@ -17,11 +18,12 @@ SIGNS: Final = (
     "malloc of size",
     "realloc of size",
 )
-"""Of the loader of libraries, torch's allocator, Python's threads, the system, Arrow, C++."""
+"""Texts of the dynamic loader, torch's allocator, Python's threads, the system, Arrow and C++ for
+lack of memory."""
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether an error is about memory and not about the input."""
+    """Return whether an error is about memory and not about the input."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,4 +1,4 @@
-"""How ranks that measure on one host pace their repeats: one value, held by the `Setting`.
+"""Pace at which ranks on one host repeat their runs: one value, held by the `Setting`.
 
     an accelerator, one rank    each decides by itself how often it repeats
     a core per rank             ranks time a kernel in lockstep (`all_reduce_max`): a repeat beside
@@ -30,12 +30,12 @@ class Pace:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether ranks run in turns on fewer cores."""
+        """Return whether ranks run in turns on fewer cores."""
         return self.repeat_s > 0.0
 
     @property
     def cools_caches(self) -> bool:
-        """Whether a message between repeats displaces their code and operands."""
+        """Return whether a message between repeats displaces their code and operands."""
         return self.all_reduce_max is not tuple
 
 

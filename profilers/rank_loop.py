@@ -135,7 +135,7 @@ def _measure_all(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankLoop:
-    """What every rank does; the coordinator on rank 0 decides."""
+    """Loop that every rank runs; the coordinator on rank 0 decides."""
 
     team: Team
     coordinator: Coordinator

@@ -1,4 +1,4 @@
-"""How this process was started: as a single rank or one of many, and by which launcher.
+"""Launch of this process: as a single rank or one of many, and by which launcher.
 
 A pure function of the environment. In order of precedence:
 
@@ -35,16 +35,16 @@ MOST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Which rank this process is, and where the ranks connect."""
+    """Rank of this process and the address where the ranks connect."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
     node: int | None = 0
-    """Which node this is, as the launcher counts them; None where it does not say."""
+    """Number of this node, as the launcher counts them; None where it does not say."""
     node_name: str = ""
-    """What Slurm calls this node; empty under other launchers."""
+    """Slurm's name of this node; empty under other launchers."""
     master_address: str = LOOPBACK
     master_port: int = FIRST_PORT
     store_is_served: bool = False

@@ -39,7 +39,7 @@ LEAST_S: Final = 1e-12
 MOST_S: Final = 1e9
 """No repeat takes longer: three decades."""
 MOST: Final = 2**63 - 1
-"""What a column of a table can hold."""
+"""Largest integer that a column of a table can hold."""
 MOST_RANKS: Final = 2**20
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -81,7 +81,7 @@ def _attribute_docstrings(owner: type) -> Iterator[tuple[str, str]]:
 
 
 class Source(StrEnum):
-    """Where a number comes from."""
+    """Origin of a number."""
 
     MEASURED = "measured"
     """Timed on the machine that the profile describes."""
@@ -92,7 +92,7 @@ class Source(StrEnum):
 
 
 class MeasurementStatus(StrEnum):
-    """How a measurement ended."""
+    """Outcome of a measurement."""
 
     OK = "ok"
     """Timed; `times_s` holds at least one repeat."""
@@ -103,10 +103,10 @@ class MeasurementStatus(StrEnum):
 
 
 Direction = Literal["forward", "backward", ""]
-"""Which half of training an operation belongs to; empty where there is no such half."""
+"""Half of training that an operation belongs to; empty where there is no such half."""
 
 MEASURED_DTYPES: Final = ("bf16", "fp32")
-"""Of operands. fp16 is left out: processors compute it a hundred times slower than either."""
+"""Types of operands. fp16 is left out: processors compute it a hundred times slower than either."""
 
 AXES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
@@ -286,7 +286,7 @@ class Measurement(Record):
 
     @property
     def expected_s(self) -> float:
-        """What one of many calls costs on average, in seconds.
+        """Return the mean seconds of one of many calls.
 
         The mean of the repeats up to three medians: a step adds up hundreds of calls, so their skew
         counts, which a median leaves out; a pause of the whole machine is not the call's. That
@@ -297,7 +297,7 @@ class Measurement(Record):
 
 
 class Machine(Record):
-    """What identifies the machine; without it a number is worthless."""
+    """Identity of the machine; without it a number is worthless."""
 
     hostname: str
     device: str
@@ -313,14 +313,15 @@ class Machine(Record):
     """Ranks that took part in the measurement."""
     threads_per_rank: Count
     oversubscribed: bool
-    """More ranks than cores (or accelerators): latencies are then not those of a real cluster."""
+    """Whether ranks outnumber cores (or accelerators): latencies are then not those of a real
+    cluster."""
     driver: str = ""
     libraries: dict[str, str]
     """Version by name: python, torch, cuda, nccl, ..."""
     clocks: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
     """Hertz by name, where they can be read."""
     topology: str = ""
-    """What the links are, in the vendor's words."""
+    """Links between accelerators, in the vendor's words."""
     hosts: tuple[str, ...] = ()
     """Name of the host of every rank; empty in profiles of one rank and of earlier releases."""
     ranks_per_node: Count = 0
@@ -334,7 +335,7 @@ class Machine(Record):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a host has more ranks than cores, so that they run in turns."""
+        """Return whether a host has more ranks than cores, so that they run in turns."""
         return self.oversubscribed and self.device_kind == "cpu"
 
     def differences(self, other: "Machine") -> tuple[str, ...]:
@@ -353,18 +354,18 @@ class Machine(Record):
 
 
 class Checked(Record):
-    """How far off sizes are that were measured but left out of the fit."""
+    """Errors of interpolation at measured sizes that were left out of the fit."""
 
     sizes: Count
-    """How many, drawn at random between the measured ones; directions count by themselves below."""
+    """Sizes drawn at random between the measured ones; each direction of one counts below."""
     median_ratio: float
     """Median of |predicted / measured - 1|."""
     p90_ratio: float
-    """What nine in ten stay below."""
+    """90th percentile of |predicted / measured - 1|."""
 
 
 class TableInfo(Record):
-    """How one table of the profile was measured."""
+    """Extent and accuracy of one table of the profile."""
 
     rows: Count
     complete: bool
@@ -372,7 +373,7 @@ class TableInfo(Record):
     seconds: Seconds
     """Wall time spent on it."""
     note: str = ""
-    """What a reader must know, e.g. that the time budget cut it short."""
+    """Note to the reader, e.g. that the time budget cut the table short."""
     checked: Checked | None = None
     """Error of interpolating in it, where that was checked; absent in earlier releases."""
 
@@ -386,7 +387,7 @@ class ProfileHeader(Record):
     """ISO 8601, UTC."""
     machine: Machine
     tables: dict[str, TableInfo]
-    """By operation; the rows lie beside, in `<operation>.parquet`."""
+    """Tables by operation; the rows lie beside, in `<operation>.parquet`."""
 
     @field_validator("schema_version")
     @classmethod

@@ -1,4 +1,4 @@
-"""Which case of a table to measure next, and for how long; pure, so that rank 0 decides for all.
+"""Case of a table to measure next, and its time; pure, so that rank 0 decides for all.
 
 Order: the cases that the spec requests, then the default grid from cheap to expensive; arrival skew
 starts at a few ms of work, which most steps have, and goes outwards. What the queue needs at least
@@ -31,9 +31,9 @@ CASE_OVERHEAD_S = 0.01
 """Seconds that a case takes beside its runs, for operands and decisions."""
 LONG_CASE_S = 0.015
 TYPICAL_WORK_US = 4000
-"""Between two collectives of a step."""
+"""Work between two collectives of a typical step, in microseconds."""
 FLOP_PER_BYTE = 16.0
-"""Only to order cases by cost: how many operations take as long as moving one byte."""
+"""Operations that take as long as moving one byte; only to order cases by cost."""
 
 Key = tuple[str, tuple[tuple[str, int], ...], str, str]
 
@@ -53,7 +53,7 @@ class TableSchedule:
     requested: Sequence[Case]
     grid: Sequence[Case]
     rows: list[Measurement]
-    """Those known already; grows as the table is measured (`add`)."""
+    """Known rows; more are added as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
     is_changed: bool = field(init=False, default=False)
@@ -178,7 +178,7 @@ def key(case: Case) -> Key:
 
 
 def distinct(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """Each case once, as listed: forward if it has directions."""
+    """Return each case once, as listed: forward if it has directions."""
     by_key: dict[Key, Case] = {}
     for case in cases:
         by_key.setdefault(key(case), listed(case))

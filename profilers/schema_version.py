@@ -1,4 +1,4 @@
-"""Which release reads a stored file whose schema is newer than this one knows.
+"""Release that reads a stored file whose schema is newer than this one knows.
 
 Every stored file has a `schema_version`, and says who wrote it in `moetune_version`, at its top or
 under `provenance`. Older versions are migrated by the reader of the file; a newer one is never

@@ -14,7 +14,7 @@ from profilers.schedule import Step, TableSchedule
 INFILL_S = 0.008
 """Time for repeats of one size, here and in a grid that is refined here: another size adds more."""
 SKIPPED_RATIO = 0.5
-"""Of the time of the pass, at most, for cases that the first one skipped."""
+"""Largest share of the pass's time for cases that the first pass skipped."""
 MAX_MISSES = 8
 """Sizes in a row that would not end in time; after so many the table is left as it is."""
 

@@ -116,7 +116,7 @@ def _of_groups(
 
 
 def _slowness(by_rank: Mapping[int, Mapping[Key, float]]) -> Mapping[str, Mapping[int, float]]:
-    """How slow each rank is in most cases of an operation, 1 being the mean of all ranks.
+    """Return each rank's slowness in most cases of an operation, 1 being the mean of all ranks.
 
     Operations that one rank measured, or without a case that all ranks share, are left out.
     """

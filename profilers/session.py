@@ -81,7 +81,7 @@ def measure_profile(
     )
     info = from_environment(environment)
     wanted = _default_ranks(device) if ranks is None else ranks
-    # Of the ranks that a launcher started, the first one writes.
+    # Only the first of the ranks that a launcher started writes.
     writer_lock = sole_writer(out, what="`moetune profile`") if info.rank == 0 else nullcontext()
     with writer_lock:
         if info.world == 1 and wanted > 1:

@@ -39,17 +39,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 QUIET_QUANTILE = 0.25
-"""Of a large reduce-scatter every second call is late: a median is not the time of the data."""
+"""Quantile of undisturbed calls. Every second call of a large reduce-scatter is late: the median is
+not the time of the data."""
 USUAL_QUANTILE = 0.99
 LATEST_S = 0.02
 """Two ticks of the slowest clock that Linux is usually built with (CONFIG_HZ of 100)."""
 USUAL_RATIO = 2.0
-"""Times q_i beyond q_i: not unusual for a single call."""
+"""Multiple of q_i by which a single call may exceed q_i and still be usual."""
 SPREAD_RATIO = 0.3
-"""Of s: how far the waits of short calls of a kind differ."""
+"""Prior deviation, as a share of s, of the waits of one size's short calls from those of its
+kind."""
 ITERATIONS = 50
 LEAST_S = 1e-12
-"""Replaces a time below the clock's resolution."""
+"""Seconds that replace a time below the clock's resolution."""
 
 
 def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:

@@ -1,4 +1,4 @@
-"""How fast a directory writes a checkpoint and reads it back.
+"""Times to write a checkpoint to a directory and to read it back.
 
 A write ends when the file is on the disk (fsync). Before a read the file is dropped from the
 page cache; if the system cannot do that, the table's note says so. All ranks write and read files
@@ -82,7 +82,7 @@ def measured_on_disk(
 
 
 def can_drop_cache() -> bool:
-    """Whether the system can drop a file from the page cache."""
+    """Return whether the system can drop a file from the page cache."""
     return hasattr(os, "posix_fadvise")
 
 

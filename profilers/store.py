@@ -86,7 +86,7 @@ def read_header(path: Path) -> ProfileHeader:
 
 
 def holds_profile(path: Path) -> bool:
-    """Whether there is a header to read, readable or not."""
+    """Return whether there is a header to read, readable or not."""
     return os.path.lexists(path / HEADER_NAME)
 
 

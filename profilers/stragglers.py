@@ -31,7 +31,7 @@ Member = TypeVar("Member", bound=Hashable)
 LEAST_EFFECT_RATIO: Final = 0.10
 SIGNIFICANCE: Final = 0.01
 MOST_DEVIATIONS: Final = 4.0
-"""Of the peers' own spread: a member within them is not named."""
+"""Deviations of the peers' own spread within which a member is not named."""
 FEWEST: Final = 2
 """Members of a class; one has no peers."""
 
@@ -43,7 +43,7 @@ class Straggler(Record):
     where: str
     """`rank 3 on host-b`, `host-a -> host-b (rank 0 -> 2)`."""
     doing: str
-    """What took longer: `gemm`, `copy`, `sending`, `receiving`, `one message`."""
+    """Slow work: `gemm`, `copy`, `sending`, `receiving`, `one message`."""
     ratio: float
     """Seconds over the peers' median seconds."""
     p_value: float
@@ -57,7 +57,7 @@ def stragglers(profile: Profile) -> tuple[Straggler, ...]:
 
 
 def has_peers(profile: Profile) -> bool:
-    """Whether anything was compared: two members with the same work and several repeats."""
+    """Return whether anything was compared: two members with the same work and several repeats."""
     links = links_of(profile)
     sent = [_messages(_peers(links, is_inside=is_inside)) for is_inside in (False, True)]
     repeats = [
@@ -88,7 +88,7 @@ def lagging(
 
 
 def _p_value(own: Sequence[float], others: Sequence[Sequence[float]]) -> float:
-    """Of a member against its peers; their medians spread too where there are several."""
+    """Return the p-value of a member against its peers; several peers' medians add their spread."""
     pooled = [time_s for times_s in others for time_s in times_s]
     p_value = welch_p(pooled, own)
     if len(others) < FEWEST + 1:

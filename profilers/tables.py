@@ -84,7 +84,7 @@ class Columns:
     time_s_N: npt.NDArray[np.float64]
     """Medians of the repeats."""
     source: Source
-    """What most rows come from."""
+    """Origin that most rows share."""
 
 
 def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:

@@ -24,11 +24,11 @@ class Team(Protocol):
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """Return the number of ranks."""
 
     @property
     def local_world(self) -> int:
-        """How many of them share this node."""
+        """Return the number of ranks on this node."""
 
     def barrier(self) -> None:
         """Wait until all have come here."""

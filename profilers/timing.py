@@ -44,10 +44,10 @@ SHORT_S = 50e-6
 between repeats all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 40 to 50 right after
 a message."""
 LOOPED_S = 1e-3
-"""How long a looped repeat lasts at least, as far as that many runs fit in memory at once and can
-be queued (`Clock.most_queued`): long compared with an interrupt."""
+"""Shortest looped repeat in seconds, as far as that many runs fit in memory at once and can be
+queued (`Clock.most_queued`): long compared with an interrupt."""
 PAGE_S = 1e-5
-"""What mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
+"""Seconds that mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
 PAGES_RATIO = 0.02
 """...and the share of a repeat that this may take. Pages that come back from a disk are not seen,
 nor that 512 of them may be mapped at once, as huge ones."""
@@ -173,7 +173,7 @@ def measure_fresh(
 
 
 def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float = 0.0) -> int:
-    """How many runs one repeat holds.
+    """Return how many runs one repeat holds.
 
     One that lasts `short_s` and `repeat_s`; of shorter ones as many as last `LOOPED_S` and
     `repeat_s`.
@@ -185,7 +185,7 @@ def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float 
 
 
 def spread_of_median(times_s: Sequence[float]) -> float:
-    """Relative standard error of the median; infinite when it cannot be estimated."""
+    """Return the relative standard error of the median; infinite when it cannot be estimated."""
     if len(times_s) < 2:
         return math.inf
     median_s = statistics.median(times_s)
@@ -230,19 +230,19 @@ def _warm_up(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repeat:
     seconds: float
-    """Of one run."""
+    """Seconds of one run."""
     queued_s: float
-    """What the host took to queue one run."""
+    """Seconds that the host took to queue one run."""
     waited_for_pages: bool
 
 
 def _without_faults(repeats: Sequence[_Repeat]) -> int:
-    """How many did not wait for pages."""
+    """Count the repeats that did not wait for pages."""
     return sum(not repeat.waited_for_pages for repeat in repeats)
 
 
 def _counting_s(repeats: Sequence[_Repeat]) -> tuple[float, ...]:
-    """Seconds of those that did not wait for pages; of all if these are too few."""
+    """Return the seconds of repeats that did not wait for pages; of all if these are too few."""
     all_count = _without_faults(repeats) < MIN_WITHOUT_FAULTS
     return tuple(repeat.seconds for repeat in repeats if all_count or not repeat.waited_for_pages)
 

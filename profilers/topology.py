@@ -1,4 +1,4 @@
-"""What connects the parts of this node: accelerators, NICs, memory nodes, as Linux reports them.
+"""Parts of this node and their connections: accelerators, NICs, memory nodes, as Linux reports.
 
 Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`. Facts that cannot be
 read are left out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
@@ -12,7 +12,7 @@ from typing import Final
 
 SYSFS: Final = Path("/sys")
 MOST_ENTRIES: Final = 64
-"""Of one kind; more say nothing new."""
+"""Entries of one kind that are listed, at most; more say nothing new."""
 
 
 def node_topology(*, accelerators: str = "", sysfs: Path = SYSFS) -> str:

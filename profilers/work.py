@@ -1,4 +1,4 @@
-"""What an operation has to do at least: floating-point operations and bytes moved.
+"""Minimum work of an operation: floating-point operations and bytes moved.
 
 Letters: m, n, k of a GEMM; T tokens; H hidden; F ffn; E experts; B batch; S sequence; A heads;
 G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).

@@ -76,13 +76,13 @@ class _TableFile:
 
 @dataclass(slots=True)
 class _MeasuredRows:
-    """What has been read so far; the first entry of a case stays."""
+    """Rows read so far; the first entry of a case stays."""
 
     operations: frozenset[str]
-    """Those that are wanted."""
+    """Operations to import."""
     measurement_of: dict[tuple[object, ...], Measurement] = field(default_factory=dict)
     origin: dict[str, Counter[str]] = field(default_factory=dict)
-    """By operation: how many rows come from which version and kernel."""
+    """Number of rows from each version and kernel, by operation."""
 
 
 def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Imported:
@@ -227,7 +227,7 @@ def _unknown(tables: Sequence[_TableFile]) -> list[str]:
 
 
 def _device(contents: Iterable[Columns]) -> str:
-    """What most rows name as their device."""
+    """Return the device that most rows name."""
     named = Counter(name for columns in contents for name in cells(columns, "device") if name)
     return named.most_common(1)[0][0] if named else ""
 
@@ -257,7 +257,7 @@ def _take(rows: _MeasuredRows, table: _TableFile, columns: Columns, *, device: s
 
 
 def _is_same_device(named: str, device: str) -> bool:
-    """Whether a row is of this device; some name `NVIDIA H100` what others name in full."""
+    """Return whether a row is of this device; some name `NVIDIA H100` what others name in full."""
     shorter, longer = sorted((f"{named} ", f"{device} "), key=len)
     return not named or longer.startswith(shorter)
 

@@ -32,7 +32,7 @@ def installed_systems() -> Path | None:
 
 
 def holds_system(root: Path, *, system: str) -> bool:
-    """Whether a systems folder has a known table of a system."""
+    """Return whether a systems folder has a known table of a system."""
     return any(True for _ in _files(root, system))
 
 

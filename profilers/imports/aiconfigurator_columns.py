@@ -21,7 +21,7 @@ from profilers.out_of_memory import raise_lack_of_memory
 
 SUFFIXES: Final = (".parquet", ".csv", ".csv.gz", ".txt")
 POINTER: Final = b"version https://git-lfs"
-"""How a file begins that git replaced by a note where the real one lies."""
+"""First bytes of a file that Git LFS left as a pointer to the real one."""
 TEXTS: Final = (
     *("device", "kernel_source", "op_name", "architecture", "phase", "distribution", "gemm_type"),
     *("backend", "implementation", "comm_backend"),
@@ -40,7 +40,7 @@ DTYPES: Final[Mapping[str, str]] = {
     "half": "fp16",
     "float": "fp32",
 }
-"""Their names for ours; others, such as fp8_block, keep their own."""
+"""Our names of dtypes, by aiconfigurator's; others, such as fp8_block, keep their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -216,7 +216,7 @@ def dtypes(columns: Columns, name: str) -> Texts:
 
 
 def stored_types(columns: Columns, dtype_N: Texts) -> Texts:
-    """What keys and values are stored as, where it is not what the kernel computes in."""
+    """Return `kv_` and the type of stored keys and values; empty if computed in that type."""
     stored_N = dtypes(columns, "kv_cache_dtype")
     return np.where(stored_N == dtype_N, "", "kv_" + stored_N).astype(object)
 

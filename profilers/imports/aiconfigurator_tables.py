@@ -1,4 +1,4 @@
-"""What aiconfigurator's tables say, in our operations and SI units.
+"""Readers of aiconfigurator's tables, in our operations and SI units.
 
 aiconfigurator (NVIDIA, Apache-2.0) measures kernels of TensorRT-LLM, SGLang and vLLM. `latency` is
 milliseconds, except in moe_a2a_perf and in columns that end in `_us`: microseconds. `message_size`
@@ -45,12 +45,12 @@ COLLECTIVES: Final[Mapping[str, str]] = {
 }
 
 DEVICES_PER_NODE: Final = 8
-"""Of the servers on which DeepEP was measured; its tables state nodes, not ranks."""
+"""Devices of a server on which DeepEP was measured; its tables state nodes, not ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableRows:
-    """What one table says of one operation."""
+    """Rows of one operation in one table."""
 
     operation: str
     kind_N: Texts
@@ -273,17 +273,17 @@ def _moe_all_to_all(columns: Columns) -> Iterator[TableRows]:
 
 
 def _holds(columns: Columns, name: str, part: str) -> npt.NDArray[np.bool_]:
-    """Which texts contain a part."""
+    """Return which texts contain a part, [N]."""
     held_N = texts(columns, name, lambda text: part if part in text else "")
     return np.array(held_N != "", dtype=np.bool_)
 
 
 class TableFormat(NamedTuple):
-    """How one table is read."""
+    """Reader of one table."""
 
     read: Callable[[Columns], Iterator[TableRows]]
     operations: frozenset[str]
-    """What they can become."""
+    """Operations that the table's rows can hold."""
 
 
 _PREFILL: Final = frozenset({"attention", "windowed_attention"})
@@ -328,4 +328,4 @@ TABLES: Final[Mapping[str, TableFormat]] = {
     "wideep_deepep_ll_perf": TableFormat(_deepep_low_latency, _EXPERT_TRAFFIC),
     "moe_a2a_perf": TableFormat(_moe_all_to_all, _EXPERT_TRAFFIC),
 }
-"""By file name."""
+"""Formats by the name of a table's file."""

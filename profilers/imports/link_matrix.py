@@ -42,9 +42,9 @@ MAX_MATRIX_BYTES: Final = 64 * 2**20
 MAX_NODES: Final = 2048
 LEAST_BYTES_PER_S: Final = 1.0
 MOST_BYTES_PER_S: Final = 1e15
-"""What a cell may say: a thousand times the fastest link of today."""
+"""Largest bandwidth of a cell, in bytes per second: a thousand times the fastest link of today."""
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""What a launcher can be handed as a host name."""
+"""Host names that a launcher accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ class LinkMatrix:
     nodes: tuple[str, ...]
     """Host names, in the order of the CSV; sorted where a folder was read."""
     bytes_per_s_NN: npt.NDArray[np.float64]
-    """From the row's node to the column's; `inf` on the diagonal."""
+    """Bandwidth from the row's node to the column's; `inf` on the diagonal."""
 
 
 def read_link_matrix(path: Path) -> LinkMatrix:

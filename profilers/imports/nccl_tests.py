@@ -41,7 +41,7 @@ COLLECTIVES: Final[Mapping[str, str]] = {
     "alltoall": "all_to_all",
     "sendrecv": "send_recv",
 }
-"""Their names for ours."""
+"""Our names of collectives, by nccl-tests'."""
 
 MAX_TEXT_BYTES: Final = 16 * 2**20
 MAX_FILES: Final = 1000
@@ -228,7 +228,7 @@ def _version(code: int) -> str:
 
 
 def _machine(logs: Sequence[Log]) -> Machine:
-    """What the files say together; memory, cores and driver are not among it and stay 0."""
+    """Return the machine that the files describe; memory, cores and driver are not in them."""
     devices = sorted({rank.device for log in logs for rank in log.ranks})
     if len(devices) > 1:
         raise ProfileUnreadableError(

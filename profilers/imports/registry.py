@@ -22,14 +22,14 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "aiconfigurator": ("system", "framework", "operations"),
     "nccl-tests": ("collective",),
 }
-"""What may be said beside the path, by kind."""
+"""Options beside the path, by kind of import."""
 
 ROUTING: Final = "routing"
 """The kind of any recording of routing."""
 
 
 def is_routing(kind: str) -> bool:
-    """Whether a kind is a recording of routing, and no measurement."""
+    """Return whether a kind is a recording of routing, and no measurement."""
     return kind == ROUTING or kind in FORMATS
 
 

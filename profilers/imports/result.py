@@ -18,7 +18,7 @@ class Imported:
 
 
 class Importer(Protocol):
-    """What every entry of the registry is."""
+    """Interface of every entry of the registry."""
 
     def __call__(
         self, path: Path | None, *, options: Mapping[str, str], created: str

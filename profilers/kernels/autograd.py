@@ -39,7 +39,7 @@ UNLEARNT = 2**17
 PAGE_BYTES = 4096
 LINE_BYTES = 64
 GOLDEN_RATIO = 0.6180339887498949
-"""Its multiples modulo 1 spread evenly, however many there are (Weyl's sequence)."""
+"""Step of Weyl's sequence: its multiples modulo 1 spread evenly, however many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -25,9 +25,9 @@ from profilers.steps.functional import swiglu
 from profilers.timing import measure
 
 CPU_FLOP_PER_S = 2e10
-"""What one thread of a server's processor reaches in fp32 GEMMs."""
+"""Rate, in flop/s, of fp32 GEMMs on one thread of a server's processor."""
 LEAST_RUNS = 8
-"""Of every load: warm-ups and repeats."""
+"""Runs of every load, warm-ups and repeats together."""
 
 
 def time_expert_loads(

@@ -34,13 +34,13 @@ CUDA_TOKENS = (512, 4096, 32768)
 RAGGED = "ragged"
 ADAPTED = re.compile(r"lora(?P<rank>[1-9][0-9]{0,4})(?P<lowest>-lowest)?")
 MOST_MOVED_RATIO = 0.25
-"""Of an expert's rows, what a ragged call gives to the next expert at most."""
+"""Largest share of an expert's rows that a ragged call gives to the next expert."""
 SKEW = 2
 """Rows of the most-loaded expert over its even share, in an uneven case."""
 
 
 def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
-    """Even and uneven loads of every shape; a shape is (hidden, ffn)."""
+    """List even and uneven loads of every shape; a shape is (hidden, ffn)."""
     on_cuda = device.type == "cuda"
     return tuple(
         Case(

@@ -70,7 +70,7 @@ def chosen(queries: Tensor, weights: Tensor, keys: Tensor, *, top_k: int) -> lis
     batch, length, heads, width = queries.shape
     total = keys.shape[1]
     tokens = torch.arange(1, length + 1, device=keys.device)
-    # Of a query; rounded up where keys are fewer, so that each sees one.
+    # Keys that a query sees; rounded up where keys are fewer, so that each sees one.
     visible = tokens + (total - length) if total >= length else -(-tokens * total // length)
     block = max(1, BLOCK // (batch * heads * total))
     picked = []

@@ -36,7 +36,7 @@ MAMBA2: Final = "mamba2"
 GATED_DELTA: Final = "gated_delta"
 KDA: Final = "kda"
 LIBRARIES: Final = {MAMBA2: "mamba_ssm", GATED_DELTA: "fla", KDA: "fla"}
-"""Whose kernels run on CUDA."""
+"""Libraries whose kernels run on CUDA, by kind."""
 CUDA_SHAPES: Final = {
     MAMBA2: ((64, 8, 128, 64, 128), (128, 8, 128, 64, 128)),
     GATED_DELTA: ((32, 16, 128, 128, 64),),
@@ -98,7 +98,7 @@ def inputs(case: Case, device: torch.device, *, sequence: int, grad: bool) -> tu
 
 
 def runs_library(kind: str, device: torch.device) -> bool:
-    """Whether a library's kernels run, rather than PyTorch's products."""
+    """Return whether a library's kernels run, rather than PyTorch's GEMMs."""
     return device.type == "cuda" and find_spec(LIBRARIES[kind]) is not None
 
 
@@ -142,7 +142,7 @@ def _gated_delta(
 
 
 def _kda(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    """With decays computed by the kernel that adds them up, as the library's layer does."""
+    """Return the KDA kernel, which computes the decays itself, as the library's layer does."""
     library: Any = import_module("fla.ops.kda")
     heads = case.axes["heads"]
     rates = torch.zeros(heads, device=device)

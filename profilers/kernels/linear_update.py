@@ -120,7 +120,7 @@ def _kernel(case: Case, device: torch.device) -> Callable[..., Tensor]:
 
 
 def _mamba2(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    """With one step and one rate for all channels of a head, which the kernel sees by strides."""
+    """Return the kernel with one step and rate for all channels of a head, passed as strides."""
     library: Any = import_module("mamba_ssm.ops.triton.selective_state_update")
     heads, key_dim, value_dim = (case.axes[axis] for axis in ("heads", "key_dim", "value_dim"))
     rates = -torch.ones(heads, 1, 1, device=device).expand(heads, value_dim, key_dim)

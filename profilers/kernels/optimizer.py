@@ -1,4 +1,4 @@
-"""What a step does to its parameters, by kind; none of them is found in a cache.
+"""Per-step work on parameters, by kind; no operand is found in a cache.
 
     adamw        one AdamW step in fp32, parameters cut into tensors of about a million elements
     accumulate   gradients of `dtype` added to fp32 ones in place

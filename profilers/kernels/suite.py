@@ -54,15 +54,15 @@ WEIGHTS: Final[Mapping[str, float]] = {
 }
 
 TOUCHED_BYTES = 2**28
-"""Of the heap, before anything is timed..."""
+"""Bytes of the heap that are touched before anything is timed, at most..."""
 TOUCHED_RATIO = 1 / 16
-"""...and no more than this of the memory that is free."""
+"""...and as a share of the free memory."""
 LIVE_COPIES = 4.0
 """Forward traffic times this bounds the memory alive in a backward pass."""
 LONG_REPEATS = 3
 """Repeats of a long run."""
 GRAPHS_RATIO = 0.1
-"""Of the free memory, for the forward passes of all runs of one repeat."""
+"""Share of the free memory for the forward passes of all runs of one repeat."""
 
 
 def benchmarks(setting: Setting) -> tuple["KernelBenchmark", ...]:
@@ -183,7 +183,7 @@ def measure_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timing:
-    """How the directions of one case are timed."""
+    """Clock, budget and repeats for timing the directions of one case."""
 
     clock: Clock
     budget_s: float

@@ -32,7 +32,7 @@ MOST_PIECE_BYTES: Final = 32 * 2**20
 """Canonical bytes that exist at a time, unless a single granule of tokens is larger."""
 
 Caches = Mapping[ShardRank, RankCache]
-"""What every rank of an instance holds of the request."""
+"""Cache of the request on every rank of an instance."""
 
 
 def convert(

@@ -39,7 +39,7 @@ class PageLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFormat:
-    """How an instance stores its cache."""
+    """Page size, layout and type of an instance's cache."""
 
     page_tokens: int
     layout: PageLayout = PageLayout.NHD
@@ -54,7 +54,7 @@ class PageFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankCache:
-    """What one rank holds of one request."""
+    """KV cache of one request on one rank."""
 
     format: PageFormat
     layers: range
@@ -66,8 +66,8 @@ class RankCache:
     page_table_G: Tensor
     """Page of every `page_tokens` tokens of the request."""
     scale_LC: Tensor
-    """What stored elements are multiplied by, one where the type needs no scale; on the host, so
-    that no launch waits for it."""
+    """Scale of the stored elements, 1 where the type needs none; on the host, so that no launch
+    waits for it."""
 
 
 def pages_needed(num_tokens: int, *, page_tokens: int) -> int:

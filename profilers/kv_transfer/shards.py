@@ -24,7 +24,7 @@ from itertools import product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What a model keeps for each token; the same on both sides."""
+    """KV cache of a model per token; the same on both sides."""
 
     num_layers: int
     num_heads: int
@@ -47,13 +47,13 @@ class CacheShape:
 
     @property
     def elements_per_token(self) -> int:
-        """Over all layers, each head once."""
+        """Return the elements of one token over all layers, each head once."""
         return self.num_layers * self.parts * self.num_heads * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDegrees:
-    """How an instance splits its cache."""
+    """Degrees by which an instance splits its cache."""
 
     tensor: int = 1
     pipeline: int = 1

@@ -1,4 +1,4 @@
-"""How fast this device converts a request's KV cache into another instance's pages.
+"""Time to convert a request's KV cache into another instance's pages on this device.
 
 One layer of one request, all ranks of both instances on this device, one after the other: what the
 path costs without a network. The kind is `<layout>_<layout>` or `latent`, then `/<type>` where the

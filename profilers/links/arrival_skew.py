@@ -51,7 +51,7 @@ WORK_US = (250, 1000, 4000, 16000, 64000)
 BLOCK = 8
 """Collectives behind one stored repeat."""
 RUNS = 4
-"""Of work without collectives, at most, where ranks take turns; spread over the blocks."""
+"""Runs of work without collectives, at most, where ranks take turns; spread over the blocks."""
 MIN_BLOCKS = 3
 MAX_BLOCKS = 16
 BASELINE_REPEATS = 40
@@ -126,7 +126,7 @@ class ArrivalSkewBenchmark:
 
 
 def lost_seconds(by_rank: Sequence[RankTimes]) -> list[float]:
-    """What a collective of each block lost, from the times of every rank."""
+    """Return the seconds that a collective of each block lost, from the times of every rank."""
     baseline_s = statistics.fmean(isolated_s for isolated_s, _, _ in by_rank)
     works = zip(*(work_s for _, work_s, _ in by_rank), strict=True)
     totals = zip(*(total_s for _, _, total_s in by_rank), strict=True)
@@ -144,7 +144,7 @@ def positive(lost_s: Sequence[float]) -> tuple[float, ...]:
 
 
 def num_blocks(budget_s: float, *, interval_s: float) -> int:
-    """How many blocks of collectives the budget allows."""
+    """Return how many blocks of collectives the budget allows."""
     affordable = int(budget_s / (BLOCK * max(interval_s, 1e-4)))
     return min(MAX_BLOCKS, max(MIN_BLOCKS, affordable))
 

@@ -1,4 +1,4 @@
-"""The same GEMM and the same copy on every rank at once, to find ranks slower than their peers.
+"""One GEMM and one copy, timed on every rank at once, to find ranks slower than their peers.
 
 Every rank times itself and all rows are kept, one per rank; profilers/stragglers.py compares them.
 Sizes are large enough that a device is busy for milliseconds, so that clocks, thermal limits and

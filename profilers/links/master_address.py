@@ -1,4 +1,4 @@
-"""How the ranks of a launcher connect: rank 0's address, and the NIC that each rank uses.
+"""Connection of the ranks of a launcher: rank 0's address, and the NIC that each rank uses.
 
 Rank 0 keeps a store (torch.distributed.TCPStore) at an address that all ranks know. Every rank
 writes its own address there, as seen on the route to rank 0, and waits for the others; ranks that
@@ -31,19 +31,19 @@ from profilers.errors import RankError
 from profilers.ranks import RankInfo
 
 SCONTROL_TIMEOUT_S: Final = 30.0
-"""For scontrol."""
+"""Seconds that scontrol may take."""
 DISCARD_PORT: Final = 9
-"""To look up a route any port will do; nothing is sent."""
+"""Port for looking up a route, where any will do; nothing is sent."""
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedRanks:
-    """What a rank knows once all are connected."""
+    """Store and NIC that a rank uses once all are connected."""
 
     store: TCPStore
     nic: str
-    """The one that leads to the other ranks; empty if unknown."""
+    """NIC that leads to the other ranks; empty if unknown."""
 
 
 def wait_for_ranks(info: RankInfo, *, patience_s: float) -> ConnectedRanks:

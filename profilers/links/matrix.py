@@ -27,15 +27,15 @@ class MeasuredLink:
     lanes: int
     """Pairs of the same two nodes that sent at the same time."""
     bytes_per_s: float
-    """Of this pair only, whatever its neighbours got."""
+    """Bandwidth of this pair only, whatever its neighbours got."""
     latency_s: float | None
-    """None if no round trip was timed."""
+    """Latency of the link; None if no round trip was timed."""
     rows: tuple[Measurement, ...]
     """One-way messages by size."""
 
     @property
     def is_inside(self) -> bool:
-        """Whether both ranks share a node."""
+        """Return whether both ranks share a node."""
         return self.sender_node == self.receiver_node
 
 

@@ -36,12 +36,12 @@ CPU_BYTES: Final = (2**16, 2**20, 2**22)
 CUDA_BYTES: Final = (2**16, 2**20, 2**24, 2**28)
 MOST_REPEATS: Final = 24
 MOST_ROUND_TRIPS: Final = 96
-"""Of which the shortest counts: on busy hosts few of them are undisturbed."""
+"""Most round trips of one pair; the shortest counts, as on busy hosts few are undisturbed."""
 WARM_UPS: Final = 2
 TURN_MESSAGES: Final = 2
 """Timed messages of one direction before the other direction follows."""
 TURNS_AT_ONCE: Final = 3
-"""Of both directions, at least; then the ranks agree on whether there is time for more."""
+"""Turns of both directions, at least, before the ranks agree on whether there is time for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Round:
     lanes: int
 
     def reversed(self) -> "Round":
-        """The same pairs in the other direction."""
+        """Return the same pairs in the other direction."""
         return Round(pairs=tuple((b, a) for a, b in self.pairs), lanes=self.lanes)
 
 
@@ -229,4 +229,4 @@ def _case(kind: str, size: int, pair: Pair, *, lanes: int, world: int) -> Case:
 
 
 def _nothing() -> None:
-    """What a rank outside every pair of the round does."""
+    """Do nothing, as ranks outside every pair of the round."""

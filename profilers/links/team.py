@@ -26,20 +26,20 @@ from profilers.ranks import RankInfo
 T = TypeVar("T")
 
 PATIENCE_S = 180.0
-"""How long a rank waits for its peers; longer than its parent waits for a word of it."""
+"""Seconds a rank waits for its peers; longer than its parent waits for a message from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where a rank runs."""
+    """Node and cores of a rank."""
 
     name: str
     """Slurm's name of the node, else the host's."""
     node: int | None
-    """Which node that is, where the launcher counts nodes."""
+    """Number of the node; None where the launcher does not count nodes."""
     host: str
     cores: frozenset[int]
-    """Of the host, that the rank may use; a launcher may bind each rank to a few."""
+    """Cores of the host that the rank may use; a launcher may bind each rank to a few."""
 
     @classmethod
     def own(cls, info: RankInfo) -> "Seat":
@@ -59,7 +59,7 @@ def cores_of(seats: Sequence[Seat]) -> int:
 
 
 def share_cores(seats: Sequence[Seat]) -> bool:
-    """Whether some host has more ranks than cores for them, whatever nodes they count as."""
+    """Return whether some host has more ranks than cores for them, whatever nodes they count as."""
     cores: dict[str, frozenset[int]] = {}
     for seat in seats:
         cores[seat.host] = cores.get(seat.host, frozenset()) | seat.cores
@@ -68,8 +68,8 @@ def share_cores(seats: Sequence[Seat]) -> bool:
 
 
 Place = tuple[str, int | None]
-"""What a rank's node is called (Slurm's name, else the host's), and its number where the launcher
-counts nodes."""
+"""Name of a rank's node (Slurm's, else the host's), and its number; None where the launcher does
+not count nodes."""
 
 
 def ranks_per_node(places: Sequence[Place]) -> int:
@@ -122,7 +122,7 @@ class ConnectedTeam:
         seats: list[Seat | None] = [None] * info.world
         dist.all_gather_object(seats, Seat.own(info), group=self._control)
         self.seats = tuple(seat for seat in seats if seat is not None)
-        """Of every rank."""
+        """Seats of all ranks, by rank."""
         self.places: tuple[Place, ...] = tuple((seat.name, seat.node) for seat in self.seats)
         self.local_world = ranks_per_node(self.places)
 

@@ -33,8 +33,8 @@ _DAMAGED: Final = (
     RecursionError,
     MemoryError,
 )
-"""What numpy raises for a damaged header: it is text that Python parses, and what is nested too
-deeply there is a MemoryError."""
+"""Exceptions of numpy for a damaged header: it is text that Python parses, and one that is nested
+too deeply raises a MemoryError."""
 
 
 def read(path: Path, *, naming: Naming) -> Recording:

@@ -33,7 +33,7 @@ AXES: Final = "passes layers slots"
 
 
 def is_map(values: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is an expert map."""
+    """Return whether a JSON object is an expert map."""
     return "layer_list" in values
 
 

@@ -33,11 +33,12 @@ FORMER: Final = (
 """The way out for a format that earlier releases read."""
 
 HEAD_BYTES: Final = 4096
-"""Of a file that are read; the first line of a trace identifies it well within them."""
+"""Bytes of a file that are read to detect its format; a trace's first line identifies it within
+them."""
 
 
 class Reader(Protocol):
-    """What every entry of the table is; it raises ValueError and OSError only."""
+    """Interface of every entry of the table; it raises ValueError and OSError only."""
 
     def __call__(self, path: Path, *, naming: Naming) -> Recording: ...
 

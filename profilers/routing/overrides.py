@@ -17,7 +17,7 @@ class Naming:
     """Absolute decoder layers of the source's rows: of all rows, or of those with tokens."""
     top_k: int | None = None
     num_experts: int | None = None
-    """For traces that list only the experts that were chosen."""
+    """Experts of a layer, for traces that list only the chosen ones."""
 
     def __post_init__(self) -> None:
         for name, value in (("top_k", self.top_k), ("experts", self.num_experts)):

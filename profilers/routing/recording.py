@@ -25,9 +25,9 @@ class Recording:
     """
 
     model: str
-    """As the source names it; empty where it does not."""
+    """Model name of the source; empty where it gives none."""
     workload: str
-    """What the tokens were: a domain, a data set, a traffic class."""
+    """Kind of tokens: a domain, a data set, a traffic class."""
     layer_ids: tuple[int, ...]
     """Absolute decoder layers of the recorded MoE layers, ascending."""
     top_k: int | None
@@ -35,7 +35,7 @@ class Recording:
     count_PLE: Counts
     """Token copies of each expert in each pass; one pass where the source holds totals only."""
     source_SLE: Counts | None = None
-    """The same over all passes, by the rank that the tokens came from."""
+    """Token copies of each expert over all passes, by the rank that the tokens came from."""
     transition_MEE: Floats | None = None
     """Token copies that used e in one recorded layer and f in the next; every pair of choices of a
     token counts one, unless `transition_kind` says otherwise."""
@@ -45,7 +45,7 @@ class Recording:
     """Chosen experts of sampled tokens, whole tokens through all layers; best choice first where
     the source keeps that order, in order of ids where it does not."""
     num_decoder_layers: int | None = None
-    """Of the model, dense ones included; None where the source does not say."""
+    """Decoder layers of the model, dense ones included; None where the source does not say."""
 
     def __post_init__(self) -> None:
         if self.count_PLE.ndim != 3 or 0 in self.count_PLE.shape:

@@ -1,4 +1,4 @@
-"""What SGLang's expert distribution recorder writes, and what `--init-expert-location` takes.
+"""Formats of SGLang's expert distribution recorder and of `--init-expert-location`.
 
     stat, stat_approx    one `.pt` (or JSON): `logical_count` [steps][layers][E], summed over ranks
     per_pass             a `.pt` a rank: `records`, `last_physical_to_logical_map` [layers][P];
@@ -48,14 +48,14 @@ class _Record(BaseModel, strict=True):
 
 
 class _Dump(BaseModel, strict=True):
-    """What a rank writes by `per_pass` or `per_token`."""
+    """Dump that a rank writes by `per_pass` or `per_token`."""
 
     records: list[_Record]
     last_physical_to_logical_map: Any
 
 
 def is_dump(values: object) -> bool:
-    """Whether a file's content is of this layout."""
+    """Return whether a file's content is of this layout."""
     return isinstance(values, Mapping) and ("logical_count" in values or "records" in values)
 
 

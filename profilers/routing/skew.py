@@ -10,17 +10,17 @@ class Skew(Record):
     """Load of the most-loaded expert over the mean."""
 
     median: float
-    """Of the layers, over the whole recording."""
+    """Median over layers, over the whole recording."""
     worst: float
-    """Of the layers, over the whole recording."""
+    """Maximum over layers, over the whole recording."""
     pass_median: float
-    """Of all layers of all passes."""
+    """Median over all layers of all passes."""
     pass_p99: float
-    """Of all layers of all passes."""
+    """99th percentile over all layers of all passes."""
 
 
 def skew(recording: Recording) -> Skew:
-    """How far a recording is from balanced."""
+    """Return how far a recording is from balanced."""
     of_layer = _peak_over_mean(recording.count_LE)
     of_pass = _peak_over_mean(recording.count_PLE)
     return Skew(
@@ -32,7 +32,7 @@ def skew(recording: Recording) -> Skew:
 
 
 def _peak_over_mean(count_XE: Counts) -> Floats:
-    """Of every row that has tokens."""
+    """Return the load of the most-loaded expert over the mean, for every row that has tokens."""
     rows = count_XE.reshape(-1, count_XE.shape[-1])
     rows = rows[rows.any(axis=1)]
     return np.asarray(rows.max(axis=1) / rows.mean(axis=1), dtype=np.float64)

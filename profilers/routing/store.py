@@ -36,19 +36,19 @@ SCHEMA_VERSION: Final = 1
 
 HEADER_NAME: Final = "recording.json"
 FOLDER: Final = "routing"
-"""Inside a profile's folder; one recording a workload in it."""
+"""Folder of recordings inside a profile's; it has one folder for each workload."""
 MAX_HEADER_BYTES: Final = 2**20
 FORMER: Final = "coactivation.parquet"
 """A table of former releases."""
 
 WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-"""What a workload in a profile may be called, as it names a folder there."""
+"""Names of workloads in a profile, where each is the name of a folder."""
 
 Size = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 
 
 class _StoredArray(NamedTuple):
-    """Where an array of the recording lies, and what its axes but the last are."""
+    """File of an array of the recording, and the names of its axes but the last."""
 
     file: str
     axes: tuple[str, ...]
@@ -61,7 +61,7 @@ TABLES: Final[Mapping[str, _StoredArray]] = {
     "transition_MEE": _StoredArray("transitions.parquet", ("layer", "expert"), np.float64),
     "token_LTK": _StoredArray("tokens.parquet", ("layer", "token"), np.int32),
 }
-"""By field of `Recording`."""
+"""Stored arrays by field of `Recording`."""
 
 
 class RecordingHeader(Record):
@@ -72,21 +72,21 @@ class RecordingHeader(Record):
     created: str
     """ISO 8601, UTC; empty where nobody said."""
     origin: str
-    """How it was made, in a few words."""
+    """Source of the recording, in a few words."""
     model: str
     workload: str
     layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     decoder_layers: Size | None = None
-    """Of the model, dense ones included; absent where the source does not say."""
+    """Decoder layers of the model, dense ones included; absent where the source does not say."""
     num_experts: Size
     top_k: Size | None
     passes: Size
     sources: Size | None = None
     """Source ranks; absent where counts are not kept by rank."""
     sampled_tokens: Size | None = None
-    """Absent where no tokens were kept."""
+    """Tokens whose choices were kept; absent where none were."""
     transitions: Literal["all_pairs", "top1", "rank_aligned"] | None = None
-    """What counts as one; absent where none were recorded."""
+    """Pairs of experts that count as a transition; absent where none were recorded."""
     coactivation: bool = False
     """Stored by former releases (`coactivation.parquet`); not read."""
 
@@ -141,7 +141,7 @@ def stored_below(path: Path) -> tuple[Path, ...]:
 
 
 def holds_recording(path: Path) -> bool:
-    """Whether there is a header to read, readable or not."""
+    """Return whether there is a header to read, readable or not."""
     return os.path.lexists(path / HEADER_NAME)
 
 
@@ -234,7 +234,7 @@ def write_recording(
 
 
 def header_of(recording: Recording, *, origin: str = "", created: str = "") -> RecordingHeader:
-    """What `recording.json` says of a recording."""
+    """Return the header that `recording.json` holds for a recording."""
     sources, tokens = recording.source_SLE, recording.token_LTK
     between = recording.transition_MEE
     kind: Any = recording.transition_kind if between is not None and between.size else None

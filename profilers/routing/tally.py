@@ -35,7 +35,7 @@ MOST_AT_ONCE: Final = 2**22
 
 
 class Tally:
-    """What was counted and chosen so far, in order of time on each rank."""
+    """Counts and choices so far, in order of time on each rank."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Tally:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Return whether nothing was counted."""
         return not self._counts
 
     def add(self, ids_of_layer: Mapping[int, Ids], *, number: int, source: int = 0) -> None:

@@ -23,7 +23,7 @@ from profilers.out_of_memory import raise_lack_of_memory
 
 MOST_BYTES: Final = 2**32
 MOST_TIMES: Final = 4
-"""How often tensors may show the bytes that a file holds: views of one tensor share them."""
+"""Ratio of the bytes of all tensors to the file's, at most: views of one tensor share them."""
 DAMAGED: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -36,7 +36,7 @@ DAMAGED: Final = (
     OverflowError,
     AssertionError,
 )
-"""What torch.load and zipfile raise for a file that is cut short, or none of their own."""
+"""Exceptions of torch.load and zipfile for a file that is cut short or not one of theirs."""
 
 
 def load(path: Path, *, mapped: bool = False) -> Any:
@@ -57,7 +57,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     try:
         held_bytes, is_archive = _held_bytes(path)
         with warnings.catch_warnings():
-            # Of pickles of another protocol; what cannot be read is refused anyway.
+            # torch warns of pickles of another protocol; unreadable ones are refused anyway.
             warnings.simplefilter("ignore")
             loaded = torch.load(
                 path,
@@ -78,7 +78,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
 
 
 def _held_bytes(path: Path) -> tuple[int, bool]:
-    """What a file, or all that its archive unpacks to, has of bytes; and whether it is one.
+    """Return the bytes of a file, unpacked if it is a zip archive, and whether it is one.
 
     Raises:
         ValueError: it is too much to be read.

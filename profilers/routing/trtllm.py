@@ -55,7 +55,7 @@ class _Meta(BaseModel, strict=True):
 
 
 class _Entry(BaseModel, strict=True):
-    """Where a tensor lies in the bytes after the table, and what it says of itself."""
+    """Type, shape and place of a tensor in the bytes after the table."""
 
     dtype: Literal["I64", "I32", "I16", "U8", "F64", "F32"]
     shape: list[Whole]

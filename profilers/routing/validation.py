@@ -1,4 +1,4 @@
-"""From an importer's raw numbers to a `Recording`: every check that does not depend on the format.
+"""Checks of an importer's raw numbers, independent of the format, that make a `Recording`.
 
     P passes   R rows of the source   L recorded MoE layers   E experts
 
@@ -23,7 +23,7 @@ from profilers.routing.recording import Counts, Floats, Recording
 MOST_CELLS: Final = 2**26
 """Counts of one recording: 0.5 GiB, e.g. 4,500 passes of 58 layers of 256 experts."""
 LARGEST_COUNT: Final = 2**53
-"""Above it a float does not hold every whole number."""
+"""Largest count; above it a float does not hold every whole number."""
 
 
 def whole_counts(values: Any, *, what: str, axes: str, first: str = "") -> Counts:

@@ -26,7 +26,7 @@ class Peers:
     group: dist.ProcessGroup
     is_far_P: tuple[bool, ...]
     note_far_bytes: Callable[[int], None]
-    """Told what this rank sends to other nodes, each time that it does."""
+    """Callback that gets the bytes of each send to other nodes."""
 
 
 def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:

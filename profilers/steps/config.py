@@ -28,7 +28,7 @@ Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class LayerKind(StrEnum):
-    """What follows attention in a layer."""
+    """Kind of block after attention in a layer."""
 
     DENSE = "dense"
     """A SwiGLU feed-forward network."""
@@ -39,7 +39,7 @@ class LayerKind(StrEnum):
 
 
 class Recompute(StrEnum):
-    """What is computed again in the backward pass instead of being kept."""
+    """Activations that the backward pass computes again instead of keeping them."""
 
     NONE = "none"
     """Nothing; every activation is kept."""
@@ -50,7 +50,7 @@ class Recompute(StrEnum):
 
 
 class Dispatcher(StrEnum):
-    """How token copies reach the ranks of their experts, and come back."""
+    """All-to-all by which token copies reach their experts' ranks and come back."""
 
     FLAT = "flat"
     """One all-to-all over the expert group, one row for every copy."""
@@ -142,7 +142,7 @@ class Parallelism(Record):
         return fields
 
     def spans_nodes_evenly(self, ranks_per_node: int) -> bool:
-        """Whether expert groups are cut by nodes as the dispatcher needs it."""
+        """Return whether node boundaries cut expert groups as the dispatcher needs it."""
         return (
             self.dispatcher is Dispatcher.FLAT
             or self.expert % ranks_per_node == 0
@@ -171,7 +171,7 @@ class Stage(Record):
 
 
 class TokenRouting(Record):
-    """How tokens find their experts."""
+    """Choice of experts by the tokens."""
 
     mode: Literal["learned", "forced"] = "learned"
     """`forced` reproduces `load_ratio` exactly (up to rounding, per sequence)."""
@@ -209,7 +209,7 @@ class Adapters(Record):
 
     @property
     def scale(self) -> float:
-        """What an adapter's output is multiplied by."""
+        """Return the factor on an adapter's output."""
         return self.alpha / self.rank
 
 
@@ -229,7 +229,8 @@ class StepConfig(Record):
     """Micro-batches of each data rank and step; absent: as many for each. A rank with fewer than
     the others runs empty ones beside their last, so that collectives match."""
     precision: Literal["fp32", "bf16", "fp64"] = "bf16"
-    """Of compute; parameters, gradients and optimizer state are kept in fp32, with fp64 in fp64."""
+    """Type of compute; parameters, gradients and optimizer state are kept in fp32, with fp64 in
+    fp64."""
     routing: TokenRouting = TokenRouting()
     learning_rate: Annotated[float, Field(ge=0.0)] = 1e-3
     steps: Count = 8
@@ -238,10 +239,10 @@ class StepConfig(Record):
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     adapters: Adapters | None = None
-    """What is trained; absent: all weights. Frozen weights are kept in the type of `precision`,
-    adapters and their optimizer state in fp32."""
+    """Trained adapters; absent: all weights are trained. Frozen weights are kept in the type of
+    `precision`, adapters and their optimizer state in fp32."""
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Of each rank, for model and step (profilers/steps/limit.py); absent: no limit."""
+    """Bytes of each rank for model and step (profilers/steps/limit.py); absent: no limit."""
 
     @property
     def microbatches_by_rank(self) -> tuple[int, ...]:
@@ -350,7 +351,7 @@ class RankMemory(Record):
 
 
 class StepReport(Record):
-    """What rank 0 writes when all steps are done."""
+    """Report of rank 0 when all steps are done."""
 
     schema_version: Literal[1] = 1
     device: str

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CORPUS_BYTES = 4_000_000
-"""Read at most this much: enough for any short run, and quick to read."""
+"""Bytes of text that are read, at most: enough for any short run, and quick to read."""
 
 
 def read_corpus() -> NDArray[np.uint8]:

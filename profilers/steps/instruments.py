@@ -19,13 +19,13 @@ class Instruments:
 
     def __init__(self, *, moe_layers: int, num_experts: int, device: torch.device) -> None:
         self.meter: ActivationMeter | None = None
-        """Set during the metered step only."""
+        """Meter of activations; set during the metered step only."""
         self.load_LE = torch.zeros(moe_layers, num_experts, dtype=torch.int64, device=device)
         """Token copies that this rank's tokens sent to each expert, in this step."""
         self.chunks_L = torch.zeros(moe_layers, dtype=torch.int64, device=device)
         """Largest chunk count of each MoE layer of this rank, in this step."""
         self.far_bytes = 0
-        """What this rank's dispatch and combine sent to other nodes, in this step."""
+        """Bytes that this rank's dispatch and combine sent to other nodes, in this step."""
 
     def begin_step(self) -> None:
         """Forget the last step."""

@@ -41,7 +41,8 @@ class ParallelState:
     pipeline_group: dist.ProcessGroup
     expert_group: dist.ProcessGroup
     across_group: dist.ProcessGroup | None
-    """Absent, as `inside_group`, where dispatch is flat or stays inside a node."""
+    """Group across nodes; absent, as `inside_group`, where dispatch is flat or stays inside a
+    node."""
     inside_group: dist.ProcessGroup | None
     stage_mesh: DeviceMesh
     data_mesh: DeviceMesh
@@ -54,21 +55,21 @@ class ParallelState:
 
     @property
     def data_rank(self) -> int:
-        """Which part of the global batch."""
+        """Return the data-parallel rank: its part of the global batch."""
         return self.rank // self.degrees.tensor % self.degrees.data
 
     @property
     def pipeline_rank(self) -> int:
-        """Which pipeline stage."""
+        """Return the pipeline rank: its stage."""
         return self.rank // (self.degrees.tensor * self.degrees.data)
 
     @property
     def expert_rank(self) -> int:
-        """Which block of the experts."""
+        """Return the expert-parallel rank: its block of the experts."""
         return self.rank % (self.degrees.tensor * self.degrees.data) % self.degrees.expert
 
     def is_far(self, group: dist.ProcessGroup) -> tuple[bool, ...]:
-        """Which ranks of a group are on other nodes than this one."""
+        """Return which ranks of a group are on other nodes than this one."""
         node = self.rank // self.ranks_per_node
         ranks = dist.get_process_group_ranks(group)
         return tuple(rank // self.ranks_per_node != node for rank in ranks)

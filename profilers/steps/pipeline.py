@@ -125,7 +125,7 @@ def _stage(
     hidden = (*shard, config.model.hidden_size)
     is_first, is_last = index == 0, index == total - 1
     tokens = torch.empty(shard, dtype=torch.int64, device="meta")
-    # What requires a gradient here is what the stages send back to each other.
+    # Stages send back the gradients of tensors that require one here.
     passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
     logits = torch.empty((*shard, config.model.vocab_size), dtype=dtype, device="meta")
     return PipelineStage(

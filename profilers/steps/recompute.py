@@ -15,7 +15,7 @@ from profilers.steps.instruments import Instruments
 
 
 def has_trained(module: nn.Module) -> bool:
-    """Whether any of a module's parameters is trained."""
+    """Return whether any of a module's parameters is trained."""
     return any(weight.requires_grad for weight in module.parameters())
 
 

@@ -34,14 +34,14 @@ GROUP_TIMEOUT = timedelta(seconds=60)
 
 
 OnStep = Callable[[float], None]
-"""Told the seconds of each timed step on this rank, as soon as it is done."""
+"""Callback that gets the seconds of each timed step on this rank, as soon as it is done."""
 
 
 class StepResult(NamedTuple):
-    """What a rank knows after a step."""
+    """Measurements of one rank after a step."""
 
     second: Tensor
-    """Its wall time on this rank, fp64."""
+    """Wall time of the step on this rank in seconds, fp64."""
     loss: Tensor
     """This rank's share."""
     load_LE: Tensor

@@ -1,4 +1,4 @@
-"""How much of a flow can stay in its group, whoever is put together: two relaxations and their sum.
+"""Bounds on the flow that can stay in its group, whoever is grouped: two relaxations and their sum.
 
     E experts a layer   N groups of n = E / N experts   F flow[e, f]   x(e, f) = 1: in one group
 
@@ -28,10 +28,10 @@ import numpy as np
 from solvers.placement.ranks import Floats
 
 DUAL_ROUNDS: Final = 4
-"""Of improving u and v; more change the fourth digit."""
+"""Rounds of improving u and v; more change only the fourth digit."""
 EIGENVALUE_ERROR: Final = 4.0 * float(np.finfo(np.float64).eps)
-"""Per row of a symmetric matrix and relative to its largest eigenvalue: backward error of LAPACK's
-solvers, with room."""
+"""Backward error of LAPACK's solvers, with room, per row of a symmetric matrix and relative to its
+largest eigenvalue."""
 
 
 def most_staying_by_matching(flow_EE: Floats, *, group_size: int) -> float:

@@ -84,7 +84,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """Which expert is in each slot of each layer; checkers say whether that is legal."""
+    """Expert in each slot of each layer; checkers say whether that is legal."""
 
     expert_LS: Ints
     """Ids of logical experts."""

@@ -13,11 +13,12 @@ import numpy as np
 from solvers.placement.ranks import Floats, Placement, Ranks
 
 LOAD_TOLERANCE_RATIO: Final = 1e-9
-"""How far a rank may pass its load limit by rounding alone: sums of a few hundred doubles."""
+"""Share by which rounding alone may take a rank over its load limit: sums of a few hundred
+doubles."""
 
 
 class SingleProblem(Protocol):
-    """What the rules read of a problem."""
+    """Part of a problem that the rules read."""
 
     @property
     def load_LE(self) -> Floats: ...

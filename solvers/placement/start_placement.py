@@ -23,7 +23,7 @@ RESTARTS: Final = 40
 KICKS: Final = 3
 """Random swaps of one restart."""
 TOLERANCE_RATIO: Final = 1e-12
-"""Of a limit, that sums in another order may differ by."""
+"""Share by which a load may exceed its limit from summing in another order."""
 
 
 def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Ints | None:

@@ -25,7 +25,7 @@ class SwappedLayer(Protocol):
         ...
 
     def changes_EE(self) -> Floats:
-        """By how much each swap changes the objective."""
+        """Return the change of the objective by each swap, [E][E]."""
         ...
 
     def swap(self, one: int, two: int) -> None:

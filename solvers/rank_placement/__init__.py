@@ -1,1 +1,1 @@
-"""Which node of a cluster runs which pipeline stage, on links of different bandwidth."""
+"""Placement of pipeline stages on a cluster's nodes, over links of different bandwidth."""

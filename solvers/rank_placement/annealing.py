@@ -124,7 +124,7 @@ def solve(
 
 
 def _ring_share(nodes: int) -> float:
-    """How many times its bytes a node of a ring sends in an all-reduce."""
+    """Return how many times its bytes a node of a ring sends in an all-reduce."""
     return 2.0 * (nodes - 1) / nodes
 
 

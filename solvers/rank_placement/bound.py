@@ -90,7 +90,7 @@ def _slowest_link(rates_NN: npt.NDArray[np.float64], *, nodes: int, rings: int) 
 
 
 def _rings_held(linked_NN: npt.NDArray[np.bool_], ring: int) -> int:
-    """How many rings of this many nodes the connected parts have room for."""
+    """Return how many rings of this many nodes the connected parts have room for."""
     either_NN = linked_NN | linked_NN.T
     left_N = np.ones(len(linked_NN), dtype=bool)
     rings = 0

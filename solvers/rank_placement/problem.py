@@ -1,4 +1,4 @@
-"""Which node runs which stage of which pipeline, on a cluster whose links differ.
+"""Placement of pipeline stages on nodes, on a cluster whose links differ.
 
 R pipelines of S stages each need R S of N nodes; a node runs one stage of one pipeline, with its
 tensor-parallel group and part of the data parallelism inside. A pipeline sends activations from
@@ -61,18 +61,18 @@ class RankPlacementProblem:
     num_microbatches: int
     """Micro-batches of one pipeline in a step."""
     bytes_per_s_NN: Rates
-    """From the row's node to the column's, as measured; the diagonal is ignored."""
+    """Bandwidth from the row's node to the column's, as measured; the diagonal is ignored."""
     hop_bytes: float
     """Bytes of one micro-batch from a stage to the next, over all links of a node together."""
     gradient_bytes_S: Rates
-    """What a node all-reduces in its ring, over all links of a node together."""
+    """Bytes that a node all-reduces in its stage's ring, over all links of a node together."""
     block: int
     """B: pipelines whose nodes form an all-to-all group; a divisor of R, 1 where none crosses
     nodes."""
     all_to_all_bytes_S: Rates
-    """What a node sends each other node of its block in one micro-batch."""
+    """Bytes that a node sends each other node of its block in one micro-batch."""
     block_gradient_bytes_S: Rates
-    """What a node all-reduces with those at its position in the other blocks."""
+    """Bytes that a node all-reduces with the nodes at its position in the other blocks."""
 
     def __post_init__(self) -> None:
         if min(self.pipelines, self.stages, self.num_microbatches) < 1:
@@ -110,5 +110,5 @@ class RankPlacementProblem:
 
     @property
     def rounds(self) -> float:
-        """How often a step pays the hops of a whole pipeline."""
+        """Return how often a step pays the hops of a whole pipeline."""
         return max(1.0, self.num_microbatches / self.stages)

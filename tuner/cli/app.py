@@ -48,7 +48,7 @@ UNUSABLE: Final = 2
 LONGEST_LINE: Final = 2000
 """Characters of an error message; a longer one loses its middle."""
 COMPLETION: Final = "_MOETUNE_COMPLETE"
-"""What a shell sets beside the typed words where it wants them completed; Typer ends then."""
+"""Environment variable that a shell sets to ask for completions; Typer then handles the call."""
 NO_MEMORY: Final = "no memory is left for this; free some, or raise the limit (ulimit -v)"
 
 NOT_UTF8: Final = "a file or folder has a name that is not UTF-8, which cannot be stored; rename it"

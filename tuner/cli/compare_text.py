@@ -12,7 +12,7 @@ from tuner.units import format_times
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """What `moetune compare` prints."""
+    """Format the comparison as `moetune compare` prints it."""
     first, *others = comparison.plans
     differences = tuple(
         Section(

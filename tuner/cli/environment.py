@@ -1,4 +1,4 @@
-"""What is installed here, what each missing component disables, and the command that installs it.
+"""Installed components, what each missing one disables, and the command that installs it.
 
 Packages and their lowest versions come from the installed distribution's metadata, so this list
 cannot drift from pyproject.toml. Nothing is changed or downloaded.
@@ -59,7 +59,7 @@ _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
         "DS_BUILD_OPS=0 pip install --no-build-isolation --no-deps {requirement}",
     ),
 }
-"""What the absence of each optional package disables, and the command that installs it."""
+"""Features that each missing optional package disables, and the command that installs it."""
 
 _PROGRAMS: Final[Mapping[str, tuple[tuple[str, ...], str, str]]] = {
     "torchrun": (
@@ -97,7 +97,7 @@ class Component:
     core: bool = False
     """Whether moetune needs it for every command."""
     costs: str = ""
-    """What does not work without it; empty if it is ok."""
+    """Features that do not work without the component; empty if it is ok."""
     remedy: str = ""
     """The command that installs it; empty if it is ok."""
 

@@ -1,4 +1,4 @@
-"""What a command asks and prints for each goal: the modules train, serve and place beside this.
+"""Command options and output for each goal: the modules train, serve and place beside this.
 
 The options of the commands that have a function of each goal, plan, estimate and verify, are here
 too: those modules take them.
@@ -277,7 +277,7 @@ class VerifyOptions:
 
 
 class GoalCommands(Protocol):
-    """What the commands do for one goal: a module of it beside this file."""
+    """Implementation of the commands for one goal: a module of it beside this file."""
 
     VERIFY_OPTIONS: tuple[str, ...]
     """Options of `moetune verify` that plans of other goals do not have..."""

@@ -1,4 +1,4 @@
-"""What the commands ask and print where the goal is to place experts."""
+"""Options and output of the commands where the goal is to place experts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ VERIFY_OPTIONS: Final[tuple[str, ...]] = ()
 PURPOSE: Final = "for plans that place experts"
 OTHER_LAUNCHER: Final = "a placement is measured here; leave it out"
 BUDGET_S: Final = 30.0
-"""For measuring a placement and its alternatives."""
+"""Seconds for measuring a placement and its alternatives."""
 
 
 def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., str]]":

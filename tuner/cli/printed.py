@@ -17,7 +17,7 @@ class ComponentStatus(Record):
     core: bool
     """Whether moetune needs it for every command."""
     costs: str
-    """What does not work without it; empty if it is ok."""
+    """Features that do not work without the component; empty if it is ok."""
     remedy: str
     """The command that installs it; empty if it is ok."""
 

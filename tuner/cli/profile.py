@@ -164,7 +164,7 @@ def _measure(
     from tuner.costs.serve.engine_steps import drop_engine_steps
 
     budget_s = seconds(budget, option="--budget")
-    # Of the ranks of a job, the first one says what the others measure.
+    # The first rank of a job says what the others measure.
     is_first = from_environment(os.environ).rank == 0
     wanted = _wanted_sizes(spec) if spec is not None and is_first else None
     with measurement_progress() as progress:
@@ -206,7 +206,7 @@ def _measure_engine(out: Path, spec: Path, *, command: str, url: str, start_limi
     from tuner.cli.options import seconds
     from tuner.goals.engine_profile import profile_engine
 
-    # Of the ranks of a job, the first one starts the engine.
+    # The first rank of a job starts the engine.
     if from_environment(os.environ).rank != 0:
         return
     steps = profile_engine(

@@ -43,7 +43,7 @@ def links_text(profile: "Profile") -> str:
 
 
 def links_json(profile: "Profile") -> list[dict[str, Any]]:
-    """The same as objects, in SI units."""
+    """Return the links of a profile as JSON objects, in SI units."""
     from profilers.links.matrix import links_of
 
     return [

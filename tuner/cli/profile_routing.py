@@ -121,7 +121,7 @@ def as_json(path: Path) -> dict[str, Any]:
 
 
 def text(path: Path) -> str:
-    """The same for people, and the skew of every layer."""
+    """Format a recording for people, with the skew of every layer."""
     from profilers.routing.store import read_stored
 
     recording, facts = read_stored(path), as_json(path)

@@ -1,4 +1,4 @@
-"""What the commands ask and print where the goal is to serve."""
+"""Options and output of the commands where the goal is to serve."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the commands ask and print where the goal is to train."""
+"""Options and output of the commands where the goal is to train."""
 
 from collections.abc import Callable
 from pathlib import Path

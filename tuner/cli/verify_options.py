@@ -1,4 +1,4 @@
-"""Which options of `moetune verify` apply to which plans and launchers; others are refused.
+"""Options of `moetune verify` by the plans and launchers they apply to; others are refused.
 
 An option counts if it was written, whatever its value: the defaults fit every plan.
 """

@@ -9,7 +9,7 @@ from profilers.steps.config import Count, Size
 
 
 class PlaceDecision(Record):
-    """Which expert is in each slot."""
+    """Logical expert in each slot of each MoE layer."""
 
     physical_to_logical: Annotated[tuple[tuple[Size, ...], ...], Field(min_length=1)]
     """[MoE layers in `layer_ids` order][slots], rank by rank."""
@@ -22,7 +22,7 @@ class PlaceDecision(Record):
     ranks: Count
     ranks_per_node: Count
     slots_per_rank: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """By rank."""
+    """Expert slots of each rank in one layer, by rank."""
 
     @property
     def num_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""What an engine accepts as a placement (its `PLACE_TARGET`), and the nearest legal alternative.
+"""Rules for the placements that an engine accepts (its `PLACE_TARGET`), and the nearest legal ones.
 
 Engines with one flat row per layer read slot p as one of rank p // (slots / ranks), so ranks must
 have equally many.
@@ -14,7 +14,8 @@ from tuner.spec.cluster import Pool
 from tuner.spec.lp_memory import lp_misfit, smallest_lp_misfit
 
 NO_BACKEND: Final = "none"
-"""Of `--moe-a2a-backend`: every rank all-gathers the tokens and reduces its part."""
+"""Value of `--moe-a2a-backend` under which every rank all-gathers the tokens and reduces its
+part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,9 @@ class DispatchOffer:
     """One dispatch rule of an engine, with or without an all-to-all backend."""
 
     name: str
-    """As in `goal.dispatch` and the engine's option."""
+    """Name of the rule in `goal.dispatch` and the engine's option."""
     rule: str
-    """Its model in solvers/placement/dispatch/sampling.py."""
+    """Model of the rule in solvers/placement/dispatch/sampling.py."""
     has_backend: bool
     is_default: bool = False
     architectures: frozenset[str] | None = None
@@ -34,12 +35,12 @@ class DispatchOffer:
     solves_program: bool = False
     """Solves a linear program for each layer, whose size is limited (lp_memory.py)."""
     cost: str = ""
-    """Its cost at run time beyond the loads."""
+    """Description of the rule's cost at run time, beyond the loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceTarget:
-    """What one engine accepts."""
+    """Placement rules of one engine."""
 
     name: str
     release: str = ""
@@ -47,15 +48,15 @@ class PlaceTarget:
     dispatches: frozenset[str] | None = None
     """Supported values of `goal.dispatch`; None: depends on the runtime above it."""
     default_dispatch: str = "even"
-    """Its rule over replicas where the goal names none."""
+    """Engine's rule over replicas where the goal names none."""
     offers: tuple[DispatchOffer, ...] = ()
     """Rules that a launch can choose from; empty: it has one."""
     a2a_backends: tuple[str, ...] = ()
     """Values of `goal.a2a_backend`, the default first; empty: its placement needs none."""
     all_layers: bool = False
-    """Its file has a row for every decoder layer, so their number must be known."""
+    """The file has a row for every decoder layer, so their number must be known."""
     every_moe_layer: bool = False
-    """It counts MoE layers, so all of them must have been recorded."""
+    """The engine counts MoE layers, so all of them must have been recorded."""
     replicas: bool = True
     """An expert may have several slots."""
     twins: bool = True
@@ -63,7 +64,7 @@ class PlaceTarget:
 
 
 IN_TURN: Final = frozenset({"even", "dynamic"})
-"""Of engines that choose replicas by a token's position: even on average."""
+"""Dispatch rules that choose replicas by a token's position, which is even on average."""
 
 
 def dispatch_refusal(
@@ -180,7 +181,7 @@ def rule_run(target: PlaceTarget, *, dispatch: str, a2a_backend: str) -> str:
 
 
 def same_loads(rule: str, other: str) -> bool:
-    """Whether two rules, by the solvers' names, give ranks the same expected loads."""
+    """Return whether two rules, by the solvers' names, give ranks the same expected loads."""
     return rule == other or {rule, other} <= IN_TURN
 
 

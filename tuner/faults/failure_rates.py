@@ -1,4 +1,4 @@
-"""What a failure log says about rates, with their intervals.
+"""Estimate failure rates, with their intervals, from a failure log.
 
 Of n failures in a time: the rates under which n or more, and n or fewer, have a chance of
 (1 - level) / 2 (Garwood, Biometrika 28, 1936); exact, so wide for small n. The formulas of
@@ -30,7 +30,8 @@ class ObservedRate:
     component: Component
     count: int
     mtbf_s: float
-    """Of one device, or one node for all others; infinite where none was seen."""
+    """Mean seconds between failures of one device, or of one node for every other component;
+    infinite where no failure was seen."""
     mtbf_s_band: tuple[float, float]
 
 

@@ -1,4 +1,4 @@
-"""Without a spare node: the share of the time that trains if the job goes on with one node less.
+"""Share of the time that trains if a job without a spare node goes on with one node less.
 
     S    spare nodes                        l    losses of a node per second in the full layout
     I    nodes that the layout of fewer     l'   the same in the layout of fewer nodes; idle nodes
@@ -55,16 +55,16 @@ from tuner.faults.run_shares import RunShares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """How often nodes are lost, and how long they are missed."""
+    """Rates of node losses, and the time until a node is repaired."""
 
     per_s: float
-    """Of the full layout, l."""
+    """Node losses per second under the full layout, l."""
     fewer_per_s: float
-    """With fewer nodes, l'."""
+    """Node losses per second with fewer nodes, l'."""
     repair_s: float
     spare_nodes: int = 0
     idle_nodes: int = 0
-    """That the layout of fewer nodes has no use for."""
+    """Surviving nodes that the layout of fewer nodes does not use."""
 
     def __post_init__(self) -> None:
         if min(self.per_s, self.fewer_per_s, self.repair_s) < 0.0:
@@ -86,17 +86,17 @@ class LayoutShares:
     """Stalls of checkpoints that were kept."""
     restarting: float
     node_restart_s: float
-    """After the loss of a node, mean over the levels that are restored, r."""
+    """Seconds of a restart after the loss of a node, mean over the levels that are restored, r."""
     shared_restart_s: float
-    """The same from shared storage, R."""
+    """Seconds of a restart from shared storage, R."""
     node_lost_s: float
     """Running seconds that the loss of a node loses, mean over the levels, q."""
     shared_lost_s: float
-    """The same where shared storage is restored, q_s."""
+    """Running seconds lost where shared storage is restored, q_s."""
     shared_interval_s: float
-    """From one shared checkpoint to the next, T."""
+    """Seconds from one shared checkpoint to the next, T."""
     background_s: float
-    """After its stall until it is durable, b."""
+    """Seconds from the end of a shared checkpoint's stall until it is durable, b."""
 
     @property
     def useful(self) -> float:
@@ -121,17 +121,17 @@ class ContinuedRun:
     """A run that goes on with fewer nodes; shares of the wall clock."""
 
     training: float
-    """That advances training, at the speed of the full layout."""
+    """Share that advances training, in time of the full layout's speed."""
     slower: float
-    """Lost to the longer steps of fewer nodes; none where these are shorter."""
+    """Share lost to the longer steps of fewer nodes; none where these are shorter."""
     checkpoints: float
     restarting: float
     """Planned restarts included."""
     waiting: float
     fewer: float
-    """With fewer nodes, restarts into that layout included; the others' parts."""
+    """Share with fewer nodes, restarts into that layout included; overlaps the other parts."""
     switches_per_s: float
-    """From the full layout to fewer nodes, and as often back."""
+    """Switches per second from the full layout to fewer nodes; equal to those back."""
 
 
 def layout_shares(

@@ -49,7 +49,7 @@ class ProcessRestart(Record):
     effective_time_ratio: Ratio
     """Share of the wall clock that advances training, of a job that waits for repairs."""
     full_effective_time_ratio: Ratio
-    """The same if all processes were started again."""
+    """Share of the wall clock that advances training if all processes were restarted."""
 
 
 class RunForecast(Record):
@@ -74,37 +74,39 @@ class RunForecast(Record):
     checkpoint_interval_s: Seconds | None = None
     """Useful work between checkpoints."""
     checkpoint_interval_steps: Whole | None = None
-    """The same in whole steps, for a launcher."""
+    """Checkpoint interval in whole steps, for a launcher."""
     checkpoint_stall_s: Seconds | None = None
     """Time that one checkpoint stops training."""
     checkpoint_write_s: Seconds | None = None
-    """From the start of a checkpoint until it is durable."""
+    """Seconds from the start of a checkpoint until it is durable."""
     checkpoint_in_background: bool | None = None
     """Training goes on while one is written; absent from plans of before it was decided, which do
     as `goal.reliability.checkpoint` says."""
     process_restart: ProcessRestart | None = None
-    """After failures of processes alone; absent where the spec or the engine has one kind."""
+    """Restart after failures of processes alone; absent where the spec or the engine has one
+    kind."""
     restart_s: Seconds | None = None
-    """From a failure (or the repair that it waited for) to the first useful step, reading the
-    checkpoint included."""
+    """Seconds from a failure (or the repair that it waited for) to the first useful step, reading
+    the checkpoint included."""
     steps: Whole | None = None
-    """Of the whole run; this and the following fields are absent when no number of tokens is
-    stated."""
+    """Optimizer steps of the whole run; this and the following fields are absent when the spec
+    gives no number of tokens."""
     expected_failures: Amount | None = None
     wall_clock_s: Seconds | None = None
-    """Expected; the first start is not counted."""
+    """Expected wall clock of the run; the first start is not counted."""
     wall_clock_s_band: tuple[Seconds, Seconds] | None = None
     """P10 and P90 over random failures; errors of the step time are not included."""
     device_hours: Amount | None = None
-    """Of training and spare devices."""
+    """Hours of training and spare devices, summed over devices."""
     cost: Amount | None = None
     """Device hours times their price, in the user's currency; absent without a price."""
     checkpoint_levels: CheckpointLevels | None = None
-    """Absent where the spec asks for shared storage alone."""
+    """Levels of the checkpoints; absent where the spec asks for shared storage alone."""
     spares: SpareChoice | None = None
-    """How many nodes train and how many are spares; absent where the spec states it."""
+    """Number of training and of spare nodes; absent where the spec states it."""
     without_spare: WithoutSpare | None = None
-    """What the job does without a spare node; absent where the spec says that it waits."""
+    """Decision to wait or continue without a spare node; absent where the spec says that the job
+    waits."""
 
     @model_serializer(mode="wrap")
     def _without_levels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -124,9 +126,9 @@ class TrainingRun:
     tokens_per_step: int
     tokens: float | None
     devices_per_node: float
-    """Of a spare node, on average over kinds of nodes."""
+    """Devices of one spare node, averaged over kinds of nodes."""
     price_per_device_hour: float | None = None
-    """On average over training and spare devices."""
+    """Price of one device for an hour, averaged over training and spare devices."""
 
     @property
     def steps(self) -> int | None:
@@ -185,7 +187,7 @@ def copies_on_hosts(run: RunForecast | None, jobs: Jobs) -> float:
 
 
 def writes_in_background(run: RunForecast, stated: Reliability) -> bool:
-    """Whether training goes on while a checkpoint is written; of older plans, as the spec says."""
+    """Return whether checkpoints are written in the background; for older plans, as in the spec."""
     if run.checkpoint_in_background is None:
         return bool(stated.checkpoint.asynchronous)
     return run.checkpoint_in_background

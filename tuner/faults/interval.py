@@ -50,9 +50,10 @@ from tuner.faults.reliability import (
 from tuner.units import format_s
 
 NEWTON_STEPS = 8
-"""From Young's interval the error squares each time; 5 reach the last digit of a double."""
+"""Newton steps from Young's interval: the error squares each time; 5 reach the last digit of a
+double."""
 ROUNDING: Final = 1e-9
-"""Of a step, by which a write may last longer than whole steps."""
+"""Share of a step by which a write may exceed a whole number of steps."""
 LEAST_EFFECTIVE_RATIO: Final = 0.01
 """A run that needs a hundred times its undisturbed time counts as one that never finishes."""
 

@@ -41,7 +41,7 @@ from tuner.faults.reliability import (
 from tuner.units import format_bytes, format_counted, format_s
 
 FILES: Final = 2
-"""Of each copy: complete ones, and those being written."""
+"""Sets of files per copy: the last complete set and the one being written."""
 
 
 def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> str:

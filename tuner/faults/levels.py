@@ -30,16 +30,16 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """Where a checkpoint is kept."""
+    """Kind of memory or storage that keeps a checkpoint."""
 
     HOST = "host"
-    """In the memory of the nodes."""
+    """Memory of the nodes."""
     SHARED = "shared"
-    """On shared storage."""
+    """Shared storage."""
 
 
 class FailureClass(StrEnum):
-    """What a failure takes, the least first."""
+    """Class of failures by what it destroys, the mildest first."""
 
     PROCESS = "process"
     """Processes; every node keeps its memory."""
@@ -54,7 +54,7 @@ CLASSES = tuple(FailureClass)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePolicy:
-    """When a run saves, and where."""
+    """Intervals and copies of a run's checkpoints, by level."""
 
     shared_interval_steps: int
     """Steps from one shared checkpoint to the next; a multiple of the host's."""
@@ -89,11 +89,11 @@ class SavePolicy:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """That are written."""
+        """Return the levels that are written."""
         return (Level.SHARED,) if self.segments == 1 else (Level.HOST, Level.SHARED)
 
     def survives(self, kind: FailureClass) -> bool:
-        """Whether copies on hosts outlive a failure."""
+        """Return whether copies on hosts outlive a failure."""
         if kind is FailureClass.NODE:
             return self.replicas > 0
         return kind is FailureClass.PROCESS
@@ -105,12 +105,13 @@ class RunSeconds:
 
     step_s: float
     stall_s: Mapping[Level, float]
-    """That a checkpoint stops training in any case."""
+    """Seconds that a checkpoint stops training, whether it is written asynchronously or not."""
     durable_after_s: Mapping[Level, float]
-    """From the end of the stall until the copy is durable, if no other one is being written."""
+    """Seconds from the end of the stall until the copy is durable, if no other one is being
+    written."""
     restart_s: Mapping[tuple[Level, FailureClass], float]
-    """From a failure to the first step, by the level that is restored and the worst failure since
-    the run stood still; for the host level only of classes that its copies can outlive."""
+    """Seconds from a failure to the first step, by the level that is restored and the worst failure
+    since training stopped; for the host level only classes that its copies can outlive."""
 
     def __post_init__(self) -> None:
         values = [*self.stall_s.values(), *self.durable_after_s.values(), *self.restart_s.values()]
@@ -134,9 +135,9 @@ class FailureRates:
 
     process_per_s: float = 0.0
     node_per_s: float = 0.0
-    """Of nodes whose replicas stay."""
+    """Losses of nodes whose replicas survive."""
     together_per_s: float = 0.0
-    """Of nodes that are lost together with their replicas."""
+    """Losses of nodes together with their replicas."""
 
     def __post_init__(self) -> None:
         rates = (self.process_per_s, self.node_per_s, self.together_per_s)
@@ -145,11 +146,11 @@ class FailureRates:
 
     @property
     def per_s(self) -> float:
-        """Of all classes."""
+        """Return the rate of all classes together."""
         return self.process_per_s + self.node_per_s + self.together_per_s
 
     def of(self, kind: FailureClass) -> float:
-        """Of one class."""
+        """Return the rate of one class."""
         by_class = {
             FailureClass.PROCESS: self.process_per_s,
             FailureClass.NODE: self.node_per_s,

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from profilers.records import Profile
 
 LEAST_MEMORY_BYTES: Final = 2**26
-"""Of a row of host memory that counts."""
+"""Smallest measured size of host memory that counts; smaller rows are ignored."""
 
 
 def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> float | None:

@@ -34,13 +34,13 @@ from tuner.faults.two_levels import LevelShares, level_shares, queued_copies, un
 from tuner.units import format_bytes, format_s
 
 FARTHEST: Final = 4.0
-"""Times the best interval of one level: the longest that the grid has."""
+"""Longest interval of the grid, as a multiple of the best interval of one level."""
 APPROACH: Final = (1.5, 1.2, 1.05, 1.0)
 """Factors between neighbours, the last one for a difference of one."""
 NEAR: Final = 0.02
 """Share of a stated shared interval by which the planned one may differ."""
 FEW_STEPS: Final = 20
-"""Of a stated shared interval, of which one step is 5 %."""
+"""Steps of a stated shared interval from which a deviation of one step (5 % at most) is allowed."""
 MOST_TRIES: Final = 2000
 """Intervals of one number of replicas; a hundred are usual."""
 
@@ -55,11 +55,11 @@ class HostPolicy:
     policy: SavePolicy
     seconds: RunSeconds
     shares: LevelShares
-    """Without waiting for repairs."""
+    """Shares of the time, without waiting for repairs."""
     ratio: float
     """Share of the wall clock that advances training."""
     host_bytes: float
-    """That copies take of a node's memory."""
+    """Bytes of one node's memory that checkpoint copies take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class PolicyChoice:
     """The best policy, and what it was compared with."""
 
     chosen: HostPolicy | None
-    """None: shared storage alone, or nothing."""
+    """Best policy with copies on hosts; None: shared storage alone, or nothing."""
     shared_only: CheckpointCycle
     """Shared storage alone."""
     is_shared_enough: bool
@@ -169,9 +169,10 @@ class _Price:
     rates: FailureRates
     waiting: float
     shares: dict[Intervals, LevelShares | None]
-    """None: a write outlasts its interval, or copies take more memory than there is."""
+    """Shares by pair of intervals; None: a write outlasts its interval, or copies take more memory
+    than there is."""
     least_bytes: float = math.inf
-    """Of those that take more memory than there is."""
+    """Fewest bytes of a node's memory among the policies that exceed what there is."""
 
     @classmethod
     def of(cls, jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> "_Price":
@@ -206,7 +207,7 @@ class _Price:
         return -1.0 if shares is None else shares.training
 
     def _fits(self, policy: SavePolicy) -> bool:
-        """Whether the copies on hosts have room."""
+        """Return whether the copies on hosts have room."""
         host = self.reliability.host
         assert host is not None
         needed = self.host_bytes(policy)
@@ -252,15 +253,15 @@ class _Allowed:
 
     step_s: float
     least_steps: int
-    """Of a host interval."""
+    """Fewest steps of a host interval, so that its write ends in time."""
     fixed_steps: int | None
-    """Of a stated host interval."""
+    """Stated host interval in steps; None if left open."""
     shared_steps: float | None
-    """Of a stated shared interval."""
+    """Stated shared interval in steps; None if left open."""
     stall_s: float
-    """Of a host checkpoint."""
+    """Seconds that one host checkpoint stops training."""
     background_s: float
-    """Of writing it."""
+    """Seconds of training after that stall until the host copy is durable; 0 if synchronous."""
     shared_stall_s: float
     shared_background_s: float
 
@@ -284,9 +285,9 @@ class _Allowed:
         )
 
     def least_segments(self, steps: int) -> int:
-        """That a write to shared storage and those of hosts need, two at least."""
+        """Return the host checkpoints a shared interval needs for all its writes; two at least."""
         needed_s = self.shared_background_s - self.background_s + self.stall_s
-        # Of each segment, beside the write of its own copy.
+        # Time of each segment that the write of its own copy leaves free.
         free_s = steps * self.step_s + self.stall_s - self.background_s
         return max(2, math.ceil(needed_s / free_s)) if free_s > 0.0 else 2
 

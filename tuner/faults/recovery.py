@@ -31,14 +31,15 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What follows a failure, on average over its class."""
+    """Consequences of one failure, averaged over its class."""
 
     mean_s: float
-    """Until training goes on."""
+    """Seconds from a failure until training goes on."""
     lost_ratio: float
     """Chance that no copy on a host is left."""
     node_mean_s: float
-    """The mean of failures that take a node, of either class; this and the next."""
+    """Seconds until training goes on after a failure that takes a node, of either class; the next
+    field is the chance that no copy on a host is left then."""
     node_lost_ratio: float
 
 
@@ -77,7 +78,7 @@ def recovery(
         )
     together = shares[FailureClass.TOGETHER]
     nodes = shares[FailureClass.NODE] + together
-    # Of those that take a node.
+    # Shares of the classes among failures that take a node.
     of_node = {
         FailureClass.NODE: shares[FailureClass.NODE] / nodes if nodes else 1.0,
         FailureClass.TOGETHER: together / nodes if nodes else 0.0,

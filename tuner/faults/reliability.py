@@ -1,4 +1,4 @@
-"""How often a job fails, and how long it is down: failure rates, storage, spares.
+"""Failure rates, storage and spares: how often a job fails and how long it is down.
 
     lambda   failures of the whole job per second, exponential: devices / MTBF_device
              + nodes / MTBF_node + nodes / MTBF_process
@@ -30,12 +30,12 @@ from tuner.config.columns import Numbers
 from tuner.engines.saved_bytes import SavedBytes
 
 NEGLIGIBLE_RATIO = 1e-15
-"""Below this a share of time is rounding."""
+"""Share of time below which a number is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Where checkpoints go and how; bytes per second."""
+    """Bandwidths of checkpoint storage in bytes per second, and how checkpoints are written."""
 
     write_bytes_per_s: float
     """Write bandwidth of the storage for all nodes together."""
@@ -45,13 +45,13 @@ class Storage:
     """The most that one node sends to storage."""
     node_read_bytes_per_s: float = math.inf
     host_bytes_per_s: float
-    """Between one device and its host's memory."""
+    """Bandwidth between one device and its host's memory."""
     fresh_bytes_per_s: float = math.inf
-    """From one device into memory of its host that was not there before, as frameworks save it."""
+    """Bandwidth from one device into newly allocated memory of its host, as frameworks save."""
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
     has_pinned: bool = False
-    """That copy goes into pinned memory, allocated once for all checkpoints."""
+    """Whether that copy goes into pinned memory, allocated once for all checkpoints."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -71,15 +71,15 @@ class HostLevel:
     """Checkpoints in the memory of nodes, between those on shared storage."""
 
     node_bytes_per_s: float
-    """From one node to another, all NICs of a node together."""
+    """Bandwidth from one node to another, all NICs of a node together."""
     save_bytes_per_s: float = math.inf
-    """Of one writer, from its memory into files there."""
+    """Bandwidth of one writer from its memory into files in memory."""
     load_bytes_per_s: float = math.inf
-    """Of one writer, from such files."""
+    """Bandwidth of one writer reading such files back."""
     memory_bytes: float | None = None
-    """Of a node, that copies may take; None: not known."""
+    """Bytes of a node's memory that copies may take; None: not known."""
     memory_is_assumed: bool = False
-    """It is a default share of the measured memory."""
+    """Whether `memory_bytes` is a default share of the measured memory."""
     replicas: tuple[int, ...]
     """Numbers of other nodes that may hold a node's copy, to choose from."""
     together_ratio: float
@@ -106,21 +106,22 @@ class HostLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
-    """How often machines fail and what is done about it."""
+    """Rates of failures, and the restarts and spares that follow them."""
 
     device_mtbf_s: float
     """Mean time between failures of one device that stop the job; infinite where only whole nodes
     are said to fail."""
     node_mtbf_s: float = math.inf
-    """The same for the rest of a node: host, NICs, cables, and software unless it is stated."""
+    """Mean time between failures of the rest of a node: host, NICs, cables, and software unless
+    stated."""
     process_mtbf_s: float = math.inf
-    """The same for the processes of a node, which keeps its memory and goes on."""
+    """Mean time between failures of a node's processes; the node keeps its memory and goes on."""
     restart_s: float
-    """From a failure to the first useful step, without reading the checkpoint: detect it, replace
-    the node, start the processes, warm up."""
+    """Seconds from a failure to the first useful step, without reading the checkpoint: detection,
+    replacing the node, starting the processes, warm-up."""
     in_process_restart_s: float | None = None
-    """The same after a failure of processes alone, if the others are not ended; None: the engine
-    starts all of them again."""
+    """Seconds from a failure of processes alone to the first useful step, if the others are not
+    ended; None: the engine starts all of them again."""
     repair_s: float = 0.0
     """Mean time until a failed node can be used again; 0: there is always a replacement."""
     storage: Storage
@@ -148,7 +149,7 @@ class FailureModel:
 
     @property
     def restarts_in_process(self) -> bool:
-        """Whether processes restart inside themselves, since that is shorter."""
+        """Return whether processes restart inside themselves, since that is shorter."""
         return self.in_process_restart_s is not None and self.in_process_restart_s < self.restart_s
 
     @property
@@ -166,7 +167,7 @@ class Jobs:
     nodes: Numbers
     """Nodes that the devices fill, in whole nodes."""
     checkpoint_bytes: Numbers
-    """Of one checkpoint, every byte once."""
+    """Bytes of one checkpoint, every byte counted once."""
     reread_bytes: Numbers = 0.0
     """Frozen weights that a checkpoint does not hold: a restart reads them, too."""
     writers: Numbers
@@ -180,7 +181,7 @@ class Jobs:
 
     @property
     def read_bytes(self) -> Numbers:
-        """That a restart reads from shared storage."""
+        """Return the bytes that a restart reads from shared storage."""
         return self.checkpoint_bytes + self.reread_bytes
 
 

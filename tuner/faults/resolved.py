@@ -25,8 +25,8 @@ USUAL_NODE_BYTES_PER_S: Final = 2e9
 parallel file system; our default, to be replaced by a measurement."""
 
 HOST_MEMORY_BYTES_PER_S: Final[Mapping[str, float]] = {"fresh": 2.3e9, "save": 2.0e9, "load": 0.6e9}
-"""Of one process, by kind (profilers/host_memory.py); of Megatron-LM's checkpoints of 6.85 GB on
-one H200 (examples/profiles/h200-megatron-lm).
+"""Bytes per second of one process, by kind (profilers/host_memory.py); from Megatron-LM's
+checkpoints of 6.85 GB on one H200 (examples/profiles/h200-megatron-lm).
 
     fresh    from a device into memory that was not there before: 2.8 to 3.2 s
     save     into files in memory, what tmpfs takes; with the copy before it 6.4 s, the mean of
@@ -35,9 +35,9 @@ one H200 (examples/profiles/h200-megatron-lm).
 """
 
 TMPFS_RATIO: Final = 0.5
-"""Of a node's memory, that files in it may take: the size of a tmpfs unless its mount says another
-one (Documentation/filesystems/tmpfs.rst of Linux). Launch files name a folder below /dev/shm, which
-is one; the rest is for processes and for cached files."""
+"""Share of a node's memory that files in it may take: the default size of a tmpfs
+(Documentation/filesystems/tmpfs.rst of Linux). Launch files name a folder below /dev/shm, which is
+one; the rest is for processes and for cached files."""
 
 
 def resolved(

@@ -1,4 +1,4 @@
-"""What failures make of a run, with one checkpoint level (interval.py) or two (policies.py).
+"""Wall-clock shares of a run with failures: one checkpoint level (interval.py), two (policies.py).
 
 Shares of the wall clock are exact for exponential failures. With two levels the time that one
 failure costs, which only the band of the wall clock needs, is taken as uniform between two
@@ -30,7 +30,7 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 class PolicyRatio(Record):
-    """What a run would make of other checkpoints, at their best intervals."""
+    """Share of the wall clock that trains under other checkpoints, at their best intervals."""
 
     levels: tuple[Level, ...]
     replicas: Whole = 0
@@ -54,9 +54,9 @@ class CheckpointLevels(Record):
     host_stall_s: Seconds | None = None
     """Time that a checkpoint on hosts stops training."""
     host_write_s: Seconds | None = None
-    """From its start until it is durable."""
+    """Seconds from the start of a checkpoint on hosts until it is durable."""
     host_bytes: Whole | None = None
-    """That copies take of the memory of a node."""
+    """Bytes of one node's memory that checkpoint copies take."""
     host_restore_ratio: Ratio | None = None
     """Share of restarts that continue from copies on hosts."""
     compared: tuple[PolicyRatio, ...]
@@ -69,16 +69,17 @@ class CheckpointLevels(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What failures of one kind lose, in seconds."""
+    """Losses in seconds by failures after which one level is restored."""
 
     share: float
-    """Of all failures."""
+    """Share of all failures."""
     node_share: float
-    """Of those that take a node."""
+    """Share of the failures that take a node."""
     between_s: float
-    """From one checkpoint of the restored level to the next."""
+    """Seconds from one checkpoint of the restored level to the next."""
     background_s: float
-    """Until one is durable, after its stall; mean, as it may wait for other writes."""
+    """Mean seconds from the end of a stall until the checkpoint is durable, waits for other writes
+    included."""
     restart_s: float
 
 
@@ -91,22 +92,23 @@ class RunShares:
     restarting: float
     waiting: float
     slower: float = 0.0
-    """Lost to longer steps on fewer nodes."""
+    """Share lost to longer steps on fewer nodes."""
     switches_per_s: float = 0.0
-    """To fewer nodes."""
+    """Switches per second to fewer nodes."""
     failures_per_s: float
     work_s: float
-    """Between checkpoints on shared storage."""
+    """Seconds of useful work between checkpoints on shared storage."""
     steps: int | None = None
-    """The same, where it is whole steps."""
+    """Whole optimizer steps between checkpoints on shared storage; None where they are not
+    whole."""
     stall_s: float
     background_s: float
-    """Of writing; 0 where training waits for it."""
+    """Seconds that a checkpoint is written after its stall; 0 where training waits for it."""
     restart_s: float
     node_restart_s: float
-    """Of failures that take a node."""
+    """Mean seconds of a restart after a failure that takes a node."""
     losses: tuple["Loss", ...]
-    """By the level that is restored."""
+    """Losses by the level that is restored, shared storage last."""
     reason: str
     """Why it does not finish, if it does not."""
     levels: CheckpointLevels | None = None
@@ -199,7 +201,7 @@ def _on_both_levels(chosen: HostPolicy, jobs: Jobs, reliability: FailureModel) -
 
 
 def _levels(choice: PolicyChoice, *, step_s: float) -> CheckpointLevels:
-    """What was chosen, and what it was compared with."""
+    """Return the chosen policy and those it was compared with."""
     compared = [
         PolicyRatio(
             levels=one.policy.levels,

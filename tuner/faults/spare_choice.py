@@ -1,4 +1,4 @@
-"""How many nodes train and how many are spares, and what else was compared: `predicted.run.spares`.
+"""Numbers of training and spare nodes, and the alternatives compared: `predicted.run.spares`.
 
 With U nodes that train and S spares, step(U) the seconds of the fastest layout of U nodes, and
 share(U, S) the share of the wall clock that advances training:
@@ -21,22 +21,22 @@ from tuner.faults.run_shares import Ratio, Whole
 from tuner.spec.goal import Objective
 
 CLOSE_RATIO: Final = 1e-3
-"""Of the best goodput; of numbers that are this close, the one with the fewest nodes is chosen."""
+"""Share of the best goodput within which choices tie; the one with the fewest nodes is chosen."""
 MOST_COMPARED: Final = 12
 
 
 class NodeRatio(Record):
-    """What a run would make of some numbers of nodes."""
+    """Forecast of a run for one number of training and spare nodes."""
 
     nodes: Whole
-    """That train."""
+    """Nodes that train."""
     spare_nodes: Whole
     step_time_s: Seconds
-    """Of the fastest layout that the search has found for them."""
+    """Step time of the fastest layout that the search found for this many training nodes."""
     effective_time_ratio: Ratio
     goodput_tokens_per_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     device_s_per_token: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    """Paid for."""
+    """Device seconds, spares included, paid for each token."""
 
 
 class SpareChoice(Record):
@@ -44,12 +44,12 @@ class SpareChoice(Record):
 
     objective: Objective
     pool_nodes: Whole
-    """That the spec has; those that neither train nor wait are not allocated."""
+    """Nodes of the spec's pool; those that neither train nor are spares are not allocated."""
     chosen: NodeRatio
     compared: tuple[NodeRatio, ...]
     """The best of each number of spares, the chosen one's too, best first."""
     fewest_searched: Whole
-    """Fewer training nodes were not searched."""
+    """Fewest training nodes that were searched."""
     is_complete: bool
     """All numbers from all nodes to half were searched."""
     num_priced: Whole

@@ -61,7 +61,7 @@ class LevelShares:
     """Shares of the time, without that spent waiting for repairs."""
 
     training: float
-    """That advances training."""
+    """Share that advances training."""
     checkpoints: float
     """Stalls of checkpoints that were kept."""
     restarting: float
@@ -70,7 +70,8 @@ class LevelShares:
     restart_s: float
     """Mean time from a failure to the first step."""
     node_host_restores: float
-    """The same two of failures that take a node: the share that continues from copies on hosts."""
+    """Share of restarts after failures that take a node that continue from copies on hosts; the
+    next field is the mean restart after them."""
     node_restart_s: float
 
     @property
@@ -228,11 +229,11 @@ def _two_levels(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Of one period, in seconds."""
+    """Durations of one period, in seconds."""
 
     segments: int
     work_s: float
-    """Of a segment."""
+    """Seconds of training in one segment."""
     host_stall_s: float
     shared_stall_s: float
     host_background_s: float
@@ -252,7 +253,7 @@ class _Times:
 
     @property
     def host_segment_s(self) -> float:
-        """Of a segment that ends with a host checkpoint, a."""
+        """Return the seconds of a segment that ends with a host checkpoint, a."""
         return self.work_s + self.host_stall_s
 
     @property
@@ -261,11 +262,11 @@ class _Times:
 
     @property
     def period_s(self) -> float:
-        """From the end of one shared checkpoint's stall to that of the next."""
+        """Return the seconds from the end of one shared checkpoint's stall to that of the next."""
         return (self.segments - 1) * self.host_segment_s + self.shared_segment_s
 
     def has_caught_up(self, segment: int) -> bool:
-        """Whether the copy of a segment is written without waiting for those before it."""
+        """Return whether the copy of a segment is written without waiting for those before it."""
         waiting_s = self.shared_background_s + (segment - 1) * self.host_background_s
         return waiting_s <= segment * self.host_segment_s
 
@@ -280,25 +281,25 @@ class _Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycle:
-    """From one failure that leaves no copy on a host to the next, on average."""
+    """Average cycle: from one failure that leaves no copy on a host to the next."""
 
     periods: float
-    """That it advances."""
+    """Mean periods by which one cycle advances training."""
     host_failures: float
-    """Whose newest durable copy is on hosts."""
+    """Mean failures of a cycle whose newest durable copy is on hosts."""
     shared_failures: float
-    """Whose newest durable copy is the shared one."""
+    """Mean failures of a cycle whose newest durable copy is the shared one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """Of getting somewhere, and of not; they add up to one."""
+    """Chances of reaching and of missing a state; they add up to one."""
 
     reach: float
     miss: float
 
     def then(self, other: "_Chances") -> "_Chances":
-        """Both in turn."""
+        """Return the chances of reaching both in turn."""
         return _Chances(self.reach * other.reach, self.miss + self.reach * other.miss)
 
     def loss(self, lost_ratio: float) -> float:
@@ -311,7 +312,7 @@ def _without_failure(rate: float, time_s: float) -> _Chances:
 
 
 def _repeated(once: _Chances, lost_ratio: float) -> _Chances:
-    """Until it is reached, or the copies are lost: failures that leave them begin it again."""
+    """Return the chances of reaching it by retries, which end once the copies on hosts are lost."""
     fresh = once.reach + once.miss * lost_ratio
     return _Chances(once.reach / fresh, once.miss * lost_ratio / fresh)
 
@@ -322,13 +323,13 @@ class _Segments:
 
     num: int
     restarted_ahead: _Chances
-    """From R_j to Q_j+1."""
+    """Chances from R_j to Q_j+1."""
     restarted_last: _Chances
-    """From R_k-1."""
+    """Chances from R_k-1."""
     running_last: _Chances
-    """From Q_k-1."""
+    """Chances from Q_k-1."""
     log_factor: float
-    """Of what Q loses a segment."""
+    """Logarithm of C(Q_j) / C(Q_j+1), which is equal for all segments before the last."""
 
     @classmethod
     def of(cls, times: _Times, rate: float, lost_ratio: float) -> "_Segments":
@@ -349,14 +350,14 @@ class _Segments:
         )
 
     def running(self, segment: int) -> _Chances:
-        """From Q_j, 1 <= j < k; j = k is the next B itself."""
+        """Return the chances from Q_j, 1 <= j < k; j = k is the next B itself."""
         if segment == self.num:
             return _Chances(1.0, 0.0)
         exponent = (self.num - 1 - segment) * self.log_factor
         return _Chances(math.exp(exponent), -math.expm1(exponent)).then(self.running_last)
 
     def restarted(self, segment: int) -> _Chances:
-        """From R_j, 1 <= j < k."""
+        """Return the chances from R_j, 1 <= j < k."""
         if segment == self.num - 1:
             return self.restarted_last
         return self.restarted_ahead.then(self.running(segment + 1))

@@ -1,4 +1,4 @@
-"""What a job does when a node fails and no spare is left: `predicted.run.without_spare`."""
+"""The decision of a job whose node fails when no spare is left: `predicted.run.without_spare`."""
 
 from typing import Annotated, Literal
 
@@ -13,17 +13,17 @@ class FewerNodes(Record):
     """The layout without a spare node, and what switching to it and back takes."""
 
     nodes: Whole
-    """That it uses."""
+    """Nodes that the layout uses."""
     idle_nodes: Whole = 0
-    """That are not lost and have nothing to do in it; they are its spares."""
+    """Surviving nodes that the layout does not use; they are its spares."""
     fewest_searched: Whole
-    """Layouts of fewer nodes were not searched."""
+    """Fewest nodes for which layouts were searched."""
     devices: Whole
     layout: str
-    """Its parallel degrees, e.g. `pp7 dp8 ep4`, and the micro-batches of unequal replicas."""
+    """Parallel degrees of the layout, e.g. `pp7 dp8 ep4`, and micro-batches of unequal replicas."""
     step_time_s: Seconds
     throughput_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    """Of that with all nodes, at the same global batch."""
+    """Throughput relative to that with all nodes, at the same global batch."""
     effective_time_ratio: Ratio
     """Share of the wall clock that advances training, with all nodes and these together; this and
     the next three are those of a run that continues."""
@@ -34,16 +34,16 @@ class FewerNodes(Record):
     switch_interval_s: Seconds | None = None
     """Mean time from one switch to fewer nodes to the next; absent: never."""
     restart_s: Seconds
-    """From the loss of a node to the first step with fewer, reading the checkpoint included."""
+    """Seconds from the loss of a node to the first step with fewer, reading the checkpoint
+    included."""
     return_s: Seconds
-    """From a checkpoint to the first step with all nodes again, reading it included."""
+    """Seconds from a checkpoint to the first step with all nodes again, reading it included."""
     read_bytes: Whole
-    """From shared storage at either switch, all nodes together: every byte of the checkpoint once.
-    """
+    """Bytes that all nodes read from shared storage at either switch, every byte once."""
     fewer_node_read_bytes: Whole
-    """By one of the fewer nodes."""
+    """Bytes that each of the fewer nodes reads at a switch."""
     node_read_bytes: Whole
-    """By one of all nodes."""
+    """Bytes that each node reads when all are back."""
 
 
 class WithoutSpare(Record):
@@ -53,11 +53,11 @@ class WithoutSpare(Record):
     reason: str = ""
     """Why no layout of fewer nodes can be used; empty where one can."""
     nodes: Whole
-    """Of the layout of all nodes."""
+    """Nodes of the full layout."""
     wait_effective_time_ratio: Ratio
     """Share of the wall clock that advances training if the job waits for a repair."""
     fewer: FewerNodes | None = None
-    """Absent where no layout of fewer nodes can be used."""
+    """Layout of fewer nodes; absent where none can be used."""
     is_fewer: bool = False
     """This run is that with fewer nodes; the decision is that of the run with all nodes."""
 

@@ -27,7 +27,7 @@ from tuner.verify.placement_records import PlaceVerified
 
 
 class ExplainedPlacePlan(PlacePlan):
-    """What `moetune explain --json` prints of a placement: `plan.json` and why."""
+    """Output of `moetune explain --json` for a placement: `plan.json` and its explanation."""
 
     why: Why
 

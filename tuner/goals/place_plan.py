@@ -44,7 +44,7 @@ class Placed:
     plan: PlacePlan
     spec: PlaceSpec
     maps: Mapping[str, str]
-    """By file name."""
+    """Heat maps by file name."""
 
 
 def place(
@@ -119,7 +119,7 @@ def place(
 
 
 def is_priced(spec: PlaceSpec) -> bool:
-    """Whether expert layers are priced, given a cluster.
+    """Return whether expert layers are priced, given a cluster.
 
     Tokens of a chain stay on their last expert's rank: links are priced, expert layers are not.
     """

@@ -44,9 +44,9 @@ class WorkloadOutcome(Record):
     passes_judged: Size
     """0: the recording has one pass, whose token copies were split at random."""
     imbalance_before: Ratio
-    """Of the current placement, or of experts in order."""
+    """Imbalance of the current placement, or of experts in order if there is none."""
     imbalance_rule: Ratio
-    """Of EPLB's better policy on the same loads."""
+    """Imbalance of EPLB's better policy on the same loads."""
     imbalance_after: Ratio
     pass_before: PassSpread
     pass_rule: PassSpread
@@ -59,12 +59,12 @@ class LeftOut(Record):
     workload: str
     imbalance_after: Ratio
     imbalance_rule: Ratio
-    """Of EPLB's policy on the mean load of the others."""
+    """Imbalance of EPLB's policy on the mean load of the others."""
     imbalance_before: Ratio
     worst_rank_ratio: Ratio
     """Largest rank load of any layer over the layer's mean."""
     traffic: tuple[float, float, float] | None = None
-    """Before, by EPLB and after, where the objective is traffic."""
+    """Traffic as before, EPLB and after; absent where the objective is not traffic."""
 
 
 class LayerOutcome(Record):
@@ -81,11 +81,11 @@ class PlaceSpace(Record):
     priced: Size
     bounded: Size = 0
     illegal: Size
-    """Over a limit on load."""
+    """Placements that exceed a limit on load."""
 
 
 class PlaceCertificate(Record):
-    """What is proven about the choice, under the model."""
+    """Solver status, objective and bound of the choice, under the model."""
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
@@ -95,8 +95,8 @@ class PlaceCertificate(Record):
     """Layer by layer, where the objective is a sum over layers."""
     space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
     dispatch: str = "even"
-    """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
-    the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
+    """Split of tokens over replicas in these numbers: `even`; `near_dynamic`, near replicas first
+    and the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
     `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of an imbalance that is a mean over drawn launches; 0: exact, or seconds."""
@@ -116,11 +116,11 @@ class LayerTimes(Record):
     after_s: Seconds
     after_s_band: Band
     experts_after_s: Seconds
-    """Of `after_s`: the most-loaded rank's grouped GEMMs."""
+    """Seconds of `after_s` in the most-loaded rank's grouped GEMMs."""
     exchange_after_s: Seconds
-    """Of `after_s`: dispatch and combine."""
+    """Seconds of `after_s` in dispatch and combine."""
     before_layers_s: tuple[Seconds, ...] = ()
-    """Of each placed layer."""
+    """Seconds of each placed layer before the plan."""
     after_layers_s: tuple[Seconds, ...] = ()
 
 
@@ -128,18 +128,18 @@ class LinkFacts(Record):
     """Cost of one token copy between ranks, where the objective is traffic."""
 
     unit: Literal["seconds", "relative"]
-    """Of the costs; relative ones are to a copy inside a scale-up domain."""
+    """Unit of the costs; relative ones are multiples of a copy inside a scale-up domain."""
     inside_source: str | None
     """Source of costs inside a scale-up domain; absent where none has two ranks."""
     inside_cost: Ratio | None
-    """Of a copy inside a domain, the median over pairs of ranks."""
+    """Cost of a copy inside a domain, the median over pairs of ranks."""
     between_source: str | None
-    """The same between domains; absent where there is one."""
+    """Source of costs between domains; absent where there is one."""
     between_cost: Ratio | None
     slowest_cost: Ratio
-    """Of the most expensive pair of ranks."""
+    """Cost of a copy between the most expensive pair of ranks."""
     slowest_ranks: tuple[Size, Size]
-    """From and to."""
+    """Sending and receiving rank of that pair."""
 
 
 class TrafficTimes(Record):
@@ -162,9 +162,9 @@ class MigrationCost(Record):
     """Cost of moving from the current placement to this one."""
 
     moved_experts: Size
-    """Over all layers: experts that a rank must load because it does not hold them yet."""
+    """Experts, over all layers, that a rank must load because it does not hold them yet."""
     moved_bytes: Size | None = None
-    """Absent where no model is known."""
+    """Bytes of those experts' weights; absent where no model is known."""
     transfer_s: Seconds | None = None
     break_even_s: Seconds | None = None
     """Running time after which the gain has paid for the move; absent without a gain."""
@@ -178,16 +178,17 @@ class DispatchOutcome(Record):
     rule: str
     """The solvers' name of the rule (solvers/placement/dispatch/sampling.py)."""
     has_backend: bool
-    """With an all-to-all backend."""
+    """Whether the rule runs with an all-to-all backend."""
     imbalance: Ratio
     """Largest rank load over the mean given each hold-out pass's counts: the rule's shares of them,
     under `static` the mean over `tables`."""
     imbalance_sampled: Ratio
-    """The same with the noise of whole tokens and of fixed tables: mean over draws."""
+    """Imbalance with the noise of whole tokens and of fixed tables: mean over draws."""
     counts_copies: bool = False
     """`tokens_per_rank` counts token copies, as the number of experts per token is unknown."""
     tokens_per_rank: float
-    """Of a pass; sets the noise."""
+    """Tokens that a rank routes in a pass, mean over workloads; the sampling noise depends on
+    it."""
     draws: Size
     tables: Size = 1
     """Fixed tables that both are means over, several under `static`."""
@@ -202,7 +203,7 @@ class MadeFor(Record):
 
     engine: str
     release: str
-    """Whose rules were used; empty where it is not specific to a release."""
+    """Engine release whose rules were used; empty where they are not specific to a release."""
     nodes: Count
     ep_size: Count
     dispatch: str = ""
@@ -225,28 +226,29 @@ class PlacePrediction(Record):
     """The plan's predictions."""
 
     imbalance: dict[str, float]
-    """By workload, on hold-out passes."""
+    """Imbalance of the plan by workload, on hold-out passes."""
     imbalance_band: dict[str, Band]
     """Central 90 % over passes."""
     outcomes: tuple[WorkloadOutcome, ...]
     left_out: tuple[LeftOut, ...] = ()
-    """Empty with a single workload."""
+    """Results of plans made without each workload; empty with a single workload."""
     layer_times: tuple[LayerTimes, ...] = ()
-    """Empty where no model and device were named."""
+    """Seconds of expert layers by workload; empty where no model and device were named."""
     traffic: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
-    """Where the objective is traffic, by its name: before, by EPLB, after; in the unit of `links`
-    per token (layer_chain: per token copy), all layers."""
+    """Traffic by objective name, as before, EPLB and after; in the unit of `links` per token
+    (layer_chain: per token copy), all layers; empty where the objective is not traffic."""
     links: LinkFacts | None = None
-    """Where the objective is traffic."""
+    """Costs of links; absent where the objective is not traffic."""
     traffic_times: tuple[TrafficTimes, ...] = ()
-    """By workload, where the objective is traffic and its costs are seconds."""
+    """Seconds of traffic by workload; empty unless the objective is traffic and its costs are
+    seconds."""
     migration: MigrationCost | None = None
     dispatches: tuple[DispatchOutcome, ...] = ()
     """Dispatch rules that the first target offers, the chosen one first; empty: it has one."""
 
 
 class Verdict(Record):
-    """Whether the placement is worth deploying."""
+    """Judgement whether the placement is worth deploying."""
 
     word: Literal["worth it", "not worth it", "fragile"]
     reason: str
@@ -290,7 +292,7 @@ class PlaceProvenance(Record):
     moetune_version: str
     spec_sha256: str
     recording_sha256: dict[str, str]
-    """By workload."""
+    """Hash of each recording by workload."""
     notes: tuple[str, ...] = ()
 
 
@@ -300,7 +302,7 @@ class PlacePlan(Record):
     schema_version: Literal[1] = 1
     goal: PlaceGoal
     cluster: Cluster | None = None
-    """Where time was priced."""
+    """Cluster of the spec, which prices the plan; absent where the spec names none."""
     emit: tuple[str, ...]
     decision: PlaceDecision | None
     predicted: PlacePrediction | None
@@ -315,7 +317,8 @@ class PlacePlan(Record):
     provenance: PlaceProvenance
     files: tuple[str, ...] = ()
     made_for: tuple[MadeFor, ...] = ()
-    """By target of `emit`; empty in plans of older versions."""
+    """Engine release, nodes and ranks of the placement, by target of `emit`; empty in older
+    plans."""
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "PlacePlan":

@@ -22,9 +22,10 @@ class SinglePoolBaseline(Record):
     pool: str
     devices: Count
     step_time_s: Seconds | None
-    """Of the best decision on it, memory risk included; absent where the model does not fit."""
+    """Step time of the best decision on it, memory risk included; absent where the model does not
+    fit."""
     out_of_memory_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Of that decision; absent where the model does not fit."""
+    """Out-of-memory probability of that decision; absent where the model does not fit."""
 
 
 class NodeOrder(Record):
@@ -32,11 +33,11 @@ class NodeOrder(Record):
 
     pool: str
     nodes: tuple[str, ...]
-    """In the order of ranks, without spare nodes."""
+    """Hosts in the order of ranks, without spare nodes."""
     spare: tuple[str, ...] = ()
     step_time_before_s: Seconds
-    """With the nodes as the matrix lists them: the plan's price plus the cost of slow links
-    (tuner/search/nodes/node_order.py)."""
+    """Step time with the nodes as the matrix lists them: the plan's price plus the cost of slow
+    links (tuner/search/nodes/node_order.py)."""
     step_time_after_s: Seconds
     bound_s: Seconds
     """Lower bound over all orders of these nodes."""
@@ -49,10 +50,10 @@ class StagePlacement(Record):
     hosts: tuple[str, ...]
     """Nodes in the order of ranks, `pool-0` where nothing names them: the lines of a hostfile."""
     unused_devices: dict[str, Size] = Field(default_factory=dict)
-    """By pool, where there are any."""
+    """Unused devices by pool; pools without any are left out."""
     spare_nodes: dict[str, Size] = Field(default_factory=dict)
-    """By pool, those kept back to replace its own; absent from plans of before several pools had
-    spares in their job."""
+    """Spare nodes that each pool keeps to replace its own, by name; pools without any are left out,
+    and so is all of it in plans from before jobs over several pools had spares."""
     alone: tuple[SinglePoolBaseline, ...] = ()
     node_orders: tuple[NodeOrder, ...] = ()
     notes: tuple[str, ...] = ()

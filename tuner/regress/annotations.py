@@ -7,7 +7,7 @@ percent signs, line ends and, in properties, colons and commas are written as pe
 from tuner.regress.records import FAILING, Check, ScenarioResult, ScenarioVerdict
 
 LEVELS = {ScenarioVerdict.DRIFT: "warning", ScenarioVerdict.BETTER: "notice"}
-"""Of verdicts that do not fail; a pass is not annotated."""
+"""Annotation levels of verdicts that do not fail; a pass is not annotated."""
 
 
 def annotations(check: Check) -> tuple[str, ...]:

@@ -36,9 +36,9 @@ class Baseline(Record):
     schema_version: Literal[1] = 1
     moetune_version: str
     effort: Any = Field(default=None, exclude=True)
-    """Of older releases, which timed planning; read by nothing."""
+    """Planning effort stored by older releases, which timed planning; read by nothing."""
     profiles: dict[str, MeasuredBefore] = Field(default_factory=dict)
-    """By name of the folder."""
+    """Stored profiles by name of the folder."""
 
 
 def read_accepted(file: Path) -> Mapping[str, Any] | None:

@@ -12,8 +12,8 @@ from tuner.units import format_counted
 
 _MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 _LINKED: Final = re.compile(r"(@|:(?=//)|www(?=\.))", re.IGNORECASE)
-"""What GitHub makes a mention or a link of without any mark around it, once escapes are undone; a
-space of no width behind it prevents that."""
+"""Text that GitHub turns into a mention or a link without any mark around it, once escapes are
+undone; a space of no width behind it prevents that."""
 LONGEST_CELL: Final = 600
 
 

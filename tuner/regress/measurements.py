@@ -43,7 +43,8 @@ from tuner.units import format_ratio
 
 HARDWARE: Final = ("device", "device_kind", "threads_per_rank", "world")
 MEMORY_RATIO: Final = 0.02
-"""Of a device's memory: drivers reserve slightly different amounts."""
+"""Share by which the memory of a device may differ on the same hardware: drivers reserve slightly
+different amounts."""
 MEAN_DIGITS: Final = 5
 """Decimals that a mean logarithm is stored with: a share of a hundred thousandth."""
 VARIANCE_DIGITS: Final = 3
@@ -57,15 +58,14 @@ class MeasuredBefore(Record):
     """A stored profile, summed up."""
 
     sha256: str
-    """Of the folder's files."""
+    """Hash of the folder's files."""
     machine: Machine
     groups: dict[str, dict[str, Summed]]
-    """By the id of a case without its sizes, then by its sizes; cases with fewer than two repeats
-    are left out."""
+    """Cases by id without sizes, then by sizes; cases with fewer than two repeats are left out."""
 
     @property
     def cases(self) -> dict[str, Summed]:
-        """By id."""
+        """Return the cases by their whole id."""
         return {
             f"{group}/{sizes}": summed
             for group, cases in self.groups.items()
@@ -82,18 +82,19 @@ class OperationComparison:
     slower: int
     faster: int
     gone: int
-    """Measured before, and no longer."""
+    """Cases that the earlier profile measured and this one did not."""
     ratio: float
     """Geometric mean of new over old times of all cases that both have; 1 without any."""
     p_value: float
-    """That there is no change as a whole, corrected for the number of families."""
+    """P-value of the null hypothesis that the operation is unchanged as a whole, corrected for the
+    number of families."""
     slower_ratio: float
-    """The same mean of the slower cases."""
+    """Geometric mean of new over old times of the slower cases."""
     faster_ratio: float
 
     @property
     def is_shifted(self) -> bool:
-        """Whether all cases together are significantly slower or faster."""
+        """Return whether all cases together are significantly slower or faster."""
         large = not 1.0 / (1.0 + MIN_EFFECT_RATIO) <= self.ratio <= 1.0 + MIN_EFFECT_RATIO
         return large and self.p_value < SIGNIFICANCE
 
@@ -127,7 +128,7 @@ class OperationComparison:
 
     @property
     def change(self) -> AcceptedChange:
-        """The same as numbers."""
+        """Return the comparison as numbers."""
         weight = {ScenarioVerdict.REGRESSION: "worse", ScenarioVerdict.BETTER: "better"}
         return AcceptedChange.model_validate(
             {

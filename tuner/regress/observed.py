@@ -36,9 +36,9 @@ class RunnerUp:
 
     decision: Json
     price: float | None
-    """Its first figure; None where another kind of number was stored."""
+    """First figure of the alternative; None where another kind of number was stored."""
     is_tie: bool
-    """It ties with the chosen one: within the error band."""
+    """Whether the alternative ties with the chosen decision, within the error band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class PlanFacts:
     verdict_word: str
     """Verdict of a placement; empty for other kinds."""
     made_for: Mapping[str, Json]
-    """Of a placement: the release, nodes and ranks that it was made for, by engine."""
+    """Release, nodes and ranks that a placement was made for, by engine; empty for other kinds."""
     figures: tuple[StoredFigure, ...]
     terms_s: Mapping[str, float]
     """Seconds by cause."""
@@ -70,7 +70,7 @@ class PlanFacts:
 
     @property
     def has_decision(self) -> bool:
-        """Whether there is a decision."""
+        """Return whether there is a decision."""
         return self.status in SOLVED
 
 
@@ -146,7 +146,7 @@ def _runner_up(goal: Goal, alternative: Json) -> RunnerUp:
 
 
 def _asks_rate(plan: Json) -> bool:
-    """Whether the goal is the highest rate, which the plan stores as its traffic's rate."""
+    """Return whether the goal is the highest rate, which the plan stores as its traffic's rate."""
     return bool(plan["goal"].get("objective") == "rate")
 
 

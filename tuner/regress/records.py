@@ -30,7 +30,7 @@ class ScenarioVerdict(StrEnum):
     MISSING = "missing"
     """The scenario, its accepted plan or an earlier measurement is missing."""
     ERROR = "error"
-    """It could not be planned or read."""
+    """The scenario could not be planned or read."""
 
 
 FAILING: Final = frozenset(
@@ -73,23 +73,23 @@ class ScenarioResult(Record):
 
 
 class Check(Record):
-    """What `moetune check --json` prints."""
+    """Output of `moetune check --json`."""
 
     schema_version: Literal[1] = 1
     moetune_version: str
     against: str = ""
-    """What the plans were compared with; empty: the accepted ones."""
+    """Reference that the plans were compared with; empty: the accepted plans."""
     scenarios: tuple[ScenarioResult, ...]
     updated: tuple[str, ...] = ()
     """Files that `--update` wrote, relative to the folder of checks."""
 
     @property
     def failed(self) -> bool:
-        """Whether any scenario fails the check."""
+        """Return whether any scenario fails the check."""
         return any(one.verdict in FAILING for one in self.scenarios)
 
     def counts(self) -> dict[str, int]:
-        """How many scenarios have each verdict that occurs, in the order of `ScenarioVerdict`."""
+        """Count the scenarios of each verdict that occurs, in the order of `ScenarioVerdict`."""
         verdicts = [one.verdict for one in self.scenarios]
         return {
             verdict.value: verdicts.count(verdict)

@@ -46,20 +46,21 @@ _NUMBERS: Final = re.compile(r"[+-]?\d[\d.,]*( ?[%kMGTm]?i?[Bs]?\b)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a plan may change before it counts as better or worse."""
+    """Bounds within which a plan may change without counting as better or worse."""
 
     ratio: float = 0.01
-    """Of a predicted number. Predictions have no noise; a change of the model below 1 % is not
-    worth failing a build for."""
+    """Share by which a predicted number may change. Predictions have no noise; a change of the
+    model below 1 % is not worth failing a build for."""
     tie_ratio: float = 0.02
-    """Of a predicted number where the decision changed: the planner's own TOLERANCE_RATIO."""
+    """Share by which a predicted number may change where the decision changed: the planner's own
+    TOLERANCE_RATIO."""
     gap_ratio: float = 0.01
     """Absolute increase of the proven gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one rule says."""
+    """Finding of one rule."""
 
     verdict: ScenarioVerdict
     words: str
@@ -111,7 +112,7 @@ def judge(
 
 
 def same_decision(accepted: Json | None, current: Json | None) -> bool:
-    """Whether two decisions agree in every field that both versions know."""
+    """Return whether two decisions agree in every field that both versions know."""
     if accepted is None or current is None:
         return accepted is current
     shared = accepted.keys() & current.keys()

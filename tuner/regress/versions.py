@@ -40,11 +40,11 @@ class OtherVersion:
     tree: Path
     """Folder with the packages of the moetune version that plans."""
     checks: Path | None
-    """Its scenarios are planned; None: today's."""
+    """Folder of that version's scenarios, which are planned; None: today's."""
     plans: Path | None = None
-    """Its accepted plans are the reference, and nothing is planned for it."""
+    """Folder of that version's accepted plans, which are the reference; nothing is planned then."""
     names: frozenset[str] = frozenset()
-    """Of the scenarios that it has."""
+    """Names of the scenarios that the version has."""
 
 
 def find_other_version(text: str, *, checks: Path, scratch: Path) -> OtherVersion:

@@ -31,7 +31,7 @@ WORKER: Final = Path(__file__).with_name("worker.py")
 OWN_TREE: Final = Path(__file__).parents[2]
 LARGEST_REPLY_BYTES: Final = 64 * 2**20
 LARGEST_TALK_BYTES: Final = 2**16
-"""Of a broken worker's stderr, whose end is reported."""
+"""Bytes of a broken worker's stderr that are read; a report shows their end."""
 NO_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -42,14 +42,14 @@ class Limits:
     solve_s: float = 120.0
     """Given to the planner as its time limit."""
     wall_s: float = 600.0
-    """After which the process is killed."""
+    """Seconds of wall time after which the process is killed."""
     memory_bytes: int = 16 * 2**30
-    """Of address space, which is more than is resident; 0: no limit."""
+    """Bytes of address space, which is more than is resident; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningJob:
-    """What to plan."""
+    """Spec and profiles of one planning run."""
 
     kind: str
     spec: Path

@@ -17,7 +17,7 @@ other jobs and the loading of data share it."""
 NEGLIGIBLE_COST: Final = 0.002
 """Share of the time that rarer checkpoints may cost, as little as a change of a launch is worth."""
 LONGER: Final = (2, 4, 8, 16, 32)
-"""Times the interval."""
+"""Multiples of the interval that are tried for rarer checkpoints."""
 
 
 def levels_sentence(run: RunForecast) -> str:

@@ -22,11 +22,11 @@ from typing import Any, Final, TypeVar
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_SIGNIFICANT: Final = 1000.0
-"""From here on numbers have no decimals; below, four significant digits."""
+"""Number from which figures have no decimals; below it, four significant digits."""
 
 
 class Depth(IntEnum):
-    """How far a reader has to go for a section or block."""
+    """Level of detail at which a section or block is shown."""
 
     FIRST = 0
     """The first screen of a command."""
@@ -110,7 +110,7 @@ class Notes(Marked):
 
     notes: tuple[str, ...]
     counted_as: str = ""
-    """What several are called where a screen only counts them; empty where all are shown."""
+    """Noun for the notes where a screen shows only their number; empty: each note is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class File(Marked):
     path: str
     text: str
     shown_bytes: int
-    """Of the whole file, where only its beginning is shown."""
+    """Bytes of the whole file, where only its beginning is shown."""
     is_whole: bool = True
 
 
@@ -146,7 +146,7 @@ class Report:
 
     title: str
     kind: str
-    """In words, e.g. `Training plan`."""
+    """Kind of report in words, e.g. `Training plan`."""
     verdict: str
     """The headline's one sentence."""
     is_found: bool

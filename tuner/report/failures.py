@@ -1,4 +1,4 @@
-"""What the failure log of a training plan shows."""
+"""Report section on the failure log of a training plan."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a plan's job does without a spare node, in words."""
+"""Report section on a plan's job without a spare node, in words."""
 
 import math
 from collections.abc import Iterator

@@ -29,7 +29,7 @@ class HeatMap:
     layer_ids: tuple[int, ...]
     """Decoder layer of each row."""
     panels: Mapping[str, Floats]
-    """By name, in order: `[L][G]` loads over the layer's mean."""
+    """Panels by name, in order: `[L][G]` loads over the layer's mean."""
 
     def __post_init__(self) -> None:
         shapes = {panel.shape for panel in self.panels.values()}

@@ -24,7 +24,7 @@ from tuner.report.markup import readable
 from tuner.units import format_bytes
 
 MOST_ROWS: Final = 32
-"""Of one table; a comment of a pull request holds 65,536 characters."""
+"""Rows of one table, at most; a comment of a pull request holds 65,536 characters."""
 
 _PUNCTUATION: Final = re.compile(r"([\\`*_\[\]#|~!])")
 

@@ -23,7 +23,7 @@ def memory_warning(plan: Plan) -> str | None:
 
 
 def needs_memory_warning(predicted: TrainPrediction) -> bool:
-    """Whether the probability of running out of memory deserves a warning at the top."""
+    """Return whether the probability of running out of memory deserves a warning at the top."""
     return (predicted.out_of_memory_probability or 0.0) > SMALL
 
 

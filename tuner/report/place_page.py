@@ -53,7 +53,7 @@ from tuner.verify.placement_records import PlaceVerified
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceEvidence:
-    """What accompanies a placement's plan."""
+    """Figures, files and results shown beside a placement's plan."""
 
     maps: tuple[HeatMap, ...] = ()
     files: tuple[File, ...] = ()

@@ -23,7 +23,7 @@ from tuner.spec.place_read import PlaceSpec
 MOST_MAPS: Final = 12
 """Maps that a report reads back."""
 MOST_MAP_BYTES: Final = 64 * 2**20
-"""Of one file."""
+"""Bytes of one heat-map file, at most."""
 
 
 def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""From a plan's folder to its report; prices nothing."""
+"""Reader that turns a plan's folder into its report; prices nothing."""
 
 from pathlib import Path
 from typing import Any

@@ -38,15 +38,15 @@ QUANTILES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """The same instances under other traffic."""
+    """Results of the same instances under other traffic."""
 
     factor: float
-    """Times the planned rate, or the planned concurrency."""
+    """Multiple of the planned rate, or of the planned concurrency."""
     offered: float
     """The offered rate (requests/s) or concurrency."""
     requests_per_s: float
     good_per_s: float
-    """Of those, within the SLO."""
+    """Requests per second that meet the SLO."""
     ttft_s: Latency
     tpot_s: Latency
 
@@ -58,7 +58,7 @@ class Replay:
     is_open: bool
     """Open loop: requests arrive at a rate; otherwise a closed loop."""
     ttft_s: tuple[float, ...]
-    """At `QUANTILES`, under the planned traffic."""
+    """Seconds of TTFT at `QUANTILES`, under the planned traffic."""
     tpot_s: tuple[float, ...]
     rates: tuple[LoadPoint, ...]
 

@@ -113,7 +113,7 @@ def _modes(plan: ServePlan) -> Table | None:
                 maybe(write, getattr(one, field), key=f"modes.{at}.{field}")
                 for write, field in fields.values()
             ),
-            # What a release refuses is listed below.
+            # Options that a release refuses are listed below.
             word("" if one.status == "unlaunchable" else one.told),
         )
 

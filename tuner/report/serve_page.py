@@ -45,7 +45,7 @@ SAME_RATIO: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServeEvidence:
-    """What accompanies a deployment's plan."""
+    """Files and results shown beside a deployment's plan."""
 
     files: tuple[File, ...] = ()
     replay: Replay | None = None

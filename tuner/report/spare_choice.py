@@ -1,4 +1,4 @@
-"""How many nodes of a plan train and how many are spares, in words."""
+"""Report section on the training and spare nodes of a plan, in words."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -27,7 +27,7 @@ from tuner.report.palette import BLUE, ORANGE, filled, second_bars
 from tuner.units import format_bytes, parse_bytes
 
 KINDS: Final = ("weights", "gradients", "optimizer", "activations", "buffers")
-"""What a device's memory is taken by."""
+"""Kinds of data that a device's memory holds."""
 
 
 def step_breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:

@@ -44,7 +44,7 @@ LEAST_WRAPPED: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """What fits, and how much of a report is wanted."""
+    """Width of a screen, and the depth of the report that it shows."""
 
     width: int = PIPE_WIDTH
     depth: Depth = Depth.FIRST

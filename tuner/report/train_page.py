@@ -67,7 +67,7 @@ SHOWN_NODES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainEvidence:
-    """What accompanies a training plan."""
+    """Verification, trials, files and results shown beside a training plan."""
 
     verified: Verified | None = None
     trials: tuple[TrialRecord, ...] = ()

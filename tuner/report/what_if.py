@@ -16,7 +16,7 @@ from tuner.units import format_counted, format_ratio, format_s
 MOST_TERMS: Final = 6
 """Causes by which two steps differ that are named."""
 NO_GAIN_RATIO: Final = 0.0005
-"""Of the objective; less is no change."""
+"""Share of the objective below which a difference is no change."""
 MORE_IS_BETTER: Final = frozenset({"tokens_per_s", "requests_per_s", "goodput_per_device"})
 UNSOLVED: Final[Mapping[str, str]] = {
     "refused": "not possible",

@@ -15,12 +15,12 @@ Kind = Literal["html", "md", "png", "csv"]
 
 
 class Written(Record):
-    """What `moetune report --json` prints."""
+    """Output of `moetune report --json`."""
 
     file: str
     format: Kind
     bytes: int
-    """Of the file."""
+    """Bytes of the file."""
     title: str
     found: bool
     """Whether the plan has something to launch."""

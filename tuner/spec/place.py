@@ -54,7 +54,7 @@ class TrafficObjective(StrEnum):
 
 
 class Robustness(StrEnum):
-    """How several workloads are aggregated."""
+    """Aggregate of several workloads' imbalances."""
 
     MEAN = "mean"
     """Weighted mean of the workloads' imbalances."""
@@ -134,7 +134,7 @@ class PlaceGoal(Record):
     for node-limited routing."""
     robust: Robustness = Robustness.MEAN
     tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Of `robust: cvar`: share of the weight whose worst imbalances are averaged."""
+    """Share of the weight, under `robust: cvar`, whose worst imbalances are averaged."""
     workloads: Annotated[
         tuple[RecordedWorkload, ...], Field(min_length=1), BeforeValidator(_no_list)
     ]
@@ -150,7 +150,7 @@ class PlaceGoal(Record):
     available dispatch rules (tuner/engines/place_rules.py). Absent: SGLang's `deepep`, or `none`
     where `dispatch` is dynamic or even."""
     phase: Literal["prefill", "decode"] = "prefill"
-    """In decode, experts get few tokens and are bound by reading weights."""
+    """Phase of inference; in decode, experts get few tokens and are bound by reading weights."""
     tokens_per_pass: Count | None = None
     """Tokens of one pass over all ranks; absent: as recorded, if passes were."""
     context_tokens: Count = 4096
@@ -158,20 +158,20 @@ class PlaceGoal(Record):
     quantization: Literal["bf16", "fp8"] = "bf16"
     """Precision of the experts' GEMMs."""
     exchange: Literal["plain", "merged"] = "plain"
-    """How the all-to-all sends tokens: `plain`, a copy for every expert, or `merged`, once to each
-    rank and node (DeepEP), which objective co_activation implies."""
+    """Rule by which the all-to-all sends tokens: `plain`, a copy for every expert, or `merged`,
+    once to each rank and node (DeepEP), which objective co_activation implies."""
     judge_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
     """Share of the recorded passes, the last ones, that are held out to evaluate the plan."""
     traffic_slack_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """How much more load than with EPLB the largest rank may have if traffic is the objective."""
+    """Share by which the largest rank load may exceed EPLB's if traffic is the objective."""
     current: FilePath | None = None
     """The current placement: plan.json, or a file of an engine; absent: experts in order."""
     max_moved_experts: Annotated[int, Field(ge=0)] | None = None
     """Largest number of experts, over all layers, that ranks may have to load."""
     max_moved_bytes: Bytes | None = None
-    """The same as bytes of weights; needs `model`."""
+    """Most bytes of expert weights, over all layers, that ranks may have to load; needs `model`."""
     rebalance_interval: PositiveSeconds | None = None
-    """How long the placement will be in use, to compare with the break-even time."""
+    """Time that the placement will be in use, to compare with the break-even time."""
 
     @property
     def is_merged(self) -> bool:
@@ -180,7 +180,7 @@ class PlaceGoal(Record):
 
     @property
     def is_about_traffic(self) -> bool:
-        """Whether the objective is traffic, rather than load or time."""
+        """Return whether the objective is traffic, rather than load or time."""
         return self.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 
     @property

@@ -1,4 +1,4 @@
-"""From the path of a spec whose goal is `place` to a `PlaceSpec`, with all its files loaded."""
+"""Reader of a spec whose goal is `place`: from its path to a `PlaceSpec` with all files loaded."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,14 +59,14 @@ class PlaceSpec:
     cluster: Cluster | None
     goal: PlaceGoal
     recordings: Mapping[str, Recording]
-    """By workload, in the order of the spec; all of the same layers and experts."""
+    """Recordings by workload, in the order of the spec; all of the same layers and experts."""
     num_layers: int | None
     """Decoder layers of the model, dense ones included; None if not known."""
     ranks: Ranks
     current: Placement
     """The current placement; experts in order if the spec names none."""
     current_ranks: Ranks
-    """The same ranks with their current slots."""
+    """Ranks with the slots of the current placement."""
     emit: tuple[str, ...]
 
     @property

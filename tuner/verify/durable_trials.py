@@ -31,7 +31,7 @@ class DurableLauncher(Protocol):
         ...
 
     def holds(self, folder: Path) -> bool:
-        """Whether the trial in a folder runs, waits or has a result."""
+        """Return whether the trial in a folder runs, waits or has a result."""
         ...
 
     def forget(self, folder: Path) -> None:
@@ -77,7 +77,7 @@ def read_running_trials(place: Path, *, plan_sha256: str) -> tuple[Proposal, ...
 def adopt_trial(
     place: Path, launcher: DurableLauncher, proposal: Proposal[Any], *, plan_sha256: str
 ) -> bool:
-    """Whether a trial still runs and can be awaited here; otherwise remove what is left of it."""
+    """Return whether a trial still runs and can be awaited here; remove its remains if not."""
     folder = trial_folder(place, proposal.number)
     stored = _stored(folder / PROPOSAL_NAME)
     if stored == Stored(plan_sha256=plan_sha256, **proposal.model_dump()) and launcher.holds(

@@ -37,7 +37,7 @@ def median_error_s(steps_s: Sequence[float]) -> float:
 
 
 def is_tie(first: TrialRecord, second: TrialRecord) -> bool:
-    """Whether two medians differ by at most twice the sum of their standard errors."""
+    """Return whether two medians differ by at most twice the sum of their standard errors."""
     noise_s = median_error_s(first.measured_steps_s) + median_error_s(second.measured_steps_s)
     return abs(measured_s(first) - measured_s(second)) <= 2.0 * noise_s
 

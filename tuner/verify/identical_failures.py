@@ -32,7 +32,7 @@ PASSING: Final = (
 """Dates, times, addresses, ports, and the first rank that failed."""
 
 NO_RESPONSE: Final = "did not answer within"
-"""In the reason of a deployment that was never ready."""
+"""Phrase in the reason of a deployment that was never ready."""
 HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_RESPONSE} \d+ s:")
 """The reason of a trial without a step before its deadline, or of a deployment that was never
 ready."""
@@ -69,7 +69,7 @@ class FailureWatch:
     """Numbers of trials that ended before the call."""
 
     def is_over(self, records: Sequence[LaunchRecord[Any]]) -> bool:
-        """Whether to start no more trials; the first call notes the trials of earlier calls."""
+        """Return whether to start no more trials; the first call notes those of earlier calls."""
         if self._earlier is None:
             self._earlier = frozenset(record.number for record in records)
         return bool(identical_failures(self._own(records)))

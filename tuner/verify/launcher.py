@@ -76,7 +76,7 @@ COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 """ANSI colour codes."""
 
 RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
-"""How torchrun and profilers/local_ranks.py report a rank that failed."""
+"""Text by which torchrun and profilers/local_ranks.py report a rank that failed."""
 
 EXCEPTION: Final = re.compile(
     r"(?:^|[\s\]):>-])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?::.*|$))"
@@ -89,7 +89,8 @@ NO_CAUSE: Final = re.compile(
 """Lines that mention an error but are not its cause."""
 
 RANK_DIED: Final = re.compile(r"^profilers\.local_ranks: (rank \d+ died with \w+)", re.MULTILINE)
-"""How profilers/local_ranks.py names a rank whose peers then fail with errors of their own."""
+"""Text by which profilers/local_ranks.py names a rank whose peers then fail with errors of their
+own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +100,15 @@ class EngineMetrics:
     steps_s: tuple[float, ...]
     """Timed steps, warm-up excluded."""
     activation_bytes: tuple[int, ...] = ()
-    """Per pipeline rank, peak over its devices; empty if the engine does not report it."""
+    """Bytes of activations per pipeline rank, peak over its devices; empty if the engine does not
+    report them."""
     peak_bytes: int | None = None
     """Largest reported memory use of a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """How a trial ended."""
+    """Outcome of a trial."""
 
     status: TrialStatus
     reason: str
@@ -114,7 +116,7 @@ class LaunchResult:
     """Report of the reference step; None for other engines and where there was none."""
     wall_s: float
     metrics: EngineMetrics | None = None
-    """From the log of another engine."""
+    """Metrics from the log of another engine."""
 
 
 Hopeless = Callable[[Sequence[float]], str]
@@ -137,10 +139,11 @@ class Launch:
     """Timed steps."""
     warmup_steps: int
     folder: Path
-    """Of this trial only."""
+    """Folder of this trial only."""
     deadline_s: float
     latest_s: float = math.inf
-    """When the budget ends; no engine gets longer, however slowly it starts."""
+    """Seconds from the launch until the budget ends; no engine gets longer, however slowly it
+    starts."""
     hopeless: Hopeless = field(default=never_hopeless)
 
     def step_config(self) -> StepConfig:
@@ -272,10 +275,10 @@ def early_result(folder: Path, *, reason: str, wall_s: float) -> LaunchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRun:
-    """How a command ended."""
+    """Outcome of a command."""
 
     exit_code: int | None
-    """None if it was ended."""
+    """Exit code of the command; None if it was ended."""
     stopped: str
     """Why `watch` ended it; empty if it did not."""
     wall_s: float
@@ -388,7 +391,7 @@ def timeout_result(
 
 
 def is_launcher_variable(name: str) -> bool:
-    """Whether a variable may come from a surrounding launcher."""
+    """Return whether a variable may come from a surrounding launcher."""
     return name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")
 
 

@@ -38,13 +38,13 @@ from tuner.verify.termination import TRIAL_MARK, end_marked, single_interrupt
 
 MOST_PATH_BYTES: Final = 4096
 DISMISS_S: Final = 5.0
-"""Until a guardian that is told to end is killed."""
+"""Seconds after which a guardian that is told to end is killed."""
 
 GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""
 
 SCRATCH_PREFIX: Final = "deployments-"
-"""In the folder of trials: files and logs of the running deployment."""
+"""Prefix of folders, in that of trials, with files and logs of the running deployment."""
 LOCK_NAME: Final = "deployments.lock"
 
 HELD_BACK: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)

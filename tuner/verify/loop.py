@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class TrialRuns(ABC, Generic[Decision, AnyRecord]):
-    """How decisions of one kind are launched, and which of them."""
+    """Launching of decisions of one kind, and the choice of those to repeat."""
 
     @abstractmethod
     def start(
@@ -51,7 +51,7 @@ class TrialRuns(ABC, Generic[Decision, AnyRecord]):
         return [LaunchRequest()] if trials else []
 
     def retry(self, _failed: AnyRecord, /) -> bool:
-        """Whether a failed trial of an earlier call can be launched again."""
+        """Return whether a failed trial of an earlier call can be launched again."""
         return True
 
     @abstractmethod

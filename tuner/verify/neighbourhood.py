@@ -28,7 +28,7 @@ from tuner.verify.records import AnyRecord, TrialRecord
 STEP_ERROR: Final = 0.7
 MEMORY_ERROR: Final = 0.05
 LEAST_EXCESS_RATIO: Final = 1.05
-"""Of the memory's limit: what a trial that ran out is taken to have needed at least."""
+"""Least ratio of peak memory to the limit that counts for a trial which ran out of memory."""
 
 
 class DecisionSpace(ABC, Generic[Decision, AnyRecord]):
@@ -37,7 +37,7 @@ class DecisionSpace(ABC, Generic[Decision, AnyRecord]):
     @property
     @abstractmethod
     def errors(self) -> tuple[float, ...]:
-        """How far each metric may be off at all points alike: a standard deviation of its log."""
+        """Return each metric's common error, as a standard deviation of its logarithm."""
 
     @abstractmethod
     def points(self) -> Mapping[Decision, PricedPoint]:
@@ -64,7 +64,7 @@ class TrainSpace(DecisionSpace[TrainDecision, TrialRecord]):
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Of a step's seconds and of the memory's peak."""
+        """Return the errors of a step's seconds and of the peak memory."""
         return (STEP_ERROR, MEMORY_ERROR)
 
     def measured(self, record: TrialRecord) -> tuple[float | None, ...]:

@@ -18,9 +18,9 @@ from tuner.config.place import PlaceDecision
 from tuner.verify.placement_records import PlaceTrial, PlaceVerified
 
 RANKS_TRIED = 2
-"""With most rows; one more has most active experts."""
+"""Ranks with the most rows that are tried; one more has the most active experts."""
 MOST_LAYERS = 8
-"""Measured, evenly spread."""
+"""Measured layers, at most; evenly spread."""
 
 TimeLoads = Callable[[Sequence[Sequence[int]]], tuple[str, tuple[tuple[float, ...], ...]]]
 """Rows of each expert of each load -> device, seconds of repeats."""

@@ -19,10 +19,10 @@ class PlaceTrial(Record):
     predicted_layer_time_s: Seconds | None
     """GEMMs of the most-loaded rank, mean over layers; absent if no model and device were named."""
     recalibrated_layer_time_s: Seconds | None
-    """Scaled by the median ratio of the other trials."""
+    """Predicted seconds times the median ratio of the other trials."""
     measured_layer_time_s: Seconds | None
     measured_layers_s: tuple[Seconds, ...] = ()
-    """Of each measured layer: the slowest of its ranks, median of repeats."""
+    """Seconds of each measured layer: its slowest rank, median of repeats."""
 
 
 class PlaceVerified(Record):
@@ -30,11 +30,11 @@ class PlaceVerified(Record):
 
     schema_version: Literal[1] = 1
     device: str
-    """On which every rank was run in turn."""
+    """Device on which every rank was run in turn."""
     layers: tuple[int, ...]
     """Measured decoder layers."""
     trials: Rows[PlaceTrial]
     winner: str | None
     regret_ratio: float | None
-    """Measured time of the plan over that of the best trial, minus 1."""
+    """Regret of the plan: its measured time over that of the best trial, minus 1."""
     notes: tuple[str, ...] = ()

@@ -24,9 +24,9 @@ class Proposal(Record, Generic[Decision]):
     """A decision to launch, and the trial of the study that expects its result."""
 
     number: Size
-    """Of the study's trial."""
+    """Number of the study's trial."""
     decision: Decision
-    """Of the whole job."""
+    """Decision of the whole job."""
     scale: Scale | None = None
     """The scaled-down job to launch instead."""
     origin: Origin
@@ -42,7 +42,7 @@ class LaunchRequest(Generic[Decision]):
     """A launch that the loop wants next."""
 
     decision: Decision | None = None
-    """To launch once more; None: a new decision of the sampler."""
+    """Decision to launch once more; None: a new decision of the sampler."""
     scale: Scale | None = None
     """The scaled-down job to launch instead of the decision."""
     among: Mapping[Decision, Scale | None] | None = None

@@ -35,11 +35,11 @@ class LaunchRecord(Record, Generic[Decision]):
 
     schema_version: Literal[1] = 1
     number: Size
-    """Of the Optuna trial."""
+    """Number of the Optuna trial."""
     origin: Origin
-    """Who proposed it; a repeat launches a decision once more."""
+    """Proposer of the decision; a repeat launches one once more."""
     decision: Decision
-    """Of the whole job."""
+    """Decision of the whole job."""
     status: TrialStatus
     reason: str = ""
     """One line when the status is not ok."""
@@ -55,7 +55,7 @@ class LaunchRecord(Record, Generic[Decision]):
     @property
     @abstractmethod
     def sampled_value(self) -> float | None:
-        """What the sampler minimises; None if nothing was measured."""
+        """Return the value that the sampler minimises; None if nothing was measured."""
 
 
 class TrialRecord(LaunchRecord[TrainDecision]):
@@ -67,13 +67,13 @@ class TrialRecord(LaunchRecord[TrainDecision]):
     predicted_communication_s: Seconds
     """The communication in it; recalibration scales the two parts."""
     predicted_activation_bytes: tuple[Size, ...]
-    """Per pipeline rank, peak over its devices."""
+    """Predicted bytes of activations per pipeline rank, peak over its devices."""
     measured_steps_s: tuple[Seconds, ...] = ()
     """Every timed step."""
     measured_step_s: Seconds | None = None
-    """Their median."""
+    """Median seconds of a timed step."""
     measured_activation_bytes: tuple[Size, ...] = ()
-    """Per pipeline rank, peak over its devices."""
+    """Measured bytes of activations per pipeline rank, peak over its devices."""
     measured_peak_bytes: Size | None = None
     """Largest memory use of a device, if the engine reports it."""
     measured_loads: tuple[tuple[int, ...], ...] = ()
@@ -111,7 +111,7 @@ class Trial(Record):
     """A trial as `verified.json` shows it."""
 
     decision: TrainDecision
-    """Of the whole job."""
+    """Decision of the whole job."""
     scale: Scale | None = None
     """The scaled-down job that was launched instead; times and bytes are its own."""
     extrapolated: Extrapolated | None = None
@@ -130,12 +130,12 @@ class Trial(Record):
 
 
 class Accuracy(Record):
-    """How far predictions were from measurements, over the trials that ran."""
+    """Errors of predictions against measurements, over the trials that ran."""
 
     predicted_median_ape: float | None
     """Median of |predicted - measured| / measured of the step time, before any trial."""
     recalibrated_median_ape: float | None
-    """The same after recalibration, each trial from the others."""
+    """Median error of the step time after recalibration, each trial from the others."""
     activation_max_ape: float | None
     """Largest relative error of the activation bytes, over all trials and pipeline ranks."""
     rank_of_measured_best: Annotated[int, Field(ge=1)] | None
@@ -147,13 +147,13 @@ class Verified(Record):
 
     schema_version: Literal[1] = 1
     trials: Rows[Trial]
-    """In the order they were launched."""
+    """Trials in the order of their launches."""
     winner: TrainDecision | None
     """The fastest decision, measured or extrapolated from scaled-down jobs; absent if none ran."""
     winner_step_s: Seconds | None
-    """Measured, unless `winner_extrapolated` is set."""
+    """Step time of the winner, measured unless `winner_extrapolated` is set."""
     winner_extrapolated: Extrapolated | None = None
-    """Set if the winner was launched at a smaller scale only."""
+    """Extrapolation from a smaller job; set if the winner was launched at a smaller scale only."""
     regret_ratio: float | None
     """Measured time of the model's first choice / measured best - 1, extrapolated for scaled-down
     launches; absent if it did not run."""

@@ -87,7 +87,7 @@ class StudySearch(Generic[Decision, AnyRecord]):
             if proposal is not None:
                 self._pause_s = FIRST_PAUSE_S
                 return proposal
-            # Of workers that claim at the same moment, not all shall do so again.
+            # A random pause keeps workers that claim at the same moment from doing so again.
             time.sleep(random.uniform(0.0, FIRST_PAUSE_S))
 
     def record(self, proposal: Proposal[Decision], record: AnyRecord) -> bool:

@@ -25,9 +25,9 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.verify.proposal import Knobs, PricedPoint
 
 SPREADS: Final = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-"""Of what it misses from point to point."""
+"""Candidate standard deviations s of the model's logarithmic error from point to point."""
 NOISE: Final = 0.02
-"""Of a launch."""
+"""Standard deviation of a launch's result, in logarithms."""
 LEAST_GAIN: Final = 1e-9
 POINT: Final = "point"
 METRICS: Final = "metrics"
@@ -122,7 +122,7 @@ class PriorSampler(optuna.samplers.BaseSampler):
         ratio = (best - mean) / error
         density = np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
         gain = error * (ratio * _normal(ratio) + density) * holds
-        # Where no gain is left, what likely holds its limits is next, the best of it first.
+        # If no gain is left, take the best of the points that likely keep their limits.
         gain[gain < LEAST_GAIN] = 0.0
         return max(free, key=lambda at: (gain[at], holds[at] >= 0.5, -mean[at]))
 

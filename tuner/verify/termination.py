@@ -34,7 +34,7 @@ TRIAL_MARK: Final = "MOETUNE_TRIAL"
 """Environment variable that marks a trial's processes."""
 
 SESSION_NAME: Final = ".session"
-"""In a trial's folder: the session of its command."""
+"""File in a trial's folder that names the session of its command."""
 
 MOST_NESTED: Final = 3
 """Nesting depth between a folder that is ended and those of its commands."""
@@ -54,7 +54,7 @@ KILL_ROUNDS: Final = 5
 """Rounds of finding and killing; a process that is being forked escapes the first."""
 
 TRACKER: Final = "multiprocessing.resource_tracker"
-"""In the command of a process that ends once those have ended whose shared memory it tracks."""
+"""Text in the command line of a process that ends after those whose shared memory it tracks."""
 
 LOOK_S: Final = 0.1
 """Polling interval of the grace period."""
@@ -272,7 +272,7 @@ def _noted(folder: Path, *, depth: int) -> list[Path]:
 
 
 def _began(leader: int, began_s: float) -> bool:
-    """Whether the leader of a session is the recorded process, or has ended."""
+    """Return whether the leader of a session is the recorded process, or has ended."""
     try:
         return abs(psutil.Process(leader).create_time() - began_s) <= CLOCK_S
     except psutil.NoSuchProcess:

@@ -52,7 +52,7 @@ REDUCTION_ERROR: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much to launch."""
+    """Number of launches and their steps."""
 
     trials: int
     """Total launches, those of earlier calls included."""
@@ -69,9 +69,9 @@ class Watcher:
     """Callbacks for the progress of trials."""
 
     started: Callable[[TrainDecision, float], None]
-    """Before a launch: its decision and predicted step time in seconds."""
+    """Callback before a launch: its decision and predicted step time in seconds."""
     ended: Callable[[TrialRecord], None]
-    """After a launch: its record, already written."""
+    """Callback after a launch: its record, already written."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
     """Folder of the folders of trials."""
     watcher: Watcher
     begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
-    """Called before a launch, with the folder of its trial."""
+    """Callback before a launch, with the folder of its trial."""
     spending: Spending | None = None
     """A budget that limits what is launched; None: `effort` alone does."""
 
@@ -121,7 +121,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         return [LaunchRequest(among=among)]
 
     def retry(self, failed: TrialRecord, /) -> bool:
-        """Whether a failed trial of an earlier call fits the devices of this one."""
+        """Return whether a failed trial of an earlier call fits the devices of this one."""
         return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
 
     def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:

@@ -1,4 +1,4 @@
-"""Where each architecture keeps the gate of a layer, and which experts its output names.
+"""Place of each layer's gate by architecture, and the experts that its output names.
 
     T tokens   K chosen experts   E experts
 
@@ -31,12 +31,12 @@ from profilers.errors import ModelUnreadableError
 
 
 class Gate(NamedTuple):
-    """Where a gate is found."""
+    """Place of a gate."""
 
     block: str
     """Class of the module that mixes experts."""
     attribute: str
-    """Its gate."""
+    """Attribute of that module that holds its gate."""
 
 
 GATES: Final[Mapping[str, Gate]] = {
@@ -46,7 +46,7 @@ GATES: Final[Mapping[str, Gate]] = {
     "deepseek_v3": Gate("DeepseekV3MoE", "gate"),
     "gpt_oss": Gate("GptOssMLP", "router"),
 }
-"""By `model_type` of config.json."""
+"""Gate by `model_type` of config.json."""
 
 
 def gates_of(model: torch.nn.Module, *, model_type: str) -> dict[int, torch.nn.Module]:

@@ -21,11 +21,11 @@ TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json
 BYTES: Final = 256
 """Tokens of text without a tokenizer: its bytes."""
 EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
-"""What architectures call the number of experts of a layer."""
+"""Names that architectures give the number of experts of a layer."""
 UNLOADABLE: Final = (
     *(OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError, AttributeError),
 )
-"""What transformers raises for a folder that it cannot make a model of."""
+"""Exceptions of transformers for a folder that it cannot make a model of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def load_model(folder: Path, *, device: torch.device) -> Loaded:
 
 
 def _model_type(config: Path) -> str:
-    """What config.json says, before anything heavy is imported."""
+    """Return the model type of config.json, before anything heavy is imported."""
     try:
         stated = read_object(config).get("model_type")
     except (OSError, ValueError) as error:

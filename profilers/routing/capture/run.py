@@ -41,7 +41,7 @@ PIECE: Final = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureInput:
-    """What is read, and how much of it at once.
+    """Model and texts to run, and tokens and passes to read at once.
 
     Raises:
         ValueError: a size is not at least 1, or the name cannot be a folder's.
@@ -51,11 +51,11 @@ class CaptureInput:
     texts: tuple[Path, ...]
     workload: str
     tokens: int = 1024
-    """Of a sequence."""
+    """Tokens of a sequence."""
     sequences: int = 4
-    """Of a pass."""
+    """Sequences of a pass."""
     passes: int = 256
-    """At most."""
+    """Passes, at most."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "sequences", "passes"):

@@ -40,10 +40,10 @@ from solvers.placement.balance.replicas import greedy_copies
 from solvers.placement.ranks import Floats
 
 BISECTIONS = 40
-"""Each halves the interval of y; 40 leave 1e-12 of it."""
+"""Bisection steps; each halves the interval of y, and 40 leave 1e-12 of it."""
 
 ROUNDING_RATIO = 1e-12
-"""How far a quotient may pass a whole number and still be taken for it."""
+"""Share by which a quotient may exceed a whole number and still be taken for it."""
 
 
 def layer_bounds(problem: BalanceProblem) -> Floats:

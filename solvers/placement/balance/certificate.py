@@ -1,4 +1,4 @@
-"""What is proven about a placement, layer by layer.
+"""Certify a placement layer by layer: a share of the objective and a bound for each.
 
     W workloads   L layers
 

@@ -21,7 +21,7 @@ LAUNCHES = 32
 """Draws of static dispatch that a placement is evaluated by."""
 
 LAUNCH_SEED = 0
-"""Of the launches that a placement is certified by; nothing is chosen by these."""
+"""Seed of the static-dispatch draws that certify a placement; no search uses it."""
 
 
 def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def objective(problem: BalanceProblem, placement: Placement, *, seed: int = LAUN
 
 
 def standard_error(problem: BalanceProblem, placement: Placement) -> float:
-    """Of `objective` as a mean over drawn launches, by leaving out each in turn (jackknife)."""
+    """Return the standard error of `objective` over drawn launches (leave-one-out jackknife)."""
     if problem.dispatch is not ReplicaDispatch.STATIC:
         return 0.0
     time_DWL = launch_times(problem, placement).max(axis=3)

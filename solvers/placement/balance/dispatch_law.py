@@ -1,4 +1,4 @@
-"""What near and far replicas take, computed independently for the checker.
+"""Load shares of near and far replicas, computed independently for the checker.
 
     D launches   G ranks, also as sources   R replicas of one expert, in slot order
     V streams: far ranks that took part in the same assignments before   k far ranks

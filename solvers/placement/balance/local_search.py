@@ -43,11 +43,12 @@ GOOD_ENOUGH_RATIO = 1e-4
 """A layer within this of its bound is left alone: recorded loads are not known better."""
 
 MOST_STEPS = 40_000
-"""Of every layer."""
+"""Search steps of each layer, at most."""
 
 PATIENCE_STEPS = 3_000
 PATIENCE_STEPS_PER_SLOT = 50
-"""Without a better placement of a layer, after which it rests; the smaller of the two."""
+"""Steps without a better placement after which a layer rests, per slot of the layer; at most
+`PATIENCE_STEPS`."""
 
 LIMIT_RATIO = 0.2
 """The potential's limit lies here between the bound (0) and the best value so far (1)."""
@@ -59,10 +60,11 @@ OVERWRITE_EVERY = 20
 OVERWRITE_CANDIDATES = 48
 
 ROUND_STEPS = 200
-"""After which sums are made anew and workloads weighed again."""
+"""Steps after which sums are made anew and workloads weighed again."""
 
 SEARCH_RATIO = 0.96
-"""Of the time limit; the rest is for a step that has begun, joining and the bound."""
+"""Share of the time limit for search steps; the rest is for the step in progress, joining the
+layers and the bound."""
 
 MOST_CELLS = 2**20
 """Largest array of one step; more layers are searched in turns."""
@@ -77,7 +79,7 @@ class _SearchedLayers:
     state: State
     best_LS: Ints
     best_time_LW: Floats
-    """Of the most-loaded rank, relative to the bound."""
+    """Time of each layer's most-loaded rank under its best placement, relative to the bound."""
     improved_L: Ints
     """Step at which the best was found."""
     jitter_LX: Ints

@@ -33,7 +33,7 @@ class Moves:
     partner_N: Ints
     """The other slot of a swap, the new expert of an overwrite."""
     change_N: Floats
-    """Of the potential."""
+    """Change of the potential by the move; negative improves."""
 
 
 def best_swap(
@@ -149,7 +149,7 @@ def best_overwrite(
 def _cautions(
     state: State, noise: Noise, chosen_N: Ints, rank_N: Ints, slot_NK: Ints
 ) -> tuple[Singles, Singles]:
-    """What caution adds to either rank after each swap: [N][W][K][S]."""
+    """Return the deviations, times caution, of both ranks after each swap, [N][W][K][S]."""
     ranks = state.problem.ranks
     inverse_G = (1.0 / np.square(ranks.speed_G)).astype(np.float32)
     slot_NWS, rank_NWG = noise.slot_LWS[chosen_N], noise.rank_LWG[chosen_N]
@@ -171,7 +171,7 @@ def _cautions(
 def _cautions_of_copies(
     state: State, noise: Noise, chosen_N: Ints, slot_NC: Ints, expert_NC: Ints
 ) -> Singles:
-    """What caution adds to every rank after each overwrite, [N][C][W][G]."""
+    """Return the deviations, times caution, of all ranks after each overwrite, [N][C][W][G]."""
     ranks, row_N1, layer_N1 = (
         state.problem.ranks,
         np.arange(len(chosen_N))[:, None],
@@ -214,7 +214,7 @@ def _may_swap(
     expert_NS: Ints,
     step: int,
 ) -> npt.NDArray[np.bool_]:
-    """Both experts may enter the other's rank; a rank's own slots are never partners."""
+    """Return whether both experts may enter the other's rank; never for slots of one rank."""
     rank_S, num_ranks = state.problem.ranks.rank_S, state.problem.ranks.num_ranks
     enters_NS = state.until_LGE[chosen_N[:, None], rank_N[:, None], expert_NS] <= step
     expert_NK = np.take_along_axis(expert_NS, slot_NK, axis=1)

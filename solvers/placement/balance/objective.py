@@ -1,4 +1,4 @@
-"""What the methods of this folder share: costs of replicas, layer times and the robust objective.
+"""Costs of replicas, layer times and the robust objective, shared by the methods of this folder.
 
     W workloads   L layers   E experts   G ranks   S slots of a layer
 
@@ -15,11 +15,11 @@ WIDTH = 5.0
 """Deviations from the mean that a normal number keeps within, for the largest of some."""
 
 POINTS = 33
-"""At which its distribution is evaluated."""
+"""Points at which the distribution of the maximum is evaluated."""
 
 
 def cost_of(share: Floats, active_load: float) -> Floats:
-    """What one replica costs that gets `share` of the load; grows with it."""
+    """Return the cost of a replica that gets `share` of the load; it grows with the share."""
     if active_load == 0.0:
         return share
     return np.asarray(share - active_load * np.expm1(-share))
@@ -113,7 +113,7 @@ def layer_weights(problem: BalanceProblem) -> Floats:
 
 
 def robust_slope(problem: BalanceProblem, imbalance_W: Floats) -> Floats:
-    """How much each workload's imbalance counts at these imbalances, [W]; sums to 1."""
+    """Return the weight of each workload's imbalance at these imbalances, [W]; sums to 1."""
     if problem.robust is Robust.MEAN:
         return problem.weight_W
     if problem.robust is Robust.WORST:

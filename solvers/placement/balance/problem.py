@@ -34,10 +34,10 @@ from solvers.placement.ranks import Floats, Placement, Ranks
 
 
 class ReplicaDispatch(StrEnum):
-    """What the runtime does with the replicas of an expert."""
+    """Rule by which the runtime splits an expert's tokens over its replicas."""
 
     EVEN = "even"
-    """Each takes the same share; also what a draw for each token expects."""
+    """Equal shares for all replicas; also what a draw for each token expects."""
     NEAR = "near_dynamic"
     """The one near a source rank takes its tokens (`dispatch/nearest.py`), all equally those of
     ranks that have none near: what a draw for each token expects beside an all-to-all backend."""
@@ -46,15 +46,15 @@ class ReplicaDispatch(StrEnum):
 
     @property
     def is_near(self) -> bool:
-        """Whether the split of tokens depends on where replicas are."""
+        """Return whether the split of tokens depends on where replicas are."""
         return self is not ReplicaDispatch.EVEN
 
 
 class Robust(StrEnum):
-    """How the imbalances of several workloads become one number."""
+    """Aggregate of several workloads' imbalances."""
 
     MEAN = "mean"
-    """Their weighted mean."""
+    """Weighted mean of the imbalances."""
     WORST = "worst"
     """The largest."""
     CVAR = "cvar"
@@ -83,18 +83,18 @@ class BalanceProblem:
     load_WLE: Floats
     """Token copies, a pass on average or in all; any unit unless `active_load` is set."""
     weight_W: Floats
-    """Positive, sums to 1."""
+    """Weight of each workload, positive; they sum to 1."""
     ranks: Ranks
     robust: Robust = Robust.MEAN
     tail_ratio: float = 0.5
     """Share of the weight that CVaR looks at, in (0, 1]."""
     active_load: float = 0.0
-    """What reading one replica's weights costs, in token copies."""
+    """Cost of reading one replica's weights, in token copies."""
     migration: Migration | None = None
     dispatch: ReplicaDispatch = ReplicaDispatch.EVEN
     variance_WLE: Floats | None = None
-    """Of every load on other passes, around `load_WLE`: a search keeps ranks even whose loads will
-    scatter by that. The objective is that of `load_WLE`. None: loads stay as they are."""
+    """Variance of every load over other passes, around `load_WLE`. A search also balances ranks
+    under this scatter; the objective counts `load_WLE` alone. None: loads stay as they are."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:

@@ -1,4 +1,4 @@
-"""How many copies of each expert: one by one to the expert whose copies carry most.
+"""Number of copies of each expert: one by one to the expert whose copies carry most.
 
     L layers   E experts
 

@@ -63,33 +63,35 @@ CAUTIONS: Final = (2.0, 1.2)
 """Standard deviations above the mean that are kept even."""
 
 LOADS_CAUTION: Final = 1.0
-"""The same where loads alone scatter; of 0.5, 1 and 2 none is better than another by more than what
-sets of layers differ by."""
+"""Standard deviations above the mean that are kept even where loads alone scatter; 0.5, 1 and 2
+differ by no more than sets of layers do."""
 
 SEARCH_RATIO: Final = 0.9
-"""Of the time limit, for all searches; the rest is for the last choice."""
+"""Share of the time limit for all searches; the rest is for the final selection."""
 
 SMALL_SHARE: Final = 1.0 / 3.0
-"""Of a rank's mean: smaller experts keep no other away, so that copies of them bring nothing."""
+"""Share of a rank's mean load that a large expert exceeds. Replicating smaller ones does not lower
+the number of ranks needed, so they get only leftover slots."""
 
 SMALL_RATIO: Final = 3e-3
-"""That a rank may have more than the mean."""
+"""Share of the mean load by which one replica may exceed it before its weight is `ABOVE_MEAN`."""
 
 ABOVE_MEAN: Final = 1e3
-"""Weight of a share that no rank should have."""
+"""Weight, times the share, of a replica that exceeds a rank's mean load."""
 
 LAUNCHES: Final = 16
 SEED: Final = 20_231
-"""Of the launches that the last choice is made by; the checker draws others."""
+"""Seed of the launches drawn for the final selection; the checker draws others."""
 
 LOADS_STREAM: Final = 1
-"""Of the seed: loads and launches are independent."""
+"""Random stream, beside the seed, that draws loads; independent of the launches' stream."""
 
 CLAIM_SEED: Final = 20_232
-"""Of the launches of the claimed objective, which the checker compares with its own."""
+"""Seed of the launches that the claimed objective averages; the checker draws its own to
+compare."""
 
 EVEN_RATIO: Final = 0.15
-"""Of the time, for what the even split would place."""
+"""Share of the time limit for the search under even split, whose placement is one candidate."""
 
 
 def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:

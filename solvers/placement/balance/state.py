@@ -76,13 +76,13 @@ class State:
     until_LGE: npt.NDArray[np.int32]
     """Step before which an expert may not enter a rank."""
     cost_LWS: Singles
-    """Of every slot at speed 1, relative to the bound."""
+    """Cost of every slot at speed 1, relative to the bound."""
     time_LWG: Singles
-    """Of every rank, relative to the bound."""
+    """Time of every rank, relative to the bound."""
     group_G: Ints
     """Group of each rank in which an expert may have one copy: its node, or the rank itself."""
     noise: Noise | None = None
-    """None where nothing is random."""
+    """Variances over launches; None where nothing is random."""
 
     @classmethod
     def of(
@@ -192,7 +192,7 @@ class State:
         return np.asarray(variance_WNE.transpose(1, 0, 2))
 
     def cost_of_copies(self, chosen_N: Ints, copies_NE: Ints) -> Floats:
-        """Relative cost of one copy of each expert where it has that many, [N][W][E]."""
+        """Return the relative cost of one copy of each expert with that many copies, [N][W][E]."""
         load_WNE = self.problem.load_WLE[:, self.layer_L[chosen_N]]
         cost_WNE = cost_of(load_WNE / copies_NE, self.problem.active_load)
         return np.asarray(

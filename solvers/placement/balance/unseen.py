@@ -29,13 +29,13 @@ from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Floats
 
 LEAST_RATIO = 0.1
-"""Below it nothing is added."""
+"""Smallest share of chance variance for which unseen workloads are added."""
 
 MOST_RATIO = 0.5
-"""What is known counts at least as much as what is not."""
+"""Largest weight of unseen workloads, so that the known ones count at least as much."""
 
 RARE_SHARE = 0.1
-"""Added to shares (1 is an even one) before the logarithm: how rare a rare expert is, is noise."""
+"""Offset of shares (1 is an even one) before the logarithm: how rare a rare expert is, is noise."""
 
 
 def chance_ratio(problem: BalanceProblem) -> float:

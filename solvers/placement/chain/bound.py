@@ -25,10 +25,11 @@ from solvers.placement.flow_bound import most_staying_by_matching, most_staying_
 from solvers.placement.ranks import Floats
 
 HEIGHTS: Final = (8.0, 4.0, 16.0, 6.0, 12.0, 2.0, 32.0)
-"""Times the mean cell: where flows are cut; in this order, as cells of gamma(0.5) are bounded best
-at 4 to 16 and others were not tried."""
+"""Cells at which flows are cut, as multiples of the mean cell; in this order, as cells of
+gamma(0.5) are bounded best at 4 to 16 and others were not tried."""
 ROUNDING_RATIO: Final = 1e-12
-"""Taken off a pair's cost: sums of E * E numbers in another order."""
+"""Share of a pair's flow, and of its largest cost, taken off for rounding: sums of E * E numbers in
+another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +37,10 @@ class FlowGroup:
     """One kind of group that flow can stay in."""
 
     gain: float
-    """What a token copy saves by staying."""
+    """Cost saved by one token copy that stays in its group."""
     size: int
     num_groups: int | None
-    """None: groups differ in size."""
+    """Number of groups; None: groups differ in size."""
 
 
 def lower_bound(problem: ChainProblem, *, time_limit_s: float) -> float:
@@ -65,7 +66,7 @@ def pair_bounds(problem: ChainProblem, *, time_limit_s: float) -> Floats:
 
 
 def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Floats:
-    """What the most-loaded pair costs at least, as some flow cannot stay on its rank."""
+    """Return a lower bound on the most-loaded pair's cost, from flow that must leave its rank."""
     ranks = problem.ranks
     between = problem.cost_GG[~np.eye(ranks.num_ranks, dtype=bool)]
     if not len(between) or (between <= 0.0).any():
@@ -106,7 +107,7 @@ def _groups(problem: ChainProblem) -> tuple[float, tuple[FlowGroup, ...]]:
 
 
 def _most_staying_HT(flow_TEE: Floats, groups: tuple[FlowGroup, ...], deadline_s: float) -> Floats:
-    """What can stay at most, for each kind of group and pair of layers."""
+    """Return the largest flow that can stay in its group, per kind of group and pair of layers."""
     most_HT = np.array(
         [
             [most_staying_by_matching(flow_EE, group_size=group.size) for flow_EE in flow_TEE]

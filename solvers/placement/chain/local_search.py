@@ -44,20 +44,21 @@ OVERS: Final = (30.0, 100.0, 300.0, 1_000.0, 3_000.0)
 """Prices of load above a limit, in turn: in units of the mean standard deviation of an expert's
 prices over ranks, per mean load of an expert."""
 TURNS: Final = 2
-"""Of every layer at one price."""
+"""Sweeps over the layers at each price of `OVERS`."""
 TRADES: Final = 500
 MOST_CELLS: Final = 3e6
 """Flows of all trades, at most: about a second."""
 TRADED_LAYERS: Final = 8
-"""That two ranks trade places in, at most."""
+"""Consecutive layers in which two ranks swap their experts, at most."""
 PATIENCE: Final = 100
 """Trades in a row without a gain that end them."""
 LEAST_GAIN_RATIO: Final = 1e-9
-"""Of the cost of a layer's load on the most expensive link; less is rounding."""
+"""Smallest gain that counts, as a share of the layer's cost if its whole load took the most
+expensive link (of the objective for trades); less is rounding."""
 BOUND_RATIO: Final = 0.3
-"""Of the time, for the bound."""
+"""Share of the time limit for the bound."""
 SEARCH_RATIO: Final = 0.95
-"""Of the time, when swaps end; the rest is for pricing what was found."""
+"""Share of the time limit after which swaps end; the rest is for pricing the candidates."""
 
 
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
@@ -180,7 +181,8 @@ class _MostLoaded(_Total):
     """A layer under the most-loaded pair of ranks."""
 
     sides: tuple[tuple[Floats, Floats], ...]
-    """What experts send to each rank of a neighbouring layer, and costs from these ranks there."""
+    """One pair per neighbouring layer: token copies from each expert to each of its ranks, and the
+    cost of a copy from a rank here to a rank there."""
 
     def changes_EE(self) -> Floats:
         return np.asarray(
@@ -210,7 +212,7 @@ def _on_rank_EG(problem: ChainProblem, rank_E: Ints) -> Floats:
 
 
 def _changed_EE(out_EG: Floats, rank_E: Ints, cost_GG: Floats) -> Floats:
-    """What swaps change in the cost of one pair of layers; costs from these ranks to others."""
+    """Return the change of one layer pair's cost by each swap; `cost_GG` is from rows' ranks."""
     num_ranks = len(cost_GG)
     on_rank_EG = (rank_E[:, None] == np.arange(num_ranks)).astype(np.float64)
     between_GG = on_rank_EG.T @ out_EG

@@ -46,9 +46,9 @@ from solvers.result import Claim, Status
 SCALE: Final = 1e4
 """Typical cost in the models' units: CBC's absolute tolerance of 1e-5 is then 1e-9 of it."""
 TOLERANCE_RATIO: Final = 1e-6
-"""By which limits are widened in the model, so that CBC's tolerances cut off nothing allowed."""
+"""Share by which the model widens limits, so that CBC's tolerances exclude no legal placement."""
 CLUSTER_RATIO: Final = 0.3
-"""Of the time, for the first program, shared by the layers."""
+"""Share of the time limit for the first program, split over the layers."""
 SHORTEST_RUN_S: Final = 0.05
 SEED: Final = 20_250_206
 
@@ -64,7 +64,7 @@ class ProgramSolution:
     number_LE: Ints | None
     """Cluster of each expert, or rank of each cluster; None: some layer has no solution."""
     bound: float
-    """On the program's own objective."""
+    """Bound on the program's own objective."""
 
 
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
@@ -246,7 +246,7 @@ def _solve_with_cbc(model: pulp.LpProblem, time_limit_s: float, threads: int) ->
 
 
 def _chosen(of_number: Sequence[Sequence[pulp.LpVariable]], result: CbcResult) -> Ints:
-    """For each column of choices, the row that CBC set to one."""
+    """Return for each column of choices the row that CBC set to one."""
     value = result.value_of_column
     chosen = np.array([[value.get(one.name, 0.0) for one in row] for row in of_number])
     return np.asarray(chosen.argmax(axis=0), dtype=np.int64)

@@ -24,12 +24,12 @@ from solvers.placement.ranks import Floats, Ranks
 
 
 class Measure(StrEnum):
-    """What of the flow counts."""
+    """Aggregate of the flow that is minimised."""
 
     TOTAL = "total"
     """Every token, times the cost of its transition."""
     MOST_LOADED_PAIR = "busiest_pair"
-    """Per pair of layers the largest flow times cost over pairs of ranks."""
+    """Largest flow times cost over pairs of ranks, for each pair of layers, summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,8 @@ class ChainProblem:
     """Token copies of each expert."""
     ranks: Ranks
     cost_GG: Floats
-    """Of one token copy from rank to rank, e.g. seconds per token; diagonal zero as a rule."""
+    """Cost of one token copy from rank to rank, e.g. seconds per token; the diagonal is usually
+    zero."""
     most_load_L: Floats | None = None
     """Largest load that a rank may have in each layer; None: no limit."""
     measure: Measure = Measure.TOTAL

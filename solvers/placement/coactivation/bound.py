@@ -33,7 +33,8 @@ from solvers.placement.flow_bound import most_staying_by_matching
 from solvers.placement.ranks import Floats, Ints
 
 ROUNDING_RATIO: Final = 1e-9
-"""Of a token, by which a bound may be too high from rounding alone: copies are whole numbers."""
+"""Share of a token by which rounding may raise a bound; subtracted before rounding up to whole
+copies."""
 
 
 def lower_bound_L(problem: CoactivationProblem) -> Floats:

@@ -24,10 +24,10 @@ class Layer:
     tables_H: tuple[Tables, ...]
     total_cost_H: Floats
     peak_cost_H: Floats
-    """Of one token copy into the most-loaded group, the number of groups counted in."""
+    """Cost of one token copy into the most-loaded group, times the number of groups, by level."""
 
     def cost(self) -> float:
-        """What the layer costs."""
+        """Return the layer's cost, summed over levels."""
         return float(
             sum(
                 total * tables.weighted_J.sum() + peak * tables.weighted_J.max()
@@ -38,7 +38,7 @@ class Layer:
         )
 
     def changes_EE(self) -> Floats:
-        """By how much each swap changes the cost."""
+        """Return the change of the cost by each swap."""
         return changes_EE(self.tables_H, self.total_cost_H, self.peak_cost_H)
 
     def swap(self, one: int, two: int) -> None:

@@ -32,9 +32,9 @@ from solvers.result import Claim, Status
 
 SEED: Final = 20_250_812
 LEAST_GAIN_RATIO: Final = 1e-12
-"""Of a layer's cost; less is rounding."""
+"""Smallest gain that counts, as a share of a layer's cost; less is rounding."""
 SEARCH_RATIO: Final = 0.95
-"""Of the time, when swapping ends; the rest is for what was found."""
+"""Share of the time limit after which swaps end; the rest is for pricing the candidates."""
 
 
 def solve(

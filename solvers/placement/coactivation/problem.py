@@ -34,11 +34,12 @@ class Level:
     group_G: Ints
     """Group of each rank, counted from 0."""
     total_cost: float
-    """Of one token copy into any group."""
+    """Cost of one token copy into any group."""
     peak_cost: float = 0.0
-    """Of one token copy into the group that gets most, times the number of groups."""
+    """Cost of one token copy into the most-loaded group, before the factor of the number of
+    groups."""
     weight_J: Floats | None = None
-    """What a copy into each group costs, relative to these; None: 1 for all."""
+    """Weight of a copy into each group, a factor on both costs; None: 1 for all."""
 
     def __post_init__(self) -> None:
         weights_J = self.weights_J

@@ -34,7 +34,7 @@ class Tables:
 
     group_E: Ints
     weight_J: Floats
-    """What a copy into each group costs, relative to the level's cost."""
+    """Weight of a copy into each group, a factor on the level's costs."""
     count_J: Ints
     """Tokens that touch each group."""
     tokens_E: Ints
@@ -112,9 +112,9 @@ def largest_without_two(value_J: Floats) -> Floats:
 
 
 def changes_EE(tables: tuple[Tables, ...], total_cost_H: Floats, peak_cost_H: Floats) -> Floats:
-    """Return [A][B]: by how much the cost of the layer changes if A and B are swapped.
+    """Return [A][B]: the change of the layer's cost if experts A and B are swapped.
 
-    `peak_cost_H` is of one token copy into the most-loaded group, groups counted in.
+    `peak_cost_H`: cost of one token copy into the most-loaded group, times the number of groups.
     """
     changed_EE = np.zeros(tables[0].lost_EE.shape)
     for level, total_cost, peak_cost in zip(tables, total_cost_H, peak_cost_H, strict=True):

@@ -29,7 +29,7 @@ class DispatchCase:
     placement: Placement
     ranks: Ranks
     seed: int = 0
-    """Of a rule's random draws."""
+    """Seed of the rule's random draws."""
 
     def __post_init__(self) -> None:
         if self.load_PLE.ndim != 3 or 0 in self.load_PLE.shape:

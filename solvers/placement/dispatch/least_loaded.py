@@ -48,7 +48,7 @@ class LeastLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeastLoadedPlan:
-    """What the rule does in every pass and layer."""
+    """Loads and weight transfers of least-loaded dispatch, for every pass and layer."""
 
     load_PLG: Floats
     active_PLG: Ints

@@ -94,7 +94,7 @@ class _Pool:
     load_IG: Floats
     amount_IK: Floats
     hosts_K_IX: tuple[Ints, ...]
-    """By replicated expert: its hosts in each instance."""
+    """Host ranks of each replicated expert in every instance, padded with G."""
     poured_K_IX: tuple[Floats, ...]
     speed_G: Floats
 

@@ -91,7 +91,8 @@ SPLITS: Final[Mapping[str, tuple[Split, Split]]] = {
     "lp": (lp_split, lp_split),
     "near_lp": (near_lp_split, near_lp_split),
 }
-"""By rule: shares that are expected over launches, and those of one by the case's seed."""
+"""Two functions per rule: shares expected over launches, and shares of the launch that the case's
+seed draws."""
 
 PASS_BY_PASS: Final = frozenset({"lp", "near_lp"})
 """Rules whose shares follow the counts of a pass."""

@@ -58,7 +58,7 @@ AS_PRICED: Final = Formats(attention="", output="", ffn="", experts="", kv="bf16
 
 
 def expert_bytes(model: ModelSpec, *, element_bytes: float) -> float:
-    """Weights of one expert of one layer."""
+    """Return the bytes of one expert of one layer."""
     return one_expert_parameters(model) * element_bytes
 
 
@@ -72,11 +72,11 @@ class ExpertMachine:
     constants: Constants
     ranks: int
     element_bytes: float
-    """Of weights and activations in the GEMMs."""
+    """Bytes of one element of weights and activations in the GEMMs."""
     dispatched_element_bytes: float = 2.0
-    """Of one element that is dispatched or combined."""
+    """Bytes of one element that is dispatched or combined."""
     ranks_per_node: int | None = None
-    """Where a node runs fewer ranks than it has devices."""
+    """Ranks of a node where these are fewer than its devices; None: as many."""
 
     @property
     def group(self) -> Group:
@@ -89,7 +89,7 @@ class ExpertMachine:
 
     @property
     def expert_bytes(self) -> float:
-        """Weights of one expert."""
+        """Return the bytes of one expert of one layer."""
         return expert_bytes(self.model, element_bytes=self.element_bytes)
 
     @property
@@ -122,12 +122,12 @@ class LayerSeconds:
 
     @property
     def pass_P(self) -> Floats:
-        """All layers of each pass."""
+        """Return the seconds of all layers, by pass."""
         return np.asarray((self.experts_PL + self.all_to_all_PL).sum(axis=1))
 
     @property
     def layer_L(self) -> Floats:
-        """Each layer, mean over passes."""
+        """Return the seconds of each layer, mean over passes."""
         return np.asarray((self.experts_PL + self.all_to_all_PL).mean(axis=0))
 
 

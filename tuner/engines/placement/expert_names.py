@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint belongs to which expert or router of which layer, by its name.
+"""Layer, and expert or router, that a checkpoint tensor belongs to, by its name.
 
     Hugging Face    Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2 and V3, gpt-oss; one tensor an
                     expert, or all experts in one tensor
@@ -34,13 +34,13 @@ _EXPERTS: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTensor:
-    """What a tensor is."""
+    """Layer, kind and expert of a checkpoint tensor, read from its name."""
 
     layer: int
     kind: Literal["router", "expert", "all_experts"]
     """`router` and `all_experts` hold one row, along their first axis, for each expert."""
     expert: int | None = None
-    """Of a tensor that belongs to one expert."""
+    """Expert that the tensor belongs to; None for routers and tensors of all experts."""
     head: str = ""
     tail: str = ""
     """Text before and after the expert's number."""

@@ -27,7 +27,8 @@ class ServedPlacement:
     verified: VerifiedPlacement
     files: tuple[EmittedFile, ...]
     marks: tuple[MadeFor, ...] = ()
-    """What the placement was planned for on this engine, or on others if this one is not named."""
+    """Targets on this engine that the placement was planned for; those of other engines if this one
+    is not among them."""
 
     def suits(self, group: Instances) -> bool:
         """Say whether the group has the ranks and slots that the placement was planned for.

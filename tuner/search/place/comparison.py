@@ -27,7 +27,7 @@ class PlacementComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricedComparison:
-    """The same in seconds."""
+    """Seconds of a pass of one workload under the current placement, EPLB's and the plan's."""
 
     current: LayerSeconds
     eplb: LayerSeconds

@@ -1,4 +1,4 @@
-"""How many passes linear programs can be solved for until the deadline of a plan.
+"""Number of passes whose linear programs can be solved until the deadline of a plan.
 
     P passes   L layers
 
@@ -20,13 +20,13 @@ from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.search.place.passes import MOST_SOLVED_PASSES
 
 MIN_HOLDOUT_PASSES: Final = 2
-"""Per workload: one pass does not show how passes differ."""
+"""Fewest hold-out passes of a workload: one pass does not show how passes differ."""
 
 MIN_LP_S: Final = 0.8
 """Minimum time for linear programs in each step, so that small cases use all passes."""
 
 MARGIN_RATIO: Final = 1.25
-"""On measured seconds: other placements may take more rounds than the one that was timed."""
+"""Factor on measured seconds: other placements may take more rounds than the one that was timed."""
 
 
 def pass_seconds(

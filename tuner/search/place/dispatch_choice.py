@@ -40,8 +40,8 @@ from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
 
 DRAWS: Final = 16
-"""Per rule over all its passes, and at least one per pass; the mean of 16 maxima is known to a
-quarter of their spread. As many launches of `static`, so that each draw has a table of its own."""
+"""Draws of a rule over all its passes, at least one per pass; the mean of 16 maxima is known to a
+quarter of their spread. `static` has as many launches, so that each draw has a table of its own."""
 
 MOST_PASSES: Final = 8
 """Fit passes that rules are chosen on: a linear program is solved for each."""
@@ -50,7 +50,7 @@ SIGNIFICANT_ERRORS: Final = 2.0
 """Standard errors of the mean difference by which a rule must win to replace the plan's."""
 
 UNPRICED_RATIO: Final = 0.01
-"""What a rule with a run-time cost of its own must save beyond one without: two runs of one
+"""Gain in imbalance that a rule with a run-time cost must show beyond one without: two runs of one
 configuration differ by as much (verdict.py)."""
 
 

@@ -27,7 +27,7 @@ RULE: Final = (
     f" (LLEP: pieces of {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the"
     f" most-loaded rank has {_KNOBS.gate_ratio:g} times the mean)"
 )
-"""What least-loaded dispatch does."""
+"""Description of least-loaded dispatch in one sentence."""
 
 
 def dispatch_gain(

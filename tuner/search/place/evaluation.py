@@ -22,7 +22,7 @@ from tuner.plans.place import Band, PassSpread
 from tuner.spec.place import Dispatch
 
 SEED: Final = 90_001
-"""Of launches that neither choices nor certificates use."""
+"""Seed of the launches drawn for evaluation; choices and certificates use others."""
 
 STATED_RATIO = 0.9
 """Share of passes inside a printed band."""
@@ -59,13 +59,13 @@ class Evaluation:
 
     @property
     def spread(self) -> PassSpread:
-        """Over passes and layers."""
+        """Return the largest load over the mean, over passes and layers."""
         p50, p99 = np.quantile(self.ratio_PL, (0.5, 0.99))
         return PassSpread(p50=float(p50), p99=float(p99), mean=float(self.ratio_PL.mean()))
 
     @property
     def worst_ratio(self) -> float:
-        """Of the worst layer, mean over passes."""
+        """Return the worst layer's largest load over the mean, mean over passes."""
         return float(self.ratio_PL.mean(axis=0).max())
 
     def mean_ratio_LG(self, ranks: Ranks) -> Floats:

@@ -34,7 +34,7 @@ class WorkloadEvidence:
     holdout_PLE: Floats
     """The hold-out passes."""
     variance_LE: Floats
-    """Of the mean of the hold-out passes around `fit_LE`; see `load_variance`."""
+    """Variance of the hold-out passes' mean load around `fit_LE`; see `load_variance`."""
     whole_PLE: Floats
     """All passes, for leave-one-out."""
     num_fit_passes: int

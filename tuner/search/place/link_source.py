@@ -64,7 +64,7 @@ def link_source(
 
 
 def is_of_accelerators(profile: Path) -> bool:
-    """Whether a profile was measured on devices whose description can price what it lacks.
+    """Return whether a profile was measured on devices whose description can price what it lacks.
 
     Raises:
         ProfileUnreadableError: it is missing or damaged.

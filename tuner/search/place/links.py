@@ -54,7 +54,7 @@ OTHER_NODE_COST: Final = 6.0
 """Default where nothing else is known."""
 
 ROW_ELEMENT_BYTES: Final = 2.0
-"""Of one element of a token sent."""
+"""Bytes of one element of a sent token."""
 
 LARGE_BYTES: Final = 2.0**26
 """Size of a message whose latency is negligible."""
@@ -65,7 +65,7 @@ LEAST_RATIO: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkSource:
-    """What is known of the links of a pool; by default nothing."""
+    """Sources of the link costs of a pool; all absent by default."""
 
     pool: Pool | None = None
     hardware: Hardware | None = None
@@ -82,7 +82,7 @@ class LinkCosts:
     """Cost of one token copy, from rank to rank."""
 
     cost_GG: Floats
-    """Relative to `unit_s`; zero on a rank."""
+    """Cost between ranks relative to `unit_s`; zero on a rank."""
     unit_s: float | None
     """Seconds of a cost of 1; None: costs are relative only."""
     domain_G: Ints
@@ -195,7 +195,7 @@ class _CopyCost:
     whole: float
     moving: float
     name: str
-    """Where the cost comes from."""
+    """Source of the cost, as messages name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

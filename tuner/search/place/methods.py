@@ -25,7 +25,7 @@ from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
 
 TrafficProblem = ChainProblem | CoactivationProblem
-"""Of objectives about traffic."""
+"""Problem of an objective about traffic."""
 
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in

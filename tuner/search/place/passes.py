@@ -17,7 +17,7 @@ MOST_SOLVED_PASSES: Final = 8
 
 
 def is_per_pass(dispatch: str) -> bool:
-    """Whether a rule acts pass by pass, so that the mean pass does not represent it."""
+    """Return whether a rule acts pass by pass, so that the mean pass does not represent it."""
     return dispatch in PASS_BY_PASS or dispatch == Dispatch.LEAST_LOADED.value
 
 

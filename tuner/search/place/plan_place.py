@@ -1,4 +1,4 @@
-"""From a placement's spec to its plan: evidence, candidates, evaluation, certificate, verdict.
+"""Planning of a placement: evidence, candidates, evaluation, certificate, verdict.
 
 The plan is solved on the fit passes of every workload and evaluated on the hold-out passes, under
 the engine's dispatch rule, next to the current placement and EPLB's on the same loads.
@@ -62,7 +62,7 @@ from tuner.spec.place_read import PlaceSpec
 HOLDOUT_RATIO: Final = 0.9
 """Share of the time left after the search for evaluation by linear programs."""
 LEFT_OUT_RATIO: Final = 0.5
-"""The same where leave-one-out plans are still to be solved and evaluated."""
+"""Share of that time where leave-one-out plans are still to be solved and evaluated."""
 HOLDOUT_PLACEMENTS: Final = 3
 """Evaluated on each workload left out: its plan, EPLB's and the current placement."""
 
@@ -116,13 +116,13 @@ class _HoldoutResult:
     """The chosen placement on the hold-out passes."""
 
     evidence: tuple[WorkloadEvidence, ...]
-    """With the hold-out passes that were evaluated."""
+    """Evidence of all workloads, with the hold-out passes that were evaluated."""
     comparisons: tuple[PlacementComparison, ...]
     outcomes: tuple[WorkloadOutcome, ...]
     alternatives: tuple[PlaceAlternative, ...]
     left_out: tuple[LeftOut, ...]
     baseline_worst: tuple[float, ...]
-    """For each workload left out, the worst layer's imbalance without a plan."""
+    """Worst layer's imbalance without a plan, for each workload left out."""
     times: tuple[LayerTimes, ...]
     traffic: Mapping[str, tuple[float, float, float]]
     loads: Loads | None

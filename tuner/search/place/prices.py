@@ -48,7 +48,7 @@ class Pricing:
 
     machine: ExpertMachine
     band: Band
-    """Measured over predicted seconds."""
+    """Band of measured over predicted seconds."""
     decodes: bool
     context_tokens: float
     merges: bool

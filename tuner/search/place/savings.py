@@ -1,4 +1,4 @@
-"""What a plan saves, with its uncertainty.
+"""Savings of a plan, with their uncertainty.
 
     W workloads   P hold-out passes
 
@@ -33,11 +33,11 @@ class Gain:
     gain_ratio: float
     noise_ratio: float
     step_gain_ratio: float | None
-    """Of a whole pass; None where nothing is priced."""
+    """Share of a whole pass's seconds that is saved; None where nothing is priced."""
     saved: str
-    """What is saved, in words."""
+    """Name of the saved quantity, e.g. "time in the expert layers"."""
     eplb_gain_ratio: float
-    """What EPLB's rule saves."""
+    """Share of the cost that EPLB's rule saves."""
     eplb_noise_ratio: float
     """Uncertainty of the difference from it, both on the same passes."""
 

@@ -71,7 +71,7 @@ PROGRAMS: Final = TimeShares(
     leave_one_out=0.05,
     scoring=0.3,
 )
-"""Where linear programs may have to be solved, which takes longer than the search."""
+"""Shares where linear programs may have to be solved, which takes longer than the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,9 +31,9 @@ class CandidateScores:
     """Candidates scored on the fit passes, under one dispatch rule."""
 
     placements: Mapping[str, Placement]
-    """By name, best first."""
+    """Candidate placements by name, best first."""
     values: Mapping[str, float]
-    """The objective, by name."""
+    """Objective of each candidate, by name."""
     broken: Mapping[str, str]
     """The limit that a placement breaks; empty: none."""
 

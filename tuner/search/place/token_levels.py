@@ -23,7 +23,7 @@ from solvers.placement.ranks import Floats, Ints
 from tuner.search.place.links import LinkCosts
 
 LEAST_WEIGHT: Final = 1e-6
-"""Of a group that costs nothing to reach, relative to the others."""
+"""Weight of a group that costs nothing to reach, relative to the others."""
 
 
 def link_levels(links: LinkCosts, *, is_peak: bool) -> tuple[Level, ...]:

@@ -17,7 +17,7 @@ from tuner.search.place.evidence import WorkloadEvidence
 
 
 class Tokens(StrEnum):
-    """Which of the sampled tokens."""
+    """Part of the sampled tokens."""
 
     FIT = "fit"
     HOLDOUT = "holdout"
@@ -37,7 +37,7 @@ def sampled_LTK(one: WorkloadEvidence, tokens: Tokens) -> Ints:
 
 
 def has_holdout_transitions(one: WorkloadEvidence) -> bool:
-    """Whether there are hold-out tokens for transitions."""
+    """Return whether there are hold-out tokens for transitions."""
     tokens = one.recording.token_LTK
     return tokens is not None and tokens.shape[1] > 1
 

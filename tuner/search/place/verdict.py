@@ -1,4 +1,4 @@
-"""Whether a placement is worth it, given the noise between passes, launches and runs.
+"""Verdict on a placement: worth it or not, given the noise between passes, launches and runs.
 
 A gain counts if it exceeds its variation from pass to pass, or from launch to launch where a rule
 draws tables, and, as a share of a whole pass, the difference between two runs
@@ -22,7 +22,8 @@ CONFIDENCE_FACTOR = 1.645
 """Standard errors of a one-sided 95 % statement."""
 
 FEW_PASSES_FACTORS = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""The same for 2, 3, ... batches: Student's t of 1, 2, ... degrees of freedom."""
+"""Standard errors of a one-sided 95 % statement from 2, 3, ... batches: Student's t of 1, 2, ...
+degrees of freedom."""
 
 MAX_BATCHES = 10
 """Neighbouring passes hold the same documents; batches of many are nearly independent."""
@@ -35,8 +36,8 @@ FRAGILE_RATIO = 1.05
 """Load on an unseen workload over that without the plan, from which on the plan is fragile."""
 
 OVERLOAD_RATIO = 1.5
-"""The same for the worst layer; affinity clustering was seen to make a rank 2.49 times overloaded
-on another domain."""
+"""Worst layer's imbalance on an unseen workload over that without the plan, from which on the plan
+is fragile; affinity clustering was seen to make a rank 2.49 times overloaded on another domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ START_UP_S: Final = {True: 20.0, False: 180.0}
 an engine that also builds data sets and compiles."""
 
 SLOWER_RATIO: Final = 0.1
-"""By how much more than any trial the next one may exceed its prediction; our estimate."""
+"""Share by which the next trial may exceed the largest measured-to-predicted ratio so far; our
+estimate."""
 
 GRACE_RATIO: Final = 0.05
 MOST_GRACE_S: Final = 60.0
@@ -42,7 +43,7 @@ class Budget:
 
     wall_s: float = math.inf
     max_devices: int | None = None
-    """At once; None: as many as the candidates need."""
+    """Devices in use at once, at most; None: as many as the candidates need."""
 
     @property
     def grace_s(self) -> float:
@@ -58,7 +59,7 @@ class Spending:
     budget: Budget
     clock: Callable[[], float]
     num_steps: int
-    """Per launch, warm-up included."""
+    """Optimizer steps of one launch, warm-up included."""
     runs_reference: bool = True
     _begun_s: float = field(init=False)
 

@@ -42,7 +42,7 @@ class Scale(Record):
     """A scaled-down job that a trial launches instead of the full-scale one."""
 
     decision: TrainDecision
-    """Of the scaled-down job."""
+    """Decision of the scaled-down job."""
     layers: Annotated[tuple[Size, ...], Field(min_length=1)]
     """The kept layers of the model, in order."""
     global_batch_size: Count
@@ -226,7 +226,7 @@ def _shard_ranks(decision: TrainDecision, *, inside: int, data: int) -> int | No
 
 
 def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
-    """Whether every target can launch it, inside one node or on whole nodes like the job's."""
+    """Return whether every target can launch it, inside a node or on whole nodes as the job."""
     shrunk = scaled_plan(plan, scale)
     able = launchable(
         plan.emit,

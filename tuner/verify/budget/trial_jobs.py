@@ -22,7 +22,7 @@ class TrialJob:
     """A job that can be launched."""
 
     decision: TrainDecision
-    """Of the whole job."""
+    """Decision of the whole job."""
     scale: Scale | None
     """The scaled-down job; None: the whole one."""
     predicted: TrainPrediction
@@ -46,9 +46,9 @@ class TrialJobs:
 
     space: TrainSpace
     price: Price | None = None
-    """None: only whole jobs can be priced and launched."""
+    """Pricing of scaled-down jobs; None: only whole jobs can be priced and launched."""
     max_devices: int | None = None
-    """None: as many as a decision needs."""
+    """Devices of a job, at most; None: as many as a decision needs."""
     _known: dict[TrainDecision, TrialJob | None] = field(default_factory=dict, repr=False)
 
     @property

@@ -71,7 +71,7 @@ NOT_FOUND: Final = frozenset({126, 127})
 """Shell exit codes for a missing or non-executable program (POSIX.1-2017, XCU 2.8.2)."""
 
 PORT_FREE_S: Final = 30.0
-"""How long the previous deployment's ports may stay in use."""
+"""Seconds that the previous deployment's ports may stay in use."""
 
 RUN_SLOWER_THAN_PREDICTED: Final = 10.0
 RUN_START_S: Final = 600.0
@@ -83,7 +83,7 @@ class DeploymentTimeouts:
     """Timeouts and polling interval, in seconds."""
 
     start_s: float
-    """Until a deployment is ready."""
+    """Timeout until a deployment is ready."""
     watch_s: float = 1.0
     """Polling interval."""
 
@@ -97,7 +97,7 @@ class DeploymentLaunch:
     decision: ServeDecision
     predicted: ServePrediction
     folder: Path
-    """Of this trial only."""
+    """Folder of this trial only."""
     url: str
     addresses: tuple[str, ...]
     """Health endpoints."""

@@ -26,7 +26,7 @@ class MeasuredDeployment:
     """All launches of one decision."""
 
     first: ServeTrialRecord
-    """Its prediction counts."""
+    """First launch of the decision, whose prediction counts."""
     records: tuple[ServeTrialRecord, ...]
 
     @property

@@ -37,7 +37,7 @@ class ServeTrialRecord(LaunchRecord[ServeDecision]):
     runs: tuple[BenchmarkRun, ...] = ()
     """Every benchmark run with a readable result."""
     ready_s: Seconds | None = None
-    """From the start until every server was ready."""
+    """Seconds from the start until every server was ready."""
     client: str
 
     @property
@@ -68,7 +68,7 @@ class ServeTrial(Record):
     predicted_ttft_s: Seconds
     """Mean over requests, as the others without a percentile in their name."""
     recalibrated_ttft_s: Seconds | None
-    """Scaled by the factor of the other deployments; absent if no other ran."""
+    """Predicted mean TTFT times the factor of the other deployments; absent if no other ran."""
     measured_ttft_s: Seconds | None
     measured_ttft: Spread | None = None
     predicted_tpot_s: Seconds
@@ -98,12 +98,12 @@ class ServeFactors(Record):
 
 
 class ServeAccuracy(Record):
-    """How far predicted means were from measured ones: medians of |p - m| / m."""
+    """Errors of predicted means against measured ones: medians of |p - m| / m."""
 
     ttft_median_ape: float | None
     tpot_median_ape: float | None
     recalibrated_ttft_median_ape: float | None
-    """Each deployment from the others."""
+    """Median error of TTFT after recalibration, each deployment from the others."""
     recalibrated_tpot_median_ape: float | None
     ttft_within_band: Size
     """Deployments whose measured mean lies in the predicted band."""
@@ -117,16 +117,17 @@ class ServeVerified(Record):
     schema_version: Literal[1] = 1
     objective: Literal["goodput", "cost", "devices", "rate"]
     trials: Rows[ServeTrial]
-    """In the order they were first launched."""
+    """Trials in the order that their decisions were first launched."""
     winner: ServeDecision | None
     """Best by the objective among those that meet every SLO; absent if none does."""
     regret_ratio: float | None
-    """By the objective, the plan's first choice over the winner, minus 1; absent if the first
-    choice did not run or misses an SLO."""
+    """Regret of the plan's first choice against the winner: ratio of the worse to the better
+    objective, minus 1; absent if the first choice did not run or misses an SLO."""
     tie: bool
     """The winner and another are equal by the objective or within the noise of their runs."""
     factors: ServeFactors | None
     residual: ServeResidual | None = None
-    """For later plans of this engine on these devices; absent with fewer than two deployments."""
+    """Corrections for later plans of this engine on these devices; absent with fewer than two
+    deployments."""
     accuracy: ServeAccuracy
     notes: tuple[str, ...] = ()

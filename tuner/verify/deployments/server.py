@@ -29,7 +29,7 @@ from tuner.verify.identical_failures import NO_RESPONSE
 from tuner.verify.launcher import LOG_NAME, log_tail, running
 
 LOGS_NAME: Final = "logs"
-"""Where emitted scripts write a log for each server (their variable LOGS)."""
+"""Folder where emitted scripts write a log for each server (their variable LOGS)."""
 
 RESPONSE_TIMEOUT_S: Final = 5.0
 """Timeout of a health check."""
@@ -38,7 +38,7 @@ FIRST_REQUEST_S: Final = 300.0
 """Timeout of a first request: engines compile and capture CUDA graphs for it."""
 
 MOST_BYTES: Final = 1 << 20
-"""Of a response."""
+"""Bytes of a response that are read."""
 MOST_WORDS: Final = 160
 """Bytes of an error body that are read."""
 REFUSED: Final = ("status 401", "status 403")

@@ -22,10 +22,11 @@ from tuner.verify.deployments.records import ServeTrialRecord
 from tuner.verify.proposal import PricedPoint
 
 ERROR: Final = 0.5
-"""Of a latency that no launch has corrected: a standard deviation of its logarithm."""
+"""Prior error of each metric, as a standard deviation of its logarithm."""
 LATENCY_POWER: Final = 0.05
 LEAST_RATIO: Final = 1e-6
-"""Of a latency over its target, which a simulation may give as 0."""
+"""Floor of a ratio (a latency over its target, or a reciprocal rate), which a simulation may give
+as 0."""
 KNOBS: Final = (
     *("count", "devices", "attention_tp", "attention_dp", "ep", "pp"),
     *("max_batch", "max_batched_tokens"),
@@ -52,7 +53,7 @@ class PlannedDeployments(NamedDecisions[ServeDecision, ServePrediction, ServeTri
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Those of what is compared, and of each latency that has a target."""
+        """Return the errors of the compared quantity and of each latency with a target."""
         return (ERROR,) * (1 + len(slo_limits(self.plan)))
 
     def points(self) -> Mapping[ServeDecision, PricedPoint]:
@@ -117,7 +118,7 @@ def _knobs(decision: ServeDecision) -> Iterator[tuple[str, Any]]:
 
 
 def is_neighbour(decision: ServeDecision, choice: ServeDecision) -> bool:
-    """Whether a decision differs from the plan's choice in its batches alone."""
+    """Return whether a decision differs from the plan's choice in its batches alone."""
     return decision != choice and _without_batches(decision) == _without_batches(choice)
 
 

@@ -23,7 +23,7 @@ from tuner.costs.serve.engine_steps import DecodePoint, PromptPoint
 from tuner.errors import EnvironmentMissingError
 
 REPEATS: Final = 5
-"""Of every prompt length."""
+"""Requests of every prompt length."""
 DECODE_TOKENS: Final = 24
 """Outputs of a decode point, at least; the requests whose prompts end first write more."""
 MOST_OUTPUTS: Final = 256
@@ -140,7 +140,7 @@ class Stream:
 
     began_s: float
     token_s: tuple[float, ...]
-    """From the beginning of the request to each token."""
+    """Seconds from the beginning of the request to each token."""
 
 
 def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
@@ -160,7 +160,7 @@ def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
 
 
 def _holds_token(line: bytes) -> bool:
-    """Whether an event carries a token, whose text may be empty, and not only the usage."""
+    """Return whether an event carries a token (its text may be empty), not only the usage."""
     try:
         choices = json.loads(line[len(b"data:") :])["choices"]
         return bool(choices) and isinstance(choices[0].get("text"), str)

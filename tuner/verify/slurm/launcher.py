@@ -73,13 +73,13 @@ class SlurmTimeouts:
     poll_s: float = 2.0
     """Polling interval of a job."""
     lease_s: float = 300.0
-    """How long a job runs on once nobody waits for it."""
+    """Seconds that a job runs on once nobody waits for it."""
     patience_s: float = 600.0
-    """For a controller that does not respond."""
+    """Seconds of patience with a controller that does not respond."""
     queue_s: float = 24 * 3600.0
-    """For a trial in the queue."""
+    """Seconds that a trial may wait in the queue."""
     settle_s: float = 30.0
-    """For Slurm to requeue the job of a failed node, and for a cancelled job to end."""
+    """Seconds for Slurm to requeue the job of a failed node, and for a cancelled job to end."""
 
 
 class SlurmLauncher:
@@ -131,7 +131,7 @@ class SlurmLauncher:
                 self.forget(folder)
 
     def holds(self, folder: Path) -> bool:
-        """Whether the trial in a folder runs, waits or has a valid result.
+        """Return whether the trial in a folder runs, waits or has a valid result.
 
         Raises:
             SchedulerError: no controller responds.

@@ -49,7 +49,7 @@ class Ticket(Record):
     name: str
     job: str | None = None
     losses: int = 0
-    """Written by former releases, which submitted lost trials again."""
+    """Losses of the trial; written by former releases, which submitted lost trials again."""
 
 
 def read_report(folder: Path) -> StepReport | None:

@@ -61,7 +61,7 @@ class JobState:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs or may run."""
+        """Return whether the job runs or may run."""
         return self.state in WAITING or self.state in GOING
 
 

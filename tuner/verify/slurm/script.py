@@ -32,7 +32,7 @@ RUN_NAME: Final = "run"
 EXIT_NAME: Final = "exit"
 
 ABANDONED_EXIT: Final = 75
-"""Of a node that ended its ranks because nobody waited for them (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a node that ended its ranks because nobody waited (EX_TEMPFAIL of sysexits.h)."""
 
 
 def job_script(
@@ -95,13 +95,14 @@ def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str
 
 
 LOST_NODE_EXIT: Final = 69
-"""Of a job whose node was lost and that is not requeued (EX_UNAVAILABLE of sysexits.h)."""
+"""Exit code of a job whose node was lost and that is not requeued (EX_UNAVAILABLE of
+sysexits.h)."""
 
 MOST_RESTARTS: Final = 3
-"""Of one trial after lost nodes; a trial that takes a node down each time must end."""
+"""Restarts of one trial after lost nodes; a trial that takes a node down each time must end."""
 
 PROBE_S: Final = 60
-"""For an empty task; Slurm gives an ending step about as long."""
+"""Seconds for an empty task; Slurm gives an ending step about as long."""
 
 _RENDEZVOUS: Final = (
     '--node-rank="$SLURM_NODEID" --rdzv-backend=static'

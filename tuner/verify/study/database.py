@@ -76,7 +76,7 @@ CREATION_KEY: Final = 7_236_010
 
 UNWRITABLE: Final = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
 UNLOCKED: Final = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL")
-"""How the names of errors begin that say nothing about a file's content."""
+"""Prefixes of error names that say nothing about a file's content."""
 
 SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 """End of a journal that names another one, which SQLite deletes with it; written only by
@@ -108,11 +108,11 @@ class StudyPlace:
     name: str
     """Path or URL; never with a password."""
     remedy: str
-    """What to do where it does not hold the study of the plan's folder."""
+    """Action for the user where it does not hold the study of the plan's folder."""
     secrets: tuple[str, ...] = ()
     """Texts that no message may contain."""
     transient: tuple[str, ...] = ("",)
-    """How the names of errors begin after which actions run again; a server's have none."""
+    """Prefixes of error names after which actions run again; a server's errors have none."""
 
     def line(self, error: BaseException) -> str:
         """Return the first line of a driver's message, without secrets."""
@@ -295,7 +295,7 @@ def _open_file(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _begin(file, study_name, former)
-        # By the creator and not by the URL, in which Optuna replaces braces.
+        # Connect by a creator, not by the URL, in which Optuna replaces braces.
         with place.readable():
             storage = RDBStorage(
                 "sqlite://",

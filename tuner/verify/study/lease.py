@@ -26,7 +26,7 @@ from profilers.records import Record
 from profilers.steps.config import Size
 
 LEASE_S: Final = 60.0
-"""How long a lease may go without renewal; several times the delay of a shared file system."""
+"""Seconds that a lease may go without renewal; several times the delay of a shared file system."""
 
 RENEWALS_PER_LEASE: Final = 6
 
@@ -65,7 +65,7 @@ def this_worker() -> Worker:
 
 
 def process_has_gone(worker: Worker) -> bool:
-    """Whether a worker's process is known here to have ended."""
+    """Return whether a worker's process is known here to have ended."""
     return (
         bool(worker.place) and worker.place == _place() and _started(worker.pid) != worker.started
     )
@@ -97,7 +97,7 @@ class LeaseWatch:
             self._observed_s, self._leases = now_s, dict(leases)
 
     def has_ended(self, number: int, lease: Lease) -> bool:
-        """Whether the worker of a trial has left, ended, or not renewed its lease in time."""
+        """Return whether a trial's worker has left, ended, or not renewed its lease in time."""
         if lease.worker is None or self._still_s.get(number, 0.0) > self.lease_s:
             return True
         return process_has_gone(lease.worker)

@@ -65,7 +65,7 @@ TRAINING: Final = TrialKind(proposal=Proposal[TrainDecision], record=TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySnapshot(Generic[Decision, AnyRecord]):
-    """What a worker saw of a study."""
+    """A worker's snapshot of a study."""
 
     records: tuple[AnyRecord, ...]
     """Records of all finished trials of all workers, by number."""
@@ -80,13 +80,13 @@ class StudyCallbacks(Generic[Decision, AnyRecord]):
     """Side effects outside of a study."""
 
     write: Callable[[AnyRecord], None]
-    """Writes the record of a trial that this worker ran, and its log, into this worker's folder."""
+    """Callback that writes record and log of a trial that this worker ran into its folder."""
     copy: Callable[[AnyRecord], None]
-    """Writes the record of another worker's trial into this worker's folder if it is not there."""
+    """Callback that writes another worker's record into this worker's folder if it is not there."""
     adopt: Callable[[Proposal[Decision]], bool]
-    """Whether the trial of a dead worker can continue here; ends its leftovers if not."""
+    """Callback that tells whether a dead worker's trial can continue; ends its leftovers if not."""
     on_message: Callable[[str], None]
-    """Gets messages for the user."""
+    """Callback that gets messages for the user."""
 
 
 class SharedStudy(Generic[Decision, AnyRecord]):
@@ -102,7 +102,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         watch: LeaseWatch,
     ) -> None:
         self.records: dict[int, AnyRecord] = {}
-        """By number; `look` adds finished trials."""
+        """Finished trials' records by number; `look` adds to them."""
         self.taken_over: list[Proposal[Decision]] = []
         """Trials of dead workers that continue here and were not proposed yet."""
         self.on_message = outside.on_message
@@ -216,7 +216,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
     def _settle(self, trial: FrozenTrial) -> None:
         """Continue or end a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
-        # Of this worker, if the connection broke after a claim or a swap.
+        # A lease is this worker's own if the connection broke after a claim or a swap.
         is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
         if number in self._mine or not is_dead:
             return
