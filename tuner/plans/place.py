@@ -325,6 +325,11 @@ class PlacePlan(Record):
         is_solved = self.certificate.status in ("optimal", "feasible")
         if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+        if self.predicted is not None:
+            predicted = {*self.predicted.imbalance, *self.predicted.imbalance_band}
+            unknown = sorted(predicted - {one.name for one in self.goal.workloads})
+            if unknown:
+                raise ValueError(f"predicted: {unknown[0]!r} is no workload of the goal")
         return self
 
     def candidates(self) -> "DataFrame":
