@@ -68,7 +68,6 @@ def fit_seconds(
             problem = balance_problem([one], goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
             time_DLG = launch_times(problem, placement)[:, 0]
             evaluation = evaluate_loads(time_DLG * spec.ranks.speed_G, ranks=spec.ranks)
-            load_PLE = np.repeat(load_PLE, len(time_DLG), axis=0)
         else:
             evaluation = evaluate(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
         priced = pricing.price(

@@ -160,7 +160,9 @@ def _samples(
     """Recorded token copies on most-loaded ranks, all hold-out passes and layers, and launches."""
     return [
         (
-            float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio,
+            float(comparison.planned.copies_PLG.max(axis=2).sum(axis=1).mean())
+            * len(one.holdout_PLE)
+            * one.recorded_ratio,
             comparison.planned.num_launches,
         )
         for one, comparison in zip(evidence, comparisons, strict=True)
