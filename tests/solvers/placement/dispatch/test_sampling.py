@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -104,3 +105,13 @@ def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
     assert not off
     distinct = {name: sampled_loads("static", cases[name]) for name in ("base", "nodes")}
     assert not np.allclose(distinct["base"], distinct["nodes"])
+
+
+def test_splits_are_kept_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_KEPT", OrderedDict())
+    launches, most = np.zeros((10, 58, 288)), kept.MOST_BYTES // (10 * 58 * 288 * 8)
+    for number in range(most + 5):
+        kept.keep(bytes([number]), launches.copy())
+    assert len(kept._KEPT) == most
+    assert kept.kept(bytes([4])) is None
+    assert kept.kept(bytes([5])) is not None
