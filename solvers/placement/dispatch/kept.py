@@ -16,6 +16,8 @@ import numpy as np
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats
 
+MOST_KEPT: Final = 512
+"""Splits."""
 MOST_BYTES: Final = 64 * 2**20
 """Of all splits: 500 of 58 layers of 288 slots, or 50 of ten launches each."""
 
@@ -49,6 +51,8 @@ def keep(key: bytes, share_LS: Floats) -> Floats:
     """Cache the shares of slots, the least recent ones dropped for them, and return them."""
     share_LS.setflags(write=False)
     _KEPT[key] = share_LS
+    if len(_KEPT) > MOST_KEPT:
+        _KEPT.popitem(last=False)
     while len(_KEPT) > 1 and sum(one.nbytes for one in _KEPT.values()) > MOST_BYTES:
         _KEPT.popitem(last=False)
     return share_LS
