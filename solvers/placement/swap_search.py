@@ -8,7 +8,6 @@ begin with ranks that are too full; at infinite `over` no swap may leave one abo
 """
 
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,19 +30,6 @@ class SwappedLayer(Protocol):
     def swap(self, one: int, two: int) -> None:
         """Swap two experts."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankedLayer:
-    """A layer under no objective but the load of ranks."""
-
-    rank_E: Ints
-
-    def changes_EE(self) -> Floats:
-        return np.zeros((len(self.rank_E), len(self.rank_E)))
-
-    def swap(self, one: int, two: int) -> None:
-        self.rank_E[[one, two]] = self.rank_E[[two, one]]
 
 
 def descend(

@@ -1,7 +1,7 @@
-"""Layer chains: savings of sweeps of swaps; run as `python
+"""Layer chains: savings of the local search; run as `python
 tests/benchmarks/placement_chain.py`.
 
-1. Latent clusters at the sizes of Qwen3, DeepSeek-V3 and Mixtral: cost of the sweeps' placement
+1. Latent clusters at the sizes of Qwen3, DeepSeek-V3 and Mixtral: cost of the search's placement
    over EPLB's, at a largest rank load per layer that is at most EPLB's; with the bound.
 2. MoETuner's two integer programs on 8 experts and 4 ranks: how far CBC gets with more layers,
    beside the best of all namings of the same clusters. No bar: a measurement.
@@ -41,7 +41,7 @@ from tests.solvers.placement.chain.testing import latent_clusters
 from tests.solvers.placement.coactivation.testing import with_topics
 
 LEAST_SAVED_RATIO: Final = 0.25
-MOST_SWEEP_S: Final = 10.0
+MOST_SEARCH_S: Final = 10.0
 
 T = TypeVar("T")
 
@@ -102,15 +102,15 @@ def timed(call: Callable[[], T]) -> tuple[T, float, float]:
     return result, time.perf_counter() - wall_s, time.process_time() - used_s
 
 
-def swept(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
-    """Compare the sweeps with EPLB's rule on one instance."""
+def searched(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
+    """Compare the local search with EPLB's rule on one instance."""
     problem = size.chain(seed)
     rule = eplb(problem.load_LE, ranks=problem.ranks)
     outcome, wall_s, cpu_s = timed(
         lambda: CHAIN.solve(problem, method="local_search", time_limit_s=time_limit_s)
     )
     if outcome.solution is None:
-        raise ValueError("the sweeps found no placement within the rule's loads")
+        raise ValueError("the local search found no placement within the rule's loads")
     loads_LG = rank_loads(problem, outcome.solution)
     mean_L = problem.load_LE.sum(axis=1) / size.ranks
     saved_ratio = 1.0 - outcome.objective / check.objective(problem, rule)
@@ -126,7 +126,7 @@ def swept(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "missed": [
             *(["saving"] if saved_ratio < LEAST_SAVED_RATIO else []),
-            *(["time"] if wall_s > MOST_SWEEP_S else []),
+            *(["time"] if wall_s > MOST_SEARCH_S else []),
         ],
     }
 
@@ -217,8 +217,8 @@ def report(
     return {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one"
         f" thread, numpy {np.__version__}",
-        "sweeps": [
-            swept(size, seed, time_limit_s=time_limit_s)
+        "local_search": [
+            searched(size, seed, time_limit_s=time_limit_s)
             for size in (QWEN, DEEPSEEK, *MIXTRAL)
             for seed in range(seeds)
         ],
@@ -238,10 +238,10 @@ def report_text(results: Any) -> str:
             f"{one['case']}: cost {one['saved_ratio']:.1%} under the rule's (bar"
             f" {LEAST_SAVED_RATIO:.0%}), largest / mean load {one['imbalance']:.4f} (rule"
             f" {one['imbalance_of_rule']:.4f}), bound {one['bound']:.5g}, gap"
-            f" {one['gap_ratio']:.1%}, {one['wall_s']:.2f} s (bar {MOST_SWEEP_S:g} s),"
+            f" {one['gap_ratio']:.1%}, {one['wall_s']:.2f} s (bar {MOST_SEARCH_S:g} s),"
             f" {one['cpu_s']:.2f} s of the processor{_marked(one)}"
         )
-        for one in results["sweeps"]
+        for one in results["local_search"]
     ]
     for one in results["moetuner"]:
         cost = "no placement" if one["cost"] is None else f"cost {one['cost']:.3f}"
@@ -272,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seeds", type=int, default=2, help="instances of each size")
-    parser.add_argument("--time-limit", type=float, default=MOST_SWEEP_S, help="of a sweep, s")
+    parser.add_argument("--time-limit", type=float, default=MOST_SEARCH_S, help="of a search, s")
     parser.add_argument("--ilp-layers", type=int, nargs="*", default=[2, 4, 8, 16, 32])
     parser.add_argument("--ilp-time", type=float, default=30.0, help="of each program, s")
     parser.add_argument("--tokens", type=int, default=20_000, help="sampled a layer")
@@ -285,7 +285,7 @@ def main() -> None:
         tokens=given.tokens,
     )
     sys.stdout.write(json.dumps(results, indent=2) + "\n" if given.json else report_text(results))
-    sys.exit(any(one["missed"] for one in results["sweeps"]))
+    sys.exit(any(one["missed"] for one in results["local_search"]))
 
 
 if __name__ == "__main__":

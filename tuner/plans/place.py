@@ -311,7 +311,7 @@ class PlacePlan(Record):
     binding_constraint: str
     alternatives: tuple[PlaceAlternative, ...] = ()
     relaxations: tuple[str, ...] = ()
-    """The objective with more slots, or another limit: solved again."""
+    """The objective with more slots, or another limit, of plans of older versions; empty now."""
     unlaunchable: tuple[PlaceUnlaunchable, ...] = ()
     """The goal's dispatch rule, where no engine has it and it gains enough to be named."""
     provenance: PlaceProvenance

@@ -36,7 +36,7 @@ from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
 from solvers.placement.start_placement import fit, rank_loads, repaired
-from solvers.placement.swap_search import RankedLayer, descend
+from solvers.placement.swap_search import descend
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_206
@@ -86,7 +86,7 @@ def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> It
     total = replace(problem, measure=Measure.TOTAL)
     for over in OVERS if problem.most_load_L is not None else ():
         sweep(total, rank_LE, deadline_s=deadline_s, over=over, turns=TURNS)
-    _settle(problem, rank_LE, balanced_LE, rng)
+    _settle(problem, rank_LE, balanced_LE, rng, deadline_s=deadline_s)
     for measured in (total, problem):
         sweep(measured, rank_LE, deadline_s=deadline_s)
     yield rank_LE
@@ -120,16 +120,21 @@ def sweep(
 
 
 def _settle(
-    problem: ChainProblem, rank_LE: Ints, balanced_LE: Ints, rng: np.random.Generator
+    problem: ChainProblem,
+    rank_LE: Ints,
+    balanced_LE: Ints,
+    rng: np.random.Generator,
+    *,
+    deadline_s: float,
 ) -> None:
-    """Bring every layer within its limit, in place, by load alone."""
+    """Bring every layer within its limit, in place, by load alone; balance it where time is up."""
     if problem.most_load_L is None:
         return
     num_ranks, limit_L = problem.ranks.num_ranks, problem.most_load_L
     largest_L = rank_loads(problem.load_LE, rank_LE, num_ranks).max(axis=1)
     for layer in np.flatnonzero(largest_L > limit_L):
         load_E, limit = problem.load_LE[layer], float(limit_L[layer])
-        row_E = repaired(load_E, rank_LE[layer], limit, rng)
+        row_E = repaired(load_E, rank_LE[layer], limit, rng, deadline_s=deadline_s)
         fits = rank_loads(load_E[None], row_E[None], num_ranks).max() <= limit
         rank_LE[layer] = row_E if fits else balanced_LE[layer]
 
@@ -160,9 +165,10 @@ def _traded(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Total(RankedLayer):
+class _Total:
     """A layer under the total of the flow."""
 
+    rank_E: Ints
     price_EG: Floats
 
     @property
@@ -174,6 +180,9 @@ class _Total(RankedLayer):
         moved_EE = self.price_EG[:, self.rank_E]
         moved_EE = moved_EE - np.diagonal(moved_EE)[:, None]
         return np.asarray(moved_EE + moved_EE.T)
+
+    def swap(self, one: int, two: int) -> None:
+        self.rank_E[[one, two]] = self.rank_E[[two, one]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

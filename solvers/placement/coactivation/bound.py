@@ -22,6 +22,8 @@ and the most expensive group has M with
 With weights of 1 that is the mean, rounded up, as tokens are whole.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -37,18 +39,24 @@ ROUNDING_RATIO: Final = 1e-9
 copies."""
 
 
-def lower_bound_L(problem: CoactivationProblem) -> Floats:
-    """Return what each layer costs at least."""
-    both_LEE = [tokens_of_both_EE(row_TK, problem.num_experts) for row_TK in problem.expert_LTK]
+def lower_bound_L(problem: CoactivationProblem, *, deadline_s: float = math.inf) -> Floats:
+    """Return what each layer costs at least; 0 for those that are not begun by the deadline.
+
+    `deadline_s` is one of `time.perf_counter`.
+    """
     bound_L = np.zeros(problem.num_layers)
-    for level in problem.levels:
-        copies_L = fewest_copies_L(problem, level, both_LEE)
-        touched_L = cheapest_total_L(copies_L, level.weights_J, problem.expert_LTK.shape[1])
-        peak_L = copies_L / (1.0 / level.weights_J).sum()
-        if (level.weights_J == 1.0).all():
-            peak_L = np.ceil(peak_L)
-        bound_L += level.total_cost * touched_L
-        bound_L += level.peak_cost * level.num_groups * peak_L
+    for layer, expert_TK in enumerate(problem.expert_LTK):
+        if time.perf_counter() >= deadline_s:
+            break
+        both_LEE = [tokens_of_both_EE(expert_TK, problem.num_experts)]
+        for level in problem.levels:
+            copies_L = fewest_copies_L(problem, level, both_LEE)
+            touched_L = cheapest_total_L(copies_L, level.weights_J, len(expert_TK))
+            peak_L = copies_L / (1.0 / level.weights_J).sum()
+            if (level.weights_J == 1.0).all():
+                peak_L = np.ceil(peak_L)
+            bound_L[layer] += level.total_cost * touched_L[0]
+            bound_L[layer] += level.peak_cost * level.num_groups * peak_L[0]
     return bound_L
 
 

@@ -10,13 +10,15 @@ often than by chance, put on ranks and like ranks on nodes, and brought within t
 load alone where they pass it, and takes the better of the two.
 
 A layer costs O(T K^2) for its tables and O(E^2 + T K^3 / E) for every swap; see `swaps.py`. Proves
-nothing but what `bound.py` does. Layers share the time evenly. Letters: L layers, T tokens, K
+nothing but what `bound.py` does. Layers share the time evenly, tables and groups included; those
+for which none is left keep their start. Letters: L layers, T tokens, K
 experts of a token, E experts, G ranks, N nodes.
 """
 
 import math
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -33,6 +35,8 @@ from solvers.result import Claim, Status
 SEED: Final = 20_250_812
 LEAST_GAIN_RATIO: Final = 1e-12
 """Smallest gain that counts, as a share of a layer's cost; less is rounding."""
+BOUND_RATIO: Final = 0.3
+"""Share of the time limit after which no layer's bound is begun."""
 SEARCH_RATIO: Final = 0.95
 """Share of the time limit after which swaps end; the rest is for pricing the candidates."""
 
@@ -54,18 +58,24 @@ def swaps(
 def _solved(
     problem: CoactivationProblem, *, time_limit_s: float, with_groups: bool
 ) -> Claim[Placement]:
-    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    begun_s = time.perf_counter()
+    deadline_s = begun_s + SEARCH_RATIO * time_limit_s
     start_LE = starting_ranks(problem)
     if start_LE is None:
         return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
-    bound_L = lower_bound_L(problem)
+    bound_L = lower_bound_L(problem, deadline_s=begun_s + BOUND_RATIO * time_limit_s)
     rng, cost = np.random.default_rng(SEED), 0.0
     for number, rank_E in enumerate(start_LE):
         now_s = time.perf_counter()
+        if now_s >= deadline_s:
+            # Its tables would take longer than is left; the start stays, its cost is not known.
+            cost = math.inf
+            break
         until_s = now_s + (deadline_s - now_s) / (problem.num_layers - number)
         limit = math.inf if problem.most_load_L is None else float(problem.most_load_L[number])
         descended = []
-        for begin_E in (rank_E, *(_chosen_together(problem, number, rng) if with_groups else ())):
+        grown = _chosen_together(problem, number, rng, until_s) if with_groups else ()
+        for begin_E in chain([rank_E], grown):
             layer = layer_of(problem, number, begin_E)
             descend(
                 layer,
@@ -94,12 +104,13 @@ def starting_ranks(problem: CoactivationProblem) -> Ints | None:
 
 
 def _chosen_together(
-    problem: CoactivationProblem, number: int, rng: np.random.Generator
+    problem: CoactivationProblem, number: int, rng: np.random.Generator, deadline_s: float
 ) -> Iterator[Ints]:
-    """The start from groups, where ranks are equal and limits can be kept."""
+    """The start from groups, where ranks are equal, limits can be kept and time is left."""
     ranks = problem.ranks
     ranks_of_N = np.bincount(ranks.node_G)
-    if (ranks.slots_G != ranks.slots_G[0]).any() or (ranks_of_N != ranks_of_N[0]).any():
+    is_even = (ranks.slots_G == ranks.slots_G[0]).all() and (ranks_of_N == ranks_of_N[0]).all()
+    if not is_even or time.perf_counter() >= deadline_s:
         return
     both_EE = tokens_of_both_EE(problem.expert_LTK[number], problem.num_experts)
     tokens_E = np.bincount(problem.expert_LTK[number].ravel(), minlength=problem.num_experts)
@@ -107,7 +118,7 @@ def _chosen_together(
     rank_E = grouped(both_EE / by_chance_EE, ranks)
     if problem.most_load_L is not None:
         load_E, limit = problem.load_LE[number], float(problem.most_load_L[number])
-        rank_E = repaired(load_E, rank_E, limit, rng)
+        rank_E = repaired(load_E, rank_E, limit, rng, deadline_s=deadline_s)
         if rank_loads(load_E[None], rank_E[None], ranks.num_ranks).max() > limit:
             return
     yield rank_E

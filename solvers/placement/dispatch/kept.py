@@ -2,7 +2,8 @@
 
     L layers   E experts   G ranks   S slots of a layer   P passes
 
-A split is kept by slot, as its expert's share on the slot's rank, which is what takes little room.
+A split is kept by slot, as its expert's share on the slot's rank, which is what takes little room;
+those of several launches in one array.
 What it was worked out from is known by a digest of the arrays.
 """
 
@@ -16,7 +17,9 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats
 
 MOST_KEPT: Final = 512
-"""Splits: of 58 layers of 288 slots 68 MB."""
+"""Splits."""
+MOST_BYTES: Final = 64 * 2**20
+"""Of all splits: 500 of 58 layers of 288 slots, or 50 of ten launches each."""
 
 _KEPT: Final[OrderedDict[bytes, Floats]] = OrderedDict()
 
@@ -45,10 +48,12 @@ def kept(key: bytes) -> Floats | None:
 
 
 def keep(key: bytes, share_LS: Floats) -> Floats:
-    """Cache the shares of slots, and return them."""
+    """Cache the shares of slots, the least recent ones dropped for them, and return them."""
     share_LS.setflags(write=False)
     _KEPT[key] = share_LS
     if len(_KEPT) > MOST_KEPT:
+        _KEPT.popitem(last=False)
+    while len(_KEPT) > 1 and sum(one.nbytes for one in _KEPT.values()) > MOST_BYTES:
         _KEPT.popitem(last=False)
     return share_LS
 

@@ -48,13 +48,11 @@ def loads(case: DispatchCase) -> Floats:
     )
 
 
-def split(case: DispatchCase) -> Floats:
-    """Return the share of each expert's tokens that each rank takes in a launch, `[L][E][G]`."""
-    return next(splits(case, launches=1))
-
-
 def splits(case: DispatchCase, *, launches: int) -> Iterator[Floats]:
-    """Yield the same of many launches, drawn from the case's seed."""
+    """Yield the share of each expert's tokens that each rank takes in each launch, `[L][E][G]`.
+
+    Launches are drawn from the case's seed.
+    """
     key = key_of(case, of=f"static {case.seed} {launches}")
     share_DLS = kept(key)
     if share_DLS is None:

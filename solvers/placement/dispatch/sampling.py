@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import kept, launches, lp
+from solvers.placement.dispatch import kept, lp
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.kept import by_rank
 from solvers.placement.dispatch.nearest import expected_split, near_and_far
@@ -83,16 +83,15 @@ BATCH_PASSES: Final = 16
 """Linear programs solved at a time."""
 
 
-SPLITS: Final[Mapping[str, tuple[Split, Split]]] = {
-    "even": (even_split, even_split),
-    "dynamic": (even_split, even_split),
-    "static": (expected_split, launches.split),
-    "near_dynamic": (expected_split, expected_split),
-    "lp": (lp_split, lp_split),
-    "near_lp": (near_lp_split, near_lp_split),
+SPLITS: Final[Mapping[str, Split]] = {
+    "even": even_split,
+    "dynamic": even_split,
+    "static": expected_split,
+    "near_dynamic": expected_split,
+    "lp": lp_split,
+    "near_lp": near_lp_split,
 }
-"""Two functions per rule: shares expected over launches, and shares of the launch that the case's
-seed draws."""
+"""Shares by rule; those of `static` are expected over launches, whose own are in `launches.py`."""
 
 PASS_BY_PASS: Final = frozenset({"lp", "near_lp"})
 """Rules whose shares follow the counts of a pass."""
@@ -104,7 +103,7 @@ def expected_loads(rule: str, case: DispatchCase) -> Floats:
     Raises:
         UnknownSolverError: the rule is not one of `SPLITS`.
     """
-    shares = splits_of(rule)[0]
+    shares = split_of(rule)
     if rule not in PASS_BY_PASS:
         one_pass = replace(case, load_PLE=case.load_PLE[:1])
         return split_loads(case, shares(one_pass))
@@ -132,8 +131,8 @@ def draw(case: DispatchCase, split_LEG: Floats, rng: np.random.Generator) -> Flo
     return load_LG
 
 
-def splits_of(rule: str) -> tuple[Split, Split]:
-    """Return a rule's two kinds of shares.
+def split_of(rule: str) -> Split:
+    """Return a rule's shares, as expected over launches.
 
     Raises:
         UnknownSolverError: the rule is not one of `SPLITS`.

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 
 from solvers.placement.ranks import Ranks
@@ -47,3 +49,12 @@ def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
     row_E = repaired(load_LE[0], rank_LE[0], float(limit_L[0]), rng)
     assert (np.bincount(row_E) == 8).all()
     assert rank_loads(load_LE[:1], row_E[None], 8).max() <= limit_L[0]
+
+
+def test_repairing_takes_the_best_swap_of_all_until_the_deadline() -> None:
+    # Rank 0 has 9 + 5, rank 1 has 4 + 3, rank 2 has 2 + 1: of swaps with rank 1 the best leaves 2
+    # above the limit of 10, with rank 2 none: 9 for 2.
+    load_E, rank_E = np.array([9.0, 5.0, 4.0, 3.0, 2.0, 1.0]), np.array([0, 0, 1, 1, 2, 2])
+    rng = np.random.default_rng(0)
+    assert repaired(load_E, rank_E, 10.0, rng).tolist() == [2, 0, 1, 1, 0, 2]
+    assert repaired(load_E, rank_E, 10.0, rng, deadline_s=-math.inf).tolist() == rank_E.tolist()

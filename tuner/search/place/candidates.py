@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.balance.check import layer_times
+from solvers.placement.balance.check import CHOICE_SEED, layer_times
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, Migration, ReplicaDispatch, Robust
 from solvers.placement.chain.problem import ChainProblem, Measure
@@ -109,7 +109,9 @@ def eplb_baseline(
         ranks=ranks,
         dispatch=solved_dispatch(dispatch),
     )
-    largest = {name: layer_times(mean, placement)[0] for name, placement in rules.items()}
+    largest = {
+        name: layer_times(mean, placement, seed=CHOICE_SEED)[0] for name, placement in rules.items()
+    }
     values = {name: float(largest_L.sum()) for name, largest_L in largest.items()}
     if len(rules) > 1 and is_per_pass(dispatch):
         values = {

@@ -13,7 +13,7 @@ from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.check import layer_times, objective, standard_error
 from solvers.placement.balance.migration import moved
-from solvers.placement.balance.problem import Migration
+from solvers.placement.balance.problem import BalanceProblem, Migration
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
@@ -161,24 +161,17 @@ def binding_constraint(
         return "the limit on moved experts"
     if dispatch == Dispatch.LEAST_LOADED.value:
         return "the gate and the smallest chunk of the rule: less than that moves nothing"
+    even = "the mean load: no rank can have less than its share"
+    if dispatch in PASS_BY_PASS and _is_even_by_pass(spec, evidence, chosen, dispatch):
+        return even
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
-    by_slots = bound_WL > mean_WL * (1.0 + 1e-9)
-    if by_slots.any():
-        workload, layer = divmod(int((bound_WL / mean_WL).argmax()), bound_WL.shape[1])
-        load_E = problem.load_WLE[workload, layer]
-        share = float(load_E.max() / load_E.sum())
-        return (
-            f"slots: in layer {spec.layer_ids[layer]} expert {int(load_E.argmax())} draws"
-            f" {format_ratio(share)} of {evidence[workload].name!r}, and"
-            f" {int(by_slots.any(axis=0).sum())} of"
-            f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
-        )
-    if dispatch in PASS_BY_PASS:
-        return "whole experts in few slots, however a pass is split, as far as is proven"
+    bound_WL = layer_bounds(problem)
+    slots = _binding_slots(spec, evidence, problem, bound_WL)
+    if slots or dispatch in PASS_BY_PASS:
+        return slots or "whole experts in few slots, however a pass is split, as far as is proven"
     value_WL = layer_times(problem, chosen)
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
-        return "the mean load: no rank can have less than its share"
+        return even
     if (
         spec.ranks.slots_G * spec.ranks.speed_G.sum() < spec.ranks.speed_G * problem.num_experts
     ).any():
@@ -188,6 +181,32 @@ def binding_constraint(
     if len(evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"
     return "whole experts in few slots, as far as is proven"
+
+
+def _is_even_by_pass(
+    spec: PlaceSpec, evidence: tuple[WorkloadEvidence, ...], chosen: Placement, dispatch: str
+) -> bool:
+    values = fit_imbalances(evidence, chosen, ranks=spec.ranks, dispatch=dispatch)
+    return max(values) <= EVEN_ENOUGH
+
+
+def _binding_slots(
+    spec: PlaceSpec,
+    evidence: tuple[WorkloadEvidence, ...],
+    problem: BalanceProblem,
+    bound_WL: Floats,
+) -> str:
+    by_slots_L = (bound_WL > problem.mean_WL * (1.0 + 1e-9)).any(axis=0)
+    if not by_slots_L.any():
+        return ""
+    workload, layer = divmod(int((bound_WL / problem.mean_WL).argmax()), bound_WL.shape[1])
+    load_E = problem.load_WLE[workload, layer]
+    share = float(load_E.max() / load_E.sum())
+    return (
+        f"slots: in layer {spec.layer_ids[layer]} expert {int(load_E.argmax())} draws"
+        f" {format_ratio(share)} of {evidence[workload].name!r}, and {int(by_slots_L.sum())} of"
+        f" {bound_WL.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
+    )
 
 
 def _binding_traffic(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solvers.placement.balance.check import launch_times, objective
+from solvers.placement.balance.check import CHOICE_SEED, LAUNCH_SEED, launch_times, objective
 from solvers.placement.balance.objective import robust_slope
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
@@ -24,7 +24,7 @@ def fit_cost(
     pricing: Pricing | None,
     dispatch: str,
 ) -> float:
-    """Return the objective on the fit passes.
+    """Return the objective on the fit passes, to choose by: not over the certificate's launches.
 
     Args:
         spec: what to plan.
@@ -41,8 +41,8 @@ def fit_cost(
                 fit_imbalances(evidence, placement, ranks=spec.ranks, dispatch=dispatch),
             )
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-        return objective(problem, placement)
-    priced = fit_seconds(spec, evidence, placement, pricing, dispatch)
+        return objective(problem, placement, seed=CHOICE_SEED)
+    priced = fit_seconds(spec, evidence, placement, pricing, dispatch, seed=CHOICE_SEED)
     return robust(spec, evidence, [float(one.layer_L.sum()) for one in priced])
 
 
@@ -59,16 +59,20 @@ def fit_seconds(
     placement: Placement,
     pricing: Pricing,
     dispatch: str,
+    *,
+    seed: int = LAUNCH_SEED,
 ) -> list[LayerSeconds]:
-    """Return each workload's seconds on the fit passes; one pass per launch under static."""
+    """Return each workload's seconds on the fit passes; one pass per launch under static.
+
+    `seed` is that of the launches, which are the certificate's by default.
+    """
     seconds = []
     for one in evidence:
         load_PLE = scoring_passes(one, dispatch)
         if dispatch == Dispatch.STATIC.value:
             problem = balance_problem([one], goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-            time_DLG = launch_times(problem, placement)[:, 0]
+            time_DLG = launch_times(problem, placement, seed=seed)[:, 0]
             evaluation = evaluate_loads(time_DLG * spec.ranks.speed_G, ranks=spec.ranks)
-            load_PLE = np.repeat(load_PLE, len(time_DLG), axis=0)
         else:
             evaluation = evaluate(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
         priced = pricing.price(

@@ -17,7 +17,7 @@ from solvers.placement.dispatch.sampling import (
     PASS_BY_PASS,
     SPLITS,
     draw,
-    splits_of,
+    split_of,
 )
 from solvers.placement.ranks import Floats, Placement
 from tuner.engines.place_capabilities import PLACE_TARGETS
@@ -245,7 +245,7 @@ def _sampled_imbalance_D(
 ) -> Floats:
     """Return the imbalance of each draw, pass by pass, cycling through the fixed tables."""
     case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks)
-    shares = splits_of(rule)[1]
+    shares = split_of(rule)
     draws_a_pass = -(-DRAWS // len(case.load_PLE))
     rng = np.random.default_rng(0)
     fixed: list[Floats] = []

@@ -1,22 +1,28 @@
 """The gain of a dispatch rule that no engine implements, on the plan's own placement.
 
-Without it engines draw a replica for each token (`dynamic`): both are scored as candidates are.
+Without it engines draw a replica for each token (`dynamic`): the placement that is best for that on
+the fit passes, and the plan's under the rule, are evaluated on the same hold-out passes.
 """
 
 from collections.abc import Sequence
 from typing import Final
+
+import numpy as np
 
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.ranks import Placement
 from tuner.plans.place import PlaceUnlaunchable
 from tuner.search.place.comparison import (
     PlacementComparison,
+    evaluate_workload,
+    price_workload,
 )
 from tuner.search.place.cost import fit_cost
+from tuner.search.place.evaluation import Evaluation
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.prices import Pricing
 from tuner.search.settings import WORTH_NAMING_RATIO
-from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_s
 
@@ -45,22 +51,29 @@ def dispatch_gain(
 
     Args:
         spec: what to plan.
-        evidence: whose fit passes are compared, as candidates are.
-        comparisons: of the hold-out passes, for the weights that move.
-        pricing: of seconds; None: loads are compared.
+        evidence: fit passes choose among `candidates`, hold-out passes are compared.
+        comparisons: of the hold-out passes, under the goal's rule.
+        pricing: of seconds, compared whatever the objective; None: loads are compared.
         chosen: the plan's placement.
         candidates: for a runtime without the rule, the plan's placement among them.
     """
     rule = spec.goal.dispatch
     if rule is not Dispatch.LEAST_LOADED:
         return (), ()
-    taken = fit_cost(spec, evidence, chosen, pricing, rule.value)
-    without = min(
-        fit_cost(spec, evidence, each, pricing, Dispatch.DYNAMIC.value) for each in candidates
+    launched = Dispatch.DYNAMIC.value
+    best = min(candidates, key=lambda each: fit_cost(spec, evidence, each, pricing, launched))
+    weights = [one.weight_ratio for one in evidence]
+    under = [
+        [comparison.planned for comparison in comparisons],
+        [evaluate_workload(spec, one, best, launched) for one in evidence],
+    ]
+    taken, without = (
+        float(np.dot(weights, _pass_costs(spec, evidence, placement, evaluations, pricing)))
+        for placement, evaluations in zip((chosen, best), under, strict=True)
     )
     shown = [
         f"{cost:.3f} times the mean load on the most-loaded ranks"
-        if spec.goal.objective is not Objective.LAYER_TIME
+        if pricing is None
         else f"{format_s(cost)} in the expert layers of a pass"
         for cost in (taken, without)
     ]
@@ -71,6 +84,22 @@ def dispatch_gain(
         f" {shown[1]}",
         _weights_sent(evidence, comparisons, is_priced=pricing is not None),
     )
+
+
+def _pass_costs(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    evaluations: Sequence[Evaluation],
+    pricing: Pricing | None,
+) -> list[float]:
+    """Return each workload's mean hold-out pass: seconds, or imbalance where nothing is priced."""
+    if pricing is None:
+        return [one.imbalance for one in evaluations]
+    return [
+        float(price_workload(spec, one, placement, evaluation, pricing).pass_P.mean())
+        for one, evaluation in zip(evidence, evaluations, strict=True)
+    ]
 
 
 def _weights_sent(

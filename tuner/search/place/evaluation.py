@@ -7,7 +7,7 @@ most-loaded rank of each layer. A rank's load is divided by its speed. The imbal
 the sum over layers of the largest loads, over the sum of the means.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -33,7 +33,7 @@ class Evaluation:
     """One placement on the passes of one workload."""
 
     copies_PLG: Floats
-    """Token copies of each rank."""
+    """Token copies of each rank; the passes may be the evaluated ones several times over."""
     ratio_PL: Floats
     """Largest load over the mean."""
     imbalance_P: Floats
@@ -85,8 +85,8 @@ def evaluate(
     """Split the passes over replicas and find the most-loaded ranks.
 
     Loads are expected values. `static` assigns replicas once a launch, so its passes are divided
-    among launches. Least-loaded dispatch also says which experts a rank reads, and whose weights
-    move.
+    among launches, repeated in turn where there are fewer. Least-loaded dispatch also says which
+    experts a rank reads, and whose weights move.
     """
     case = DispatchCase(
         load_PLE=load_PLE,
@@ -100,9 +100,9 @@ def evaluate(
         copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
         weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
     elif dispatch == Dispatch.STATIC.value:
-        return evaluate_loads(
-            launches.loads(case), ranks=ranks, num_launches=min(launches.LAUNCHES, len(load_PLE))
-        )
+        repeats = -(-launches.LAUNCHES // len(load_PLE))
+        case = replace(case, load_PLE=np.tile(load_PLE, (repeats, 1, 1)))
+        return evaluate_loads(launches.loads(case), ranks=ranks, num_launches=launches.LAUNCHES)
     else:
         copies_PLG = expected_loads(dispatch, case)
     return evaluate_loads(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)

@@ -225,7 +225,9 @@ def _certificate(
         solve_s=solve_s,
     )
     compared = _alternative_counts(
-        certificate.objective or 0.0, holdout.alternatives, noise_ratio=holdout.gain.noise_ratio
+        result.scores.values[result.scores.method],
+        holdout.alternatives,
+        noise_ratio=holdout.gain.noise_ratio,
     )
     return certificate.model_copy(update=compared)
 

@@ -71,7 +71,7 @@ class Pricing:
         Args:
             placement: what to price.
             evaluation: its rank loads on the passes.
-            load_PLE: token copies of the passes.
+            load_PLE: token copies of the passes; repeated in turn where `evaluation` has more.
             ranks: with slots and speeds.
             token_LTK: sampled tokens, for a merged all-to-all.
             is_counted: loads are those of recorded passes.
@@ -82,6 +82,8 @@ class Pricing:
         read_PLG = evaluation.active_PLG
         if read_PLG is None:
             read_PLG = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted)
+            repeats = len(evaluation.copies_PLG) // len(load_PLE)
+            read_PLG = np.tile(read_PLG, (repeats, 1, 1))
         seconds = layer_seconds(
             self.machine,
             copies_PLG=evaluation.copies_PLG,

@@ -4,7 +4,8 @@
 
 Savings are in seconds of the expert layers where they are priced, in traffic where that is the
 objective and nothing is priced, otherwise in load of the most-loaded ranks. The noise of the
-workloads' mean is the root sum of squares, each weighted by its share of the cost.
+workloads' mean is the root sum of squares, each weighted by its share of the cost; under static
+dispatch, where all workloads run on one launch's tables, it is the sum.
 """
 
 import math
@@ -140,6 +141,7 @@ def _gain(
                 gain_noise(each[place], each[2], counted=events, launches=times)
                 for each, (events, times) in zip(costs, samples, strict=True)
             ],
+            is_shared=any(times > 1 for _, times in samples),
         )
         for place in (0, 1)
     )
@@ -160,7 +162,9 @@ def _samples(
     """Recorded token copies on most-loaded ranks, all hold-out passes and layers, and launches."""
     return [
         (
-            float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio,
+            float(comparison.planned.copies_PLG.max(axis=2).sum(axis=1).mean())
+            * len(one.holdout_PLE)
+            * one.recorded_ratio,
             comparison.planned.num_launches,
         )
         for one, comparison in zip(evidence, comparisons, strict=True)
@@ -177,7 +181,10 @@ def _chain_tokens(one: WorkloadEvidence) -> float:
     return float(flow_MEE.sum(axis=(1, 2)).mean()) / pairs
 
 
-def _together(weights: Sequence[float], costs: Sequence[float], noises: Sequence[float]) -> float:
+def _together(
+    weights: Sequence[float], costs: Sequence[float], noises: Sequence[float], *, is_shared: bool
+) -> float:
+    """Return the noise of the mean; `is_shared`: of noises that rise and fall together."""
     shares = np.array(weights) * np.array(costs)
     total = float(shares.sum())
-    return float(np.sqrt(np.square(shares / total * np.array(noises)).sum())) if total else 0.0
+    return float(np.linalg.norm(shares * noises, 1 if is_shared else 2)) / total if total else 0.0

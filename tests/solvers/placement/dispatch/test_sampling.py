@@ -1,12 +1,13 @@
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import kept, lp
+from solvers.placement.dispatch import kept, launches, lp
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.sampling import SPLITS, expected_loads, splits_of
+from solvers.placement.dispatch.sampling import SPLITS, expected_loads, split_of
 from solvers.placement.ranks import Floats, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case, sampled_loads
 
@@ -16,8 +17,8 @@ RANKS = Ranks.uniform(ranks=8, slots_per_rank=5, ranks_per_node=4)
 def test_shares_of_every_rule_sum_to_one_on_hosts() -> None:
     case = sample_case(passes=1, layers=3, experts=24, ranks=RANKS, seed=1)
     for rule in SPLITS:
-        for split in splits_of(rule):
-            split_LEG = split(case)
+        launched = launches.splits(case, launches=1) if rule == "static" else ()
+        for split_LEG in (split_of(rule)(case), *launched):
             np.testing.assert_allclose(split_LEG.sum(axis=2), 1.0, err_msg=rule)
             assert (split_LEG[case.copies_LEG == 0] == 0.0).all(), rule
 
@@ -53,7 +54,7 @@ def test_unknown_rules_and_broken_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="whole tokens"):
         sampled_loads("near_lp", replace(case, load_PLE=case.load_PLE + 0.5))
     with pytest.raises(ValueError, match="one pass"):
-        splits_of("lp")[0](sample_case(passes=2, layers=1, experts=24, ranks=RANKS, seed=5))
+        split_of("lp")(sample_case(passes=2, layers=1, experts=24, ranks=RANKS, seed=5))
 
 
 def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
@@ -104,3 +105,13 @@ def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
     assert not off
     distinct = {name: sampled_loads("static", cases[name]) for name in ("base", "nodes")}
     assert not np.allclose(distinct["base"], distinct["nodes"])
+
+
+def test_splits_are_kept_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_KEPT", OrderedDict())
+    share_DLS, most = np.zeros((10, 58, 288)), kept.MOST_BYTES // (10 * 58 * 288 * 8)
+    for number in range(most + 5):
+        kept.keep(bytes([number]), share_DLS.copy())
+    assert len(kept._KEPT) == most
+    assert kept.kept(bytes([4])) is None
+    assert kept.kept(bytes([5])) is not None

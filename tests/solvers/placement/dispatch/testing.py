@@ -5,9 +5,10 @@ from typing import Final
 
 import numpy as np
 
+from solvers.placement.dispatch import launches
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
-from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, expected_loads, splits_of
+from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, expected_loads, split_of
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tests.solvers.placement.dispatch import dynamic, static
 
@@ -60,11 +61,13 @@ def sampled_loads(rule: str, case: DispatchCase) -> Floats:
 
     Tokens of `even` take replicas in turn and are not drawn.
     """
-    shares = splits_of(rule)[1]
     passes = [replace(case, load_PLE=load_LE[None]) for load_LE in case.load_PLE]
+    if rule == "static":
+        splits = [*launches.splits(case, launches=1)]
+    else:
+        splits = [split_of(rule)(one) for one in (passes if rule in PASS_BY_PASS else passes[:1])]
     if rule == "even":
-        return split_loads(case, shares(passes[0]))
-    splits = [shares(one) for one in (passes if rule in PASS_BY_PASS else passes[:1])]
+        return split_loads(case, splits[0])
     rng = np.random.default_rng(case.seed)
     draws = [draw(one, splits[number % len(splits)], rng) for number, one in enumerate(passes)]
     return np.stack(draws)

@@ -1,5 +1,6 @@
 """What the certificate of a placement says, and of which placement."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,11 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
-from solvers.placement.ranks import Placement
+from solvers.placement.ranks import Placement, Ranks
 from solvers.result import Outcome, Status
 from tests.rows import each_row
 from tuner.search.place.candidates import eplb_baseline
-from tuner.search.place.certificate import to_certificate
+from tuner.search.place.certificate import binding_constraint, to_certificate
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.links import LinkSource, links_between
 from tuner.search.place.traffic import placement_traffic, problem_scale
@@ -106,3 +107,21 @@ def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_fou
     assert certified(good, value["good"])[0] == "optimal"
     unproven = certified(bad, float("-inf"))
     assert unproven == ("feasible", value["bad"], 0.0)
+
+
+def test_a_linear_program_that_evens_out_all_ranks_is_bound_by_the_mean_alone(
+    tmp_path: Path,
+) -> None:
+    spec = stated(tmp_path, "balance")
+    evidence = split_recordings(spec)
+    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
+    spec = replace(spec, ranks=Ranks.uniform(ranks=2, slots_per_rank=5))
+    words = {}
+    for name, row in (
+        ("shared", [0, 2, 4, 6, 1, 1, 3, 5, 7, 0]),
+        ("alone", [0, 2, 4, 6, 0, 1, 3, 5, 7, 1]),
+    ):
+        chosen = Placement(expert_LS=np.array([row] * LAYERS))
+        words[name] = binding_constraint(spec, evidence, chosen, baseline, None, dispatch="lp")
+    assert words["shared"] == "the mean load: no rank can have less than its share"
+    assert words["alone"].startswith("whole experts in few slots")

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from solvers.placement.balance.eplb import eplb
 from solvers.placement.ranks import Placement, Ranks
 from tuner.search.place.evaluation import active_PLG, evaluate, whole_tokens
+from tuner.search.place.verdict import gain_noise
 
 RANKS = Ranks.uniform(ranks=2, slots_per_rank=2)
 IN_ORDER = Placement(expert_LS=np.array([[0, 1, 2, 3]]))
@@ -80,3 +82,26 @@ def test_a_layer_without_tokens_keeps_nobody_waiting() -> None:
     evaluation = evaluate(placement, load_PLE=load_PLE, ranks=RANKS, dispatch="even")
     assert evaluation.ratio_PL.tolist() == [[1.5, 1.0]]
     assert evaluation.imbalance == 1.5
+
+
+def test_one_pass_is_evaluated_over_as_many_launches_as_many_passes_are() -> None:
+    rng = np.random.default_rng(6)
+    load_PLE = rng.gamma(0.6, 1000.0, size=(1, 2, 32))
+    ranks = Ranks.uniform(ranks=16, slots_per_rank=3, ranks_per_node=4)
+    placement = eplb(load_PLE[0], ranks=ranks)
+    in_order = Placement(expert_LS=np.tile(np.arange(48) % 32, (2, 1)))
+    noise = {}
+    for passes in (1, 3, 10):
+        before, after = (
+            evaluate(
+                each, load_PLE=np.repeat(load_PLE, passes, axis=0), ranks=ranks, dispatch="static"
+            )
+            for each in (in_order, placement)
+        )
+        assert before.num_launches == 10
+        noise[passes] = gain_noise(
+            before.imbalance_P, after.imbalance_P, counted=1e12, launches=before.num_launches
+        )
+    assert noise[1] == pytest.approx(noise[10])
+    assert 0.5 < noise[3] / noise[10] < 2.0
+    assert noise[1] > 0.005

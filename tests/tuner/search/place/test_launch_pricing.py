@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from solvers.placement.balance.check import objective
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
 from tests.solvers.placement.dispatch.static import rank_loads
+from tuner.search.place.candidates import balance_problem
 from tuner.search.place.cost import (
     fit_cost,
+    fit_seconds,
 )
 from tuner.search.place.evaluation import evaluate_loads
 from tuner.search.place.evidence import split_recordings
@@ -74,5 +77,13 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
     tables = np.array([seconds_of(1000 + seed) for seed in range(64)])
     assert tables.std() > 0.01 * tables.mean()
     error = tables.std() * np.sqrt(1.0 / 64 + 1.0 / 32)
-    certified = fit_cost(spec, [evidence], placement, pricing, "static")
-    assert certified == pytest.approx(tables.mean(), abs=4.0 * error)
+    chosen_by = fit_cost(spec, [evidence], placement, pricing, "static")
+    assert chosen_by == pytest.approx(tables.mean(), abs=4.0 * error)
+    (certified,) = fit_seconds(spec, [evidence], placement, pricing, "static")
+    assert certified.layer_L.sum() == pytest.approx(tables.mean(), abs=4.0 * error)
+    # What a placement is chosen by must not certify it.
+    assert chosen_by != certified.layer_L.sum()
+    unpriced = fit_cost(spec, [evidence], placement, None, "static")
+    problem = balance_problem([evidence], goal=spec.goal, ranks=spec.ranks, dispatch="static")
+    assert unpriced != objective(problem, placement)
+    assert unpriced == pytest.approx(objective(problem, placement), rel=0.1)
