@@ -24,7 +24,7 @@ LAUNCH_SEED = 0
 """Seed of the static-dispatch draws that certify a placement; no search uses it."""
 
 CHOICE_SEED = 20_233
-"""Of the launches that candidates are compared by."""
+"""Seed of the launches that candidates are compared by."""
 
 
 def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from solvers.placement.ranks import Floats
 MOST_KEPT: Final = 512
 """Splits."""
 MOST_BYTES: Final = 64 * 2**20
-"""Of all splits: 500 of 58 layers of 288 slots, or 50 of ten launches each."""
+"""Largest size of all kept splits: 500 of 58 layers of 288 slots, or 50 of ten launches each."""
 
 _KEPT: Final[OrderedDict[bytes, Floats]] = OrderedDict()
 
