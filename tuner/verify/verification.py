@@ -131,9 +131,11 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         if closest is None or len(repeated) >= 2 * self.effort.repeats:
             return None
         decision = min(closest, key=lambda one: repeated.count(one.decision)).decision
-        if self.spending is not None and decision not in self.spending.affordable(records):
-            return None
-        return decision
+        if self.spending is None:
+            return decision
+        among = self.spending.affordable(records)
+        # A repeat is of the whole job.
+        return decision if decision in among and among[decision] is None else None
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
