@@ -120,9 +120,12 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         among = self.spending.affordable(progress.records, running=progress.open)
         return [LaunchRequest(among=among)]
 
-    def retry(self, failed: TrialRecord, /) -> bool:
-        """Whether a failed trial of an earlier call fits the devices of this one."""
-        return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
+    def retry(self, failed: TrialRecord, progress: "StudySnapshot", /) -> bool:
+        """Whether the job of a failed trial of an earlier call may be launched now."""
+        if self.spending is None:
+            return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
+        among = self.spending.affordable(progress.records, running=progress.open)
+        return failed.job in among.items()
 
     def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:
         """Return the one of the two fastest to repeat while they are a tie within noise."""
@@ -135,7 +138,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
             return decision
         among = self.spending.affordable(records)
         # A repeat is of the whole job.
-        return decision if decision in among and among[decision] is None else None
+        return decision if (decision, None) in among.items() else None
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
