@@ -156,7 +156,13 @@ def _verdict(
             f"{format_s(verified.winner_step_s)} ± {error}, extrapolated from smaller jobs; no job "
             "of its own size was launched."
         )
-    return f"{said} {whose} was the fastest of {len(verified.trials)} trials: {measured}"
+    trials = format_counted(len(verified.trials), "trial")
+    if all(trial.decision != verified.winner for trial in verified.trials):
+        return (
+            f"{said} {whose} is expected to be faster than all of {trials}:"
+            f" {format_s(verified.winner_step_s)}, corrected by them; it was not launched."
+        )
+    return f"{said} {whose} was the fastest of {trials}: {measured}"
 
 
 def _headline(

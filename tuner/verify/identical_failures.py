@@ -3,9 +3,9 @@
 Two configurations that crash with the same last error, or hang before the first step, point to the
 environment: a missing module, a command that does not exist, a port in use. Further trials would
 fail likewise. Running out of memory or being slow does not count: those are results about the
-configuration. Nor does the end of a budget or a Slurm time limit. A successful trial shows that the
-environment works, so only failures since the last success count; failures of an earlier call do
-not, because their cause may be fixed by now.
+configuration. Nor does the end of a budget or a Slurm time limit, or a job that Slurm lost. A
+successful trial shows that the environment works, so only failures since the last success count;
+failures of an earlier call do not, because their cause may be fixed by now.
 
 Reasons are compared without what differs between launches: folders, ports, addresses, dates.
 """
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tuner.verify.launcher import NO_REPORT
 from tuner.verify.records import AnyRecord, LaunchRecord, Trial
+from tuner.verify.slurm.outcome import LOST_JOB
 
 ENOUGH: Final = 2
 """Identical failures."""
@@ -42,7 +43,7 @@ def failure_cause(ended: LaunchRecord[Any] | Trial) -> str:
     """Return the cause of a failure, equal for identical failures; empty if unknown."""
     if ended.status == "timeout":
         return "timeout" if HUNG.match(ended.reason) else ""
-    if ended.status != "crashed" or not ended.reason:
+    if ended.status != "crashed" or not ended.reason or ended.reason in LOST_JOB:
         return ""
     cause = FOLDER.sub("", ended.reason)
     for passing in PASSING:

@@ -50,8 +50,8 @@ class TrialRuns(ABC, Generic[Decision, AnyRecord]):
         """Return the new decisions to launch next, of which `trials` may still begin."""
         return [LaunchRequest()] if trials else []
 
-    def retry(self, _failed: AnyRecord, /) -> bool:
-        """Return whether a failed trial of an earlier call can be launched again."""
+    def retry(self, _failed: AnyRecord, _progress: "StudySnapshot[Decision, AnyRecord]", /) -> bool:
+        """Return whether a failed trial of an earlier call can be launched again now."""
         return True
 
     @abstractmethod
@@ -129,7 +129,7 @@ def _retries(
     begun += [one.job for one in progress.open]
     return [
         LaunchRequest(decision=decision, scale=scale)
-        for decision, scale in dict.fromkeys(one.job for one in failed if runs.retry(one))
+        for decision, scale in dict.fromkeys(one.job for one in failed if runs.retry(one, progress))
         if (decision, scale) not in begun
     ]
 

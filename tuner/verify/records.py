@@ -96,7 +96,7 @@ AnyRecord = TypeVar("AnyRecord", bound=LaunchRecord[Any], default=TrialRecord)
 
 
 class Extrapolated(Record):
-    """Step time of a full-scale job, extrapolated from scaled-down ones."""
+    """Step time of a full-scale job, extrapolated from scaled-down or other ones."""
 
     step_time_s: Seconds
     step_time_s_band: Band
@@ -149,11 +149,12 @@ class Verified(Record):
     trials: Rows[Trial]
     """Trials in the order of their launches."""
     winner: TrainDecision | None
-    """The fastest decision, measured or extrapolated from scaled-down jobs; absent if none ran."""
+    """The fastest decision, measured or extrapolated from other jobs; absent if none ran."""
     winner_step_s: Seconds | None
     """Step time of the winner, measured unless `winner_extrapolated` is set."""
     winner_extrapolated: Extrapolated | None = None
-    """Extrapolation from a smaller job; set if the winner was launched at a smaller scale only."""
+    """Extrapolation of the winner's step; set if the winner was launched at a smaller scale only,
+    or is the plan's own choice and was not launched."""
     regret_ratio: float | None
     """Measured time of the model's first choice / measured best - 1, extrapolated for scaled-down
     launches; absent if it did not run."""

@@ -100,12 +100,17 @@ class Interruption:
                 signal.signal(number, self)
 
     def end(self) -> None:
-        """Restore the handlers, and deliver a held signal unless one was passed on before."""
+        """Restore the handlers, and deliver a held signal.
+
+        If one was passed on before, only to an interruption around this one, which holds it.
+        """
         # A signal during the restoration is passed on.
         self._is_over = True
         for number, former in self._former.items():
             signal.signal(number, former)
-        if self._kept is not None and not self._let_through:
+        if self._kept is None:
+            return
+        if not self._let_through or isinstance(self._former[self._kept], Interruption):
             signal.raise_signal(self._kept)
 
     def _pass_on(self, number: int, stack: FrameType | None) -> None:

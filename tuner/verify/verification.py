@@ -1,8 +1,9 @@
 """Trials of training runs and their conclusion.
 
 `TrainTrials` launches them in the loop of tuner/verify/loop.py. The conclusion recalibrates each
-trial from the others, and names the winner and the regret of the first choice. Side effects enter
-as arguments: the launcher and the study.
+trial from the others, and names the winner and the regret of the first choice. A budget may leave
+the first choice without a trial: it stays the winner unless a trial was faster than its
+recalibrated prediction. Side effects enter as arguments: the launcher and the study.
 """
 
 import math
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
-from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
+from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
+from tuner.units import format_s
 from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.durable_trials import trial_folder
@@ -32,7 +34,7 @@ from tuner.verify.launches import build_launch, run_launch, to_record
 from tuner.verify.loop import TrialRuns
 from tuner.verify.neighbourhood import TrainSpace
 from tuner.verify.proposal import LaunchRequest, Proposal
-from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
+from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
 
 if TYPE_CHECKING:
@@ -120,9 +122,12 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         among = self.spending.affordable(progress.records, running=progress.open)
         return [LaunchRequest(among=among)]
 
-    def retry(self, failed: TrialRecord, /) -> bool:
-        """Return whether a failed trial of an earlier call fits the devices of this one."""
-        return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
+    def retry(self, failed: TrialRecord, progress: "StudySnapshot", /) -> bool:
+        """Return whether the job of a failed trial of an earlier call may be launched now."""
+        if self.spending is None:
+            return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
+        among = self.spending.affordable(progress.records, running=progress.open)
+        return failed.job in among.items()
 
     def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:
         """Return the one of the two fastest to repeat while they are a tie within noise."""
@@ -131,9 +136,11 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         if closest is None or len(repeated) >= 2 * self.effort.repeats:
             return None
         decision = min(closest, key=lambda one: repeated.count(one.decision)).decision
-        if self.spending is not None and decision not in self.spending.affordable(records):
-            return None
-        return decision
+        if self.spending is None:
+            return decision
+        among = self.spending.affordable(records)
+        # A repeat is of the whole job.
+        return decision if (decision, None) in among.items() else None
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -156,16 +163,24 @@ def conclude(
         records: of all trials.
         prior: residual that the predictions include already.
         notes: to store with the conclusion.
-        space: prices whole jobs; needed where smaller ones are among the trials.
+        space: prices whole jobs; needed where smaller ones are among the trials, or none is of the
+            plan's own choice.
     """
     notes = (*notes, *_open_order(_whole(records)))
     records = sorted(pooled(records), key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
     steps = {one.decision: _whole_step(one, space, residual) for one in sorted(ran, key=_size)}
+    first = None if plan.decision is None else steps.get(plan.decision)
+    untried = plan.decision not in {record.decision for record in records}
+    if space is not None and plan.decision is not None and ran and untried:
+        own = _untried_step(space.predicted(plan.decision), ran)
+        fastest_s = min(one.step_s for one in steps.values())
+        if own.step_s < fastest_s:
+            notes = (*notes, _stays_note(own.step_s, fastest_s=fastest_s))
+        steps[plan.decision] = own
     winner = min(steps, key=lambda one: steps[one].step_s, default=None)
     best = None if winner is None else steps[winner]
-    first = None if plan.decision is None else steps.get(plan.decision)
     return Verified(
         trials=tuple(_trial(record, records, steps) for record in records),
         winner=winner,
@@ -222,6 +237,30 @@ def _whole_step(
         unseen=tuple(_unseen(record.decision, record.scale.decision)),
     )
     return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+
+
+def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> WholeStep:
+    """Return the prediction of a decision without a trial, recalibrated by the trials of others."""
+    computation, communication = factors(ran)
+    inside_s = predicted.step_time_s - predicted.communication_s
+    step_s = computation * inside_s + communication * predicted.communication_s
+    ratio = step_s / predicted.step_time_s
+    low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
+    said = Extrapolated(
+        step_time_s=step_s,
+        step_time_s_band=(low_s, high_s),
+        error_ratio=(high_s - low_s) / (2.0 * step_s),
+        unseen=("any job of this decision",),
+    )
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+
+
+def _stays_note(step_s: float, *, fastest_s: float) -> str:
+    return (
+        "the plan's own choice was not launched and stays the winner: a step of"
+        f" {format_s(step_s)} is predicted with what the trials showed, and the fastest of them"
+        f" stands at {format_s(fastest_s)}"
+    )
 
 
 def _unseen(whole: TrainDecision, launched: TrainDecision) -> Iterator[str]:

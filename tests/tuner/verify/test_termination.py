@@ -21,6 +21,7 @@ from tuner.verify.termination import (
     TRIAL_MARK,
     end_marked,
     ensure_ended,
+    single_interrupt,
     start_marked,
 )
 
@@ -110,6 +111,22 @@ def test_a_second_signal_shortens_the_grace_and_not_the_ending(
     assert left.poll() is not None
     assert time.monotonic() - begin_s < LONG_S / 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is _leave
+
+
+@each_row("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_inside_hastens_the_ending_around_it(second: signal.Signals) -> None:
+    def interrupted() -> None:
+        with single_interrupt():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(second)
+
+    with single_interrupt() as around:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert around.came
     assert signal.getsignal(signal.SIGTERM) is _leave
 
 

@@ -127,7 +127,7 @@ class Spending:
         tried = {one.decision for one in records}
         left = [one for one in self._possible() if one.decision not in tried]
         costs_s = [self._cost_s(one, records) for one in left]
-        if len(tried) >= trials or min(costs_s, default=0.0) <= self.left_s:
+        if not left or len(tried) >= trials or min(costs_s) <= self.left_s:
             return self.without_own_choice()
         return (
             *self.without_own_choice(),

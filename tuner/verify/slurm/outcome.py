@@ -42,6 +42,12 @@ from tuner.verify.slurm.script import (
 TICKET_NAME: Final = "ticket.json"
 WITHDRAWN_NAME: Final = "withdrawn"
 
+NODE_GONE: Final = "a node of the job could not be reached any more"
+JOB_GONE: Final = "Slurm does not know the job any more, and it left no report"
+ENDED_AS: Final = "Slurm says {} of the job"
+LOST_JOB: Final = frozenset({NODE_GONE, JOB_GONE, *map(ENDED_AS.format, LOST_NODE)})
+"""Reasons of a job that was lost, whatever its trial is."""
+
 
 class Ticket(Record):
     """`ticket.json`: name and id of a trial's job."""
@@ -127,15 +133,15 @@ def job_result(state: JobState | None, folder: Path, *, wall_s: float) -> Launch
     if code == ABANDONED_EXIT:
         return _crash("the job ended itself: nobody renewed its lease", wall_s=wall_s)
     if code == LOST_NODE_EXIT:
-        return _crash("a node of the job could not be reached any more", wall_s=wall_s)
+        return _crash(NODE_GONE, wall_s=wall_s)
     if code is not None:
         # Shells report 128 + n for signal n.
         code = 128 - code if code > 128 else code
         return exit_result(code, tail=tail, report_file=folder / REPORT_NAME, wall_s=wall_s)
     if state is None:
-        return _crash("Slurm does not know the job any more, and it left no report", wall_s=wall_s)
+        return _crash(JOB_GONE, wall_s=wall_s)
     if state.state in LOST_NODE or state.state == "CANCELLED":
-        return _crash(f"Slurm says {state.state} of the job", wall_s=wall_s)
+        return _crash(ENDED_AS.format(state.state), wall_s=wall_s)
     return failure_result(1, tail=tail, wall_s=wall_s)
 
 

@@ -110,6 +110,17 @@ def test_all_that_fits_devices_and_time_may_be_launched(
     assert 0 < left < len(everything)
 
 
+def test_after_all_possible_trials_the_end_of_the_budget_stopped_nothing(
+    wide: Any, spend: Spend, hidden: Hidden
+) -> None:
+    machine = hidden(0)
+    spending = spend(machine, wall_s=1.0)
+    records = [machine.record(number, one, None) for number, one in enumerate(wide.space.points())]
+    assert spending.left_s < 0.0
+    assert spending.stop_notes(records, trials=len(records) + 1) == ()
+    assert len(spending.stop_notes(records[1:], trials=len(records))) == 1
+
+
 def test_what_runs_beside_takes_its_devices(wide: Any, spend: Spend, hidden: Hidden) -> None:
     machine = hidden(0)
     first, second = list(wide.space.points())[:2]

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from tuner.costs.residuals import residual_for
+from tuner.report.markdown import markdown
+from tuner.report.train_page import TrainEvidence, train_report
 from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.verification import conclude
@@ -57,6 +59,44 @@ def test_a_whole_job_counts_before_smaller_ones_and_larger_before_them(
     assert all_three.winner_step_s == whole.measured_step_s
     assert all_three.winner_extrapolated is None
     assert [one.extrapolated for one in all_three.trials] == [None] * 3
+
+
+def _others(wide: Any, machine: Any, *ratios: float) -> list[TrialRecord]:
+    """Trials of other decisions than the plan's, by their measured over their predicted steps."""
+    records = []
+    for number, (decision, ratio) in enumerate(zip(machine.candidates()[1:], ratios, strict=False)):
+        record = machine.record(number, decision, None)
+        step_s = ratio * record.predicted_step_s
+        changes = {"measured_step_s": step_s, "measured_steps_s": (step_s,) * 5}
+        records.append(record.model_copy(update=changes))
+    return records
+
+
+def test_the_plans_choice_without_a_trial_wins_unless_one_was_faster_than_it_can_be(
+    wide: Any, hidden: Hidden
+) -> None:
+    machine, own = hidden(3), wide.plan.decision
+    own_s = wide.space.predicted(own).step_time_s
+    slower = _others(wide, machine, 1.5, 1.5, 1.5)
+    result = _concluded(wide, slower)
+    assert result.winner == own
+    # All trials took half as long again, so it will.
+    assert result.winner_step_s == pytest.approx(1.5 * own_s, rel=0.01)
+    assert result.winner_extrapolated is not None
+    assert result.winner_extrapolated.unseen == ("any job of this decision",)
+    assert (result.regret_ratio, result.tie) == (None, False)
+    (line,) = result.notes
+    assert line.startswith("the plan's own choice was not launched and stays the winner: ")
+    text = markdown(train_report(wide.plan, TrainEvidence(verified=result)))
+    assert "This configuration is expected to be faster than all of 3 trials" in text
+    faster = _concluded(wide, _others(wide, machine, 1.5, 1.5, 1.5, 0.5))
+    assert faster.winner == faster.trials[3].decision
+    assert faster.winner_extrapolated is None
+    assert not faster.notes
+    failed = slower[0].model_copy(
+        update={"decision": own, "number": 3, "status": "crashed", "measured_step_s": None}
+    )
+    assert _concluded(wide, [*slower, failed]).winner != own
 
 
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(100, 180), marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.printed import flat
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
@@ -76,7 +78,12 @@ def _verified(
     folder: Path, launcher: FakeLauncher, budget: Budget | None, **options: Any
 ) -> Verified:
     ticks = itertools.count()
-    effort = Effort(trials=options.pop("trials", 6), steps=5)
+    effort = Effort(
+        trials=options.pop("trials", 6),
+        steps=5,
+        parallel=options.pop("parallel", 1),
+        repeats=options.pop("repeats", 0),
+    )
     return api.verify(
         folder,
         effort=effort,
@@ -143,6 +150,56 @@ def test_going_on_without_a_budget_counts_what_smaller_jobs_said(
     # The plan's own choice runs whole now, although a smaller job of it ran before.
     assert after.trials[2].decision == read_plan(eight).decision
     assert after.trials[2].extrapolated is None
+
+
+def test_a_repeat_needs_no_more_devices_than_allowed(
+    eight: Path, tmp_path: Path, hidden_launcher: Launcher
+) -> None:
+    # Steps that scatter this much leave the two fastest a tie.
+    _verified(eight, hidden_launcher(eight, noise_ratio=0.5), Budget(max_devices=8), trials=2)
+    launched = {}
+    for devices in (4, 8):
+        folder = Path(shutil.copytree(eight, tmp_path / str(devices)))
+        again, budget = hidden_launcher(folder), Budget(max_devices=devices)
+        _verified(folder, again, budget, trials=2, repeats=1, resume=True)
+        launched[devices] = [one.num_devices for one in again.launched]
+    assert launched[8]
+    assert set(launched[8]) == {8}
+    assert not launched[4]
+
+
+@each_row("devices", [8, 4])
+def test_what_failed_is_launched_again_only_while_there_is_time(
+    eight: Path, tmp_path: Path, hidden_launcher: Launcher, devices: int
+) -> None:
+    folder = Path(shutil.copytree(eight, tmp_path / str(devices)))
+    broken = hidden_launcher(folder, otherwise="crashed")
+    late, mended = hidden_launcher(folder), hidden_launcher(folder)
+    _verified(folder, broken, Budget(max_devices=devices))
+    assert len(broken.launched) == 2
+    _verified(folder, late, Budget(max_devices=devices, wall_s=1.0), resume=True)
+    assert not late.launched
+    _verified(folder, mended, Budget(max_devices=devices), resume=True, trials=3)
+    assert mended.launched[:2] == broken.launched
+
+
+def test_what_failed_waits_for_devices_that_are_busy(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    _verified(eight, hidden_launcher(eight, otherwise="crashed"), Budget(max_devices=8))
+    mended, busy, most_busy = hidden_launcher(eight), 0, 0
+
+    def launch(config: Any, **how: Any) -> Any:
+        nonlocal busy, most_busy
+        busy += config.parallelism.world
+        most_busy = max(most_busy, busy)
+        time.sleep(0.5)
+        busy -= config.parallelism.world
+        return mended(config, **how)
+
+    _verified(eight, launch, Budget(max_devices=8), trials=4, parallel=2, resume=True)  # type: ignore[arg-type] # a function launches as well
+    assert len(mended.launched) == 4
+    assert most_busy == 8
 
 
 def test_a_trial_gets_no_more_time_than_the_budget_has_left(
