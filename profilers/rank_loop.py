@@ -12,9 +12,11 @@ budget starts with the job and includes starting the ranks and the last writing;
 
 A table is written when its first pass is over, and the header right after it. Before that, and for
 the table in progress as incomplete, new rows are written every `WRITE_EVERY_S` seconds. A later run
-resumes there. Whatever ends a run first writes what was measured. A rank that died closes its
-connections, on which the others fail at once; one that hangs outlasts their patience
-(profilers/links/team.py), unless the launcher ends the job before.
+resumes there. Whatever raises in a rank first writes what was measured. Over gloo, a rank that died
+closes its connections, on which the others fail at once; one that hangs outlasts their patience
+(`PATIENCE_S`, profilers/links/team.py), unless the launcher ends the job before. Over NCCL the
+others wait either way, until its watchdog aborts their processes after `PATIENCE_S`: rows since the
+last write are lost.
 """
 
 from collections.abc import Callable, Sequence
