@@ -1,8 +1,9 @@
 """Choose the next sizes to measure in a table: between those that are known, spread out.
 
-The line (profilers/sampled_sizes.py) with the fewest points comes first. Of `CANDIDATES` sizes
-drawn on it, the one is taken that lies farthest, in octaves, from all measured points of the line,
-over what it costs: half of the time would go to the largest tenth of the sizes otherwise.
+The line (profilers/sampled_sizes.py) with the fewest points comes first, and the next one where all
+of its sizes are known. Of `CANDIDATES` sizes drawn on it, the one is taken that lies farthest, in
+octaves, from all measured points of the line, over what it costs: half of the time would go to the
+largest tenth of the sizes otherwise.
 
 Every `HOLDOUT_EVERY`-th size is drawn uniformly at random instead and left out of all fits until
 the end: the hold-out sizes that measure the error in between (profilers/held_out.py).
@@ -24,7 +25,7 @@ HOLDOUT_EVERY = 6
 MAX_LINE_POINTS = 350
 """Points of a line: the fit of more costs more than they add."""
 TRIES = 20
-"""Sizes in a row that are known already; then there is nothing in between."""
+"""Times in a row that no line has a size that is not known; then there is nothing in between."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,14 +53,16 @@ class Infill:
         known = [cases for cases in points if _is_open(cases)]
         for _ in range(TRIES if known else 0):
             self._proposed += 1
-            is_holdout = self._proposed % HOLDOUT_EVERY == 0
-            if is_holdout:
+            if self._proposed % HOLDOUT_EVERY == 0:
                 case = drawn(known[int(self.rng.integers(len(known)))], rng=self.rng)
-            else:
-                case = self._farthest(min(known, key=len))
-            if case.id not in self._seen:
-                self.holdout |= {case.id} if is_holdout else set()
-                return case
+                if case.id not in self._seen:
+                    self.holdout.add(case.id)
+                    return case
+                continue
+            for line in sorted(known, key=len):
+                case = self._farthest(line)
+                if case.id not in self._seen:
+                    return case
         return None
 
     def _update(self) -> None:

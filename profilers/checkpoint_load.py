@@ -64,7 +64,7 @@ class CheckpointLoadBenchmark:
         return cases_of(self.operation, kinds=("distributed",), sizes=SIZES)
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
-        del budget_s  # The repeats are few, as each save takes longer than the loads.
+        del budget_s  # The repeats are few; sizes that would outlast it are not begun (AS_A_WHOLE).
         directory = self.setting.directory
         return measured_on_disk(
             case, setting=self.setting, times_s=lambda size: _times_s(directory, size=size)

@@ -236,9 +236,9 @@ class Coordinator:
         self.table = self.profile.begin_table(benchmark, later=later) if self.profile else None
         return self.table
 
-    def add(self, table: MeasuredTable, rows: Sequence[Measurement]) -> None:
+    def add(self, table: MeasuredTable, rows: Sequence[Measurement], *, seconds: float) -> None:
         """Add the rows of a case, and write the table every `WRITE_EVERY_S` seconds."""
-        table.schedule.add(rows)
+        table.schedule.add(rows, spent_s=seconds)
         now_s = HostClock().now_s()
         if now_s - table.written_s >= WRITE_EVERY_S:
             self._write(table)
@@ -274,7 +274,7 @@ class Coordinator:
         table.spent_s += seconds
         if table.second_pass:
             table.second_pass.spent_s += seconds
-        self.add(table, rows)
+        self.add(table, rows, seconds=seconds)
         return table
 
     def close(self) -> ProfileHeader | None:

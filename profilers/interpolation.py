@@ -112,8 +112,6 @@ class KernelCurve:
     pull_N: Floats
     """Kriging weights of the log residuals."""
     length_octaves: float
-    left_out_N: Floats
-    """ln of measured over predicted, each point predicted from all others."""
 
     def base_s(self, axes_NA: Floats) -> Floats:
         """The physical part only."""
@@ -212,8 +210,8 @@ def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
             octaves_NA=octaves_NA,
             residual_N=residual_N,
         )
-    length_octaves, pull_N, left_out_N = _kriged(octaves_NA, residual_N)
-    for array in (coefficients, octaves_NA, pull_N, left_out_N):
+    length_octaves, pull_N = _kriged(octaves_NA, residual_N)
+    for array in (coefficients, octaves_NA, pull_N):
         array.setflags(write=False)
     return KernelCurve(
         series=series,
@@ -221,7 +219,6 @@ def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
         octaves_NA=octaves_NA,
         pull_N=pull_N,
         length_octaves=length_octaves,
-        left_out_N=left_out_N,
     )
 
 
@@ -232,11 +229,15 @@ def _is_witnessed(columns_NF: Floats) -> Bools:
     return witnessed_F
 
 
-def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats, Floats]:
-    """Choose a length and a share of noise; that length, weights, and leave-one-out errors."""
+def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats]:
+    """Choose the length and the share of noise that predict each point best from all others.
+
+    Returns:
+        The length, and the weights.
+    """
     count = len(residual_N)
     is_tuned = TUNED_POINTS <= count <= MAX_TUNED_POINTS
-    best_error, chosen = np.inf, (LENGTH_OCTAVES, residual_N, residual_N)
+    best_error, chosen = np.inf, (LENGTH_OCTAVES, residual_N)
     for length_octaves in LENGTHS_OCTAVES if is_tuned else (LENGTH_OCTAVES,):
         covariance_NN = _covariance(octaves_NA, octaves_NA, length_octaves=length_octaves)
         for noise_ratio in NOISE_RATIOS if is_tuned else (0.0,):
@@ -245,7 +246,7 @@ def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats, Floa
             left_out_N = pull_N / np.diag(inverse_NN)
             error = float(np.mean(np.abs(left_out_N)))
             if error < best_error - 1e-12:
-                best_error, chosen = error, (length_octaves, pull_N, left_out_N)
+                best_error, chosen = error, (length_octaves, pull_N)
     return chosen
 
 

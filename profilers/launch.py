@@ -22,7 +22,7 @@ from typing import Any
 
 from profilers.errors import NOBODYS_FAULT, RankError
 from profilers.job import Job
-from profilers.local_ranks import has_ended, rendezvous_folder, started_ranks
+from profilers.local_ranks import exit_code, has_ended, rendezvous_folder, started_ranks
 from profilers.progress import Progress, ProgressEvent
 
 SILENCE_S = 120.0
@@ -83,7 +83,7 @@ class _Run:
             running = [rank for rank, one in enumerate(self.processes) if not has_ended(one)]
             self._hear(progress, wait_s=POLL_S if running else 0.0)
             for rank in set(self.heard_s) - set(running) - set(self.failures):
-                if self.processes[rank].wait():
+                if exit_code(self.processes[rank]):
                     self.failures[rank] = _death(self.processes[rank], _output(self.scratch, rank))
             now_s = time.monotonic()
             if failed_s is None and self.failures:

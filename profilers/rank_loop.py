@@ -12,9 +12,11 @@ budget starts with the job and includes starting the ranks and the last writing;
 
 A table is written when its first pass is over, and the header right after it. Before that, and for
 the table in progress as incomplete, new rows are written every `WRITE_EVERY_S` seconds. A later run
-resumes there. Whatever ends a run first writes what was measured. A rank that died closes its
-connections, on which the others fail at once; one that hangs outlasts their patience
-(profilers/links/team.py), unless the launcher ends the job before.
+resumes there. Whatever raises in a rank first writes what was measured. Over gloo, a rank that died
+closes its connections, on which the others fail at once; one that hangs outlasts their patience
+(`PATIENCE_S`, profilers/links/team.py), unless the launcher ends the job before. Over NCCL the
+others wait either way, until its watchdog aborts their processes after `PATIENCE_S`: rows since the
+last write are lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -146,9 +148,9 @@ class _RankLoop:
         """Measure the first pass of a table."""
         table = self.coordinator.begin(benchmark, later=later)
         while step := self.team.decided(table.next_step() if table else None):
-            rows = self._measure_case(benchmark, step)
+            rows, seconds = self._measure_case(benchmark, step)
             if table:
-                self.coordinator.add(table, rows)
+                self.coordinator.add(table, rows, seconds=seconds)
                 self.progress(table.event(step))
         self.coordinator.end()
 
@@ -156,17 +158,18 @@ class _RankLoop:
         """Measure sizes between those of the grids, in all tables, until time is up."""
         while chosen := self.team.decided(self.coordinator.next_infill()):
             place, step = chosen
-            begun_s = HostClock().now_s()
-            rows = self._measure_case(benchmarks[place], step)
+            rows, seconds = self._measure_case(benchmarks[place], step)
             if self.coordinator.profile is not None:
-                seconds = HostClock().now_s() - begun_s
                 table = self.coordinator.add_infill(place, rows, seconds=seconds)
                 self.progress(table.event(step))
 
-    def _measure_case(self, benchmark: Benchmark, step: Step) -> list[Measurement]:
+    def _measure_case(self, benchmark: Benchmark, step: Step) -> tuple[list[Measurement], float]:
+        """Return the rows of all ranks, and the seconds that the slowest one took."""
+        begun_s = HostClock().now_s()
         own = benchmark.measure(step.case, budget_s=step.budget_s)
         self.alive()
-        return [row for from_rank in self.team.gathered(own) for row in from_rank]
+        rows = [row for from_rank in self.team.gathered(own) for row in from_rank]
+        return rows, HostClock().now_s() - begun_s
 
 
 def _one_line(error: Exception) -> str:

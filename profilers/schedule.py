@@ -6,12 +6,13 @@ starts at a few ms of work, which most steps have, and goes outwards. What the q
 repeats, up to a limit beyond which other sizes add more (profilers/second_pass.py). A case that is
 expected to outlast the time left is skipped and counted in the table's note. Its expected time is
 that of the case of its series with the nearest cost estimate, scaled by the estimate: too much
-rather than too little, as fixed costs do not grow. A skipped case is measured after all if other
-tables leave time for it.
+rather than too little, as fixed costs do not grow. For `AS_A_WHOLE` it is scaled from the whole
+case, as most of that is not in its rows. A skipped case is measured after all if other tables leave
+time for it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -30,6 +31,8 @@ LONG_RUNS_PER_CASE = 5.0
 CASE_OVERHEAD_S = 0.01
 """Seconds that a case takes beside its runs, for operands and decisions."""
 LONG_CASE_S = 0.015
+AS_A_WHOLE = frozenset({"checkpoint_load"})
+"""Operations that take their few runs whatever the budget, and prepare longer than they run."""
 TYPICAL_WORK_US = 4000
 """Work between two collectives of a typical step, in microseconds."""
 FLOP_PER_BYTE = 16.0
@@ -68,6 +71,8 @@ class TableSchedule:
     such case."""
     _case_s: dict[Key, float] = field(init=False, default_factory=dict)
     """Seconds of one run of each case, all directions."""
+    _whole_s: dict[float, float] = field(init=False, default_factory=dict)
+    """Cost estimate to seconds of the cases of `AS_A_WHOLE`."""
 
     def __post_init__(self) -> None:
         known = {key(row.case) for row in self.rows}
@@ -108,10 +113,13 @@ class TableSchedule:
             return Step(case=case, budget_s=min(most_s, share_s))
         return None
 
-    def add(self, rows: Sequence[Measurement]) -> None:
-        """Add the rows of one case, of all ranks."""
+    def add(self, rows: Sequence[Measurement], *, spent_s: float) -> None:
+        """Add the rows of one case, of all ranks, which took `spent_s` seconds as a whole."""
         self.rows += rows
         self.is_changed = True
+        for row in rows:
+            if row.status is MeasurementStatus.OK and row.case.operation in AS_A_WHOLE:
+                self._whole_s[estimated_cost(row.case)] = spent_s
 
     def next_skipped(self, *, left_s: float) -> Step | None:
         """Choose the cheapest skipped case that ends within `left_s` seconds, if any."""
@@ -124,12 +132,13 @@ class TableSchedule:
     def expected_s(self, case: Case) -> float:
         """Seconds for the fewest runs of a case; 0 while nothing of its series is known."""
         self._update_run_times()
+        cost = max(estimated_cost(case), 1.0)
+        if self._whole_s:
+            return _scaled_s(self._whole_s, cost)
         known = self._run_s.get((case.kind, case.dtype))
         if not known:
             return 0.0
-        cost = max(estimated_cost(case), 1.0)
-        near = min(known, key=lambda other: abs(math.log(max(other, 1.0) / cost)))
-        run_s = known[near] * max(1.0, cost / max(near, 1.0))
+        run_s = _scaled_s(known, cost)
         return run_s * (LONG_RUNS_PER_CASE if run_s >= LONG_CASE_S else RUNS_PER_CASE)
 
     def cost_s(self, case: Case) -> float:
@@ -149,6 +158,12 @@ class TableSchedule:
                 self._case_s[name] = self._case_s.get(name, 0.0) + taken_s
                 series[cost] = max(series.get(cost, 0.0), self._case_s[name])
         self._seen = len(self.rows)
+
+
+def _scaled_s(known: Mapping[float, float], cost: float) -> float:
+    """Seconds of the nearest cost estimate, scaled up to a larger one."""
+    near = min(known, key=lambda other: abs(math.log(max(other, 1.0) / cost)))
+    return known[near] * max(1.0, cost / max(near, 1.0))
 
 
 def _grid_order(case: Case) -> tuple[float, float]:

@@ -9,7 +9,7 @@ Bytes are counted as NCCL's tests count them, per rank:
     all_to_all        the buffer that is sent, all ranks' parts, one's own among them
     all_to_all_uneven likewise; the group's first rank receives 2.5 times the mean share (at most
                       four fifths of everything), the others the rest evenly
-    all_to_all_hierarchical  likewise, in two stages: profilers/links/hierarchical.py
+    all_to_all_hierarchical  likewise, in two stages; of older profiles, read by nothing
 
 Elements are fp32. A message is cut down to whole elements per rank; the case keeps the requested
 size.

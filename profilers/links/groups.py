@@ -7,11 +7,6 @@ communicate at the same time, as the groups of one kind of parallelism do.
 """
 
 from dataclasses import dataclass
-from typing import Final
-
-FLAT: Final = "all_to_all"
-HIERARCHICAL: Final = "all_to_all_hierarchical"
-"""The two kinds of all-to-all of a group, as profiles name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,25 +1,17 @@
-"""The benchmark of collectives: every kind over every group shape, timed by its slowest rank.
-
-Groups with several ranks on each of several nodes run the all-to-all flat and in two stages
-(profilers/links/hierarchical.py), so that a profile says which is faster at which size.
-"""
+"""The benchmark of collectives: every kind over every group shape, timed by its slowest rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from profilers.benchmark import Benchmark, Setting
 from profilers.clock import MAX_LOOPS, Clock
 from profilers.devices import is_out_of_memory
-from profilers.links import hierarchical
 from profilers.links.arrival_skew import ArrivalSkewBenchmark
-from profilers.links.collectives import BUILDERS, Run, elements_per_rank, filled, prepare
+from profilers.links.collectives import BUILDERS, Run, prepare
 from profilers.links.every_rank import EveryRankBenchmark
-from profilers.links.groups import HIERARCHICAL, Shape, shapes
-from profilers.links.hierarchical import stages
+from profilers.links.groups import Shape, shapes
 from profilers.links.pairs import PairBenchmark
 from profilers.links.team import ConnectedTeam
 from profilers.pace import Pace
@@ -68,7 +60,7 @@ class CollectiveBenchmark:
                 },
             )
             for shape in shapes(world)
-            for kind in kinds_of(shape, world=world, local_world=self.setting.team.local_world)
+            for kind in kinds_of(shape, world=world)
             for size in sizes
         )
 
@@ -102,21 +94,7 @@ class CollectiveBenchmark:
     def _prepared(self, case: Case, team: ConnectedTeam) -> Run:
         shape = Shape(ranks=case.axes["ranks"], stride=case.axes["stride"])
         device, size = torch.device(self.setting.device), case.axes["bytes"]
-        if case.kind != HIERARCHICAL:
-            return prepare(case.kind, size=size, group=team.group(shape), device=device)
-        two = stages(shape, local_world=team.local_world)
-        if two is None:
-            raise ValueError(f"{shape.ranks} ranks {shape.stride} apart have no two stages here")
-        across, inside = (team.group(each) for each in two)
-        elements = elements_per_rank(size, ranks=shape.ranks) * shape.ranks
-        return hierarchical.prepare(
-            nodes=across.size(),
-            neighbours=inside.size(),
-            across=partial(dist.all_to_all_single, group=across),
-            inside=partial(dist.all_to_all_single, group=inside),
-            sent=filled(elements, device),
-            received=filled(elements, device),
-        )
+        return prepare(case.kind, size=size, group=team.group(shape), device=device)
 
 
 class TeamClock:
@@ -154,12 +132,10 @@ class TeamClock:
         return 0
 
 
-def kinds_of(shape: Shape, *, world: int, local_world: int) -> tuple[str, ...]:
+def kinds_of(shape: Shape, *, world: int) -> tuple[str, ...]:
     """Kinds worth measuring: sending is the same over any ring, so only over the smallest."""
     smallest = min(other.ranks for other in shapes(world))
-    kinds = tuple(kind for kind in BUILDERS if kind != "send_recv" or shape.ranks == smallest)
-    has_two = stages(shape, local_world=local_world) is not None
-    return (*kinds, HIERARCHICAL) if has_two else kinds
+    return tuple(kind for kind in BUILDERS if kind != "send_recv" or shape.ranks == smallest)
 
 
 def _once(team: Team, row: Measurement) -> tuple[Measurement, ...]:

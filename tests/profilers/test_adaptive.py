@@ -75,6 +75,24 @@ def test_sizes_that_fits_have_seen_are_no_checks_of_them() -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_a_line_without_further_sizes_does_not_keep_the_others_from_theirs() -> None:
+    # The line with the fewest points: one pair of ranks, all of its three sizes known.
+    rows = [row(sent(size), knee_s) for size in (64, 65, 66)]
+    wide = [
+        Case(
+            operation="collective",
+            kind="all_reduce",
+            axes={"bytes": 2**power, "ranks": 4, "stride": 1, "world": 4},
+        )
+        for power in (10, 14, 18, 22, 26)
+    ]
+    rows += [row(case, knee_s) for case in wide]
+    known = len(rows)
+    add_infill(rows, knee_s, count=40)
+    assert len(rows) == known + 40
+    assert {r.case.axes["ranks"] for r in rows[known:]} == {4}
+
+
 def test_cheap_sizes_are_preferred_where_they_add_as_much() -> None:
     def mean_octave(cost_s: Callable[[Case], float]) -> float:
         rows = [row(sent(2**power), knee_s) for power in (10, 18, 26)]

@@ -41,7 +41,7 @@ def test_what_the_second_pass_measured_is_saved_and_tables_stay_complete(tmp_pat
     table = coordinator.begin(benchmark, later=())
     assert table is not None
     while step := table.next_step():
-        coordinator.add(table, measured(benchmark, step))
+        coordinator.add(table, measured(benchmark, step), seconds=0.0)
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].complete
     for _ in range(12):
@@ -84,7 +84,7 @@ def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_pass(tmp_path: 
     table = coordinator.begin(benchmark, later=())
     assert table is not None
     while step := table.next_step():
-        coordinator.add(table, measured(benchmark, step))
+        coordinator.add(table, measured(benchmark, step), seconds=0.0)
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].note == "1 case skipped: the time budget was spent"
     chosen = coordinator.next_infill()
@@ -123,7 +123,7 @@ def test_headers_of_earlier_releases_hold_no_holdout_errors(tmp_path: Path) -> N
     )
     table = coordinator.begin(FakeBenchmark(listed=()), later=())
     assert table is not None
-    coordinator.add(table, [gemm_row(16, 1.0)])
+    coordinator.add(table, [gemm_row(16, 1.0)], seconds=0.0)
     coordinator.end()
     stored = json.loads((tmp_path / "profile.json").read_text())
     assert stored["tables"]["gemm"].pop("checked") is None
@@ -142,7 +142,7 @@ def test_what_a_resumed_run_adds_to_a_table_that_had_all_its_cases_is_written(
         table = coordinator.begin(benchmark, later=())
         assert table is not None
         while step := table.next_step():
-            coordinator.add(table, measured(benchmark, step))
+            coordinator.add(table, measured(benchmark, step), seconds=0.0)
         coordinator.end()
         if resumed:
             coordinator.add_infill(0, [gemm_row(32, 1e-9)], seconds=0.0)

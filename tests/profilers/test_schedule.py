@@ -80,6 +80,26 @@ def test_skipped_cases_that_end_in_time_are_measured_from_cheap_to_expensive() -
     assert course.next_skipped(left_s=100.0) is None
 
 
+def test_a_checkpoint_that_would_outlast_the_table_with_its_save_is_skipped() -> None:
+    # Of 16 MiB a load takes 15 ms; with the save before it, all loads take 0.3 s.
+    small, medium, large = (
+        Case(operation="checkpoint_load", kind="distributed", axes={"bytes": 2**power})
+        for power in (24, 26, 28)
+    )
+    course = schedule(requested=[], grid=[small, medium, large])
+    for expected, load_s, whole_s in ((small, 0.015, 0.3), (medium, 0.12, 1.2)):
+        step = course.next(left_s=4.0)
+        assert step is not None
+        assert step.case == expected
+        row = Measurement(case=expected, times_s=(load_s,) * 3)
+        course.add([row, row.model_copy(update={"rank": 1})], spent_s=whole_s)
+    # Five loads of 256 MiB would take 2.4 s, all of it 4.8.
+    assert course.expected_s(large) == 4.8
+    assert course.next(left_s=4.0) is None
+    assert course.skipped == 1
+    assert course.next_skipped(left_s=5.0) is not None
+
+
 def test_time_for_the_rest_of_the_queue_is_reserved() -> None:
     course = schedule(requested=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
     step = course.next(left_s=1.2)

@@ -200,6 +200,20 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
     assert read_profile(tmp_path, with_incomplete=True).rows("storage")
 
 
+def test_what_a_rank_that_died_has_started_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, rank = tmp_path / "child", tmp_path / "rank"
+    rank.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {said}\nkill -KILL $$\n")
+    rank.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(rank))
+    job = Job(out=str(tmp_path / "out"), suites=("links",), budget_s=60.0, device="cpu")
+    with pytest.raises(RankError, match="rank 0 failed: died with SIGKILL"):
+        run_workers(job, ranks=1, progress=lambda _event: None)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(said.read_text())).wait(timeout=patient_s(5.0))
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
     def stop_rank_1(_event: ProgressEvent) -> None:

@@ -100,8 +100,8 @@ def measure(
 ) -> None:
     """Measure this machine and its engine, or record a model's routing.
 
-    Suites: kernels, links, storage and KV transfers; the start of a job's processes; the steps of
-    an engine; or routing of a model on text.
+    Suites: kernels, links, storage and KV transfers; the steps of an engine; or routing of a model
+    on text.
     """
     if context.invoked_subcommand is not None:
         return
@@ -237,7 +237,7 @@ def show(
     profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
     links: Annotated[
         bool,
-        typer.Option("--links", help="Latency, bandwidth and fit of every pair."),
+        typer.Option("--links", help="Latency and bandwidth of every pair."),
     ] = False,
     lagging: Annotated[
         bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")

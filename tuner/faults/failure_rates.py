@@ -3,8 +3,7 @@
 Of n failures in a time: the rates under which n or more, and n or fewer, have a chance of
 (1 - level) / 2 (Garwood, Biometrika 28, 1936); exact, so wide for small n. The formulas of
 tuner/faults/interval.py hold for exponential failures; with bursts of the same rate they are
-pessimistic, since failures that fall into a restart cost little. The page of a plan draws failures
-over time, where bursts are steps.
+pessimistic, since failures that fall into a restart cost little.
 
 Not covered: rates that differ between nodes, seasons.
 """

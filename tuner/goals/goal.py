@@ -103,8 +103,7 @@ class Goal:
     replay: Callable[..., Any] = lambda *_options, **_more: None
     """Simulate again what the report of a folder shows, with the profiles given."""
     has_price: bool = False
-    """The first stored figure, in seconds, is what the search minimises, and a spec's `search` can
-    be limited to a decision, so that any decision can be priced again."""
+    """The first stored figure, in seconds, is what the search minimises."""
     is_no_use: Callable[[Any, Any, float], bool] = lambda _plan, _base, _gain: False
     """Return whether a plan's added nodes cannot be used, or gain nothing over its base."""
 

@@ -49,7 +49,6 @@ OF_STATE: Final[Mapping[str, Component]] = {
 }
 _GPUS: Final = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 
-NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
@@ -78,9 +77,8 @@ class FailureLog(Record):
     device_s: Positive
     """Observed device time: devices times seconds."""
     node_s: Positive
-    clock_s: tuple[NotNegative, ...] = ()
-    """Times of failures, ascending, in seconds of observed time of the whole cluster from its
-    start; empty where the log has no times."""
+    clock_s: Any = Field(default=None, exclude=True)
+    """Of older plans, which kept the times of failures; read by nothing."""
     period_s: Positive
     """Observed time of the whole cluster, seconds."""
     left_out: Annotated[int, Field(ge=0)] = 0
@@ -173,7 +171,6 @@ def _of_table(
 ) -> FailureLog:
     counts = dict.fromkeys(stated.components, 0)
     times: list[float] = []
-    clock: list[float] = []
     for number, (where, row) in enumerate(rows):
         if number >= MOST_EVENTS:
             raise SpecError(f"{source}: more than {MOST_EVENTS:,} failures")
@@ -204,14 +201,12 @@ def _of_table(
             counts[event.component] += event.count
             if sum(counts.values()) > MOST_EVENTS and times:
                 raise SpecError(f"{source}: more than {MOST_EVENTS:,} failures")
-            clock += times[-1:] * event.count
-    return _observed(counts, times, clock, stated, source)
+    return _observed(counts, times, stated, source)
 
 
 def _observed(
     counts: dict[Component, int],
     times: Sequence[float],
-    clock: Sequence[float],
     stated: StatedLog,
     source: str,
 ) -> FailureLog:
@@ -242,23 +237,20 @@ def _observed(
         counts=counts,
         device_s=stated.devices * period,
         node_s=nodes * period,
-        clock_s=tuple(time - times[0] for time in clock),
         period_s=period,
     )
 
 
 def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
-    """Sum sacct's jobs; the clock is the node time of all of them, in nodes of the mean size."""
-    import numpy as np
-
+    """Sum sacct's jobs; the period is from the first start to the last end."""
     counts = dict.fromkeys(stated.components, 0)
-    spans: list[tuple[float, float, int]] = []
-    failed: list[float] = []
-    device_s, left_out = 0.0, 0
+    starts: list[float] = []
+    ends: list[float] = []
+    device_s, node_s, left_out = 0.0, 0.0, 0
     reader = csv.DictReader(io.StringIO(text), delimiter="|", quoting=csv.QUOTE_NONE)
     for number, row in _numbered(reader, source):
         where = f"{source}: line {number}"
-        if len(spans) >= MOST_EVENTS:
+        if len(ends) >= MOST_EVENTS:
             raise SpecError(f"{source}: more than {MOST_EVENTS:,} jobs")
         if "." in (row["JobID"] or "") or "Unknown" in (row["Start"], row["End"]):
             continue
@@ -270,8 +262,10 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
         nodes = _whole(row["NNodes"], f"{where}: NNodes")
         gpus = _GPUS.search(row.get("AllocTRES") or "")
         devices = int(gpus[1]) if gpus else nodes * _devices_per_node(stated, where)
-        spans.append((start, end, nodes))
+        starts.append(start)
+        ends.append(end)
         device_s += devices * (end - start)
+        node_s += nodes * (end - start)
         component = OF_STATE.get((row["State"] or "").split(" ")[0])
         if component not in counts:
             continue
@@ -279,25 +273,13 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
             left_out += 1
             continue
         counts[component] += 1
-        failed.append(end)
     if not device_s > 0.0:
         raise SpecError(f"{source}: no job in it has ended")
-    start_J, end_J, nodes_J = (
-        np.array(column, dtype=np.float64) for column in zip(*spans, strict=True)
-    )
-    edges = np.concatenate([start_J, end_J])
-    order = np.argsort(edges, kind="stable")
-    running = np.cumsum(np.concatenate([nodes_J, -nodes_J])[order])
-    observed = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])
-    node_s = float(observed[-1])
-    mean_nodes = node_s / float(np.ptp(edges))
-    clock = np.interp(sorted(failed), edges[order], observed) / mean_nodes
     return FailureLog(
         counts=counts,
         device_s=device_s,
         node_s=node_s,
-        clock_s=tuple(clock.tolist()),
-        period_s=node_s / mean_nodes,
+        period_s=max(ends) - min(starts),
         left_out=left_out,
     )
 

@@ -29,10 +29,10 @@ def test_shares_sum_to_the_whole(total: int, ranks: int) -> None:
 
 
 def test_sending_is_measured_over_the_smallest_rings_only() -> None:
-    assert "send_recv" in kinds_of(Shape(ranks=2, stride=2), world=12, local_world=12)
-    assert "send_recv" not in kinds_of(Shape(ranks=3, stride=2), world=12, local_world=12)
-    assert "send_recv" in kinds_of(Shape(ranks=3, stride=1), world=3, local_world=3)
-    assert set(kinds_of(Shape(ranks=2, stride=1), world=2, local_world=2)) == set(BUILDERS)
+    assert "send_recv" in kinds_of(Shape(ranks=2, stride=2), world=12)
+    assert "send_recv" not in kinds_of(Shape(ranks=3, stride=2), world=12)
+    assert "send_recv" in kinds_of(Shape(ranks=3, stride=1), world=3)
+    assert set(kinds_of(Shape(ranks=2, stride=1), world=2)) == set(BUILDERS)
 
 
 class OneSlowPeer(SingleRank):

@@ -35,9 +35,7 @@ READ_OPERATIONS: Final = frozenset(
         "collective",
         "expert_all_to_all",
         "storage",
-        "background_save",
         "host_memory",
-        "restart",
         "checkpoint_load",
     }
 )
