@@ -244,13 +244,13 @@ def _observed(
 def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
     """Sum sacct's jobs; the period is from the first start to the last end."""
     counts = dict.fromkeys(stated.components, 0)
-    starts: list[float] = []
-    ends: list[float] = []
+    start_s: list[float] = []
+    end_s: list[float] = []
     device_s, node_s, left_out = 0.0, 0.0, 0
     reader = csv.DictReader(io.StringIO(text), delimiter="|", quoting=csv.QUOTE_NONE)
     for number, row in _numbered(reader, source):
         where = f"{source}: line {number}"
-        if len(ends) >= MOST_EVENTS:
+        if len(end_s) >= MOST_EVENTS:
             raise SpecError(f"{source}: more than {MOST_EVENTS:,} jobs")
         if "." in (row["JobID"] or "") or "Unknown" in (row["Start"], row["End"]):
             continue
@@ -262,8 +262,8 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
         nodes = _whole(row["NNodes"], f"{where}: NNodes")
         gpus = _GPUS.search(row.get("AllocTRES") or "")
         devices = int(gpus[1]) if gpus else nodes * _devices_per_node(stated, where)
-        starts.append(start)
-        ends.append(end)
+        start_s.append(start)
+        end_s.append(end)
         device_s += devices * (end - start)
         node_s += nodes * (end - start)
         component = OF_STATE.get((row["State"] or "").split(" ")[0])
@@ -279,7 +279,7 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
         counts=counts,
         device_s=device_s,
         node_s=node_s,
-        period_s=max(ends) - min(starts),
+        period_s=max(end_s) - min(start_s),
         left_out=left_out,
     )
 
