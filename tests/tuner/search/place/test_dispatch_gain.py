@@ -166,7 +166,7 @@ def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
         (least, 3, "[]", "12 slots hold 8 experts; set redundant_experts to 0"),
         (f"{least}  rank_speeds: [1, 1, 1, 2]\n", 2, "[]", "assumes equal ranks"),
         (f"{least}  objective: layer_chain\n", 2, "[]", "which objective layer_chain minimises"),
-        ("  dispatch: activated\n", 3, "[]", "'lp' or 'least_loaded'"),
+        ("  dispatch: activated\n", 3, "[]", "'activated' is read no more"),
     )
     wrong = []
     for goal, slots, emit, expected in cases:
