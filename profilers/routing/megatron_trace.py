@@ -76,24 +76,24 @@ def read(path: Path, *, naming: Naming) -> Recording:
 
 
 def _add_trace(file: Path, tally: Tally) -> None:
-    step, source, num_held = -1, 0, 0
+    step, rank, num_held = -1, 0, 0
     forward: dict[int, Ids] = {}
     for where, line in _lines(file):
         ids_TK = _ids(line, where)
-        start = line.step != step or line.rank != source or line.layer <= max(forward, default=-1)
+        start = line.step != step or line.rank != rank or line.layer <= max(forward, default=-1)
         if forward and (start or num_held + ids_TK.size > MOST_HELD):
-            _add(tally, forward, step=step, source=source, where=where)
+            _add(tally, forward, step=step, where=where)
             forward, num_held = {}, 0
-        step, source, num_held = line.step, line.rank, num_held + ids_TK.size
+        step, rank, num_held = line.step, line.rank, num_held + ids_TK.size
         if ids_TK.size:
             forward[line.layer] = ids_TK
     if forward:
-        _add(tally, forward, step=step, source=source, where=file.name)
+        _add(tally, forward, step=step, where=file.name)
 
 
-def _add(tally: Tally, forward: dict[int, Ids], *, step: int, source: int, where: str) -> None:
+def _add(tally: Tally, forward: dict[int, Ids], *, step: int, where: str) -> None:
     try:
-        tally.add(forward, number=step, source=source)
+        tally.add(forward, number=step)
     except ValueError as error:
         raise ValueError(f"before {where}: {error}") from error
 

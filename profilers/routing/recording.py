@@ -34,8 +34,6 @@ class Recording:
     """Experts of a token; None where the source does not say."""
     count_PLE: Counts
     """Token copies of each expert in each pass; one pass where the source holds totals only."""
-    source_SLE: Counts | None = None
-    """Token copies of each expert over all passes, by the rank that the tokens came from."""
     transition_MEE: Floats | None = None
     """Token copies that used e in one recorded layer and f in the next; every pair of choices of a
     token counts one, unless `transition_kind` says otherwise."""
@@ -54,7 +52,6 @@ class Recording:
             raise ValueError("counts must not be negative")
         layers, experts = self.count_PLE.shape[1:]
         shapes = {
-            "source_SLE": (None, layers, experts),
             "transition_MEE": (layers - 1, experts, experts),
             "token_LTK": (layers, None, self.top_k),
         }

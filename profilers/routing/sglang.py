@@ -42,7 +42,6 @@ class _Record(BaseModel, strict=True):
     """One forward pass on one rank."""
 
     forward_pass_id: Whole
-    rank: Whole
     global_physical_count: Any
     topk_ids_of_layer: Any = None
 
@@ -120,8 +119,7 @@ def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Rec
             raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
         for record in dump.records:
             for layer, count_E in enumerate(_logical(record, map_RP, num_experts=shape[1])):
-                number, rank = record.forward_pass_id, record.rank
-                tally.count(count_E, layer=layer, number=number, source=rank)
+                tally.count(count_E, layer=layer, number=record.forward_pass_id)
             if record.topk_ids_of_layer is not None:
                 tally.choose(_choices(record.topk_ids_of_layer, map_RP))
     return tally.recording(naming=naming, num_decoder_layers=shape[0])

@@ -1,7 +1,6 @@
 """A recording on disk: a folder of `recording.json` and a Parquet table for each array.
 
     counts.parquet         pass, layer: token copies of every expert
-    sources.parquet        source, layer: the same over all passes, by the rank of the tokens
     transitions.parquet    layer, expert: copies that used every expert of the next recorded layer
     tokens.parquet         layer, token: chosen experts of sampled tokens
 
@@ -38,8 +37,8 @@ HEADER_NAME: Final = "recording.json"
 FOLDER: Final = "routing"
 """Folder of recordings inside a profile's; it has one folder for each workload."""
 MAX_HEADER_BYTES: Final = 2**20
-FORMER: Final = "coactivation.parquet"
-"""A table of former releases."""
+FORMER: Final = ("coactivation.parquet", "sources.parquet")
+"""Tables of former releases."""
 
 WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 """Names of workloads in a profile, where each is the name of a folder."""
@@ -57,7 +56,6 @@ class _StoredArray(NamedTuple):
 
 TABLES: Final[Mapping[str, _StoredArray]] = {
     "count_PLE": _StoredArray("counts.parquet", ("pass", "layer"), np.int64),
-    "source_SLE": _StoredArray("sources.parquet", ("source", "layer"), np.int64),
     "transition_MEE": _StoredArray("transitions.parquet", ("layer", "expert"), np.float64),
     "token_LTK": _StoredArray("tokens.parquet", ("layer", "token"), np.int32),
 }
@@ -82,7 +80,7 @@ class RecordingHeader(Record):
     top_k: Size | None
     passes: Size
     sources: Size | None = None
-    """Source ranks; absent where counts are not kept by rank."""
+    """Stored by former releases (`sources.parquet`); not read."""
     sampled_tokens: Size | None = None
     """Tokens whose choices were kept; absent where none were."""
     transitions: Literal["all_pairs", "top1", "rank_aligned"] | None = None
@@ -101,8 +99,6 @@ class RecordingHeader(Record):
         """The shape of every array that there is, by field of `Recording`."""
         layers, experts = len(self.layer_ids), self.num_experts
         shapes: dict[str, tuple[int, ...]] = {"count_PLE": (self.passes, layers, experts)}
-        if self.sources is not None:
-            shapes["source_SLE"] = (self.sources, layers, experts)
         if self.transitions is not None:
             shapes["transition_MEE"] = (layers - 1, experts, experts)
         if self.sampled_tokens is not None:
@@ -235,8 +231,7 @@ def write_recording(
 
 def header_of(recording: Recording, *, origin: str = "", created: str = "") -> RecordingHeader:
     """Return the header that `recording.json` holds for a recording."""
-    sources, tokens = recording.source_SLE, recording.token_LTK
-    between = recording.transition_MEE
+    between, tokens = recording.transition_MEE, recording.token_LTK
     kind: Any = recording.transition_kind if between is not None and between.size else None
     return RecordingHeader(
         moetune_version=moetune_version(),
@@ -249,7 +244,6 @@ def header_of(recording: Recording, *, origin: str = "", created: str = "") -> R
         num_experts=recording.num_experts,
         top_k=recording.top_k,
         passes=recording.num_passes,
-        sources=None if sources is None else sources.shape[0] or None,
         sampled_tokens=None if tokens is None else tokens.shape[1] or None,
         transitions=kind,
     )
@@ -282,5 +276,5 @@ def _take_place(unfinished: Path, path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    ours = {HEADER_NAME, FORMER, *(table.file for table in TABLES.values())}
+    ours = {HEADER_NAME, *FORMER, *(table.file for table in TABLES.values())}
     return path.is_dir() and {each.name for each in path.iterdir()} <= ours

@@ -53,7 +53,6 @@ class Tally:
         self._span = 1
         self._top_k = 0
         self._counts: dict[tuple[int, int], Counts] = {}
-        self._sources: dict[tuple[int, int], Counts] = {}
         self._pairs: dict[tuple[int, int], Counts] | None = {}
         self._samples: list[dict[int, Ids]] = []
         self._forwards = 0
@@ -64,13 +63,12 @@ class Tally:
         """Return whether nothing was counted."""
         return not self._counts
 
-    def add(self, ids_of_layer: Mapping[int, Ids], *, number: int, source: int = 0) -> None:
+    def add(self, ids_of_layer: Mapping[int, Ids], *, number: int) -> None:
         """Add one forward of one rank whose choices are all that is known of it.
 
         Args:
             ids_of_layer: [T, K] ids of each layer, by absolute layer.
             number: of the pass.
-            source: rank of the tokens.
 
         Raises:
             ValueError: an id is not one of the experts.
@@ -78,15 +76,12 @@ class Tally:
         self.choose(ids_of_layer)
         for layer, ids_TK in ids_of_layer.items():
             count_E = np.bincount(ids_TK[ids_TK >= 0], minlength=self._experts)
-            self.count(count_E, layer=layer, number=number, source=source)
+            self.count(count_E, layer=layer, number=number)
 
-    def count(self, count_E: Counts, *, layer: int, number: int, source: int = 0) -> None:
-        """Add counts of one layer to a pass and to a source rank."""
-        for table, key in (
-            (self._counts, (number // self._span, layer)),
-            (self._sources, (source, layer)),
-        ):
-            table[key] = table[key] + count_E if key in table else count_E
+    def count(self, count_E: Counts, *, layer: int, number: int) -> None:
+        """Add counts of one layer to a pass."""
+        key = (number // self._span, layer)
+        self._counts[key] = self._counts[key] + count_E if key in self._counts else count_E
         while len(self._counts) * self._experts > self._most_cells:
             self._merge()
 
@@ -118,16 +113,15 @@ class Tally:
         if not self._counts:
             raise ValueError("holds no token, so no forward pass; record while serving some")
         layers = sorted({layer for _, layer in self._counts})
-        used = sorted({layer for (_, layer), count_E in self._sources.items() if count_E.any()})
+        used = sorted({layer for (_, layer), count_E in self._counts.items() if count_E.any()})
         return recording_of(
-            self._stacked(self._counts, layers),
+            self._stacked(layers),
             naming=naming,
             row_ids=layers,
             model=model,
             workload=workload,
             top_k=top_k or self._top_k or None,
             num_decoder_layers=num_decoder_layers,
-            source_SRE=self._stacked(self._sources, layers),
             transition_MEE=self._transitions(list(itertools.pairwise(used))),
             token_LTK=self._tokens(used),
         )
@@ -151,9 +145,8 @@ class Tally:
 
     def _grow(self, experts: int) -> None:
         more = experts - self._experts
-        for table in (self._counts, self._sources):
-            for key, row in table.items():
-                table[key] = np.pad(row, (0, more))
+        for key, row in self._counts.items():
+            self._counts[key] = np.pad(row, (0, more))
         if self._pairs is not None and len(self._pairs) * experts**2 > self._most_cells:
             self._pairs = None
         kept = self._pairs or {}
@@ -219,8 +212,10 @@ class Tally:
         flat = np.stack([kept[pair] for pair in pairs]).astype(np.float64)
         return flat.reshape(-1, self._experts, self._experts)
 
-    def _stacked(self, rows: Mapping[tuple[int, int], Counts], layers: Sequence[int]) -> Counts:
-        """Stack counts of passes, or of ranks, and layers as [F, L, E]; 0 where there are none."""
-        firsts = sorted({first for first, _ in rows})
+    def _stacked(self, layers: Sequence[int]) -> Counts:
+        """Stack counts of passes and layers as [P, L, E]; 0 where there are none."""
+        numbers = sorted({number for number, _ in self._counts})
         none = np.zeros(self._experts, dtype=np.int64)
-        return np.stack([[rows.get((first, layer), none) for layer in layers] for first in firsts])
+        return np.stack(
+            [[self._counts.get((number, layer), none) for layer in layers] for number in numbers]
+        )

@@ -17,7 +17,7 @@ Not covered: the co-occurrence files of older releases.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -87,19 +87,19 @@ def read(path: Path, *, naming: Naming) -> Recording:
     if not counts and not raw:
         raise ValueError("holds no rank<r>.safetensors; name the directory of all ranks")
     tally = Tally(num_experts=num_experts)
-    for rank, file in counts.items():
+    for file in counts:
         for iteration, layer, values in _tensors(file):
             what = f"{file.name}: {iteration}_{layer}"
             count_E = whole_counts(values, what=what, axes="experts")
             if count_E.size != num_experts:
                 raise ValueError(f"{what} has {count_E.size} experts, {META} says {num_experts}")
-            tally.count(count_E, layer=layer, number=iteration, source=rank)
+            tally.count(count_E, layer=layer, number=iteration)
     _choose(raw, tally, is_counted=bool(counts))
     return tally.recording(naming=naming, top_k=top_k)
 
 
-def _choose(files: Mapping[int, Path], tally: Tally, *, is_counted: bool) -> None:
-    for rank, file in files.items():
+def _choose(files: Sequence[Path], tally: Tally, *, is_counted: bool) -> None:
+    for file in files:
         forward: dict[int, dict[int, npt.NDArray[np.int32]]] = {}
         for iteration, layer, values in _tensors(file):
             if values.dtype.kind not in "iu":
@@ -109,10 +109,10 @@ def _choose(files: Mapping[int, Path], tally: Tally, *, is_counted: bool) -> Non
             if is_counted:
                 tally.choose(forward[iteration])
             else:
-                tally.add(forward[iteration], number=iteration, source=rank)
+                tally.add(forward[iteration], number=iteration)
 
 
-def _rank_files(path: Path, pattern: str) -> dict[int, Path]:
+def _rank_files(path: Path, pattern: str) -> list[Path]:
     ranks_found = {
         int(match.group(1)): file
         for file in sorted(path.iterdir())
@@ -120,7 +120,7 @@ def _rank_files(path: Path, pattern: str) -> dict[int, Path]:
     }
     if len(ranks_found) > MOST_FILES:
         raise ValueError(f"{len(ranks_found)} ranks; at most {MOST_FILES} are read")
-    return dict(sorted(ranks_found.items()))
+    return [ranks_found[rank] for rank in sorted(ranks_found)]
 
 
 def _tensors(file: Path) -> Tensors:

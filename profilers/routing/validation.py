@@ -83,7 +83,6 @@ def recording_of(
     workload: str = "",
     top_k: int | None = None,
     num_decoder_layers: int | None = None,
-    source_SRE: Counts | None = None,
     token_LTK: npt.NDArray[np.int32] | None = None,
     transition_MEE: Floats | None = None,
     transition_kind: str = "all_pairs",
@@ -99,7 +98,6 @@ def recording_of(
         top_k: experts of a token where the source says it.
         num_decoder_layers: of the model where the source says it; dropped where the user names
             the layers.
-        source_SRE: the counts by source rank.
         token_LTK: chosen experts of sampled tokens, in the rows with tokens.
         transition_MEE: between consecutive rows with tokens.
         transition_kind: see `Recording`.
@@ -123,7 +121,6 @@ def recording_of(
         num_decoder_layers=None if naming.layer_ids else num_decoder_layers,
         top_k=chosen,
         count_PLE=np.ascontiguousarray(count_PRE[:, kept]),
-        source_SLE=None if source_SRE is None else np.ascontiguousarray(source_SRE[:, kept]),
         transition_MEE=transition_MEE,
         transition_kind=transition_kind,
         token_LTK=token_LTK,

@@ -166,7 +166,6 @@ def _kept(recording: "Recording") -> str:
     kept = {
         f"transitions ({recording.transition_kind})": recording.transition_MEE,
         "sampled tokens": recording.token_LTK,
-        "source ranks": recording.source_SLE,
     }
     return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
 

@@ -78,7 +78,7 @@ class FailureLog(Record):
     """Observed device time: devices times seconds."""
     node_s: Positive
     clock_s: Any = Field(default=None, exclude=True)
-    """Of older plans, which kept the times of failures; read by nothing."""
+    """Times of failures, in plans of former releases; read by nothing."""
     period_s: Positive
     """Observed time of the whole cluster, seconds."""
     left_out: Annotated[int, Field(ge=0)] = 0

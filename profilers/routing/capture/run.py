@@ -12,7 +12,7 @@ differs in the text that the model writes itself.
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -130,14 +130,12 @@ def record(
     if tally.is_empty:
         names = ", ".join(str(path) for path in reading.texts[:4])
         raise RecordingUnreadableError(f"{names}: no text in there; name files of UTF-8 text")
-    recording = tally.recording(
+    return tally.recording(
         naming=Naming(),
         model=loaded.name,
         workload=reading.workload,
         num_decoder_layers=loaded.num_layers,
     )
-    # A single source says no more than the counts do.
-    return replace(recording, source_SLE=None)
 
 
 def _passes(loaded: Loaded, reading: CaptureInput) -> Iterator[list[list[int]]]:

@@ -23,7 +23,6 @@ def full_recording(*, passes: int = 3, layers: int = 2, experts: int = 4) -> Rec
         num_decoder_layers=4 + layers,
         top_k=2,
         count_PLE=counts,
-        source_SLE=counts[:2],
         transition_MEE=between.reshape(layers - 1, experts, experts),
         token_LTK=np.arange(layers * 10, dtype=np.int32).reshape(layers, 5, 2) % experts,
     )

@@ -70,13 +70,11 @@ def test_steps_are_passes_and_microbatches_of_a_step_are_summed(tmp_path: Path) 
     assert found.token_LTK[0].tolist() == [[0, 1], [1, 2], [2, 3], [0, 3]]
 
 
-def test_ranks_are_sources_of_one_recording(tmp_path: Path) -> None:
+def test_ranks_are_summed_in_one_recording(tmp_path: Path) -> None:
     for rank in (0, 1):
         trace(tmp_path, [line(7, 0, [[rank, 2]], rank=rank)], rank=rank)
     found = read_recording(tmp_path)
     assert found.count_PLE.tolist() == [[[1, 1, 2]]]
-    assert found.source_SLE is not None
-    assert found.source_SLE.tolist() == [[[1, 0, 1]], [[0, 1, 1]]]
 
 
 def test_other_blocks_are_left_out_and_experts_and_layers_may_be_said(tmp_path: Path) -> None:

@@ -65,10 +65,7 @@ def _dispatch_notes(spec: PlaceSpec, dispatch: str) -> Iterator[str]:
             runs = f"dispatch {mark.dispatch}" if mark.dispatch else "an even split"
             yield f"{mark.engine} runs {runs}, under which nothing was evaluated here"
     if dispatch in NEAR_FIRST:
-        yield (
-            "placed and evaluated as if every rank sent equally many tokens to each expert,"
-            " whatever source ranks were recorded"
-        )
+        yield "placed and evaluated as if every rank sent equally many tokens to each expert"
     for cost in sorted(_costs(spec, dispatch)):
         yield f"loads and seconds leave out what the rule costs at run time: {cost}"
 
