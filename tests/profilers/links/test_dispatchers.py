@@ -58,10 +58,11 @@ def _run(cluster: Any, config: StepConfig, folder: Path) -> tuple[StepReport, in
         f"exec {sys.executable} -m torch.distributed.run --nnodes {NODES}"
         f" --nproc-per-node {RANKS_PER_NODE} --node-rank $GROUP_RANK"
         ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
-        ' -m profilers.steps "$0" --report "$1"'
+        ' --log-dir "$2" -m profilers.steps "$0" --report "$1"'
     )
     before = _sent_bytes(cluster)
-    command = ("sh", "-c", starter, str(folder / "step.json"), str(folder / "report.json"))
+    files = [str(folder / name) for name in ("step.json", "report.json", "logs")]
+    command = ("sh", "-c", starter, *files)
     for ended in cluster.run(command):
         assert ended.returncode == 0, ended.stderr[-2000:]
     sent = _sent_bytes(cluster) - before
