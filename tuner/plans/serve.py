@@ -225,10 +225,11 @@ class ServeModeResult(Record):
 class PrefixReuse(Record):
     """Prefix cache hits of a recorded traffic whose trace has the block ids of prompts."""
 
-    router: Literal["in_turn", "cache_aware", "ranks", "one"]
-    """Rule by which requests are sent: to instances in turn (`in_turn`), to instances by the
-    cache-aware rule of the engine's router (`cache_aware`; tuner/simulate/serving/prefix_hits.py),
-    by that rule to the ranks of all instances (`ranks`), or all to one cache (`one`)."""
+    router: Literal["in_turn", "own_ranks", "cache_aware", "ranks", "one"]
+    """Rule by which requests are sent: to instances in turn (`in_turn`), also where each
+    sends them to its own ranks by the cache-aware rule (`own_ranks`), by that rule to instances
+    (`cache_aware`; tuner/simulate/serving/prefix_hits.py) or to the ranks of all instances
+    (`ranks`), or all to one cache (`one`)."""
     instances: Count
     """Instances that prefill."""
     ranks: Count

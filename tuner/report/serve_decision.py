@@ -49,8 +49,10 @@ def decision_facts(
 def _router_text(router: ServeRouter, hits: PlannedHits | None) -> str:
     """Say how requests are spread, and of prefixes what is found so and otherwise."""
     words = router_words(router).removeprefix("router: ")
-    if router.policy is not RouterPolicy.CACHE_AWARE or hits is None:
+    if hits is None:
         return words
+    if router.policy is not RouterPolicy.CACHE_AWARE:
+        return f"{words}; {format_ratio(hits.ratio)} of prompt tokens found in prefix caches"
     kinds = [("instance", hits.instances, hits.if_instances), ("rank", hits.ranks, hits.if_ranks)]
     if router.ranks is not None:
         kinds.reverse()

@@ -89,7 +89,7 @@ class ServingLaunch:
     follows_prefixes: bool = True
     """The router in front looks for prefixes; also where none is known."""
     finds_ranks: bool = False
-    """The router in front looks for prefixes on every attention-data rank."""
+    """The engine, or the router in front, looks for prefixes on every attention-data rank."""
     memory_ratio: float | None = None
     """Share of memory that the command gives the engine; None: the engine's own."""
     cache_bytes: int | None = None

@@ -131,6 +131,9 @@ class ServingCapabilities:
     rank_dispatch: str = "in turn"
     """Rule by which an instance spreads requests over its attention-DP ranks, each with a prefix
     cache of its own, unless a router names the rank; no release looks for prefixes by default."""
+    finds_ranks: bool = False
+    """An option, which emitted files set where sessions have prefixes, gives a request to the
+    attention-DP rank of its instance that holds its prefix."""
     data_parallel_rank_spans_nodes: bool = True
     """Attention-DP ranks may span machines."""
     whole_prompt_in_one_batch: bool = False

@@ -6,8 +6,9 @@ tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorR
 
 - `tensor_parallel_size` counts all devices of a pipeline stage. `enable_attention_dp` makes every
   one of them an attention data-parallel rank, so there are no intermediate degrees. Those with the
-  fewest tokens get the next requests (_torch/pyexecutor/scheduler/adp_router.py); emitted files
-  leave `attention_dp_config.enable_kv_cache_aware_routing` off, which looks for prefixes.
+  fewest tokens get the next requests, unless `attention_dp_config.enable_kv_cache_aware_routing`
+  asks each for its cached prefix (_torch/pyexecutor/scheduler/adp_router.py, pull request 12315);
+  emitted files set it where sessions have prefixes.
 - An all-to-all needs attention data parallelism and whole experts; TRTLLM_FORCE_COMM_METHOD names
   one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
 - `moe_config.load_balancer`, a mapping or a file, gives `num_slots` to the experts of a layer: at
@@ -178,6 +179,7 @@ TRTLLM_1_3: Final = ServingCapabilities(
     deepep_needs_attention_dp=True,
     both_attention_degrees=False,
     rank_dispatch="by their tokens",
+    finds_ranks=True,
     whole_prompt_in_one_batch=True,
     redundant_architectures=frozenset({"DeepseekV3ForCausalLM", "Qwen3MoeForCausalLM"}),
     redundant_needs_attention_dp=True,

@@ -53,11 +53,19 @@ _PADDING: Final = "cuda-graph-config.enable-padding"
 UNPADDED: Final = 32  # Every size up to it has a graph of its own.
 _BALANCE: Final = "attention-dp-config.enable-balance"
 """Off by default, with 50 and 10 steps of waiting (llmapi/llm_args.py, AttentionDpConfig)."""
+_PREFIXES: Final = "attention-dp-config.enable-kv-cache-aware-routing"
 _DRAFTS: Final = "speculative-config.max-draft-len"
 _METHOD: Final = "speculative-config.decoding-type"
 USUAL_BATCH: Final = 2048
 USUAL_TOKENS: Final = 8192
 """`max_batch_size` and `max_num_tokens` where nothing states them (TorchLlmArgs)."""
+
+_ROUTING: Final = (
+    *("account-for-in-transfer", "cold-start-warmup", "conversation-affinity"),
+    *("fair-share-multiplier", "load-balance-weight", "match-rate-threshold"),
+    *("max-sessions", "new-conv-placement"),
+)
+"""Details of `enable_kv_cache_aware_routing`; affinity counts on ids that a client sends."""
 
 SERVER: Final = ServerFlags(
     starts=(("trtllm-serve",), ("dynamo.trtllm",)),
@@ -89,6 +97,7 @@ SERVER: Final = ServerFlags(
             _PADDING,
             _STREAMED,
             _BALANCE,
+            _PREFIXES,
             _DRAFTS,
             _METHOD,
             "cache-transceiver-config",
@@ -114,6 +123,7 @@ SERVER: Final = ServerFlags(
         {
             _HOST_CACHE,
             "attention-dp-config.batching-wait-iters",
+            *(f"attention-dp-config.kv-cache-routing-{name}" for name in _ROUTING),
             "attention-dp-config.timeout-iters",
             "moe-config.backend",
             "moe-config.load-balancer.layer-updates-per-iter",
@@ -194,6 +204,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             aligns_prompts=flags.is_on(_BALANCE),
             redundant_experts=redundant,
         ),
+        finds_ranks=flags.is_on(_PREFIXES),
         host_bytes=host_sizes(flags, {_HOST_CACHE: 1.0}),
         draft_method=_METHODS.get(flags.word(_METHOD) or "", DraftMethod.MTP),
         memory_ratio=memory_share(flags, _MEMORY),

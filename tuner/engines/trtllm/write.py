@@ -94,8 +94,7 @@ def options(
         "moe_tensor_parallel_size": group.moe_tp,
         "moe_expert_parallel_size": group.ep,
         "enable_attention_dp": group.attention_dp > 1,
-        # As its ranks are planned; off by default.
-        **({"attention_dp_config": {"enable_balance": True}} if group.attention_dp > 1 else {}),
+        **({"attention_dp_config": _ranks(verified, group)} if group.attention_dp > 1 else {}),
         "gpus_per_node": shape.devices_per_node,
         "max_batch_size": group.max_batch,
         "max_num_tokens": max(group.max_batched_tokens, step_tokens(group)),
@@ -132,6 +131,14 @@ def options(
         # Rebalanced by recorded loads, one layer per step.
         config["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
     return config
+
+
+def _ranks(verified: VerifiedServing, group: Instances) -> dict[str, bool]:
+    """Return how requests are spread over ranks as they are planned; both are off by default."""
+    routing = {"enable_balance": True}
+    if group.role is not Role.DECODE and verified.predicted.prefix_hits is not None:
+        routing["enable_kv_cache_aware_routing"] = True
+    return routing
 
 
 def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[str, str]:

@@ -237,7 +237,7 @@ def _behind(launch: ServingLaunch, router: RouterLaunch) -> ServingLaunch:
         launch,
         notes=(*launch.notes, note, *cautions),
         follows_prefixes=router.follows_prefixes,
-        finds_ranks=router.finds_ranks and not cautions,
+        finds_ranks=launch.finds_ranks or (router.finds_ranks and not cautions),
     )
 
 

@@ -93,7 +93,23 @@ class RecordedPrompts:
         instance_N = in_turn(len(self.input_N), reuse.instances)
         if reuse.router == "cache_aware":
             instance_N = self._by_prefix(reuse, places=reuse.instances)
-        return ranks_in_turn(instance_N, reuse.ranks)
+        if reuse.router != "own_ranks":
+            return ranks_in_turn(instance_N, reuse.ranks)
+        rank_N = np.empty_like(instance_N)
+        alone = reuse.model_copy(update={"instances": 1})
+        for instance in range(reuse.instances):
+            own_N = instance_N == instance
+            rank_N[own_N] = self.taken(own_N)._by_prefix(alone, places=reuse.ranks)
+            rank_N[own_N] += instance * reuse.ranks
+        return rank_N
+
+    def taken(self, chosen_N: NDArray[np.bool_]) -> "RecordedPrompts":
+        """Return some of the prompts."""
+        return RecordedPrompts(
+            blocks=self.blocks.taken(chosen_N),
+            arrival_s_N=self.arrival_s_N[chosen_N],
+            input_N=self.input_N[chosen_N],
+        )
 
     def _by_prefix(self, reuse: PrefixReuse, *, places: int) -> Ints:
         return by_prefix(
@@ -120,12 +136,7 @@ class RecordedPrompts:
         for at, island in enumerate(islands):
             chosen_N = island_N == at
             if chosen_N.any():
-                own = RecordedPrompts(
-                    blocks=self.blocks.taken(chosen_N),
-                    arrival_s_N=self.arrival_s_N[chosen_N],
-                    input_N=self.input_N[chosen_N],
-                )
-                yield island, own, chosen_N
+                yield island, self.taken(chosen_N), chosen_N
 
 
 def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts | None:
@@ -243,10 +254,11 @@ def _per_device(option: Option) -> float:
 
 def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
     """Return caches with what they find of prompts, and with what other routers would."""
-    rules = ("in_turn", "cache_aware", "ranks") if reuse.ranks > 1 else ("in_turn", "cache_aware")
+    rules = ["in_turn", "cache_aware"] + ["ranks"] * (reuse.ranks > 1)
+    rules += ["own_ranks"] * (reuse.router == "own_ranks")
     by_router = {router: prompts.under(_behind(reuse, router)).ratio for router in rules}
     most_loaded = 1.0
-    if reuse.router == "ranks" and not reuse.islands:
+    if reuse.router in ("ranks", "own_ranks") and not reuse.islands:
         requests_P = np.bincount(prompts.rank_N(reuse), minlength=reuse.instances * reuse.ranks)
         most_loaded = float(requests_P.max() / requests_P.mean())
     is_mixed = any(one.router != reuse.router for one in reuse.islands)
@@ -270,9 +282,12 @@ def _caches(
     reading = reading_groups(groups)
     follows = policy_of(router, reading) is RouterPolicy.CACHE_AWARE
     ranks = reading[0].option.degrees.attention_data
-    to_ranks = router.to_ranks and ranks > 1
+    if follows:
+        rule = "ranks" if router.to_ranks and ranks > 1 else "cache_aware"
+    else:
+        rule = "own_ranks" if router.finds_ranks and ranks > 1 else "in_turn"
     return PrefixReuse(
-        router=("ranks" if to_ranks else "cache_aware") if follows else "in_turn",
+        router=rule,
         instances=sum(group.count for group in reading),
         ranks=ranks,
         cache_blocks=_blocks(reading, problem),
@@ -327,14 +342,16 @@ def with_reuse(
     if reuse is None or hits is None:
         return predicted
     islands = reuse.islands or (reuse,)
-    low = reuse.by_router["cache_aware"] if reuse.router == "ranks" else hits.ratio
+    unseen = {"ranks": "cache_aware", "own_ranks": "in_turn"}.get(reuse.router, reuse.router)
+    low = min(reuse.by_router.get(unseen, hits.ratio), hits.ratio)
+    follows = reuse.router not in ("in_turn", "own_ranks")
     counted = PlannedHits(
         ratio=hits.ratio,
-        ratio_band=(min(low, hits.ratio), hits.ratio),
+        ratio_band=(low, hits.ratio),
         instances=reuse.instances,
         ranks=sum(one.instances * one.ranks for one in islands),
-        if_instances=None if reuse.router == "in_turn" else reuse.by_router["cache_aware"],
-        if_ranks=None if reuse.router == "in_turn" else reuse.by_router.get("ranks"),
+        if_instances=reuse.by_router["cache_aware"] if follows else None,
+        if_ranks=reuse.by_router.get("ranks") if follows else None,
     )
     return predicted.model_copy(update={"prefix_hits": counted})
 
@@ -358,6 +375,7 @@ def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
 
 _ROUTERS: Final = {
     "in_turn": "in turn",
+    "own_ranks": "in turn to instances that follow the caches of their ranks",
     "cache_aware": "that follows caches",
     "ranks": "that follows caches of ranks",
 }

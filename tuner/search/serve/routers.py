@@ -9,8 +9,8 @@
                                finds its prefix on one instance of n, so that 1 / n of the hits are
                                left
         on d attention ranks   each has a cache of its own: a router that chooses among ranks keeps
-                               all hits, behind any other 1 / d are left, as no engine looks for
-                               prefixes when it spreads requests over its ranks
+                               all hits, as does an engine that looks for prefixes on its own
+                               ranks; elsewhere 1 / d are left
 
 A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
 """
@@ -21,6 +21,7 @@ from typing import Final
 
 from tuner.config.serve import Role, ServeRouter
 from tuner.engines.serve_capabilities import engine_manifest, releases_by_pool
+from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.routers import (
     RouterCapabilities,
     router_stacks,
@@ -59,9 +60,16 @@ class RouterChoice:
     """Whether prefixes lie on the instance of a session's request before."""
     to_ranks: bool = False
     """The cache-aware policy chooses among the attention-data ranks of all instances."""
+    finds_ranks: bool = False
+    """Instances look for a prefix among their own attention-data ranks."""
     is_one_count: bool = False
     """These instances must have equally many ranks, as an option names their number."""
     most_kinds: int = 1
+
+    @property
+    def keeps_hits_on_ranks(self) -> bool:
+        """Whether a request gets to the attention-data rank of its instance with its prefix."""
+        return self.to_ranks or self.finds_ranks
 
 
 def router_choices(
@@ -85,12 +93,19 @@ def router_choices(
     )
     options = _ranks_options(stacks, is_disaggregated=is_disaggregated) if keeps else (None,)
     to_ranks, is_one_count = None not in options, any(options)
+    finds_ranks = all(one.finds_ranks for one in _releases(goal, pools))
     if mode not in ROUTED:
         # Simulated round robin; every prefix is a hit where it is looked for.
         plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
         decode = RouterPolicy.ROUND_ROBIN if is_disaggregated else None
         return (
-            RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode, to_ranks=to_ranks),
+            RouterChoice(
+                policy=plain,
+                mixed_policy=plain,
+                decode_policy=decode,
+                to_ranks=to_ranks,
+                finds_ranks=finds_ranks,
+            ),
         )
     load = (
         RouterPolicy.CACHE_AWARE
@@ -111,6 +126,7 @@ def router_choices(
         and is_disaggregated,
         has_sessions=keeps,
         to_ranks=to_ranks,
+        finds_ranks=finds_ranks,
         is_one_count=is_one_count,
         most_kinds=MOST_KINDS,
     )
@@ -121,6 +137,7 @@ def router_choices(
         holds_prefill=by_load.holds_prefill,
         has_sessions=keeps,
         to_ranks=to_ranks,
+        finds_ranks=finds_ranks,
         is_one_count=is_one_count,
     )
     return (one_kind, by_load)
@@ -129,9 +146,9 @@ def router_choices(
 def reaches_ranks(
     goal: ServeGoal, targets: Iterable[str], role: Role, *, pools: tuple[Pool, ...] = ()
 ) -> bool:
-    """Return whether the router of aggregated or prefill instances looks for prefixes on ranks."""
+    """Return whether prefixes are looked for on ranks of aggregated or prefill instances."""
     mode: Mode = "disaggregated" if role is Role.PREFILL else "aggregated"
-    return router_choices(goal, targets, mode, pools=pools)[0].to_ranks
+    return router_choices(goal, targets, mode, pools=pools)[0].keeps_hits_on_ranks
 
 
 def stated_hits(
@@ -179,8 +196,14 @@ def stack_routers(
     goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
     """Return the routers of every stack that the pools may be served by, as `router_choices`."""
-    choices = releases_by_pool(goal, pools).values() if pools else (engine_manifest(goal.engine),)
-    return router_stacks(tuple(one.routers for one in choices), targets)
+    return router_stacks(tuple(one.routers for one in _releases(goal, pools)), targets)
+
+
+def _releases(goal: ServeGoal, pools: tuple[Pool, ...]) -> tuple[ServingCapabilities, ...]:
+    """Return the releases that may serve on the pools, or the goal's engine."""
+    if not pools:
+        return (engine_manifest(goal.engine),)
+    return tuple(releases_by_pool(goal, pools).values())
 
 
 def loses_prefixes(

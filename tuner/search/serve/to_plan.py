@@ -200,7 +200,7 @@ def planned_hits(solution: ModeSolution, problem: ServeProblem) -> PlannedHits |
     split = sum(
         group.rate_per_s / total * whole / group.option.degrees.attention_data for group in reading
     )
-    ratio = whole if solution.router.to_ranks else split
+    ratio = whole if solution.router.keeps_hits_on_ranks else split
     follows = whole if solution.router.policy is RouterPolicy.CACHE_AWARE else None
     return PlannedHits(
         ratio=ratio,
@@ -396,7 +396,7 @@ def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[st
         )
     if hits is None:
         return
-    if hits.ranks > hits.instances and not solution.router.to_ranks:
+    if hits.ranks > hits.instances and not solution.router.keeps_hits_on_ranks:
         lacking = missing_ranks(spec.goal, spec.emit, pools=pools)
         release = main_release(spec.goal, spec.cluster)
         where.append(

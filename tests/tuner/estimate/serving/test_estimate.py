@@ -353,6 +353,23 @@ def test_a_session_finds_its_prefix_on_one_rank_unless_the_router_reaches_it(
     assert found["ranks"][0] == pytest.approx(found["common"][0])
 
 
+def test_tensorrt_llm_finds_prefixes_on_its_ranks_where_it_is_told_to(deployment: Made) -> None:
+    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
+    made = deployment(engine="trtllm", traffic=traffic)
+    start = "trtllm-serve serve m --tp_size 4 --ep_size 4 --enable_attention_dp"
+    plain, told = (
+        made.estimate(f"{start} --attention-dp-config.{option}")
+        for option in ("enable-balance", "enable-kv-cache-aware-routing")
+    )
+    assert any("20.0 % of the prompt tokens" in note for note in plain.notes)
+    assert not any("counted on in prefix caches" in note for note in told.notes)
+    assert plain.load is not None
+    assert told.load is not None
+    assert plain.load.ttft_s is not None
+    assert told.load.ttft_s is not None
+    assert plain.load.ttft_s.mean > 1.5 * told.load.ttft_s.mean
+
+
 def test_pages_are_read(deployment: Made) -> None:
     assert deployment().estimate(f"{START} -tp 4 --block-size 32").instance.page_size == 32
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,41 @@ def test_a_trace_without_blocks_is_planned_as_stated(spec: Callable[..., Path]) 
     plan = plan_of(spec(shared(400), has_blocks=False))
     assert plan.prefix_reuse is None
     assert plan.goal.traffic.prefix_hit == 0.9
+
+
+def test_instances_that_look_for_prefixes_on_their_ranks_find_what_one_rank_would(
+    spec: Callable[..., Path],
+) -> None:
+    # Fourteen sessions of turns that grow by a block, one turn of each after the other.
+    rows = [
+        (
+            0.1 * (14 * turn + session),
+            512 * (turn + 1),
+            [100 * session + b for b in range(turn + 1)],
+        )
+        for turn in range(6)
+        for session in range(14)
+    ]
+    prompts = recorded_prompts(read_serve_spec(spec(rows)), rate_per_s=10.0)
+    assert prompts is not None
+
+    def found(router: Any, *, instances: int, ranks: int) -> float:
+        reuse = PrefixReuse(
+            router=router,
+            instances=instances,
+            ranks=ranks,
+            cache_blocks=400,
+            stay_s=1.0,
+        )
+        return prompts.under(reuse).ratio
+
+    best = found("ranks", instances=1, ranks=4)
+    assert found("own_ranks", instances=1, ranks=4) == pytest.approx(best)
+    assert best > 1.4 * found("in_turn", instances=1, ranks=4)
+    # In turn over three instances, a session meets its prefix on one of three, then on its rank.
+    alone = found("in_turn", instances=3, ranks=1)
+    assert found("in_turn", instances=3, ranks=4) < 0.7 * alone
+    assert 0.8 * alone < found("own_ranks", instances=3, ranks=4) <= alone
 
 
 def test_requests_are_simulated_with_the_hits_of_their_own(spec: Callable[..., Path]) -> None:
@@ -199,13 +235,17 @@ def test_only_the_beginning_of_a_long_trace_is_counted(
     assert prompts.arrival_s_N == pytest.approx(0.2 * np.arange(7))
 
 
-def test_an_engine_without_a_router_that_follows_caches_deals_out_in_turn(
+def test_without_a_router_that_follows_caches_the_instances_look_on_their_ranks(
     spec: Callable[..., Path],
 ) -> None:
     plan = plan_of(spec(shared(200), engine="trtllm"))
-    assert plan.prefix_reuse is not None
-    assert plan.prefix_reuse.router == "in_turn"
-    assert set(plan.prefix_reuse.by_router) >= {"in_turn", "cache_aware"}
+    reuse = plan.prefix_reuse
+    assert reuse is not None
+    assert reuse.router == ("own_ranks" if reuse.ranks > 1 else "in_turn")
+    assert reuse.hit_ratio == reuse.by_router[reuse.router] >= reuse.by_router["in_turn"]
+    assert plan.predicted is not None
+    assert plan.predicted.prefix_hits is not None
+    assert plan.predicted.prefix_hits.ratio_band[0] == reuse.by_router["in_turn"]
 
 
 def test_hits_are_counted_at_the_rate_that_is_found(

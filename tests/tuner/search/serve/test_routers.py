@@ -6,14 +6,16 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.printed import words_of
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import router_stacks
+from tuner.engines.serve_writers import emit_serving
 from tuner.goals.serve_plan import deploy
-from tuner.plans.serve import ServePlan
+from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.report.serve_page import serve_report
 from tuner.search.serve import options
 from tuner.search.serve import routed_simulation as playing_routed
@@ -129,7 +131,7 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
             assert (choice.to_ranks and choice.is_one_count) is is_one_count, (engine, targets)
         role = Role.PREFILL if mode == "disaggregated" else Role.AGGREGATED
         left = stated_hits(goal, targets)
-        if expected:
+        if expected or engine == "trtllm":  # Its instances look for prefixes on their ranks.
             assert left is None or left(role, 24) is None
             continue
         assert left is not None
@@ -174,8 +176,16 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
         return planned(tmp_path, engine=engine, emit=emit, rate=40, rest=", prefix_hit: 0.85")
 
     whole, split = of_ranks("vllm", 4), of_ranks("sglang", 4)
-    narrow = of_ranks("sglang", 1)
-    for plan, ranks, hit in ((whole, 4, 0.85), (split, 4, 0.85 / 4), (narrow, 1, 0.85)):
+    narrow, own = of_ranks("sglang", 1), of_ranks("trtllm", 4)
+    assert own.decision is not None
+    # No router finds the instance, but the instance finds the rank.
+    of_own = 0.85 / sum(group.count for group in own.decision.instances)
+    for plan, ranks, hit in (
+        (whole, 4, 0.85),
+        (split, 4, 0.85 / 4),
+        (narrow, 1, 0.85),
+        (own, 4, of_own),
+    ):
         assert plan.decision is not None
         assert plan.predicted is not None
         hits = plan.predicted.prefix_hits
@@ -183,6 +193,13 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
         assert {group.attention_dp for group in plan.decision.instances} == {ranks}
         assert hits.ranks == ranks * hits.instances
         assert hits.ratio == pytest.approx(hit)
+    assert own.predicted is not None
+    assert own.predicted.prefix_hits is not None
+    assert own.predicted.prefix_hits.ratio_band == pytest.approx((of_own / 4, of_own))
+    verified = VerifiedServing(plan=own, decision=own.decision, predicted=own.predicted)
+    files = emit_serving("trtllm", verified)
+    (text,) = (file.text for file in files if file.path.name == "aggregated.yaml")
+    assert yaml.safe_load(text)["attention_dp_config"]["enable_kv_cache_aware_routing"] is True
     assert whole.decision is not None
     assert whole.decision.router is not None
     assert whole.decision.router.ranks == 4
