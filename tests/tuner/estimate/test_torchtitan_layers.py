@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.rows import each_row
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
 from tuner.estimate.estimate import estimate, shipped_residuals
@@ -37,23 +38,28 @@ def launched(
     return estimate(spec, read(text, source="t.toml"), residuals=shipped_residuals())
 
 
-def test_eager_layers_take_what_others_measured(spec_of: MakeSpec) -> None:
+@each_row(
+    ("device", "batch", "mode", "tokens_per_s"),
+    (
+        ("h100-sxm", 4, "selective", 11_600.0),
+        ("b200-sxm", 4, "selective", 17_400.0),
+        ("b200-sxm", 4, "none", 20_700.0),
+        ("h100-96gb-hbm2e", 8, "selective", 8_667.0),
+    ),
+)
+def test_eager_layers_take_what_others_measured(
+    spec_of: MakeSpec, device: str, batch: int, mode: str, tokens_per_s: float
+) -> None:
     """DeepSeek-V3 16B has the shape of DeepSeek-V2-Lite.
 
     Tokens/s of a device. [P] 8 H100 80 GB: torchtitan#1789; 8 B200: shares of 2,250 TFLOP/s at
     17.4 GFLOP a token, torchtitan#1993; 8 H100 96 GB: torchtitan#1610, whose router is untrained.
     """
-    for device, batch, mode, tokens_per_s in (
-        ("h100-sxm", 4, "selective", 11_600.0),
-        ("b200-sxm", 4, "selective", 17_400.0),
-        ("b200-sxm", 4, "none", 20_700.0),
-        ("h100-96gb-hbm2e", 8, "selective", 8_667.0),
-    ):
-        spec = spec_of(LITE, nodes=1, device=device, global_batch_size=8 * batch)
-        found = launched(spec, batch=batch, expert=8, mode=mode)
-        assert 0.8 < tokens_per_s / found.tokens_per_s_per_device < 1.1, device
-        low, high = found.tokens_per_s_per_device_band
-        assert low < tokens_per_s < high
+    spec = spec_of(LITE, nodes=1, device=device, global_batch_size=8 * batch)
+    found = launched(spec, batch=batch, expert=8, mode=mode)
+    assert 0.8 < tokens_per_s / found.tokens_per_s_per_device < 1.1, device
+    low, high = found.tokens_per_s_per_device_band
+    assert low < tokens_per_s < high
 
 
 def test_compiled_layers_are_faster_than_eager_ones(spec_of: MakeSpec) -> None:
