@@ -61,15 +61,15 @@ def test_the_script_starts_the_training_run_on_request(tmp_path: Path) -> None:
     assert ran.only("python")[-2:] == [f"{tmp_path}/train.json", "--report=report.json"]
 
 
-def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> None:
+def test_the_script_starts_the_step_with_our_packages_first(
+    tmp_path: Path, recorders: Recorders
+) -> None:
     write_emitted(tmp_path, emit("reference", _two_ranks()))
-    recorders = Recorders(tmp_path / "recorders")
     python = tmp_path / "py thon" / "python"
     python.parent.mkdir()
     shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
     arguments = {"PYTHON": str(python), "REPORT": "-r"}
-    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments)
-    assert ran.code == 0, ran.stderr
+    ran = recorders.start(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments)
     (call,) = ran.calls
     assert call["environment"]["OMP_NUM_THREADS"] == "1"
     step = ["profilers.steps", f"{tmp_path}/step.json", "--report=-r", "--deadline", "9"]

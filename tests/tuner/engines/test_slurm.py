@@ -61,8 +61,10 @@ def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
     assert argv[-2:] == ["--train-iters", "10"]
 
 
-def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> None:
-    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+def test_a_job_starts_any_program_on_the_devices_of_the_plan(
+    tmp_path: Path, failures: Failures
+) -> None:
+    recorders = Recorders(tmp_path / "recorders")
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("megatron-bridge", {}, str(tmp_path / "megatron-bridge/train.py")),
         ("torchtitan", {"zero_stage": 3, **WHOLE_LAYERS}, "torchtitan.train"),
@@ -91,7 +93,6 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> 
             assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
             requested = int(directives["nodes"]) * int(directives["gpus-per-node"])
             assert requested == decision.num_devices
-    failures.check()
 
 
 def test_a_wrapper_without_program_starts_the_reference_step() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, islands, sample_serving
 from tuner.config.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.engines.launchers.pods import POOL_LABEL
@@ -86,15 +87,18 @@ def test_container_and_resource_are_those_of_the_vendor() -> None:
         assert [one["resources"]["limits"] for one in engines] == [{RESOURCES[device]: "8"}]
 
 
-def test_devices_are_dealt_out_by_the_vendors_variable() -> None:
-    for pool, variable in (
+@each_row(
+    ("pool", "variable"),
+    (
         ("a", "CUDA_VISIBLE_DEVICES"),
         ("b", "HIP_VISIBLE_DEVICES"),
         ("c", "ASCEND_RT_VISIBLE_DEVICES"),
-    ):
-        verified = _serving(aggregated(pool=pool, **GROUP))
-        assert f'{variable}="$3" PORT' in _text(verified, "local", "local.sh")
-        assert f"({variable})" in _text(verified, "vllm", "aggregated.sh")
+    ),
+)
+def test_devices_are_dealt_out_by_the_vendors_variable(pool: str, variable: str) -> None:
+    verified = _serving(aggregated(pool=pool, **GROUP))
+    assert f'{variable}="$3" PORT' in _text(verified, "local", "local.sh")
+    assert f"({variable})" in _text(verified, "vllm", "aggregated.sh")
 
 
 def test_deepep_is_refused_where_it_does_not_run() -> None:
@@ -124,14 +128,19 @@ def test_caches_pass_between_nvidia_and_amd_through_host_memory() -> None:
     assert "--attention-backend" not in same
 
 
-def test_a_pair_that_no_connector_joins_names_its_rules() -> None:
-    for engine, decision, rules in (
+@each_row(
+    ("engine", "decision", "rules"),
+    (
         ("vllm", _pair("a", "c", path="host"), ("connector", "release", "host_path")),
         ("sglang", _pair("a", "b", connector="mooncake", path="host"), ("host_path",)),
-    ):
-        lines = unlaunchable(_serving(decision, engine))
-        for rule in rules:
-            assert any(f"rule {rule}: " in line for line in lines), lines
+    ),
+)
+def test_a_pair_that_no_connector_joins_names_its_rules(
+    engine: str, decision: Any, rules: Any
+) -> None:
+    lines = unlaunchable(_serving(decision, engine))
+    for rule in rules:
+        assert any(f"rule {rule}: " in line for line in lines), lines
 
 
 def test_ascend_gets_the_plugins_connector_and_proxy() -> None:
@@ -268,19 +277,21 @@ def test_an_island_of_one_decode_instance_has_no_policy_to_choose_it_by() -> Non
     assert "--prefill-policy cache_aware" in routers["y"]
 
 
-def test_files_of_each_vendor_equal_the_golden_ones() -> None:
-    pairs = {
+@each_row(
+    ("name", "decision"),
+    {
         "amd-nvidia": _pair("b", "a", path="host"),
         "huawei": _pair("c", "c", connector="ascend"),
-    }
-    for name, decision in pairs.items():
-        files = {str(one.path): one.text for one in emit_serving("vllm", _serving(decision))}
-        for file in ("prefill.sh", "decode.sh", "router.sh"):
-            path = GOLDEN / name / file
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[file], encoding="utf-8")
-            assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
+    }.items(),
+)
+def test_files_of_each_vendor_equal_the_golden_ones(name: str, decision: Any) -> None:
+    files = {str(one.path): one.text for one in emit_serving("vllm", _serving(decision))}
+    for file in ("prefill.sh", "decode.sh", "router.sh"):
+        path = GOLDEN / name / file
+        if UPDATE in os.environ:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[file], encoding="utf-8")
+        assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
 
 
 def test_the_plugins_connector_gets_one_shape_per_side() -> None:
