@@ -187,7 +187,7 @@ def test_autoep_gets_its_optimizer_and_autotp_the_weights_that_it_splits() -> No
         assert found == ([kind] if kind else []), name
 
 
-def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> None:
+def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None:
     # deepspeed 0.19.8 on one rank: "unsupported mix of model_dtype=torch.bfloat16 and
     # grad_accum_dtype=torch.float32" without ZeRO.
     work = Workload(
@@ -210,16 +210,6 @@ def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> 
             ranks_per_node=1,
         )
         assert {degrees.zero_stage for degrees in found.legal} == stages
-
-
-def test_adapters_are_planned_on_replicas_alone() -> None:
-    # deepspeed 0.19.8 around a model of peft 0.21.2: "AutoEP: no MoE layers detected".
-    work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
-        sequence_length=256,
-        global_batch_size=8,
-        precision="bf16",
-    )
     for tune, expected in ((None, {1, 2}), (Adapters(method="lora", rank=8), {1})):
         able = launchable(("deepspeed",), model=work.model, precision="bf16", adapters=tune)
         found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())

@@ -74,7 +74,7 @@ def _options(
     return {flag: values for flag, *values in arguments(model, goal, decision, core=core)}
 
 
-def test_the_layers_of_nemotron_are_letters() -> None:
+def test_the_layers_and_stages_of_nemotron_are_letters() -> None:
     model = _model(SUPER)
     options = _options(model, _decision(model, mtp_num_layers=1))
     # The published pattern (config.json, hybrid_override_pattern), and one MTP layer.
@@ -89,10 +89,6 @@ def test_the_layers_of_nemotron_are_letters() -> None:
     assert options["--position-embedding-type"] == ["none"]
     assert {"--squared-relu", "--no-bias-gelu-fusion"} <= set(options)
     assert not {"--rotary-base", "--moe-layer-freq", "--swiglu"} & set(options)
-
-
-def test_the_stages_of_a_hybrid_are_in_its_pattern() -> None:
-    model = _model(SUPER)
     options = _options(model, _decision(model, 20, 30, 30, 8, ranks=2, mtp_num_layers=1))
     main, mtp = options["--hybrid-layer-pattern"][0].split("/")
     assert [len(stage) for stage in main.split("|")] == [20, 30, 30, 8]

@@ -31,12 +31,18 @@ def _settings(verified: VerifiedPlan) -> dict[str, str]:
 PLAIN = {"chunks": (1, 1), "pipeline_layout": (24, 24)}
 
 
-def test_every_setting_is_a_field_of_the_newest_release() -> None:
+def test_the_script_starts_what_the_command_starts_with_fields_of_the_release() -> None:
     decision = sample_decision(**PLAIN, optimizer_offload=True, gradient_bytes=2)
     found = _settings(_verified("qwen3-30b-a3b", decision))
     assert set(found) <= NAMES - set(OLDER)
     assert found["use_precision_aware_optimizer"] == "true"
     assert found["main_grads_dtype"] == "bf16"
+    files = {
+        str(file.path): file.text
+        for file in emit(_verified("qwen3-30b-a3b", sample_decision(**PLAIN)))
+    }
+    assert set(files) == {"swift_args.txt", "run.sh"}
+    assert '"${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}"' in files["run.sh"]
 
 
 def test_what_it_has_on_by_default_is_written_where_it_is_off() -> None:
@@ -81,12 +87,3 @@ def test_split_experts_with_adapters_and_graphs_are_refused() -> None:
         verified = _verified("qwen3-30b-a3b", decision, own)
         assert broken_rules("ms-swift", verified.plan, decision)
     assert not broken_rules("ms-swift", _verified("qwen3-30b-a3b", split).plan, split)
-
-
-def test_the_script_starts_what_the_command_starts() -> None:
-    files = {
-        str(file.path): file.text
-        for file in emit(_verified("qwen3-30b-a3b", sample_decision(**PLAIN)))
-    }
-    assert set(files) == {"swift_args.txt", "run.sh"}
-    assert '"${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}"' in files["run.sh"]

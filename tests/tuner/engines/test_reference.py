@@ -32,7 +32,7 @@ def _two_ranks() -> VerifiedPlan:
     return verified.model_copy(update={"plan": verified.plan.model_copy(update={"goal": goal})})
 
 
-def test_the_emitted_step_is_the_one_that_verification_launches() -> None:
+def test_the_emitted_step_is_that_of_verification_and_training_learns_its_routing() -> None:
     verified = _two_ranks()
     (step,) = [file for file in emit("reference", verified) if file.path.name == "step.json"]
     config = StepConfig.model_validate_json(step.text)
@@ -40,10 +40,6 @@ def test_the_emitted_step_is_the_one_that_verification_launches() -> None:
         verified.plan, verified.decision, steps=config.steps, warmup_steps=config.warmup_steps
     )
     assert config == launched
-
-
-def test_the_training_run_learns_its_routing_within_the_memory_planned() -> None:
-    verified = _two_ranks()
     (train,) = [file for file in emit("reference", verified) if file.path.name == "train.json"]
     config = StepConfig.model_validate_json(train.text)
     assert config.routing.mode == "learned"

@@ -482,11 +482,18 @@ def test_failed_nodes_are_replaced_in_place(lab: Lab, failures: Failures) -> Non
             assert signals == (["scancel --signal=TERM 41"] if "TERM" in outcomes else [])
 
 
-def test_a_signal_that_reaches_the_tasks_alone_ends_the_job(lab: Lab) -> None:
-    """As Slurm sends it when a job is preempted, and scancel --signal does."""
+def test_signals_to_the_tasks_and_steps_that_the_job_ends_are_told_apart(lab: Lab) -> None:
+    # As Slurm sends it when a job is preempted, and scancel --signal does.
     ended = lab.run(lab.write(reliable()), ["TASKS", "0"])
     assert (ended.code, ended.starts) == (143, ["n1 n2"]), ended.said
     assert "its tasks were signalled" in ended.said
+    job = lab.write(reliable())
+    text = job.read_text()
+    assert text.count(f"> {END_S} * (signals + 1)") == 1
+    job.write_text(text.replace(f"> {END_S} * (signals + 1)", "> signals"))
+    ended = lab.run(job, ["HANGS", "0"])
+    assert (ended.code, ended.starts) == (0, ["n1 n2", "n1 n2"]), ended.said
+    assert "the program ended with 143" in ended.said
 
 
 def test_a_signal_between_starts_ends_the_job(lab: Lab, failures: Failures) -> None:
@@ -535,16 +542,6 @@ def test_an_element_of_an_array_acts_on_itself_alone(lab: Lab) -> None:
     used = [line for line in job.read_text().splitlines() if re.search(r"squeue .* -j ", line)]
     assert used
     assert all('-j "$JOB_ID"' in line for line in used)
-
-
-def test_a_step_that_the_job_ends_itself_is_no_signal(lab: Lab) -> None:
-    job = lab.write(reliable())
-    text = job.read_text()
-    assert text.count(f"> {END_S} * (signals + 1)") == 1
-    job.write_text(text.replace(f"> {END_S} * (signals + 1)", "> signals"))
-    ended = lab.run(job, ["HANGS", "0"])
-    assert (ended.code, ended.starts) == (0, ["n1 n2", "n1 n2"]), ended.said
-    assert "the program ended with 143" in ended.said
 
 
 def test_a_terminal_does_not_rename_nodes(lab: Lab) -> None:

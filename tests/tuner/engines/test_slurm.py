@@ -95,9 +95,13 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(
             assert requested == decision.num_devices
 
 
-def test_a_wrapper_without_program_starts_the_reference_step() -> None:
+def test_a_wrapper_without_program_starts_the_reference_step_from_anywhere(tmp_path: Path) -> None:
     verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
     assert list(emit_all(verified)) == ["reference", "slurm"]
+    write_emitted(tmp_path, emit("slurm", verified))
+    ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
+    assert ran.code == 2
+    assert "job.sbatch belongs beside its folder" in ran.stderr
 
 
 def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path: Path) -> None:
@@ -127,11 +131,3 @@ def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path
         assert ran.only("torchrun")[-2:] == ["--train-iters", "10"]
     # Whoever asks what the job starts is led to the script beside it.
     assert read_launch(str(job)).engine is TrainingEngine.MEGATRON
-
-
-def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) -> None:
-    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
-    write_emitted(tmp_path, emit("slurm", verified))
-    ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
-    assert ran.code == 2
-    assert "job.sbatch belongs beside its folder" in ran.stderr

@@ -43,7 +43,7 @@ def refusal(flags: str, spec: Spec, *, launch: str = LAUNCH) -> str:
     return message
 
 
-def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
+def test_a_launch_replaces_the_knobs_of_the_spec_and_says_so(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     own, notes = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
 
@@ -51,16 +51,17 @@ def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
     assert [stage.layers for stage in own.stages] == [8, 8, 8, 8]
     assert (own.stages[0].embedding, own.stages[3].loss) == (True, True)
     assert not any("replaces" in note for note in notes)
-
-
-def test_what_the_launch_says_replaces_the_spec_and_that_is_said(spec_of: MakeSpec) -> None:
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     spec = spec_of("mixtral-8x7b", nodes=16, sequence_length=8192, global_batch_size=512)
     _, notes = build_configuration(launch, spec)
 
     assert "--seq-length 4096 replaces the spec's 8192" in notes
     assert "a global batch of 256 replaces the spec's 512" in notes
     assert "the launch uses 64 of the spec's 128 devices" in notes
+    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
+    other = with_degrees(own, tensor=2, pipeline=8)
+
+    assert (other.data, other.sequence_parallel, len(other.stages)) == (4, True, 8)
+    assert other.devices == own.devices
 
 
 def test_ends_that_count_as_layers_divide_and_a_padded_vocabulary_is_a_note(
@@ -286,15 +287,6 @@ def test_refuses_with_value_rule_and_nearest_legal_value(
 
     assert message.startswith("run.sh: ")
     assert all(part in message for part in parts), message
-
-
-def test_other_degrees_take_their_devices_from_data_parallelism(spec_of: MakeSpec) -> None:
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
-    other = with_degrees(own, tensor=2, pipeline=8)
-
-    assert (other.data, other.sequence_parallel, len(other.stages)) == (4, True, 8)
-    assert other.devices == own.devices
 
 
 def test_uneven_layers_leave_the_ends_the_smaller_share() -> None:

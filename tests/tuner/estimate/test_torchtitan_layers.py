@@ -77,7 +77,7 @@ def test_compiled_layers_are_faster_than_eager_ones(spec_of: MakeSpec) -> None:
     assert 1.05 < both[0] / both[1] < 1.2
 
 
-def test_kernels_wait_for_the_host_behind_counts_that_it_reads(spec_of: MakeSpec) -> None:
+def test_kernels_wait_for_counts_and_checkpoints_repeat_grouped_gemms(spec_of: MakeSpec) -> None:
     spec = spec_of(LITE, nodes=1, global_batch_size=32)
     waiting = {
         (expert, dispatcher): launched(
@@ -89,6 +89,11 @@ def test_kernels_wait_for_the_host_behind_counts_that_it_reads(spec_of: MakeSpec
     assert waiting[8, "standard"] > 0.1 > waiting[1, "standard"]
     whole = launched(spec, batch=4, expert=8, compiled=("model", "loss"))
     assert whole.breakdown_s["host"] < 0.05
+    parts = {
+        mode: launched(spec, batch=4, expert=1, mode=mode).breakdown_s["recompute"]
+        for mode in ("selective", "full")
+    }
+    assert 0.6 < parts["selective"] / parts["full"] < 0.95
 
 
 def test_layers_of_transformers_with_experts_stay_eager(spec_of: MakeSpec) -> None:
@@ -133,12 +138,3 @@ def test_hybridep_runs_over_whole_buffers_or_waits_for_the_host(spec_of: MakeSpe
     for share in ("0.0", "2.0", "true", '"much"'):
         with pytest.raises(SpecError, match="not above 0 and at most 1"):
             found(f"non_blocking_capacity_factor = {share}\n")
-
-
-def test_checkpoints_by_operation_repeat_all_of_the_grouped_gemms(spec_of: MakeSpec) -> None:
-    spec = spec_of(LITE, nodes=1, global_batch_size=32)
-    parts = {
-        mode: launched(spec, batch=4, expert=1, mode=mode).breakdown_s["recompute"]
-        for mode in ("selective", "full")
-    }
-    assert 0.6 < parts["selective"] / parts["full"] < 0.95

@@ -72,7 +72,7 @@ def test_coefficients_and_buckets_that_cannot_be_are_refused(spec_of: MakeSpec) 
     assert DEADLOCK not in _notes("", spec)
 
 
-def test_settings_that_differ_from_the_priced_ones_are_named(spec_of: MakeSpec) -> None:
+def test_settings_that_differ_and_buckets_are_named_and_priced(spec_of: MakeSpec) -> None:
     spec = spec_of("mixtral-8x7b", nodes=2)
     bare = _notes("", spec)
     for flag in ("moe-permute-fusion", "cross-entropy-loss-fusion", "manual-gc"):
@@ -83,22 +83,6 @@ def test_settings_that_differ_from_the_priced_ones_are_named(spec_of: MakeSpec) 
     assert "--no-rope-fusion (rotary positions are one fused kernel)" in dropped
     padded = f"{PRICED}--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity"
     assert "every expert computes 1.25 times the mean load" in _notes(padded, spec)
-
-
-def test_settings_of_recipes_and_of_emitted_files_are_the_priced_ones(spec_of: MakeSpec) -> None:
-    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
-    launch = megatron.read_yaml(text, source="recipe.yaml")
-    assert launch.differing_settings == {}
-    assert launch.balance == "the recipe"
-    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
-    files = emit("megatron-lm", sample_verified(model, sample_decision(), emit=("megatron-lm",)))
-    launch = megatron.read(files[0].text, source="megatron_args.txt")
-    # No overlap is decided, so that no weight gradient is delayed.
-    assert set(launch.differing_settings) == {"delay_wgrad_compute"}
-
-
-def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of: MakeSpec) -> None:
-    spec = spec_of("mixtral-8x7b", nodes=2)
     for flags, size in (
         ("--ddp-bucket-size 80000000 --overlap-grad-reduce", 80_000_000),
         ("--ddp-bucket-size 80000000", None),
@@ -112,6 +96,18 @@ def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of:
     text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
     bridge = megatron.read_yaml(f"{text}ddp: {{bucket_size: 80000000}}\n", source="recipe.yaml")
     assert bridge.ddp_bucket_size == 80_000_000
+
+
+def test_settings_of_recipes_and_of_emitted_files_are_the_priced_ones(spec_of: MakeSpec) -> None:
+    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
+    launch = megatron.read_yaml(text, source="recipe.yaml")
+    assert launch.differing_settings == {}
+    assert launch.balance == "the recipe"
+    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    files = emit("megatron-lm", sample_verified(model, sample_decision(), emit=("megatron-lm",)))
+    launch = megatron.read(files[0].text, source="megatron_args.txt")
+    # No overlap is decided, so that no weight gradient is delayed.
+    assert set(launch.differing_settings) == {"delay_wgrad_compute"}
 
 
 @each_row(

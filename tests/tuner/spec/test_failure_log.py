@@ -64,7 +64,7 @@ def test_tables_of_times_say_how_long_was_observed(tmp_path: Path) -> None:
     assert one.node_mtbf_s == 2 * one.period_s / 2
 
 
-def test_sacct_gives_failures_and_how_long_nodes_ran(tmp_path: Path) -> None:
+def test_sacct_gives_failures_and_is_read_again_from_what_a_plan_keeps(tmp_path: Path) -> None:
     log = read(tmp_path, SACCT, devices_per_node=8)
     day = 86_400.0
     node_s = (16 + 2 * 8 + 16 * (300 / day + 10 / 24 + 6 / 24)) * day
@@ -73,10 +73,6 @@ def test_sacct_gives_failures_and_how_long_nodes_ran(tmp_path: Path) -> None:
     assert log.node_s == pytest.approx(node_s)
     assert log.device_s == pytest.approx(8 * node_s)
     assert log.period_s == pytest.approx(2.5 * day)
-
-
-def test_a_log_is_read_again_from_what_a_plan_keeps(tmp_path: Path) -> None:
-    log = read(tmp_path, SACCT, devices_per_node=8)
     assert "clock" not in log.model_dump_json()
     assert read(tmp_path, log.model_dump_json()) == log
     # Plans of older releases have the times of failures, too.

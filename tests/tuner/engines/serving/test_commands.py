@@ -737,7 +737,9 @@ def test_vllm_captures_the_whole_batch(start: Any, batch: int, drafts: int, grap
     assert any(batch * each <= size <= graph for size in whole)
 
 
-def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:
+def test_sglang_splits_a_device_as_planned_where_its_processors_are_known(
+    launch: Path, programs: Any, deepseek: ModelSpec
+) -> None:
     qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
     verified = sample_serving(qwen, shared_device(prefill_share_ratio=0.4))
     write_emitted(launch, emit_serving("sglang", verified))
@@ -748,6 +750,12 @@ def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:
     # 0.4 of the 132 multiprocessors of an H100 is 52.8; whole eights: 56.
     assert shares == {"sm_group_num": 3, "manual_divisions": [[56, 76, 1]]}
     assert _after(argv, "--sm-group-num") == "3"
+    verified = sample_serving(qwen, shared_device())
+    pool = verified.plan.cluster.pools[0].model_copy(update={"device": None})
+    cluster = verified.plan.cluster.model_copy(update={"pools": (pool,)})
+    plan = verified.plan.model_copy(update={"cluster": cluster})
+    with pytest.raises(ValueError, match="its number of SMs must be known; state 'device'"):
+        emit_serving("sglang", verified.model_copy(update={"plan": plan}))
 
 
 @settings(deadline=None, max_examples=50)
@@ -762,16 +770,6 @@ def test_shares_of_a_device_are_whole_eights_and_leave_both_some(units: int, sha
     assert min(prefill, decode) >= 8
     if 8 <= share * units <= units - 16:
         assert abs(prefill - share * units) <= 4 + 1e-9
-
-
-def test_a_pool_known_by_profile_only_cannot_multiplex(deepseek: ModelSpec) -> None:
-    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
-    verified = sample_serving(qwen, shared_device())
-    pool = verified.plan.cluster.pools[0].model_copy(update={"device": None})
-    cluster = verified.plan.cluster.model_copy(update={"pools": (pool,)})
-    plan = verified.plan.model_copy(update={"cluster": cluster})
-    with pytest.raises(ValueError, match="its number of SMs must be known; state 'device'"):
-        emit_serving("sglang", verified.model_copy(update={"plan": plan}))
 
 
 OPTION_CASES = (

@@ -171,11 +171,15 @@ def test_ascend_gets_the_plugins_connector_and_proxy() -> None:
     assert "ASCEND_MF_STORE_URL" in sglang
 
 
-def test_dynamo_and_one_machine_refuse_in_one_line() -> None:
+def test_one_machine_refuses_and_islands_have_engines_of_their_own() -> None:
     with pytest.raises(UnknownTargetError, match="Dynamo's runtime images are for NVIDIA"):
         emit_serving("dynamo", _serving(aggregated(pool="b", **GROUP)))
     with pytest.raises(UnknownTargetError, match="no machine holds devices of amd and nvidia"):
         emit_serving("local", _serving(_pair("b", "a", path="host")))
+    goal = {"engines": {"c": {"name": "sglang"}}}
+    files = emit_all_serving(_serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal))
+    assert {"x/vllm", "y/sglang"} < set(files)
+    assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
 
 
 def test_islands_have_a_folder_each_and_a_router_in_front(tmp_path: Path) -> None:
@@ -207,13 +211,6 @@ def test_islands_have_a_folder_each_and_a_router_in_front(tmp_path: Path) -> Non
         assert "--gpus-per-task=8" in job
         assert '"$JOB/../vllm"' in job
     assert len(set(apps)) == len(apps)  # One namespace holds both.
-
-
-def test_an_island_is_served_by_its_own_engine() -> None:
-    goal = {"engines": {"c": {"name": "sglang"}}}
-    files = emit_all_serving(_serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal))
-    assert {"x/vllm", "y/sglang"} < set(files)
-    assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
 
 
 def test_a_single_chosen_pool_is_served_by_its_engine() -> None:

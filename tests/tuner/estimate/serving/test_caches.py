@@ -174,7 +174,7 @@ def test_engines_resolve_the_type_of_a_cache_by_model_and_device(
     assert made.read(starts[engine]).kv_cache_dtype == dtype
 
 
-def test_sparse_attention_of_sglang_outgrew_the_room_it_was_counted_for(deployment: Made) -> None:
+def test_sparse_attention_and_weights_of_sglang_are_counted_by_rank(deployment: Made) -> None:
     made = deployment(
         model="deepseek-v3.2",
         engine="sglang",
@@ -190,6 +190,11 @@ def test_sparse_attention_of_sglang_outgrew_the_room_it_was_counted_for(deployme
     assert each == pytest.approx(61 * 788, rel=1e-5)
     assert 43.67 * GIB / each == pytest.approx(975_424, rel=1e-3)
     assert result.kv_tokens / 8 == pytest.approx(975_424, rel=0.04)
+    gathered = made.estimate(start).memory.weight_bytes
+    dispatched = made.estimate(f"{start} --moe-a2a-backend deepep").memory.weight_bytes
+    # Seven eighths of shared experts (58 x 44 M), dense networks (3 x 396 M) and head (2 x 927 M).
+    less = 58 * 44.04e6 + 3 * 396.4e6 + 2 * 926.7e6
+    assert dispatched - gathered == pytest.approx(less * 7 / 8, rel=0.01)
 
 
 @each_row(
@@ -272,23 +277,6 @@ def test_tensorrt_llm_starts_gpt_oss_with_its_default_share(deployment: Made) ->
     # It served 1,000 requests at once (gpustack performance lab, TensorRT-LLM 1.0.0).
     result = made.estimate("trtllm-serve openai/gpt-oss-120b --max_seq_len 32768")
     assert result.fits, result.misfit
-
-
-def test_sglang_parts_what_is_not_attention_among_all_ranks(deployment: Made) -> None:
-    made = deployment(
-        model="deepseek-v3.2",
-        engine="sglang",
-        device="b200-sxm",
-        nodes=1,
-        traffic=BUSY,
-        extra="quantization: fp8_block",
-    )
-    start = "python -m sglang.launch_server --model m --tp 8 --dp 8 --enable-dp-attention"
-    gathered = made.estimate(start).memory.weight_bytes
-    dispatched = made.estimate(f"{start} --moe-a2a-backend deepep").memory.weight_bytes
-    # Seven eighths of shared experts (58 x 44 M), dense networks (3 x 396 M) and head (2 x 927 M).
-    less = 58 * 44.04e6 + 3 * 396.4e6 + 2 * 926.7e6
-    assert dispatched - gathered == pytest.approx(less * 7 / 8, rel=0.01)
 
 
 def test_whole_prompts_take_what_waits_and_not_what_a_step_may_hold(deployment: Made) -> None:

@@ -53,7 +53,9 @@ def test_tokens_of_kimi_are_those_of_its_start_up_logs(
     assert tokens == pytest.approx(logged, rel=0.16), ranks
 
 
-def test_a_rank_attends_over_its_own_positions_for_the_heads_of_all(deployment: Made) -> None:
+def test_a_rank_attends_over_its_own_positions_and_advice_keeps_or_changes_that(
+    deployment: Made,
+) -> None:
     made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
     serving_pool = price_serving_pool(made.spec.cluster.pools[0], ())
 
@@ -74,6 +76,11 @@ def test_a_rank_attends_over_its_own_positions_for_the_heads_of_all(deployment: 
     assert long[1] < short[1]
     exchanged, _ = steps(f"{KIMI} -dcp 8 --dcp-comm-backend a2a")
     assert exchanged[0] < passed[0]
+    result = made.estimate(f"{KIMI} -dcp 8")
+    fewer = next(one for one in result.changes if one.what == "DCP 8 -> 4")
+    assert fewer.lines == ("--decode-context-parallel-size 4",)
+    halved = next(one for one in result.changes if one.what.startswith("TP 8 -> 4, DP 1 -> 2"))
+    assert halved.instance.dcp == 4
 
 
 @each_row(
@@ -152,12 +159,3 @@ def test_two_batch_overlap_is_no_change_of_a_launch_that_may_not_have_it(deploym
     assert halves not in {one.what for one in made.estimate(f"{start} -dcp 2").changes}
     with pytest.raises(SpecError, match="leave one of them out"):
         made.read(f"{start} -dcp 2 --enable-dbo")
-
-
-def test_context_ranks_are_kept_or_changed_by_the_advice(deployment: Made) -> None:
-    made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
-    result = made.estimate(f"{KIMI} -dcp 8")
-    fewer = next(one for one in result.changes if one.what == "DCP 8 -> 4")
-    assert fewer.lines == ("--decode-context-parallel-size 4",)
-    halved = next(one for one in result.changes if one.what.startswith("TP 8 -> 4, DP 1 -> 2"))
-    assert halved.instance.dcp == 4

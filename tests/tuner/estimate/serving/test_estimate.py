@@ -357,7 +357,7 @@ def deepseek(deployment: Made) -> Any:
     )
 
 
-def test_a_wide_prefill_launch_has_the_cache_that_it_caps(deployment: Made) -> None:
+def test_wide_launches_have_the_cache_that_they_cap_or_leave(deployment: Made) -> None:
     made = deepseek(deployment)
     for running in (256, 8192):
         result = made.estimate(f"{PREFILL} --max-running-requests {running}")
@@ -365,10 +365,6 @@ def test_a_wide_prefill_launch_has_the_cache_that_it_caps(deployment: Made) -> N
         assert result.kv_tokens == 32 * 131_072
         used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
         assert used < result.memory.device_bytes
-
-
-def test_a_wide_decode_launch_has_what_its_share_leaves(deployment: Made) -> None:
-    made = deepseek(deployment)
     less, more = (made.estimate(f"{DECODE} --mem-fraction-static {x}") for x in (0.835, 0.9))
     # 0.835 x 76.9 GiB that are free, less 29 of weights (4 of 256 experts, all of attention).
     assert less.memory.cache_bytes == pytest.approx(35.1 * 2**30, rel=0.02)
@@ -378,7 +374,7 @@ def test_a_wide_decode_launch_has_what_its_share_leaves(deployment: Made) -> Non
     assert used < more.memory.device_bytes
 
 
-def test_windowed_layers_count_once_in_memory_and_cache(deployment: Made) -> None:
+def test_windowed_layers_count_once_and_one_request_must_have_room(deployment: Made) -> None:
     made = deployment(model="gpt-oss-120b", extra="quantization: mxfp4")
     result = made.estimate("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2")
     assert result.fits
@@ -388,6 +384,10 @@ def test_windowed_layers_count_once_in_memory_and_cache(deployment: Made) -> Non
     # 16,384 in flight: 1,034 blocks beside 8,192. A running one of 2,300 takes 9 beside 144.
     shares = (8192 / (8192 + 1034)) / (144 / (144 + 9))
     assert result.logged_kv_tokens / result.kv_tokens == pytest.approx(shares, rel=0.01)
+    whole = made.estimate("vllm serve openai/gpt-oss-120b")
+    assert not whole.fits
+    assert "wants room for one request of 131072 tokens" in whole.misfit
+    assert made.estimate("vllm serve openai/gpt-oss-120b --max-model-len 16384").fits
 
 
 def test_steps_that_a_share_leaves_too_little_do_not_fit(deployment: Made) -> None:
@@ -399,14 +399,6 @@ def test_steps_that_a_share_leaves_too_little_do_not_fit(deployment: Made) -> No
     assert not tight.fits
     assert tight.load is None
     assert "too little for activations, CUDA graphs and buffers" in tight.misfit
-
-
-def test_vllm_ends_without_room_for_one_request_of_the_longest_length(deployment: Made) -> None:
-    made = deployment(model="gpt-oss-120b", extra="quantization: mxfp4")
-    whole = made.estimate("vllm serve openai/gpt-oss-120b")
-    assert not whole.fits
-    assert "wants room for one request of 131072 tokens" in whole.misfit
-    assert made.estimate("vllm serve openai/gpt-oss-120b --max-model-len 16384").fits
 
 
 def test_changes_of_a_pipeline_keep_its_devices(deployment: Made) -> None:
