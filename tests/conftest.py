@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.leaks import MARK, Leaks
 from tests.patience import patient_s
+from tests.rows import Failures
 from tests.sockets import reachable_at
 
 # As tests/run.sh has it: threads of BLAS take memory and time that tests bound.
@@ -66,6 +67,14 @@ def _ctrl_c_is_heard() -> Iterator[None]:
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)
+
+
+@pytest.fixture
+def failures() -> Iterator[Failures]:
+    """Collect what fails in the rows of a loop; the test fails with all of it at its end."""
+    noted = Failures()
+    yield noted
+    noted.check()
 
 
 @pytest.fixture(scope="session")

@@ -121,12 +121,12 @@ def test_torch_is_required_by_an_extra_only() -> None:
     assert all("extra ==" in line for line in torch)
 
 
-def test_scripts_name_what_exists() -> None:
-    for script in ("tests/run.sh", "examples/quickstart.sh", "examples/setup.sh", ".ci/run"):
-        text = (CHECKOUT / script).read_text(encoding="utf-8")
-        subprocess.run(["bash", "-n", str(CHECKOUT / script)], check=True)
-        for name in re.findall(r"(?:examples|tests)/[\w./-]+\.(?:sh|yaml|txt)", text):
-            assert (CHECKOUT / name).exists(), f"{script} names {name}"
+@each_row("script", ("tests/run.sh", "examples/quickstart.sh", "examples/setup.sh", ".ci/run"))
+def test_scripts_name_what_exists(script: str) -> None:
+    text = (CHECKOUT / script).read_text(encoding="utf-8")
+    subprocess.run(["bash", "-n", str(CHECKOUT / script)], check=True)
+    for name in re.findall(r"(?:examples|tests)/[\w./-]+\.(?:sh|yaml|txt)", text):
+        assert (CHECKOUT / name).exists(), f"{script} names {name}"
 
 
 def test_no_python_that_is_new_enough_is_one_clear_line(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import typer
 
+from tests.expect import present
 from tests.printed import unwrapped
+from tests.rows import each_row
 from tuner.cli.app import app
 from tuner.spec.kind import goal_kind
 from tuner.spec.place import Dispatch
@@ -123,13 +125,13 @@ ALL_COMMANDS = tuple(
 )
 
 
-def test_every_block_is_fenced_and_says_what_it_is() -> None:
-    for readme in READMES:
-        text = readme.read_text(encoding="utf-8")
-        wrong = [block.line for block in blocks(text) if block.language not in LANGUAGES]
-        assert not wrong, f"{name_of(readme)}: lines {wrong} name none of {sorted(LANGUAGES)}"
-        prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-        assert not re.search(r"\n\n    \S", prose), f"{name_of(readme)}: an indented block"
+@each_row("readme", READMES)
+def test_every_block_is_fenced_and_says_what_it_is(readme: Any) -> None:
+    text = readme.read_text(encoding="utf-8")
+    wrong = [block.line for block in blocks(text) if block.language not in LANGUAGES]
+    assert not wrong, f"{name_of(readme)}: lines {wrong} name none of {sorted(LANGUAGES)}"
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"\n\n    \S", prose), f"{name_of(readme)}: an indented block"
 
 
 def test_readmes_are_short() -> None:
@@ -318,12 +320,12 @@ READERS: Final[Mapping[str | None, Callable[[Path], object]]] = {
 }
 
 
-def test_specs_in_readmes_are_read(checkout: Path) -> None:
-    for readme in READMES:
-        for block in blocks_of(readme, "yaml"):
-            spec = checkout / name_of(readme.parent) / "of-a-readme.yaml"
-            spec.write_text(block.text, encoding="utf-8")
-            READERS[goal_kind(spec)](spec)
+@each_row("readme", READMES)
+def test_specs_in_readmes_are_read(checkout: Path, readme: Any) -> None:
+    for block in blocks_of(readme, "yaml"):
+        spec = checkout / name_of(readme.parent) / "of-a-readme.yaml"
+        spec.write_text(block.text, encoding="utf-8")
+        READERS[goal_kind(spec)](spec)
 
 
 def test_blocks_are_read_as_they_are_typed() -> None:
@@ -343,11 +345,9 @@ def test_the_how_to_of_placements_names_every_method_and_rule_by_its_key() -> No
 def test_deployments_placements_launches_and_checks_of_the_api_do_what_their_examples_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = spec_from_file_location("examples_of_the_api", CHECKOUT / "examples" / "api.py")
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(spec_from_file_location("examples_of_the_api", CHECKOUT / "examples" / "api.py"))
     examples = module_from_spec(spec)
-    spec.loader.exec_module(examples)
+    present(spec.loader).exec_module(examples)
     examples.deployment(tmp_path)
     examples.placement(tmp_path)
     examples.launches_of_today()

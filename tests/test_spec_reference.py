@@ -6,16 +6,18 @@ from types import ModuleType
 
 import pytest
 
+from tests.expect import present
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("spec_reference", EXAMPLES / "spec_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(
+        importlib.util.spec_from_file_location("spec_reference", EXAMPLES / "spec_reference.py")
+    )
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     return module
 
 

@@ -14,7 +14,7 @@ lack. It was 5 times when every missing feature was searched from nothing, and i
 a feature adds is."""
 
 
-# What targets lack is searched by tests/tuner/test_lacking_features.py, too.
+# What targets lack is searched by tests/tuner/test_refusals.py, too.
 @pytest.mark.slow
 def test_what_the_targets_lack_takes_no_longer_than_a_few_plans_without_it() -> None:
     script = Path(__file__).with_name("whole_commands.py")

@@ -29,18 +29,17 @@ def test_a_slow_down_of_a_fifth_is_found_among_hundreds_of_cases() -> None:
     assert slower[0].ratio == pytest.approx(1.2, rel=0.05)
 
 
-def test_a_small_change_is_no_change_however_sure() -> None:
+def test_small_changes_and_changes_within_the_noise_are_none() -> None:
     before, after = gemm_row(8, *[1.0, 1.0001] * 10), gemm_row(8, *[1.03, 1.0301] * 10)
     (one,) = compare(fake_profile([before]), fake_profile([after]))
     assert one.verdict is CaseVerdict.SAME
     assert one.p_value is not None
     assert one.p_value < 1e-6
-
-
-def test_a_large_change_within_the_noise_is_no_change() -> None:
     before, after = gemm_row(8, 1.0, 3.0, 2.0), gemm_row(8, 1.3, 3.9, 2.6)
     (one,) = compare(fake_profile([before]), fake_profile([after]))
     assert one.verdict is CaseVerdict.SAME
+    profile = fake_profile([noisy(m, scale=1.0, seed=m) for m in (1, 2, 3)])
+    assert {one.verdict for one in compare(profile, profile)} == {CaseVerdict.SAME}
 
 
 def test_swapping_the_profiles_swaps_the_verdict() -> None:
@@ -48,11 +47,8 @@ def test_swapping_the_profiles_swaps_the_verdict() -> None:
     after = fake_profile([noisy(8, scale=2.0, seed=2)])
     assert [one.verdict for one in compare(before, after)] == [CaseVerdict.SLOWER]
     assert [one.verdict for one in compare(after, before)] == [CaseVerdict.FASTER]
-
-
-def test_a_profile_equals_itself() -> None:
-    profile = fake_profile([noisy(m, scale=1.0, seed=m) for m in (1, 2, 3)])
-    assert {one.verdict for one in compare(profile, profile)} == {CaseVerdict.SAME}
+    after = fake_profile([noisy(8, scale=0.5, seed=2)], machine=fake_machine(device="Other 1"))
+    assert [one.verdict for one in compare(before, after, anyway=True)] == [CaseVerdict.FASTER]
 
 
 def test_cases_of_only_one_profile_are_named() -> None:
@@ -66,16 +62,6 @@ def test_cases_of_only_one_profile_are_named() -> None:
         8: CaseVerdict.ONLY_FIRST,
         16: CaseVerdict.ONLY_SECOND,
     }
-
-
-def test_other_machines_are_refused() -> None:
-    here = fake_profile([gemm_row(4, 1.0)])
-    there = fake_profile([gemm_row(4, 1.0)], machine=fake_machine(device="Other 1"))
-    with pytest.raises(MachineMismatchError, match="'Other 1'"):
-        compare(here, there)
-    wider = fake_profile([gemm_row(4, 1.0)], machine=fake_machine(world=2))
-    with pytest.raises(MachineMismatchError, match="ranks: 1 here, 2 there"):
-        compare(here, wider)
 
 
 def test_every_fact_that_differs_is_named_in_one_line() -> None:
@@ -107,19 +93,10 @@ def test_the_layout_of_ranks_is_part_of_the_machine_and_its_name_is_not(
     assert bool(found) == bool(said)
 
 
-def test_different_machines_are_compared_with_the_option() -> None:
-    before = fake_profile([noisy(8, scale=1.0, seed=1)])
-    after = fake_profile([noisy(8, scale=0.5, seed=2)], machine=fake_machine(device="Other 1"))
-    assert [one.verdict for one in compare(before, after, anyway=True)] == [CaseVerdict.FASTER]
-
-
-def test_holm_by_hand() -> None:
+def test_evidence_by_hand() -> None:
     # sorted 0.01, 0.02, 0.04 times 3, 2, 1 -> 0.03, 0.04, 0.04
     assert holm([0.04, 0.01, 0.02]) == pytest.approx((0.04, 0.03, 0.04))
     assert holm([]) == ()
-
-
-def test_welch_agrees_with_a_table_of_students_t() -> None:
     # 4.604 is the 99.5 % quantile of t at 4 degrees of freedom, so two-sided p = 0.01
     assert incomplete_beta(4 / (4 + 4.604**2), a=2.0, b=0.5) == pytest.approx(0.01, rel=1e-3)
     # 2.228 is the 97.5 % quantile at 10 degrees of freedom
@@ -140,14 +117,11 @@ def test_a_p_value_is_symmetric(first: list[float], second: list[float]) -> None
     assert welch_p(second, first) == pytest.approx(p_value, abs=1e-9)
 
 
-def test_too_little_is_no_evidence() -> None:
+def test_too_little_is_no_evidence_and_no_time_no_ratio() -> None:
     assert welch_p([1.0], [2.0, 2.0]) == 1.0
     assert welch_p([0.0, 1.0], [2.0, 2.0]) == 1.0
     assert welch_p([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert welch_p([1.0, 1.0], [2.0, 2.0]) == 0.0
-
-
-def test_a_ratio_to_no_time_at_all_is_left_out() -> None:
     before, after = gemm_row(8, 0.0, 0.0), gemm_row(8, 1.0, 1.0)
     (one,) = compare(fake_profile([before]), fake_profile([after]))
     assert (one.first_s, one.second_s, one.ratio) == (0.0, 1.0, None)

@@ -9,6 +9,7 @@ from profilers.job import Job
 from profilers.records import Measurement
 from profilers.schedule import Step
 from profilers.store import read_header, read_profile
+from tests.expect import present
 from tests.profilers.testing import FakeBenchmark, fake_machine, gemm_case, gemm_row
 
 
@@ -20,16 +21,10 @@ def measured(benchmark: FakeBenchmark, step: Step) -> tuple[Measurement, ...]:
     return benchmark.measure(step.case, budget_s=step.budget_s)
 
 
-def test_starting_the_ranks_and_writing_are_part_of_the_budget() -> None:
+def test_the_budget_is_shared_between_starting_measuring_and_writing() -> None:
     assert deadline_s(job(begun_s=100.0), now_s=104.0) == 160.0 - CLOSING_S
     assert deadline_s(job(), now_s=104.0) == 164.0 - CLOSING_S
-
-
-def test_half_of_the_budget_is_for_measuring_however_long_the_start_took() -> None:
     assert deadline_s(job(begun_s=0.0), now_s=500.0) == 530.0
-
-
-def test_a_short_budget_keeps_most_of_itself() -> None:
     assert deadline_s(job(budget_s=1.0, begun_s=0.0), now_s=0.0) == pytest.approx(0.9)
 
 
@@ -38,26 +33,22 @@ def test_what_the_second_pass_measured_is_saved_and_tables_stay_complete(tmp_pat
         profile=ProfileOnDisk.open(job(tmp_path), machine=fake_machine(), weight=1.0)
     )
     benchmark = FakeBenchmark(listed=(gemm_case(16), gemm_case(64), gemm_case(4096)))
-    table = coordinator.begin(benchmark, later=())
-    assert table is not None
+    table = present(coordinator.begin(benchmark, later=()))
     while step := table.next_step():
         coordinator.add(table, measured(benchmark, step), seconds=0.0)
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].complete
     for _ in range(12):
-        chosen = coordinator.next_infill()
-        assert chosen is not None
+        chosen = present(coordinator.next_infill())
         place, step = chosen
         coordinator.add_infill(place, measured(benchmark, step), seconds=0.0)
     coordinator.save()
     kept = read_profile(tmp_path)
     assert kept.header.tables["gemm"].complete
     assert len(kept.measurements) == 3 + 12
-    header = coordinator.close()
-    assert header is not None
+    header = present(coordinator.close())
     assert header == read_header(tmp_path)
-    checked = header.tables["gemm"].checked
-    assert checked is not None
+    checked = present(header.tables["gemm"].checked)
     assert checked.sizes == 2
     # The benchmark's law is the base itself.
     assert checked.p90_ratio < 1e-3
@@ -81,20 +72,17 @@ def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_pass(tmp_path: 
     benchmark = FakeBenchmark(
         listed=(gemm_case(16), gemm_case(64), gemm_case(10**5)), refined_axes=()
     )
-    table = coordinator.begin(benchmark, later=())
-    assert table is not None
+    table = present(coordinator.begin(benchmark, later=()))
     while step := table.next_step():
         coordinator.add(table, measured(benchmark, step), seconds=0.0)
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].note == "1 case skipped: the time budget was spent"
-    chosen = coordinator.next_infill()
-    assert chosen is not None
+    chosen = present(coordinator.next_infill())
     place, step = chosen
     assert step.case.axes["m"] == 10**5
     coordinator.add_infill(place, measured(benchmark, step), seconds=0.0)
     assert coordinator.next_infill() is None
-    header = coordinator.close()
-    assert header is not None
+    header = present(coordinator.close())
     assert header.tables["gemm"].note == ""
     assert len(read_profile(tmp_path).measurements) == 3
 
@@ -121,8 +109,7 @@ def test_headers_of_earlier_releases_hold_no_holdout_errors(tmp_path: Path) -> N
     coordinator = Coordinator(
         profile=ProfileOnDisk.open(job(tmp_path), machine=fake_machine(), weight=1.0)
     )
-    table = coordinator.begin(FakeBenchmark(listed=()), later=())
-    assert table is not None
+    table = present(coordinator.begin(FakeBenchmark(listed=()), later=()))
     coordinator.add(table, [gemm_row(16, 1.0)], seconds=0.0)
     coordinator.end()
     stored = json.loads((tmp_path / "profile.json").read_text())
@@ -139,8 +126,7 @@ def test_what_a_resumed_run_adds_to_a_table_that_had_all_its_cases_is_written(
         of_run = job(tmp_path).model_copy(update={"resume": resumed})
         profile = ProfileOnDisk.open(of_run, machine=fake_machine(), weight=1.0)
         coordinator = Coordinator(profile=profile)
-        table = coordinator.begin(benchmark, later=())
-        assert table is not None
+        table = present(coordinator.begin(benchmark, later=()))
         while step := table.next_step():
             coordinator.add(table, measured(benchmark, step), seconds=0.0)
         coordinator.end()

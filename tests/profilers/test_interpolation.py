@@ -44,6 +44,8 @@ def test_a_physical_law_is_recovered_from_its_points() -> None:
     seconds, extrapolated = curve.predict(np.array([[300.0, 700.0, 200.0]]))
     assert seconds[0] == pytest.approx(model_s(300, 700, 200), rel=1e-6)
     assert not extrapolated[0]
+    queries = np.array([[4096 * 1.04, 128, 128], [4096 * 1.06, 128, 128], [60.0, 128, 128]])
+    assert curve.predict(queries)[1].tolist() == [False, True, True]
 
 
 @settings(deadline=None, max_examples=50)
@@ -88,16 +90,13 @@ def scattered(count: int, *, noise_ratio: float) -> dict[tuple[int, ...], float]
     }
 
 
-def test_noise_of_many_points_is_averaged_out() -> None:
+def test_many_points_average_noise_out_or_are_returned() -> None:
     curve = fit(GEMM, scattered(120, noise_ratio=0.1))
     truth = {place: model_s(*place) for place in scattered(300, noise_ratio=0.0)}
     seconds, _ = curve.predict(np.array(list(truth), dtype=np.float64))
     errors = np.abs(seconds / np.array(list(truth.values())) - 1.0)
     # A point by itself is off by 0.067 in the median.
     assert np.median(errors) < 0.03
-
-
-def test_many_points_without_noise_are_returned_exactly() -> None:
     places = scattered(TUNED_POINTS, noise_ratio=0.0)
     bent = {
         place: s * (1.0 + 0.5 * math.tanh(math.log2(place[0]) - 8)) for place, s in places.items()
@@ -137,34 +136,22 @@ def test_one_disturbed_point_gives_no_column_a_weight_of_its_own() -> None:
     assert seconds[0] == pytest.approx(ragged_s(1500, 333), rel=0.05)
 
 
-def test_extrapolation_begins_beyond_five_percent() -> None:
-    curve = fit(GEMM, {place: model_s(*place) for place in GRID})
-    queries = np.array([[4096 * 1.04, 128, 128], [4096 * 1.06, 128, 128], [60.0, 128, 128]])
-    assert curve.predict(queries)[1].tolist() == [False, True, True]
-
-
-def test_a_single_point_scales_by_its_work() -> None:
+def test_a_single_point_scales_by_its_work_and_none_is_refused() -> None:
     curve = fit(GEMM, {(1024, 1024, 1024): 0.01})
     seconds, _ = curve.predict(np.array([[1024.0, 1024.0, 1024.0], [2048.0, 1024.0, 1024.0]]))
     assert seconds[0] == pytest.approx(0.01)
     assert 0.01 <= seconds[1] <= 0.02 * (1 + 1e-9)
-
-
-def test_no_point_is_an_impossible_argument() -> None:
     with pytest.raises(ValueError, match="no measured point"):
         fit(GEMM, {})
 
 
-def test_collectives_are_linear_in_log_space_inside_a_group() -> None:
+def test_links_and_skews_are_curves_inside_a_group() -> None:
     curve = fit(SENT, {(1024, 2, 1, 2): 1e-4, (4096, 2, 1, 2): 4e-4, (8192, 2, 1, 2): 5e-4})
     queries = np.array([[1024, 2, 1, 2], [2048, 2, 1, 2], [16384, 2, 1, 2], [10, 2, 1, 2]])
     seconds, extrapolated = curve.predict(queries.astype(np.float64))
     # half way in log space; twice the bytes beyond the end; the latency below the start
     assert seconds == pytest.approx([1e-4, 2e-4, 1e-3, 1e-4])
     assert extrapolated.tolist() == [False, False, True, True]
-
-
-def test_arrival_skew_follows_the_work_before_it_inside_a_group() -> None:
     skew = Series("rendezvous", "", "", "")
     curve = fit(skew, {(250, 2, 1, 4): 1e-5, (1000, 2, 1, 4): 4e-5, (1000, 4, 1, 4): 9e-5})
     queries = np.array([[250.0, 2, 1, 4], [500.0, 2, 1, 4], [1000.0, 4, 1, 4], [0.0, 2, 1, 4]])
@@ -235,7 +222,7 @@ def many_points() -> dict[tuple[int, ...], float]:
     }
 
 
-def test_a_table_too_large_to_solve_at_once_is_exact_at_its_points_too() -> None:
+def test_large_tables_are_exact_at_their_points_and_predict_between_them() -> None:
     points = many_points()
     curve = fit(GEMM, points)
     assert isinstance(curve, NeighbourCurve)
@@ -244,10 +231,6 @@ def test_a_table_too_large_to_solve_at_once_is_exact_at_its_points_too() -> None
     seconds, extrapolated = curve.predict(np.array(queries, dtype=np.float64))
     assert seconds == pytest.approx([points[place] for place in queries], rel=1e-6)
     assert not extrapolated.any()
-
-
-def test_neighbours_predict_what_lies_between_them() -> None:
-    points = many_points()
     held_out = list(points)[::97]
     curve = fit(GEMM, {place: s for place, s in points.items() if place not in set(held_out)})
     seconds, extrapolated = curve.predict(np.array(held_out, dtype=np.float64))

@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from profilers.local_ranks import FOLDER_PREFIX, GRACE_S, RENDEZVOUS
 from tests.patience import patient_s
+from tests.rows import each_row
 
 RANK = """
 import os, signal, sys, time
@@ -174,26 +176,31 @@ sys.exit(1)
     assert (code, said.count("rank 1 died with SIGKILL")) == (137, 1)
 
 
-def test_a_signal_ends_all_ranks_and_nothing_is_left(jobs: list[Job], tmp_path: Path) -> None:
+@each_row("number", ENDING)
+def test_a_signal_ends_all_ranks_and_nothing_is_left(
+    jobs: list[Job], tmp_path: Path, number: Any
+) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
-    for number in ENDING:
-        job = _job(
-            jobs, tmp_path / number.name, deaf if number is signal.SIGHUP else "time.sleep(600)"
-        )
-        for rank in range(2):
-            job.rank(rank)
-        begun_s = time.monotonic()
-        job.process.send_signal(number)
-        job.process.send_signal(number)
-        code, said = job.ended()
-        assert (code, said) == (128 + number, ""), number
-        assert not job.left()
-        assert list(job.scratch.iterdir()) == [], number
-        assert time.monotonic() - begun_s < GRACE_S + 20.0
+    job = _job(jobs, tmp_path / number.name, deaf if number is signal.SIGHUP else "time.sleep(600)")
+    for rank in range(2):
+        job.rank(rank)
+    begun_s = time.monotonic()
+    job.process.send_signal(number)
+    job.process.send_signal(number)
+    code, said = job.ended()
+    assert (code, said) == (128 + number, ""), number
+    assert not job.left()
+    assert list(job.scratch.iterdir()) == [], number
+    assert time.monotonic() - begun_s < GRACE_S + 20.0
 
 
-def test_processes_that_a_rank_left_behind_are_ended(jobs: list[Job], tmp_path: Path) -> None:
-    # Deaf to SIGTERM, in the session of a rank that leaves before it.
+@each_row(
+    ("name", "ending"),
+    {"signalled": "time.sleep(600)", "failed": "sys.exit(7)", "well": "sys.exit(0)"}.items(),
+)
+def test_processes_that_a_rank_left_behind_are_ended(
+    jobs: list[Job], tmp_path: Path, name: str, ending: str
+) -> None:
     text = """
 import subprocess
 endless = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(600)"
@@ -201,16 +208,14 @@ child = subprocess.Popen([sys.executable, "-S", "-u", "-c", endless], stdout=sub
 child.stdout.readline()
 Path(sys.argv[1], f"child-{rank}.pid").write_text(f"{child.pid} of {rank}")
 """
-    endings = {"signalled": "time.sleep(600)", "failed": "sys.exit(7)", "well": "sys.exit(0)"}
-    for name, ending in endings.items():
-        job = _job(jobs, tmp_path / name, text + ending, ranks=1)
-        if name == "signalled":
-            job.child(0)
-            job.process.terminate()
-        code, _ = job.ended()
-        assert code == {"signalled": 128 + signal.SIGTERM, "failed": 7, "well": 0}[name]
-        assert (tmp_path / name / "child-0.pid").exists()
-        assert not job.left(), name
+    job = _job(jobs, tmp_path / name, text + ending, ranks=1)
+    if name == "signalled":
+        job.child(0)
+        job.process.terminate()
+    code, _ = job.ended()
+    assert code == {"signalled": 128 + signal.SIGTERM, "failed": 7, "well": 0}[name]
+    assert (tmp_path / name / "child-0.pid").exists()
+    assert not job.left(), name
 
 
 def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
@@ -234,7 +239,10 @@ def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
         assert list(job.scratch.iterdir()) == [], name
 
 
-def test_a_folder_that_was_not_made_here_is_never_removed(tmp_path: Path) -> None:
+@each_row(("name", "is_left"), (("of the user", True), (f"{FOLDER_PREFIX}x", False)))
+def test_a_folder_that_was_not_made_here_is_never_removed(
+    *, tmp_path: Path, name: str, is_left: bool
+) -> None:
     script = """
 import sys, time
 from pathlib import Path
@@ -242,15 +250,14 @@ from profilers.local_ranks import leave_with
 leave_with(1, folder=Path(sys.argv[1]))
 time.sleep(600)
 """
-    for name, is_left in (("of the user", True), (f"{FOLDER_PREFIX}x", False)):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "file").write_text("of the user")
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", script, str(folder)], timeout=patient_s(30.0), check=False
-        )
-        assert done.returncode == 1
-        assert (folder / "file").exists() == is_left
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "file").write_text("of the user")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, str(folder)], timeout=patient_s(30.0), check=False
+    )
+    assert done.returncode == 1
+    assert (folder / "file").exists() == is_left
 
 
 def test_what_cannot_be_started_is_one_line(tmp_path: Path) -> None:

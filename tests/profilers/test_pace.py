@@ -22,18 +22,12 @@ def test_ranks_with_accelerators_decide_by_themselves(team: SingleRank) -> None:
     assert choose_pace("cuda", team=team, takes_turns=False) is BY_ITSELF
 
 
-def test_a_single_rank_decides_by_itself() -> None:
+def test_ranks_on_processors_decide_alone_in_lockstep_or_in_turns() -> None:
     assert choose_pace("cpu", team=SingleRank(), takes_turns=False) is BY_ITSELF
-
-
-def test_ranks_with_their_own_cores_repeat_in_lockstep() -> None:
     team = TwoRanks()
     pace = choose_pace("cpu", team=team, takes_turns=False)
     assert pace.all_reduce_max == team.slowest_s
     assert not pace.shares_cores
-
-
-def test_ranks_that_share_cores_repeat_for_many_turns() -> None:
     pace = choose_pace("cpu", team=TwoRanks(), takes_turns=True)
     assert pace == Pace(repeat_s=TURNS_S)
     assert pace.shares_cores

@@ -22,11 +22,8 @@ def test_every_suite_offers_benchmarks_of_known_tables(name: str) -> None:
         assert all(case.operation == benchmark.operation for case in benchmark.cases())
 
 
-def test_an_unknown_suite_lists_the_known_ones() -> None:
+def test_unknown_and_former_suites_are_answered() -> None:
     with pytest.raises(UnknownNameError, match="'kernel' is not one of kernels, links"):
         load_suite("kernel")
-
-
-def test_a_suite_that_left_says_what_to_do_instead() -> None:
     with pytest.raises(UnknownNameError, match=r"'restart' is no more: state goal.reliability"):
         load_suite("restart")

@@ -49,14 +49,13 @@ def test_a_size_that_nothing_disturbed_takes_what_every_rank_took(ranks: int) ->
     assert all(0.999e-3 <= seconds <= 2.001e-3 for seconds in times_of(found).values())
 
 
-def test_a_rank_that_is_slower_decides() -> None:
+def test_a_slower_rank_decides_and_a_single_one_counts_as_it_is() -> None:
     found = times_of(rows(1.0, 1.3, 1.0, 1.0, noise_ratio=0.05))
     assert np.mean(list(found.values())) == pytest.approx(1.3e-3, rel=0.03)
-
-
-def test_a_single_rank_counts_as_it_is() -> None:
     single = rows(1.0, noise_ratio=0.1)
     assert list(times_of(single).values()) == [row.expected_s for row in single]
+    found = times_of([gemm_row(64, 1e-3), gemm_row(128, 3e-3, rank=1)])
+    assert found == {64: 1e-3, 128: 3e-3}
 
 
 @each_row("measured_by", [(0,), (2,), (0, 1), (1, 2), (0, 1, 2)])
@@ -74,11 +73,6 @@ def test_a_size_that_some_ranks_failed_at_takes_what_the_slowest_would(
     found = times_of([*rows(*speeds), *some, *failed])
     assert found.pop(8) == pytest.approx(1e-3)
     assert list(found.values()) == pytest.approx([2e-3] * len(SIZES))
-
-
-def test_ranks_that_measured_nothing_in_common_count_as_they_are() -> None:
-    found = times_of([gemm_row(64, 1e-3), gemm_row(128, 3e-3, rank=1)])
-    assert found == {64: 1e-3, 128: 3e-3}
 
 
 @each_row(

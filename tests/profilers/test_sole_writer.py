@@ -11,6 +11,7 @@ import pytest
 from profilers.errors import ProfileUnwritableError
 from profilers.session import measure_profile
 from profilers.sole_writer import sole_writer
+from tests.expect import present
 
 
 def test_the_second_writer_is_refused_and_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
@@ -41,8 +42,7 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         text=True,
         cwd=Path(__file__).parents[2],
     ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        assert present(holder.stdout).readline() == "held\n"
         with pytest.raises(ProfileUnwritableError), sole_writer(tmp_path, what="x"):
             pass
         holder.kill()

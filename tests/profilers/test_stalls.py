@@ -55,9 +55,15 @@ def test_the_mean_is_right_however_often_calls_are_late(late_ratio: float) -> No
     assert np.mean(found, axis=0) == pytest.approx(QUIET_S * 1.04 + LATE_S * late_ratio, rel=0.08)
 
 
-def test_calls_without_late_ranks_take_their_mean() -> None:
+def test_own_repeats_count_where_nothing_is_late_or_many_are_known() -> None:
     seen = repeats(np.random.default_rng(0), count=10, late_ratio=0.0)
     assert seconds_with_stalls(seen) == pytest.approx([np.mean(s) for s in seen], rel=0.02)
+    rng = np.random.default_rng(0)
+    never, often = np.full(1000, 2e-4), 2e-4 + LATE_S * (rng.random(1000) < 0.5)
+    found = seconds_with_stalls([never.tolist(), often.tolist()])
+    assert found == pytest.approx([2e-4, often.mean()], rel=0.25)
+    assert seconds_with_stalls([[1e-3], [5e-3]]) == pytest.approx([1e-3, 5e-3])
+    assert seconds_with_stalls([[0.0]])[0] > 0.0
 
 
 @each_row("noise_ratio", [0.02, 0.3])
@@ -103,18 +109,6 @@ def test_of_more_pauses_than_one_in_a_hundred_each_counts_as_a_late_call(pauses:
         seen[size][3] += 1.0
     # Less the share that each size is drawn towards by the others.
     assert seconds_with_stalls(seen).mean() - usual_S.mean() < pauses * LATEST_S / 80 * 1.5
-
-
-def test_with_many_repeats_every_size_takes_its_own_mean() -> None:
-    rng = np.random.default_rng(0)
-    never, often = np.full(1000, 2e-4), 2e-4 + LATE_S * (rng.random(1000) < 0.5)
-    found = seconds_with_stalls([never.tolist(), often.tolist()])
-    assert found == pytest.approx([2e-4, often.mean()], rel=0.25)
-
-
-def test_one_repeat_a_size_counts_as_it_is() -> None:
-    assert seconds_with_stalls([[1e-3], [5e-3]]) == pytest.approx([1e-3, 5e-3])
-    assert seconds_with_stalls([[0.0]])[0] > 0.0
 
 
 @given(

@@ -1,10 +1,14 @@
 import errno
 import json
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,16 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers import parquet
+from profilers.arrays import Arrays, read_profile_arrays
 from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
+from profilers.imports import aiconfigurator_columns
+from profilers.imports.aiconfigurator_columns import read_columns
+from profilers.parquet import joined_texts, read_table, to_numbers
 from profilers.records import (
     AXES,
     BETWEEN_PEERS,
     LEAST_S,
     Case,
     Direction,
+    Machine,
     Measurement,
     MeasurementStatus,
     Profile,
+    ProfileHeader,
+    Source,
+    TableInfo,
 )
 from profilers.store import (
     clear_unlisted,
@@ -31,6 +43,8 @@ from profilers.store import (
     write_profile,
     write_table,
 )
+from profilers.tables import read_columns as read_table_columns
+from profilers.tables import read_parquet
 from tests.profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
 from tests.rows import each_row
 
@@ -143,20 +157,9 @@ def test_a_table_in_progress_holds_no_rows(stored: Path) -> None:
     assert read_profile(stored).measurements == ()
 
 
-def test_a_table_takes_only_its_own_rows(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="do not belong"):
-        write_table(tmp_path, [gemm_row(1, 1.0)], operation="copy")
-
-
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_a_place_without_a_profile_is_named(tmp_path: Path) -> None:
     assert "does not exist" in complaint(tmp_path / "absent")
-
-
-def test_an_empty_directory_is_no_profile(tmp_path: Path) -> None:
     assert "holds no profile.json" in complaint(tmp_path)
-
-
-def test_a_file_is_no_profile(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "is not a directory" in complaint(tmp_path / "file")
 
@@ -180,14 +183,11 @@ def test_a_pipe_is_not_waited_for(stored: Path) -> None:
     assert "regular file" in complaint(stored)
 
 
-def test_a_huge_header_is_refused_by_its_size(stored: Path) -> None:
-    os.truncate(stored / "profile.json", 10 * 2**30)
-    assert "at most" in complaint(stored)
-
-
-def test_a_huge_table_is_refused_by_its_size(stored: Path) -> None:
+def test_a_huge_file_is_refused_by_its_size(stored: Path) -> None:
     os.truncate(stored / "gemm.parquet", 10 * 2**30)
     assert str(parquet.MAX_FILE_BYTES) in complaint(stored)
+    os.truncate(stored / "profile.json", 10 * 2**30)
+    assert "at most" in complaint(stored)
 
 
 @each_row(
@@ -263,20 +263,20 @@ def test_a_table_cut_anywhere_is_refused(
     assert "gemm.parquet" in complaint(path)
 
 
-def test_a_missing_table_is_named(stored: Path) -> None:
+def test_a_missing_table_is_named_and_the_header_read_without_it(stored: Path) -> None:
     (stored / "gemm.parquet").unlink()
     assert "gemm.parquet: No such file" in complaint(stored)
-
-
-def test_a_header_can_be_read_without_its_tables(stored: Path) -> None:
-    (stored / "gemm.parquet").unlink()
     assert read_header(stored).tables["gemm"].rows == 2
 
 
-def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+def test_places_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ProfileUnwritableError, match="choose another directory"):
         write_table(tmp_path / "file" / "profile", [], operation="gemm")
+    with pytest.raises(ProfileUnwritableError, match="File name too long"):
+        write_profile(tmp_path / ("x" * 5000), fake_profile([gemm_row(4, 1.0)]))
+    with pytest.raises(ValueError, match="do not belong"):
+        write_table(tmp_path, [gemm_row(1, 1.0)], operation="copy")
 
 
 def between_peers() -> Profile:
@@ -336,11 +336,6 @@ def test_a_table_that_cannot_be_removed_is_one_line(stored: Path) -> None:
         clear_unlisted(stored, read_header(stored))
 
 
-def test_a_name_that_is_too_long_for_the_disk_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ProfileUnwritableError, match="File name too long"):
-        write_profile(tmp_path / ("x" * 5000), fake_profile([gemm_row(4, 1.0)]))
-
-
 def test_a_table_is_a_data_frame_of_the_stored_columns(stored: Path) -> None:
     frame = read_profile(str(stored)).table("gemm")
     table = pq.read_table(stored / "gemm.parquet")
@@ -353,3 +348,159 @@ def test_a_table_is_a_data_frame_of_the_stored_columns(stored: Path) -> None:
     assert GEMMS.table("copy").empty
     with pytest.raises(ValueError, match="'gem' is not one of gemm, "):
         GEMMS.table("gem")
+
+
+# Small files that decode to more than a machine holds.
+
+
+def _lists(values: int) -> pa.Table:
+    numbers = pa.ListArray.from_arrays(
+        pa.array([0, values], pa.int32()), pa.array(np.zeros(values))
+    )
+    return pa.table({"place": pa.array([1]), "times_s": numbers})
+
+
+def _texts(rows: int, *, length: int) -> pa.Table:
+    word = pa.array(np.zeros(rows, dtype="int32"))
+    return pa.table({"name": pa.DictionaryArray.from_arrays(word, pa.array(["x" * length]))})
+
+
+def test_small_files_that_decode_to_gigabytes_are_refused_before(tmp_path: Path) -> None:
+    cases: dict[str, tuple[pa.Table, dict[str, Any], str]] = {
+        # 20 million zeros weigh a kilobyte.
+        "lists": (
+            _lists(20_000_000),
+            {"most_unpacked_bytes": 2**27},
+            r"1 rows of 1600000\d\d bytes",
+        ),
+        "texts": (_texts(200_000, length=100_000), {}, "20000000000 bytes of text"),
+        "within": (pa.table({"words": pa.array([["a"]])}), {}, "texts within"),
+        "rows": (pa.table({"n": pa.array([1, 2, 3])}), {"most_rows": 2}, "3 rows of"),
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name, (table, limits, reason) in cases.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table, path, compression="zstd", store_schema=False)
+        assert path.stat().st_size < 20_000
+        del table
+        with pytest.raises(ValueError, match=reason):
+            read_table(path, **limits)
+    with pytest.raises(ProfileUnreadableError, match="of text are too many"):
+        read_columns(tmp_path / "texts.parquet")
+    # In KiB: what made the files is part of it.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
+def test_texts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows = [{"name": name, "n": n} for n, name in enumerate(("a", None, "", "ä", "a"))]
+    path = tmp_path / "texts.parquet"
+    for options in ({}, {"use_dictionary": False}, {"row_group_size": 2}):
+        pq.write_table(pa.Table.from_pylist(rows), path, **options)
+        assert joined_texts(read_table(path)).to_pylist() == rows
+
+
+def test_numbers_become_arrays_without_pandas(tmp_path: Path) -> None:
+    # pyarrow's own conversion imports it, and a Ctrl-C in that import is lost.
+    kinds = ("int32", "int64", "float32", "float64")
+    table = pa.table({kind: np.arange(5, dtype=kind) for kind in kinds})
+    pq.write_table(table, tmp_path / "numbers.parquet", row_group_size=2)
+    pq.write_table(table.slice(0, 0), tmp_path / "none.parquet")
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from profilers.parquet import read_table, to_numbers\n"
+        "numbers, none = (read_table(Path(f'{name}.parquet')) for name in ('numbers', 'none'))\n"
+        f"for kind in {kinds}:\n"
+        "    array = to_numbers(numbers.slice(1)[kind])\n"
+        "    assert (array.tolist(), array.dtype.name) == ([1, 2, 3, 4], kind)\n"
+        "    assert to_numbers(none[kind]).shape == (0,)\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    assert np.isnan(to_numbers(pa.array([1, None]))[1])
+
+
+# Stored tables read as columns say what their records say.
+
+
+def gemm(m: int, *times_s: float, status: MeasurementStatus = MeasurementStatus.OK) -> Measurement:
+    case = Case(
+        operation="gemm", dtype="bf16", direction="forward", axes={"m": m, "n": 64, "k": 32}
+    )
+    return Measurement(case=case, status=status, source=Source.IMPORTED, times_s=times_s)
+
+
+def stored_rows(folder: Path, rows: tuple[Measurement, ...]) -> Path:
+    machine = Machine(
+        hostname="h",
+        device="NVIDIA H200",
+        device_kind="cuda",
+        num_devices=8,
+        memory_bytes_per_device=1,
+        cores=0,
+        host_memory_bytes=0,
+        world=8,
+        threads_per_rank=0,
+        oversubscribed=False,
+        libraries={"vllm": "0.24.0", "nccl": "2.29.2"},
+    )
+    header = ProfileHeader(
+        moetune_version="0",
+        created="2026-01-01T00:00:00Z",
+        machine=machine,
+        tables={"gemm": TableInfo(rows=len(rows), complete=True, seconds=0.0)},
+    )
+    write_profile(folder, Profile(header=header, measurements=rows))
+    return folder
+
+
+def test_medians_and_labels_come_back(tmp_path: Path) -> None:
+    rows = (
+        gemm(4, 3e-6, 1e-6, 2e-6),
+        gemm(8, 4e-6, 6e-6),
+        gemm(16, status=MeasurementStatus.FAILED),
+    )
+    (table,) = read_profile_arrays(stored_rows(tmp_path / "p", rows), operations=("gemm", "moe"))
+    assert table.software == "vllm"
+    assert table.version == "0.24.0"
+    assert table.source is Source.IMPORTED
+    assert table.axes_N["m"].tolist() == [4, 8]
+    assert table.time_s_N == pytest.approx([2e-6, 5e-6])
+    assert [row.median_s for row in rows[:2]] == pytest.approx(table.time_s_N)
+
+
+def test_arrays_of_damaged_tables_are_refused(tmp_path: Path) -> None:
+    folder = stored_rows(tmp_path / "p", (gemm(4, 1e-6),))
+    (folder / "gemm.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(ProfileUnreadableError, match="measure it again"):
+        read_profile_arrays(folder, operations=("gemm",))
+    with pytest.raises(ValueError, match="unlike lengths"):
+        Arrays(
+            operation="gemm",
+            software="",
+            version="",
+            source=Source.MEASURED,
+            kind_N=np.array([""], dtype=object),
+            dtype_N=np.array(["bf16"], dtype=object),
+            axes_N={axis: np.array([1, 2]) for axis in ("m", "n", "k")},
+            time_s_N=np.array([1e-6, 1e-6]),
+        )
+
+
+# A table whose columns cannot be told apart is refused by every reader of tables.
+
+
+def test_a_repeated_column_is_one_line(tmp_path: Path) -> None:
+    table = pa.table({"kind": ["a"], "m": [1]})
+    file = tmp_path / "gemm.parquet"
+    pq.write_table(table.append_column("m", table["m"]), file)
+    text = tmp_path / "gemm.csv"
+    text.write_text("kind,m,m\na,1,2\n")
+    readers: list[Callable[[], object]] = [
+        lambda: read_parquet(file, operation="gemm", expected_rows=1),
+        lambda: read_table_columns(file, operation="gemm", expected_rows=1),
+        lambda: aiconfigurator_columns.read_columns(file),
+        lambda: aiconfigurator_columns.read_columns(text),
+    ]
+    for read in readers:
+        with pytest.raises(ProfileUnreadableError, match="column 'm' occurs 2 times; keep one"):
+            read()

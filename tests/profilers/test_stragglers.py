@@ -1,10 +1,17 @@
 """Who lags behind its peers, and who is merely one of a mixed lot."""
 
 import random
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from profilers.imports.link_matrix import read_link_matrix
 from profilers.links.matrix import links_of, shared_ratio
 from profilers.records import Case, Measurement
+from profilers.store import read_profile
 from profilers.stragglers import Straggler, has_peers, stragglers
+from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tests.rows import each_row
 
@@ -79,19 +86,14 @@ def test_ranks_that_share_cores_are_not_compared() -> None:
     assert stragglers(fake_profile(rows, machine=shared)) == ()
 
 
-def test_noise_names_no_rank() -> None:
-    for world in (2, 4, 8, 64):
-        assert (
-            _found([_product(rank, 0.01, world=world) for rank in range(world)], world=world) == ()
-        )
+@each_row("world", (2, 4, 8, 64))
+def test_noise_names_no_rank(world: int) -> None:
+    assert _found([_product(rank, 0.01, world=world) for rank in range(world)], world=world) == ()
 
 
-def test_ranks_that_all_differ_name_none() -> None:
+def test_mixed_ranks_and_small_effects_name_no_rank() -> None:
     rows = [_product(rank, 0.01 * (1.0 + 0.15 * (rank % 4)), world=8) for rank in range(8)]
     assert _found(rows, world=8) == ()
-
-
-def test_a_small_effect_is_not_named_however_significant() -> None:
     rows = [
         _product(rank, 0.0105 if rank == 0 else 0.01, world=4, spread=0.001) for rank in range(4)
     ]
@@ -102,11 +104,9 @@ def test_a_node_whose_every_link_is_slow_is_named_instead_of_its_links() -> None
     (found,) = _found(_mesh(4, {2: 0.2}), world=4)
     assert (found.what, found.where, found.doing) == ("node", "host-2", "sending")
     assert 4.0 < found.ratio < 5.5
-
-
-def test_of_two_nodes_the_one_that_sends_slowly_is_named() -> None:
     (found,) = _found(_mesh(2, {1: 0.2}), world=2)
     assert (found.where, found.doing) == ("host-1", "sending")
+    assert _found(_mesh(5, {}), world=5) == ()
 
 
 def test_one_slow_link_is_named_by_its_ends() -> None:
@@ -119,10 +119,6 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
     assert found.where == "host-0 -> host-3 (rank 0 -> 3)"
 
 
-def test_a_quiet_mesh_names_no_link() -> None:
-    assert _found(_mesh(5, {}), world=5) == ()
-
-
 def test_lanes_that_share_a_nic_get_their_share() -> None:
     rows = [
         *_message(0, 2, world=4, rate=GIGABIT),
@@ -131,18 +127,19 @@ def test_lanes_that_share_a_nic_get_their_share() -> None:
     ]
     machine = fake_machine(world=4).model_copy(update={"ranks_per_node": 2})
     found = links_of(fake_profile(rows, machine=machine))
-    ratio = shared_ratio(found)
-    assert ratio is not None
+    ratio = present(shared_ratio(found))
     assert 0.45 < ratio < 0.55
     assert [link.is_inside for link in found] == [False, False, False]
 
 
-def test_bandwidth_and_latency_are_those_of_the_link() -> None:
+def test_links_have_their_bandwidth_and_latency() -> None:
     machine = fake_machine(world=2).model_copy(update={"ranks_per_node": 1})
     (link,) = links_of(fake_profile(_message(0, 1, world=2, rate=GIGABIT), machine=machine))
     assert 0.9 * GIGABIT < link.bytes_per_s < 1.1 * GIGABIT
     assert link.latency_s is not None
     assert 0.9e-3 < link.latency_s < 1.1e-3
+    rows = [_sized(0, seconds=0.5), _sized(0, seconds=0.5, lanes=2)]
+    assert links_of(fake_profile(rows, machine=fake_machine(world=2))) == ()
 
 
 @each_row("sizes", [(2**20,), (2**20, 2**20), (0, 2**20)])
@@ -150,11 +147,6 @@ def test_messages_of_one_size_give_a_bandwidth(sizes: tuple[int, ...]) -> None:
     rows = [_sized(size, seconds=0.5) for size in sizes]
     (link,) = links_of(fake_profile(rows, machine=fake_machine(world=2)))
     assert link.bytes_per_s == 2.0**21
-
-
-def test_messages_without_bytes_are_no_link() -> None:
-    rows = [_sized(0, seconds=0.5), _sized(0, seconds=0.5, lanes=2)]
-    assert links_of(fake_profile(rows, machine=fake_machine(world=2))) == ()
 
 
 def _sized(size: int, *, seconds: float, lanes: int = 1) -> Measurement:
@@ -175,3 +167,36 @@ def test_compared_members_had_peers() -> None:
     assert not has_peers(fake_profile(_message(0, 1, world=2, rate=GIGABIT), machine=both))
     once = [row.model_copy(update={"times_s": row.times_s[:1]}) for row in product]
     assert not has_peers(fake_profile(once, machine=both))
+
+
+# The stored profile of four emulated nodes: 1 Gbit/s and 1 ms, one node slowed to 200 Mbit/s.
+
+FOUR_NODES = Path(__file__).parents[2] / "examples/profiles/four-nodes"
+SLOWED = 2
+
+
+def test_only_the_slowed_node_is_named() -> None:
+    (found,) = stragglers(read_profile(FOUR_NODES))
+    assert (found.what, found.where, found.doing) == ("node", "node-2", "sending")
+    assert 4.0 < found.ratio < 6.0
+
+
+def test_links_are_as_they_were_set() -> None:
+    links = links_of(read_profile(FOUR_NODES))
+    assert len(links) == 12
+    for link in links:
+        rate = 0.2 * GIGABIT if link.sender == SLOWED else GIGABIT
+        # The token bucket's burst and the relay's queue move single links of the fast nodes.
+        assert link.bytes_per_s == pytest.approx(rate, rel=0.20)
+        assert link.latency_s is not None
+        assert 1.0e-3 < link.latency_s < 1.25e-3
+    fast = [link.bytes_per_s for link in links if link.sender != SLOWED]
+    assert float(np.median(fast)) == pytest.approx(GIGABIT, rel=0.15)
+
+
+def test_a_profile_is_a_link_matrix_too() -> None:
+    matrix = read_link_matrix(FOUR_NODES)
+    assert matrix.nodes == ("node-0", "node-1", "node-2", "node-3")
+    slow = matrix.bytes_per_s_NN[SLOWED]
+    assert np.isinf(slow[SLOWED])
+    assert np.delete(slow, SLOWED).max() < 0.3 * np.delete(matrix.bytes_per_s_NN[0], 0).min()

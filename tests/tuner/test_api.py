@@ -81,8 +81,8 @@ def test_from_a_profile_to_verified_launch_files(
         assert "Verified by launching the reference training step; trials: 8" in text
         assert script.stat().st_mode & 0o111
     # What is handed over is the winner, on as many devices as were planned.
-    assert found.winner is not None
     step = json.loads((folder / "launch/reference/step.json").read_text())
+    assert found.winner is not None
     assert [stage["chunks"] for stage in step["stages"]] == list(found.winner.chunks)
     degrees = step["parallelism"]
     assert degrees["tensor"] * degrees["pipeline"] * degrees["data"] == 2

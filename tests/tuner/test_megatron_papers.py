@@ -7,6 +7,7 @@ FLOP utilisation of table 5. All on A100-80GB, 8 to a node, with eight 200 Gbit/
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -358,14 +359,17 @@ def test_interleaving_helps_and_less_so_with_larger_batches() -> None:
     assert gains[-1] > 1.0
 
 
-def test_more_gpus_for_the_same_batch_reach_less_each() -> None:
-    # Table 2: 153, 149, 141 and 171, 167, 159.
-    for gpt, pipeline, batch, replicas in (
+@each_row(
+    ("gpt", "pipeline", "batch", "replicas"),
+    (
         (GPT_3, 12, 1536, (4, 8, 16)),
         (MT_NLG, 35, 2240, (2, 4, 8)),
-    ):
-        found = [
-            _tera_per_gpu(gpt, tensor=8, pipeline=pipeline, data=d, batch=batch) for d in replicas
-        ]
-        assert found == sorted(found, reverse=True)
-        assert found[2] / found[0] == pytest.approx(0.925, abs=0.03)
+    ),
+)
+def test_more_gpus_for_the_same_batch_reach_less_each(
+    gpt: Any, pipeline: int, batch: int, replicas: Any
+) -> None:
+    # Table 2: 153, 149, 141 and 171, 167, 159.
+    found = [_tera_per_gpu(gpt, tensor=8, pipeline=pipeline, data=d, batch=batch) for d in replicas]
+    assert found == sorted(found, reverse=True)
+    assert found[2] / found[0] == pytest.approx(0.925, abs=0.03)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_sizes
 from tuner.engines.capabilities import TARGETS
 from tuner.errors import SpecError
-from tuner.goals.train_plan import refuse_unlaunchable
+from tuner.goals.train_plan import plan_training, refuse_unlaunchable
 from tuner.spec.read import read_spec
 
 ROOT = Path(__file__).parents[2]
@@ -73,17 +74,22 @@ def test_a_model_that_one_target_lacks_is_refused_with_those_that_can(tmp_path: 
         refuse_unpriced(spec)
 
 
-def test_a_model_that_is_not_planned_is_refused_with_the_reason(tmp_path: Path) -> None:
-    for name, reason in (
+@each_row(
+    ("name", "reason"),
+    (
         ("deepseek-v3.2", "attention over all pairs"),
         ("glm-5", "attention over all pairs"),
         ("gpt-oss-20b", "no fused kernel"),
-    ):
-        config = ROOT / f"examples/models/{name}/config.json"
-        spec = read_spec(_spec(tmp_path, model=config, target="transformers-peft"))
-        with pytest.raises(SpecError, match=f"is not planned for .*: .*{reason}.*; targets") as one:
-            refuse_unlaunchable(spec)
-        assert "cannot build" not in str(one.value)
+    ),
+)
+def test_a_model_that_is_not_planned_is_refused_with_the_reason(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    config = ROOT / f"examples/models/{name}/config.json"
+    spec = read_spec(_spec(tmp_path, model=config, target="transformers-peft"))
+    with pytest.raises(SpecError, match=f"is not planned for .*: .*{reason}.*; targets") as one:
+        refuse_unlaunchable(spec)
+    assert "cannot build" not in str(one.value)
 
 
 def test_absurd_counts_are_refused_at_once(tmp_path: Path) -> None:
@@ -164,3 +170,29 @@ def test_adapters_beside_weights_that_a_profile_does_not_price_are_refused(tmp_p
             refuse_unpriced(spec)
     for target, precision in (("torchtitan", "bf16"), ("reference", tuned), ("deepspeed", tuned)):
         refuse_unpriced(read_spec(_spec(tmp_path, precision=precision, target=target)))
+
+
+MODELS_FOLDER = ROOT / "examples" / "models"
+UNLAUNCHABLE_SPEC = """\
+schema_version: 1
+model: {models}/mixtral-8x7b/config.json
+cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]}}
+goal: {{kind: train, sequence_length: 4096, global_batch_size: 128, precision: bf16}}
+search: {{context_parallel_size: 1, micro_batch_size: 1}}
+emit: [deepspeed]
+"""
+
+
+def test_nothing_but_what_the_targets_lack_depends_on_asking_for_it(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(UNLAUNCHABLE_SPEC.format(models=MODELS_FOLDER), encoding="utf-8")
+
+    def planned(*, with_unlaunchable: bool) -> dict[str, Any]:
+        made = plan_training(file, with_unlaunchable=with_unlaunchable).plan.model_dump(mode="json")
+        made["certificate"].pop("solve_s")
+        return made
+
+    asked, unasked = planned(with_unlaunchable=True), planned(with_unlaunchable=False)
+    assert asked.pop("unlaunchable")
+    assert unasked.pop("unlaunchable") == []
+    assert asked == unasked

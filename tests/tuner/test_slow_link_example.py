@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import read_link_matrix
+from tests.expect import present
 from tests.printed import flat
 from tuner.api import Planned, plan
 from tuner.cli.plan_text import explanation, plan_text
@@ -44,8 +45,7 @@ def test_the_whole_example_has_the_same_plan(planned: Planned) -> None:
 
 @pytest.mark.slow
 def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
-    placement = planned.plan.placement
-    assert placement is not None
+    placement = present(planned.plan.placement)
     (order,) = placement.node_orders
     assert order.spare == ("node-5",)
     assert sorted(order.nodes) == [f"node-{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
@@ -56,11 +56,10 @@ def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
 def test_the_weak_port_joins_no_ring_of_gradients(planned: Planned) -> None:
     decision, placement = planned.plan.decision, planned.plan.placement
     assert decision is not None
-    assert placement is not None
     ranks = decision.pipeline_model_parallel_size
     # All experts lie inside a node, so a stage's nodes sum around one ring in the order of ranks.
     assert decision.expert_model_parallel_size <= 8
-    nodes = np.array(placement.hosts).reshape(ranks, -1)
+    nodes = np.array(present(placement).hosts).reshape(ranks, -1)
     rings = [(*ring, ring[0]) for ring in nodes.tolist()]
     neighbours = {frozenset(pair) for ring in rings for pair in pairwise(ring)}
     assert frozenset({"node-2", "node-7"}) not in neighbours
@@ -68,8 +67,7 @@ def test_the_weak_port_joins_no_ring_of_gradients(planned: Planned) -> None:
 
 def test_what_is_written_says_the_order(planned: Planned, tmp_path: Path) -> None:
     made = write_plan(tmp_path / "plan", planned.plan, spec=planned.spec, profiles={})
-    placement = made.placement
-    assert placement is not None
+    placement = present(made.placement)
     for target in made.emit:
         lines = (tmp_path / "plan" / "launch" / target / "hosts.txt").read_text().splitlines()
         assert tuple(lines) == placement.hosts
@@ -93,10 +91,9 @@ def test_without_a_spare_the_slow_node_costs_time(tmp_path: Path) -> None:
     lines = [line.rpartition(",")[0] for line in (EXAMPLE / "links.csv").read_text().splitlines()]
     (tmp_path / "links.csv").write_text("\n".join(lines[:-1]) + "\n")
     made = plan(spec, top=1).plan
-    assert made.predicted is not None
-    assert made.placement is not None
-    (order,) = made.placement.node_orders
+    (order,) = present(made.placement).node_orders
     assert order.spare == ()
+    assert made.predicted is not None
     assert made.predicted.breakdown_s[SLOW_LINKS] > 0.0
     assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
     assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)

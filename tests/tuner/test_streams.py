@@ -1,5 +1,6 @@
 """A command whose streams are closed or full keeps its exit code and says nothing elsewhere."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import patient_s
+from tests.rows import each_row
 
 COMMAND = "{python} -P -m tuner {arguments} {redirected}"
 REDIRECTED = (">&-", "2>/dev/full", "<&- >&- 2>&-", "2>&-", ">&- 2>&-", "2>/dev/full >&-")
@@ -80,9 +82,11 @@ def test_a_full_disk_behind_stdout_beside_every_stderr(tmp_path: Path) -> None:
     assert _full_disk_failures(commands) == []
 
 
-def test_a_full_disk_behind_stderr_does_not_change_the_exit_code_of_a_refusal() -> None:
-    for arguments, code in {"absent": 2, "--version": 0}.items():
-        assert _ended(arguments, "2>/dev/full").returncode == code, arguments
+@each_row(("arguments", "code"), {"absent": 2, "--version": 0}.items())
+def test_a_full_disk_behind_stderr_does_not_change_the_exit_code_of_a_refusal(
+    arguments: str, code: int
+) -> None:
+    assert _ended(arguments, "2>/dev/full").returncode == code, arguments
 
 
 @pytest.mark.slow
@@ -104,3 +108,63 @@ def test_of_no_command(tmp_path: Path) -> None:
         "init": 2,
     }
     assert _failures(commands, tmp_path) == []
+
+
+# Under a limit of memory a command says that it is one, in one line, and blames no input.
+
+PROFILE = Path(__file__).parents[2] / "examples" / "profiles" / "emulated-2x2" / "profile"
+
+
+def _limited(mebibytes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    size = mebibytes * 2**20
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "tuner", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patient_s(120),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)),
+    )
+
+
+@each_row("mebibytes", (60, 150))
+def test_too_little_for_the_libraries_is_said_in_one_line(mebibytes: int) -> None:
+    ended = _limited(mebibytes, "profile", "show", str(PROFILE))
+    assert ended.returncode == 3, ended.stderr
+    assert "memory" in ended.stderr
+    assert "measure it again" not in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("moetune: ")
+
+
+def test_enough_is_as_without_a_limit() -> None:
+    ended = _limited(8000, "profile", "show", str(PROFILE))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@each_row(("ending", "code"), {"os.abort()": 3, "os._exit(1)": 3, "sys.exit(130)": 130}.items())
+def test_a_command_that_a_library_ends_has_run_out_of_memory(ending: str, code: int) -> None:
+    lines = (
+        "import os, sys",
+        "from tuner.memory_limit import run_limited",
+        f"sys.exit(run_limited(lambda: {ending}, most_bytes=2**30))",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code, (ending, ended.stderr)
+    assert ("limit of 1024 MiB" in ended.stderr) == (code == 3)
+
+
+@each_row("code", (0, 1, 2))
+def test_exit_codes_come_through(code: int) -> None:
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from tuner.memory_limit import run_limited;"
+            f"sys.exit(run_limited(lambda: {code}, most_bytes=2**30))",
+        ],
+        check=False,
+    )
+    assert ended.returncode == code

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import refused
 from tests.rows import each_row
 from tuner.units import (
     format_bytes,
@@ -22,15 +23,14 @@ from tuner.units import (
 )
 
 
-def test_vendor_gigabytes_are_powers_of_ten_and_memory_gibibytes_powers_of_two() -> None:
+def test_units_of_bytes_bits_and_events_are_read() -> None:
     assert parse_bytes("1GB") == 1_000_000_000
     assert parse_bytes("1GiB") == 1_073_741_824
     assert parse_bytes_per_s("450GB/s") == 450e9
-
-
-def test_network_rates_count_bits() -> None:
     assert parse_bytes_per_s("400Gbit/s") == 50e9
     assert parse_bytes_per_s("8bit/s") == 1.0
+    assert parse_per_s("20/s") == 20.0
+    assert parse_per_s("60/min") == pytest.approx(1.0)
 
 
 @each_row(
@@ -49,19 +49,13 @@ def test_reads_durations(text: str, seconds: float) -> None:
     assert parse_seconds(text) == pytest.approx(seconds, rel=1e-12)
 
 
-def test_reads_rates_of_events() -> None:
-    assert parse_per_s("20/s") == 20.0
-    assert parse_per_s("60/min") == pytest.approx(1.0)
-
-
 @each_row(
     ("text", "meant"),
     [("10mn", "min"), ("10 Min", "min"), ("3 hours", "h"), ("5sec", "s"), ("5m", "min")],
 )
 def test_suggests_the_duration_unit_that_was_meant(text: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown unit .*; did you mean '{meant}'") as error:
+    with refused(ValueError, match=f"unknown unit .*; did you mean '{meant}'"):
         parse_seconds(text)
-    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_unit_names_itself_and_its_neighbour() -> None:
@@ -79,9 +73,16 @@ def test_suggests_the_bandwidth_unit_that_was_meant(text: str, meant: str) -> No
         parse_bytes_per_s(text)
 
 
-def test_lists_the_units_when_none_is_near() -> None:
+def test_texts_that_are_no_size_are_refused() -> None:
     with pytest.raises(ValueError, match="known: B, kB, MB"):
         parse_bytes("7 parsecs")
+    with pytest.raises(ValueError, match="has no unit; write it like '80GiB'"):
+        parse_bytes("80")
+    with pytest.raises(ValueError, match="too large"):
+        parse_bytes("1e999GB")
+    with pytest.raises(ValueError, match="unit") as error:
+        parse_bytes("9" * 100_000)
+    assert len(str(error.value)) < 200
 
 
 @each_row("text", ["-5GB", "-0.1GiB"])
@@ -94,22 +95,6 @@ def test_refuses_negative_sizes(text: str) -> None:
 def test_refuses_what_is_no_number(text: str) -> None:
     with pytest.raises(ValueError, match="unit"):
         parse_bytes(text)
-
-
-def test_refuses_a_number_without_unit() -> None:
-    with pytest.raises(ValueError, match="has no unit; write it like '80GiB'"):
-        parse_bytes("80")
-
-
-def test_refuses_numbers_beyond_floating_point() -> None:
-    with pytest.raises(ValueError, match="too large"):
-        parse_bytes("1e999GB")
-
-
-def test_cuts_long_texts_in_the_message() -> None:
-    with pytest.raises(ValueError, match="unit") as error:
-        parse_bytes("9" * 100_000)
-    assert len(str(error.value)) < 200
 
 
 @each_row(

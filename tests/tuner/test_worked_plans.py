@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.costs.train.calibration import shipped
 from tuner.estimate.estimate import estimate
@@ -16,8 +17,9 @@ RECIPES = sorted(path.parent.name for path in WORKED.glob("*/public.sh"))
 
 
 def stored_step_s(name: str, file: str) -> float:
-    found = re.search(r"^step time +([\d.]+) s", (WORKED / name / file).read_text(), re.MULTILINE)
-    assert found is not None
+    found = present(
+        re.search(r"^step time +([\d.]+) s", (WORKED / name / file).read_text(), re.MULTILINE)
+    )
     return float(found.group(1))
 
 

@@ -6,16 +6,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profilers.errors import RankError
+from profilers.kernels.expert_loads import time_expert_loads
 from profilers.kernels.grouped_gemm import cases, prepare, redrawn, row_counts
 from profilers.records import Case
+from tests.profilers.testing import UnmappedClock
 from tests.rows import each_row
 
 
-def test_an_even_and_an_uneven_load_by_hand() -> None:
+def test_loads_by_hand_are_redrawn_with_their_sum() -> None:
     assert row_counts(experts=4, tokens=8, largest=2) == (2, 2, 2, 2)
     assert row_counts(experts=4, tokens=12, largest=5) == (5, 3, 2, 2)
     assert row_counts(experts=3, tokens=5, largest=5) == (5, 0, 0)
     assert row_counts(experts=1, tokens=5, largest=5) == (5,)
+    draws = list(islice(redrawn((64, 16, 0, 16)), 20))
+    assert len(set(draws)) > 10
+    assert all(sum(counts) == 96 and min(counts) >= 0 for counts in draws)
 
 
 @settings(deadline=None, max_examples=200)
@@ -41,12 +47,6 @@ def test_every_default_load_exists(device: str) -> None:
         row_counts(experts=axes["experts"], tokens=axes["tokens"], largest=axes["largest"])
 
 
-def test_redrawn_rows_differ_and_keep_their_sum() -> None:
-    draws = list(islice(redrawn((64, 16, 0, 16)), 20))
-    assert len(set(draws)) > 10
-    assert all(sum(counts) == 96 and min(counts) >= 0 for counts in draws)
-
-
 def test_ragged_experts_have_outputs_and_gradients() -> None:
     axes = {"experts": 4, "tokens": 64, "largest": 32, "hidden": 16, "ffn": 32}
     case = Case(
@@ -57,3 +57,47 @@ def test_ragged_experts_have_outputs_and_gradients() -> None:
     assert prepared.backward is not None
     gradients = cast("tuple[torch.Tensor, ...]", prepared.backward()())
     assert [tuple(one.shape) for one in gradients] == [(64, 16), (4, 64, 16), (4, 16, 32)]
+
+
+# Expert networks at exact rows.
+
+
+@each_row("is_gated", (True, False))
+def test_every_load_is_timed_several_times(*, is_gated: bool) -> None:
+    name, times = time_expert_loads(
+        [[8, 0, 3], [0, 0, 0], [64, 64]],
+        hidden=16,
+        ffn=32,
+        is_gated=is_gated,
+        budget_s=0.05,
+        device_kind="cpu",
+        clock=UnmappedClock(),
+    )
+    assert name == "cpu"
+    assert len(times) == 3
+    assert all(len(repeats) >= 5 and min(repeats) > 0.0 for repeats in times)
+
+
+def test_more_rows_take_longer_and_too_many_are_refused() -> None:
+    _, (few, many) = time_expert_loads(
+        [[16] * 4, [2048] * 4], hidden=64, ffn=128, budget_s=0.2, device_kind="cpu"
+    )
+    assert sorted(many)[len(many) // 2] > 4.0 * sorted(few)[len(few) // 2]
+    with pytest.raises(RankError, match="with an accelerator"):
+        time_expert_loads([[40_000]], hidden=4096, ffn=1024, budget_s=1.0, device_kind="cpu")
+
+
+@each_row(("is_gated", "needed"), ((True, "2.64e"), (False, "1.76e")))
+def test_weights_that_do_not_fit_are_refused_before_anything_is_made(
+    *, is_gated: bool, needed: str
+) -> None:
+    # 512 experts of three matrices, or of two without a gate, of 65,536 x 65,536 in fp32.
+    with pytest.raises(RankError, match=rf"about {needed}\+13 bytes, .* are free"):
+        time_expert_loads(
+            [[1] * 512],
+            hidden=65_536,
+            ffn=65_536,
+            is_gated=is_gated,
+            budget_s=1.0,
+            device_kind="cpu",
+        )

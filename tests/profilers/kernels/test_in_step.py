@@ -122,13 +122,10 @@ def test_a_backward_that_fails_on_one_rank_leaves_the_forward_on_both() -> None:
     assert [row.status for row in broken] == [MeasurementStatus.OK, MeasurementStatus.OUT_OF_MEMORY]
 
 
-def test_ranks_that_all_fail_do_not_wait_for_each_other() -> None:
+def test_ranks_that_fail_or_lack_memory_do_so_together() -> None:
     rows = _measured(_failing, _failing)
     assert {row.error for of_rank in rows for row in of_rank} == {
         "RuntimeError: no kernel for this shape"
     }
-
-
-def test_the_rank_with_the_least_memory_decides_what_is_tried() -> None:
     rows = _measured(_running(1e-3), _running(1e-3), free_bytes=(2**30, 16))
     assert {row.status for of_rank in rows for row in of_rank} == {MeasurementStatus.OUT_OF_MEMORY}

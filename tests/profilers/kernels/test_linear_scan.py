@@ -1,6 +1,7 @@
 """Linear attention in chunks, and of one new token, against its recurrence, token by token."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from profilers.interpolation import fit_rows
+from profilers.kernels import index_scores
+from profilers.kernels.index_scores import chosen
 from profilers.kernels.linear_scan import (
     DECAY_SHIFT,
     GATED_DELTA,
@@ -22,6 +25,7 @@ from profilers.kernels.linear_update import update
 from profilers.records import AXES, Case, Measurement
 from profilers.series import key_of
 from tests.benchmarks import token_mixers
+from tests.rows import each_row
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
 
@@ -84,20 +88,20 @@ def test_states_written_token_by_token_give_what_chunks_give() -> None:
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), kind
 
 
-def test_a_case_runs_both_ways_on_a_processor() -> None:
+@each_row("kind", (MAMBA2, GATED_DELTA, KDA))
+def test_a_case_runs_both_ways_on_a_processor(kind: Any) -> None:
     axes = {"batch": 2, "sequence": 32, "heads": 4, "key_heads": 2, "key_dim": 8, "value_dim": 8}
-    for kind in (MAMBA2, GATED_DELTA, KDA):
-        case = Case(
-            operation="linear_scan",
-            kind=kind,
-            dtype="bf16",
-            direction="forward",
-            axes={**axes, "chunk": 16},
-        )
-        prepared = prepare(case, torch.device("cpu"))
-        prepared.forward()
-        assert prepared.backward is not None
-        prepared.backward()()
+    case = Case(
+        operation="linear_scan",
+        kind=kind,
+        dtype="bf16",
+        direction="forward",
+        axes={**axes, "chunk": 16},
+    )
+    prepared = prepare(case, torch.device("cpu"))
+    prepared.forward()
+    assert prepared.backward is not None
+    prepared.backward()()
 
 
 def test_the_default_grid_asks_a_processor_for_none() -> None:
@@ -119,16 +123,46 @@ def test_what_one_h200_took_is_interpolated() -> None:
         assert seconds_N[0] == pytest.approx(np.median(row.times_s), rel=0.06), row.case.id
 
 
-def test_what_a_processor_took_is_interpolated() -> None:
+@each_row(("table", "num_series"), (("linear_scan", 6), ("linear_update", 3), ("index_scores", 1)))
+def test_what_a_processor_took_is_interpolated(table: str, num_series: int) -> None:
     """PyTorch's kernels: four to thirteen sizes of each kind and direction predict at least six."""
-    for table, num_series in (("linear_scan", 6), ("linear_update", 3), ("index_scores", 1)):
-        errors = dict(token_mixers.held_out_errors(token_mixers.stored(table)))
-        assert {series.kind for series in errors} == token_mixers.SHAPES[table].keys()
-        assert len(errors) == num_series
-        for series, errors_N in errors.items():
-            assert len(errors_N) >= 6, series
-            assert np.median(np.abs(errors_N)) < token_mixers.BOUND, series
+    errors = dict(token_mixers.held_out_errors(token_mixers.stored(table)))
+    assert {series.kind for series in errors} == token_mixers.SHAPES[table].keys()
+    assert len(errors) == num_series
+    for series, errors_N in errors.items():
+        assert len(errors_N) >= 6, series
+        assert np.median(np.abs(errors_N)) < token_mixers.BOUND, series
 
 
 def num_tokens(row: Measurement) -> int:
     return row.case.axes["batch"] * row.case.axes["sequence"]
+
+
+# An indexer's choice in blocks of queries against one query after the other.
+
+
+@each_row("block", (1, 2 * 2 * 3 * 12, 2**20))
+def test_blocks_choose_what_every_query_would_by_itself(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    # Blocks of one, two and all queries.
+    monkeypatch.setattr(index_scores, "BLOCK", block)
+    # A prompt, one new token, a chunk of a prompt, and entries that merge four tokens each.
+    for length, past in ((12, 12), (1, 12), (5, 12), (12, 3)):
+        torch.manual_seed(0)
+        queries, weights = torch.randn(2, length, 3, 8), torch.randn(2, length, 3)
+        keys = torch.randn(2, past, 8)
+        found = [
+            indices[:, place]
+            for indices in chosen(queries, weights, keys, top_k=4)
+            for place in range(indices.shape[1])
+        ]
+        assert len(found) == length
+        for query, picked in enumerate(found):
+            seen = past - length + query + 1 if past >= length else query // 4 + 1
+            products = torch.einsum("bhd,bkd->bhk", queries[:, query], keys[:, :seen])
+            scores = torch.einsum("bh,bhk->bk", weights[:, query], products.relu())
+            # Keys that no head looks at score 0 alike, in any order.
+            wanted = scores.topk(min(4, seen)).values
+            reached = scores.gather(1, picked[:, : wanted.shape[1]])
+            assert torch.allclose(reached, wanted, atol=1e-5), (length, past, query)

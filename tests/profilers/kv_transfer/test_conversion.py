@@ -171,7 +171,7 @@ def test_small_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_the_canonical_order_by_hand() -> None:
+def test_order_and_range_by_hand() -> None:
     # 2 heads of 1 element, pages of 2 tokens, 3 tokens; the request lies in page 1, then page 0.
     shape = CacheShape(num_layers=1, num_heads=2, width=1)
     (cache,) = (
@@ -188,6 +188,13 @@ def test_the_canonical_order_by_hand() -> None:
     cache.pages[0, 0, :, :, :, 0] = torch.tensor([[[4.0, 9.0], [5.0, 9.0]], [[0, 2], [1, 3]]])
     piece = gather(cache, layer=0, heads=range(2), tokens=range(3))
     assert piece[0, :, :, 0].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    one = torch.ones(1)
+    wide = torch.tensor([1e5, -1e5, 1.5, float("inf"), float("nan")], dtype=torch.bfloat16)
+    narrow = cast(
+        wide.view(1, 5, 1, 1), dtype=torch.float16, scale_C=one, wanted_scale_C=one
+    ).flatten()
+    assert narrow[:4].tolist() == [65504.0, -65504.0, 1.5, 65504.0]
+    assert narrow[4].isnan()
 
 
 def test_the_last_page_is_filled_up_with_zeros_and_other_pages_are_left_alone() -> None:
@@ -202,16 +209,6 @@ def test_the_last_page_is_filled_up_with_zeros_and_other_pages_are_left_alone() 
     others = sorted(set(range(4)) - set(cache.page_table_G.tolist()))
     assert torch.all(cache.pages[0, :, others] == 7.0)
     assert torch.all(cache.pages[1] == 7.0)
-
-
-def test_bf16_clips_to_the_range_of_fp16_and_keeps_nan() -> None:
-    one = torch.ones(1)
-    wide = torch.tensor([1e5, -1e5, 1.5, float("inf"), float("nan")], dtype=torch.bfloat16)
-    narrow = cast(
-        wide.view(1, 5, 1, 1), dtype=torch.float16, scale_C=one, wanted_scale_C=one
-    ).flatten()
-    assert narrow[:4].tolist() == [65504.0, -65504.0, 1.5, 65504.0]
-    assert narrow[4].isnan()
 
 
 @each_row("between", [torch.bfloat16, torch.float16])
@@ -239,15 +236,12 @@ def test_fp8_of_another_scale_is_requantised() -> None:
     assert_holds(last, torch.full((2, 2, 16, 4, 3), 12.0).to(torch.float8_e4m3fn))
 
 
-def test_pages_are_read_and_written_whole() -> None:
+def test_what_is_no_instance_or_no_page_is_refused() -> None:
     (cache,) = instance(GROUPED, CacheDegrees(), PageFormat(page_tokens=16)).values()
     with pytest.raises(ValueError, match="token 8 does not begin a page of 16"):
         gather(cache, layer=0, heads=range(1), tokens=range(8, 20))
     with pytest.raises(ValueError, match="not all among"):
         gather(cache, layer=0, heads=range(3, 5), tokens=range(16))
-
-
-def test_what_is_no_instance_or_no_page_is_refused() -> None:
     whole = instance(GROUPED, CacheDegrees(tensor=2), PageFormat(page_tokens=16))
     half = {rank: cache for rank, cache in whole.items() if rank.tensor == 1}
     with pytest.raises(ValueError, match="1 ranks are not a whole instance"):

@@ -1,5 +1,7 @@
 """Who holds and who sends what; hand-worked examples and the cover of every element."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,43 +15,32 @@ from profilers.kv_transfer.shards import (
     ranks,
     transfers,
 )
+from tests.rows import each_row
 
 GROUPED = CacheShape(num_layers=3, num_heads=4, width=2)
 LATENT = CacheShape(num_layers=3, num_heads=1, width=5, is_latent=True)
 
 
-def test_heads_are_cut_unevenly_where_ranks_do_not_divide_them() -> None:
+def test_heads_and_layers_are_held_as_ranks_divide_them() -> None:
     shape = CacheShape(num_layers=1, num_heads=6, width=1)
     # 6 heads over 4 ranks: boundaries at floor(0, 1.5, 3, 4.5, 6)
     held = [heads_of(shape, tensor_rank=rank, tensor_degree=4) for rank in range(4)]
     assert held == [range(1), range(1, 3), range(3, 4), range(4, 6)]
-
-
-def test_more_ranks_than_heads_hold_copies() -> None:
-    held = [heads_of(GROUPED, tensor_rank=rank, tensor_degree=8).start for rank in range(8)]
-    assert held == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_stages_hold_all_layers_once() -> None:
+    copies = [heads_of(GROUPED, tensor_rank=rank, tensor_degree=8).start for rank in range(8)]
+    assert copies == [0, 0, 1, 1, 2, 2, 3, 3]
     held = [layers_of(GROUPED, stage=stage, pipeline_degree=2) for stage in range(2)]
     assert held == [range(1), range(1, 3)]
 
 
-def test_of_copies_only_the_lowest_rank_sends() -> None:
+def test_transfers_by_hand() -> None:
     plan = transfers(GROUPED, sender=CacheDegrees(tensor=8), receiver=CacheDegrees(), num_tokens=10)
     assert [transfer.sender.tensor for transfer in plan] == [0, 2, 4, 6]
     assert [transfer.heads for transfer in plan] == [range(n, n + 1) for n in range(4)]
-
-
-def test_a_wider_receiver_cuts_what_one_rank_sends() -> None:
     plan = transfers(GROUPED, sender=CacheDegrees(), receiver=CacheDegrees(tensor=2), num_tokens=10)
     assert [(transfer.receiver.tensor, transfer.heads) for transfer in plan] == [
         (0, range(2)),
         (1, range(2, 4)),
     ]
-
-
-def test_ranks_share_the_sending_of_a_latent_by_whole_granules() -> None:
     plan = transfers(
         LATENT,
         sender=CacheDegrees(tensor=2),
@@ -62,9 +53,6 @@ def test_ranks_share_the_sending_of_a_latent_by_whole_granules() -> None:
         (0, range(32)),
         (1, range(32, 70)),
     ]
-
-
-def test_stages_send_the_layers_that_both_hold() -> None:
     plan = transfers(
         GROUPED, sender=CacheDegrees(pipeline=2), receiver=CacheDegrees(pipeline=3), num_tokens=1
     )
@@ -73,13 +61,17 @@ def test_stages_send_the_layers_that_both_hold() -> None:
         (1, 1, range(1, 2)),
         (1, 2, range(2, 3)),
     ]
+    # 3 layers x keys and values x 4 heads x 2; DeepSeek-V3 keeps 61 x 576
+    assert GROUPED.elements_per_token == 48
+    deepseek = CacheShape(num_layers=61, num_heads=1, width=576, is_latent=True)
+    assert deepseek.elements_per_token == 35136
 
 
-def test_an_empty_request_sends_nothing() -> None:
-    for shape in (GROUPED, LATENT):
-        assert not transfers(
-            shape, sender=CacheDegrees(), receiver=CacheDegrees(tensor=2), num_tokens=0
-        )
+@each_row("shape", (GROUPED, LATENT))
+def test_an_empty_request_sends_nothing(shape: Any) -> None:
+    assert not transfers(
+        shape, sender=CacheDegrees(), receiver=CacheDegrees(tensor=2), num_tokens=0
+    )
 
 
 @given(
@@ -129,21 +121,11 @@ def test_every_element_that_a_receiver_holds_arrives_once_from_a_rank_that_has_i
         assert set(one.heads) <= set(held)
 
 
-def test_an_instance_has_a_rank_for_every_stage_and_shard() -> None:
+def test_what_is_no_cache_is_refused() -> None:
     assert ranks(CacheDegrees(tensor=2, pipeline=2))[2] == ShardRank(stage=1, tensor=0)
     with pytest.raises(ValueError, match="0 x 1 must be at least 1"):
         CacheDegrees(tensor=0)
-
-
-def test_a_latent_with_several_heads_is_refused() -> None:
     with pytest.raises(ValueError, match="one head, not 2"):
         CacheShape(num_layers=1, num_heads=2, width=1, is_latent=True)
     with pytest.raises(ValueError, match="at least 1"):
         CacheShape(num_layers=0, num_heads=2, width=1)
-
-
-def test_elements_of_a_token_by_hand() -> None:
-    # 3 layers x keys and values x 4 heads x 2; DeepSeek-V3 keeps 61 x 576
-    assert GROUPED.elements_per_token == 48
-    deepseek = CacheShape(num_layers=61, num_heads=1, width=576, is_latent=True)
-    assert deepseek.elements_per_token == 35136

@@ -69,13 +69,10 @@ def test_the_grid_is_distinct_and_can_be_refined_along_tokens() -> None:
         assert len(line) >= 3
 
 
-def test_a_type_that_no_cache_has_is_recorded() -> None:
+def test_cases_that_cannot_be_are_recorded() -> None:
     (row,) = benchmark().measure(case("nhd_nhd/int3", "bf16"), budget_s=0.0)
     assert row.status is MeasurementStatus.FAILED
     assert "int3" in row.error
-
-
-def test_a_request_that_cannot_fit_is_not_tried() -> None:
     (row,) = benchmark().measure(case("nhd_nhd", "bf16", tokens=2**45), budget_s=0.0)
     assert row.status is MeasurementStatus.OUT_OF_MEMORY
 

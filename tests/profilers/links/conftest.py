@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.patience import patient_s
 
 RELAY = Path(__file__).with_name("relay.py")
@@ -128,8 +129,7 @@ def _up(*, nodes: int, rate: str, delay_s: float) -> Iterator[EmulatedCluster]:
             text=True,
         )
         stack.callback(_ended, relay)
-        assert relay.stdout is not None
-        assert relay.stdout.readline() == "ready\n"
+        assert present(relay.stdout).readline() == "ready\n"
         cluster = EmulatedCluster(namespaces=spaces)
         for node, (space, device) in enumerate(zip(spaces, devices, strict=True)):
             inside = ("ip", "-n", space)

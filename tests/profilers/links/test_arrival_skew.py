@@ -50,17 +50,11 @@ def test_arrival_skew_by_hand() -> None:
     # First: 1.5 and 1.4 s with work of 1.0 and 1.2: 1.45 - 1.1 - 0.15. Then no loss at all.
     seen = [(0.1, [1.0, 1.0], [1.5, 1.2]), (0.2, [1.2, 1.0], [1.4, 1.1])]
     assert lost_seconds(seen) == pytest.approx([0.2, 0.0])
-
-
-def test_a_late_wake_up_counts_once_whichever_rank_waits() -> None:
     # Nothing but 1 s of work; once the second rank is woken 0.5 s late, and the first one waits
     # for it at the next meeting.
     first, second = [1.0, 1.5, 1.0, 1.0], [1.5, 1.0, 1.0, 1.0]
     worked = [1.0] * 4
     assert sum(lost_seconds([(0.0, worked, first), (0.0, worked, second)])) == pytest.approx(0.5)
-
-
-def test_losses_below_the_clock_are_still_positive() -> None:
     assert positive([0.0, -1.0]) == (SMALLEST_LOSS_S, SMALLEST_LOSS_S)
     assert positive([1.0, 4.0]) == pytest.approx((1.0, 4.0))
 
@@ -131,9 +125,6 @@ def test_one_rank_waits_for_nobody() -> None:
     assert benchmark.cases() == ()
     assert "waits for nobody" in benchmark.note()
     assert _benchmark(Four()).note() == ""
-
-
-def test_a_group_without_peers_is_recorded() -> None:
     axes = {"work_us": 250, "ranks": 2, "stride": 1, "world": 2}
     case = Case(operation="rendezvous", axes=axes)
     (row,) = _benchmark(SingleRank()).measure(case, budget_s=0.0)

@@ -46,12 +46,9 @@ def test_ranks_connect_and_share_a_store() -> None:
         assert {first.nic, second.nic, third.nic} == {"lo"}
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_rank_that_does_not_come_or_connect_is_named() -> None:
     with pytest.raises(RankError, match=r"2 of 3 ranks did not connect within 1 s: 1, 2; look for"):
         _rank(0, world=3, port=_free_port(), patience_s=1.0)
-
-
-def test_a_rank_that_cannot_connect_names_the_address() -> None:
     port = _free_port()
     with pytest.raises(RankError, match=rf"rank 1 did not reach rank 0 at 127.0.0.1:{port} within"):
         _rank(1, world=2, port=port, patience_s=1.0)
@@ -106,12 +103,9 @@ def test_a_rank_on_loopback_takes_the_nic_that_leads_outside(
     assert nic(own="10.7.7.7", others=["10.0.0.2", "10.7.7.7"]) == ""
 
 
-def test_the_way_to_oneself_is_loopback() -> None:
+def test_loopback_and_nodes_are_known() -> None:
     assert own_address(towards="127.0.0.1") == "127.0.0.1"
     assert own_address(towards="no-such-host.invalid") == "127.0.0.1"
-
-
-def test_nodes_are_those_of_the_launcher_or_else_hosts() -> None:
     slurm: list[Place] = [("n1", 0), ("n1", 0), ("n2", 1), ("n2", 1)]
     assert ranks_per_node(slurm) == 2
     # Two agents of torchrun on one host are two nodes; mpirun says nothing, so one host is one.

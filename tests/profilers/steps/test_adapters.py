@@ -240,12 +240,12 @@ def test_two_ranks_train_what_one_does(
             assert error <= 2e-5 * torch.linalg.vector_norm(expected), (name, weight)
 
 
+@each_row("degrees", ({"tensor": 2}, {"pipeline": 2}))
 def test_adapters_are_refused_beside_tensor_and_pipeline_parallelism(
-    tiny_config: Callable[..., Fields],
+    tiny_config: Callable[..., Fields], degrees: dict[str, Any]
 ) -> None:
-    for degrees in ({"tensor": 2}, {"pipeline": 2}):
-        with pytest.raises(ValueError, match="adapters need tensor 1 and pipeline 1"):
-            StepConfig.model_validate(tiny_config(adapters=adapters(["q_proj"]), **degrees))
+    with pytest.raises(ValueError, match="adapters need tensor 1 and pipeline 1"):
+        StepConfig.model_validate(tiny_config(adapters=adapters(["q_proj"]), **degrees))
 
 
 def check_experts_in_bf16(counts: tuple[int, ...], *, rank: int, device: torch.device) -> None:
@@ -298,18 +298,18 @@ def test_adapters_of_any_rank_are_padded_for_the_grouped_gemm(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
-def test_experts_have_adapters_of_every_rank_on_an_accelerator() -> None:
-    for rank in (1, 4, 8, 12, 16):
-        check_experts_in_bf16((0, 5, 33, 16), rank=rank, device=pick_device("cuda", local_rank=0))
+@each_row("rank", (1, 4, 8, 12, 16))
+def test_experts_have_adapters_of_every_rank_on_an_accelerator(rank: int) -> None:
+    check_experts_in_bf16((0, 5, 33, 16), rank=rank, device=pick_device("cuda", local_rank=0))
 
 
-def test_the_grouped_gemm_takes_ranks_of_whole_blocks_alone() -> None:
+@each_row("rank", range(1, 33))
+def test_the_grouped_gemm_takes_ranks_of_whole_blocks_alone(rank: Any) -> None:
     # torch's own check of strides, on tensors without data or device.
-    for rank in range(1, 33):
-        with FakeTensorMode():
-            u_Mr = torch.empty(38, rank, device="cuda", dtype=torch.bfloat16)
-            b_EOr = torch.empty(4, 48, rank, device="cuda", dtype=torch.bfloat16)
-            offsets = torch.empty(4, device="cuda", dtype=torch.int32)
-            is_whole = rank % RANK_BLOCK == 0
-            with nullcontext() if is_whole else pytest.raises(RuntimeError, match="16 bytes"):
-                functional.grouped_mm(u_Mr, b_EOr.transpose(1, 2), offs=offsets)
+    with FakeTensorMode():
+        u_Mr = torch.empty(38, rank, device="cuda", dtype=torch.bfloat16)
+        b_EOr = torch.empty(4, 48, rank, device="cuda", dtype=torch.bfloat16)
+        offsets = torch.empty(4, device="cuda", dtype=torch.int32)
+        is_whole = rank % RANK_BLOCK == 0
+        with nullcontext() if is_whole else pytest.raises(RuntimeError, match="16 bytes"):
+            functional.grouped_mm(u_Mr, b_EOr.transpose(1, 2), offs=offsets)

@@ -51,13 +51,10 @@ def test_the_deal_reaches_as_many_nodes_as_equation_7_counts(
     assert needed == np.minimum(of_node, tokens).tolist()
 
 
-def test_learned_routing_is_not_predicted(tiny_config: Tiny) -> None:
+def test_what_is_not_predicted_is_refused(tiny_config: Tiny) -> None:
     config = StepConfig.model_validate(tiny_config(data=4, expert=4, nodes_of=2))
     with pytest.raises(ValueError, match="learned routing"):
         inter_node_bytes(config, ranks_per_node=2)
-
-
-def test_nodes_that_cut_expert_groups_unevenly_are_refused(tiny_config: Tiny) -> None:
     with pytest.raises(ValueError, match="ranks_per_node 3 to divide expert 4"):
         StepConfig.model_validate(tiny_config(data=4, expert=4, nodes_of=3))
 

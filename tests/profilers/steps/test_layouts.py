@@ -230,16 +230,15 @@ def test_every_token_copy_is_counted_once(observed: Observed, name: str) -> None
     _check_loads(observed, name)
 
 
-def test_forced_loads_are_reproduced_exactly(observed: Observed) -> None:
+def test_forced_loads_are_reproduced_and_ranks_agree_on_the_larger_chunk_count(
+    observed: Observed,
+) -> None:
     # 64 copies a sequence, 8 sequences: 0.3 * 64 = 19.2, 16, 9.6, 6.4, 6.4, 3.2, 3.2, 0; the
     # floors leave 2, which go to the remainders 0.6 and, of the two of 0.4, the lower expert's.
     row = [8 * copies for copies in (19, 16, 10, 7, 6, 3, 3, 0)]
     for load_LE in observed["forced"]["loads"]:
         assert load_LE[0] == load_LE[2] == row
         assert sorted(load_LE[1]) == sorted(row)
-
-
-def test_ranks_with_unequal_loads_agree_on_the_larger_chunk_count(observed: Observed) -> None:
     # 2 sequences of 64 copies from each of 2 ranks: the rank with experts 0 to 3 receives 52 of 64,
     # so 4 * 52 = 208 copies; ceil(208 / 60) = 4. The other gets 48 and would have taken 1.
     assert observed["expert 2, chunks at run time"]["chunks"][0] == [4, 4, 4]
@@ -252,15 +251,10 @@ def test_every_rank_reports_its_memory(observed: Observed, name: str) -> None:
     assert min(held_bytes) > 0
 
 
-def test_every_skew_sends_between_nodes_what_was_predicted(
+def test_every_skew_sends_what_was_predicted_and_de_duplication_saves_rows(
     tiny_config: Callable[..., Fields], observed: Observed
 ) -> None:
     _check_bytes(observed, _crossings(tiny_config, PAIRS))
-
-
-def test_de_duplication_saves_rows_and_changes_no_loss(
-    tiny_config: Callable[..., Fields], observed: Observed
-) -> None:
     _check_de_duplication(observed, _crossings(tiny_config, PAIRS))
 
 

@@ -96,12 +96,14 @@ def test_a_malformed_configuration_is_one_line(
     assert said in refused(tiny_config(**changed))
 
 
-def test_tied_ends_of_a_pipeline_are_refused(
-    tiny_config: Callable[..., Fields], refused: Callable[..., str]
+def test_what_cannot_run_is_one_line(
+    tiny_config: Callable[..., Fields], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     fields = tiny_config(pipeline=2)
     fields["model"]["tie_embeddings"] = True
     assert "tie_embeddings needs pipeline 1" in refused(fields)
+    said = refused(tiny_config(steps=1), "--progress", str(tmp_path / "absent" / "progress"))
+    assert said.endswith("absent/progress: No such file or directory")
 
 
 @pytest.mark.slow
@@ -128,13 +130,6 @@ def test_a_run_past_its_deadline_is_killed(
 def test_steps_are_written_one_by_one_as_they_are_timed(twenty_steps: Path) -> None:
     lines = (twenty_steps / "progress.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["step_s"] for line in lines] == list(report_of(twenty_steps).step_s)
-
-
-def test_progress_that_cannot_be_written_is_one_line(
-    tmp_path: Path, tiny_config: Callable[..., Fields], refused: Callable[..., str]
-) -> None:
-    said = refused(tiny_config(steps=1), "--progress", str(tmp_path / "absent" / "progress"))
-    assert said.endswith("absent/progress: No such file or directory")
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_a_storage_counts_once_and_whole_and_weights_do_not() -> None:
     torch.autograd.backward(y.sum())
 
 
-def test_bytes_are_released_when_the_graph_is() -> None:
+def test_bytes_are_released_with_the_graph_and_gradients_read_while_the_backward_runs() -> None:
     x = torch.ones(100, requires_grad=True)
     meter = _meter()
     for _ in range(3):
@@ -119,9 +119,6 @@ def test_bytes_are_released_when_the_graph_is() -> None:
             y = x.exp().sum()
         torch.autograd.backward(y)
     assert meter.peak_bytes == 400
-
-
-def test_gradient_bytes_are_read_while_the_backward_runs() -> None:
     x = torch.ones(100, requires_grad=True)
     meter = ActivationMeter(
         parameters=tuple, gradient_bytes=lambda: 0 if x.grad is None else storage_bytes([x.grad])

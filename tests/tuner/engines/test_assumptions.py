@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.engines.assumptions import DEADLOCK, assumptions
 from tuner.engines.writers import emit
@@ -40,21 +41,23 @@ def _texts(verified: VerifiedPlan) -> dict[str, str]:
     return {file.path.name: file.text for file in emit(target, verified)}
 
 
-def test_a_coefficient_is_written_where_the_spec_states_it(mixtral: ModelSpec) -> None:
-    for target in MEGATRON:
-        texts = _texts(_verified(mixtral, target, goal={"moe_aux_loss_coeff": 1e-3}))
-        lines = "".join(texts.values()).splitlines()
-        assert {"--moe-aux-loss-coeff 0.001", "model.moe_aux_loss_coeff=0.001"} & set(lines)
-        assert any("auxiliary loss with coefficient 0.001" in line for line in lines), target
+@each_row("target", MEGATRON)
+def test_a_coefficient_is_written_where_the_spec_states_it(mixtral: ModelSpec, target: Any) -> None:
+    texts = _texts(_verified(mixtral, target, goal={"moe_aux_loss_coeff": 1e-3}))
+    lines = "".join(texts.values()).splitlines()
+    assert {"--moe-aux-loss-coeff 0.001", "model.moe_aux_loss_coeff=0.001"} & set(lines)
+    assert any("auxiliary loss with coefficient 0.001" in line for line in lines), target
 
 
-def test_without_one_it_is_not_written_and_every_file_says_so(mixtral: ModelSpec) -> None:
+@each_row("target", MEGATRON)
+def test_without_one_it_is_not_written_and_every_file_says_so(
+    mixtral: ModelSpec, target: Any
+) -> None:
     said = "assumed: balanced routing, though no auxiliary loss is written here"
-    for target in MEGATRON:
-        for name, text in _texts(_verified(mixtral, target, goal={})).items():
-            lines = [line for line in text.splitlines() if not line.startswith("#")]
-            assert not any("aux" in line for line in lines), (target, name)
-            assert said in text, (target, name)
+    for name, text in _texts(_verified(mixtral, target, goal={})).items():
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        assert not any("aux" in line for line in lines), (target, name)
+        assert said in text, (target, name)
 
 
 def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model(mixtral: ModelSpec) -> None:

@@ -285,12 +285,17 @@ def test_what_a_target_can_express_is_not_refused(target: str, changes: dict[str
     assert refusals(TARGETS[target], model=TINY, decision=_decision(**changes)) == ()
 
 
-def test_tied_embeddings_stay_on_one_stage_of_the_reference_step() -> None:
+def test_the_reference_step_refuses_by_name_what_it_lacks() -> None:
     tied = TINY.model_copy(update={"tie_word_embeddings": True})
     decision = _decision(**TWO_STAGES)
     assert refusals(MEGATRON, model=tied, decision=decision) == ()
     (line,) = refusals(REFERENCE, model=tied, decision=decision)
     assert line == "reference: tied embeddings need pipeline_model_parallel_size 1"
+    model = _model("deepseek-v3")
+    decision = _decision(pipeline_layout=(61,))
+    lines = refusals(REFERENCE, model=model, decision=decision)
+    assert len(lines) == len(features(model))
+    assert refusals(MEGATRON, model=model, decision=decision) == ()
 
 
 @each_row(
@@ -324,14 +329,6 @@ def test_tied_embeddings_stay_on_one_stage_of_the_reference_step() -> None:
 )
 def test_features_of_public_models(name: str, expected: set[ModelFeature]) -> None:
     assert features(_model(name)) == expected
-
-
-def test_every_feature_outside_the_reference_step_is_refused_by_name() -> None:
-    model = _model("deepseek-v3")
-    decision = _decision(pipeline_layout=(61,))
-    lines = refusals(REFERENCE, model=model, decision=decision)
-    assert len(lines) == len(features(model))
-    assert refusals(MEGATRON, model=model, decision=decision) == ()
 
 
 @each_row(

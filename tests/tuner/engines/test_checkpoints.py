@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Failures
+from tests.expect import present
+from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
@@ -140,68 +141,68 @@ def emitted(verified: VerifiedPlan, name: str) -> str:
     return text
 
 
-def test_every_script_says_how_often_and_how_large() -> None:
-    for target in (*RESUMED, "deepspeed"):
-        script = emitted(saving(target), "run.sh")
-        assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
-        removes = target in ("megatron-bridge", "torchtitan", "deepspeed")
-        assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
-        retains = target.startswith("megatron-lm")
-        newest = (
-            "30.0 GiB for the newest, the one that is written and that of every 120,000 steps,"
-            " which stays."
-        )
-        assert (newest in script) == retains
-        assert "all of them are kept" not in script
-        # DeepSpeed has no rule for it: the program does, and the README tells its author.
-        by_program = "DeepSpeed removes no checkpoint: your program does" in script
-        assert by_program == (target == "deepspeed")
+@each_row("target", (*RESUMED, "deepspeed"))
+def test_every_script_says_how_often_and_how_large(target: Any) -> None:
+    script = emitted(saving(target), "run.sh")
+    assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
+    removes = target in ("megatron-bridge", "torchtitan", "deepspeed")
+    assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
+    retains = target.startswith("megatron-lm")
+    newest = (
+        "30.0 GiB for the newest, the one that is written and that of every 120,000 steps,"
+        " which stays."
+    )
+    assert (newest in script) == retains
+    assert "all of them are kept" not in script
+    # DeepSpeed has no rule for it: the program does, and the README tells its author.
+    by_program = "DeepSpeed removes no checkpoint: your program does" in script
+    assert by_program == (target == "deepspeed")
 
 
-def test_the_reference_step_promises_no_checkpoints(tmp_path: Path) -> None:
-    for program in ("reference", "torchrun"):
-        made = saving(program, model_name="mixtral-8x7b")
-        plan = made.plan.model_copy(update={"emit": (program, "slurm")})
-        for target, files in emit_all(made.model_copy(update={"plan": plan})).items():
-            write_emitted(tmp_path / program / target, files)
-        assert "checkpoints" not in json.loads(
-            (tmp_path / f"{program}/{program}/train.json").read_text()
-        )
-        for name in ("run.sh", "README.txt", "job.sbatch"):
-            text = next((tmp_path / program).rglob(name)).read_text()
-            for words in ("CHECKPOINTS", "heckpoint every", "starts the program again"):
-                assert words not in text, (program, name, words)
+@each_row("program", ("reference", "torchrun"))
+def test_the_reference_step_promises_no_checkpoints(tmp_path: Path, program: str) -> None:
+    made = saving(program, model_name="mixtral-8x7b")
+    plan = made.plan.model_copy(update={"emit": (program, "slurm")})
+    for target, files in emit_all(made.model_copy(update={"plan": plan})).items():
+        write_emitted(tmp_path / program / target, files)
+    assert "checkpoints" not in json.loads(
+        (tmp_path / f"{program}/{program}/train.json").read_text()
+    )
+    for name in ("run.sh", "README.txt", "job.sbatch"):
+        text = next((tmp_path / program).rglob(name)).read_text()
+        for words in ("CHECKPOINTS", "heckpoint every", "starts the program again"):
+            assert words not in text, (program, name, words)
 
 
-def test_megatron_keeps_the_newest_and_one_more_of_a_run() -> None:
+@each_row(("steps", "retained"), ((100, 120), (120, 120), (240, 240), (361, 240), (1200, 720)))
+@each_row("target", ("megatron-lm", "megatron-lm-0.16"))
+def test_megatron_keeps_the_newest_and_one_more_of_a_run(
+    steps: int, retained: int, target: str
+) -> None:
     # Checkpoints every 120 steps: 0, 1, 2, 3 and 10 of them; one stays of half of a run or more.
-    for steps, retained in ((100, 120), (120, 120), (240, 240), (361, 240), (1200, 720)):
-        for target in ("megatron-lm", "megatron-lm-0.16"):
-            made = saving(target)
-            predicted = made.predicted.model_copy(
-                update={"run": RUN.model_copy(update={"steps": steps})}
-            )
-            plan = made.plan.model_copy(update={"predicted": predicted})
-            verified = made.model_copy(update={"plan": plan, "predicted": predicted})
-            lines = emitted(verified, "megatron_args.txt").splitlines()
-            assert f"--save-retain-interval {retained}" in lines, steps
-            # The parser asserts it, and reads the flag in every release.
-            assert retained % 120 == 0
-            assert all("--save-retain-interval" in flags for flags in FLAGS["releases"].values())
-            assert steps // retained <= 1
-            # The first save after a checkpoint without a number would fail.
-            assert "that says release" in emitted(verified, "run.sh")
+    made = saving(target)
+    predicted = made.predicted.model_copy(update={"run": RUN.model_copy(update={"steps": steps})})
+    plan = made.plan.model_copy(update={"predicted": predicted})
+    verified = made.model_copy(update={"plan": plan, "predicted": predicted})
+    lines = emitted(verified, "megatron_args.txt").splitlines()
+    assert f"--save-retain-interval {retained}" in lines, steps
+    # The parser asserts it, and reads the flag in every release.
+    assert retained % 120 == 0
+    assert all("--save-retain-interval" in flags for flags in FLAGS["releases"].values())
+    assert steps // retained <= 1
+    # The first save after a checkpoint without a number would fail.
+    assert "that says release" in emitted(verified, "run.sh")
 
 
-def test_megatron_saves_in_the_background_where_the_plan_does() -> None:
-    for target in ("megatron-lm", "megatron-lm-0.16"):
-        waiting = emitted(saving(target), "megatron_args.txt").splitlines()
-        assert "--save-interval 120" in waiting
-        assert "--async-save" not in waiting
-        background = emitted(saving(target, is_asynchronous=True), "megatron_args.txt").splitlines()
-        assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
-        new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
-        assert all(new <= set(flags) for flags in FLAGS["releases"].values())
+@each_row("target", ("megatron-lm", "megatron-lm-0.16"))
+def test_megatron_saves_in_the_background_where_the_plan_does(target: str) -> None:
+    waiting = emitted(saving(target), "megatron_args.txt").splitlines()
+    assert "--save-interval 120" in waiting
+    assert "--async-save" not in waiting
+    background = emitted(saving(target, is_asynchronous=True), "megatron_args.txt").splitlines()
+    assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
+    new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
+    assert all(new <= set(flags) for flags in FLAGS["releases"].values())
 
 
 def test_megatron_says_what_saving_in_the_background_needs() -> None:
@@ -238,32 +239,37 @@ def test_megatron_saves_what_the_other_layout_restores() -> None:
             assert line not in emitted(other, name), target
 
 
-def test_scripts_name_the_launch_files_of_the_other_layout() -> None:
-    for target in RESUMED:
-        full = emitted(continuing(target), "run.sh")
-        assert "launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS." in full, target
-        fewer = emitted(continuing(target, is_fewer=True), "run.sh")
-        assert "For 7 of 8 nodes, while one is missing" in fewer, target
-        waits = emitted(continuing(target, decision="wait"), "run.sh")
-        assert "missing and no spare" not in waits, target
+@each_row("target", RESUMED)
+def test_scripts_name_the_launch_files_of_the_other_layout(target: Any) -> None:
+    full = emitted(continuing(target), "run.sh")
+    assert "launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS." in full, target
+    fewer = emitted(continuing(target, is_fewer=True), "run.sh")
+    assert "For 7 of 8 nodes, while one is missing" in fewer, target
+    waits = emitted(continuing(target, decision="wait"), "run.sh")
+    assert "missing and no spare" not in waits, target
 
 
-def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_so() -> None:
-    for target, name, option in (
+@each_row(
+    ("target", "name", "option"),
+    (
         ("megatron-lm", "megatron_args.txt", "--async-save"),
         ("megatron-lm-0.16", "megatron_args.txt", "--async-save"),
         ("megatron-bridge", "run.sh", "checkpoint.async_save=true"),
         ("megatron-bridge-26.04", "run.sh", "checkpoint.async_save=true"),
         ("megatron-bridge-26.02", "run.sh", "checkpoint.async_save=true"),
-    ):
-        for zero_stage in (1, 2):
-            verified = saving(target, is_asynchronous=True, zero_stage=zero_stage)
-            waits = zero_stage == 2 and target not in ("megatron-lm", "megatron-bridge")
-            assert (option in emitted(verified, name)) != waits, (target, zero_stage)
-            script = emitted(verified, "run.sh")
-            how = f"training waits for it: {target} writes checkpoints in the background with"
-            assert (how in script) == waits, (target, zero_stage)
-            assert ("written in the background;" in script) != waits, (target, zero_stage)
+    ),
+)
+@each_row("zero_stage", (1, 2))
+def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_so(
+    target: str, name: str, option: str, zero_stage: int
+) -> None:
+    verified = saving(target, is_asynchronous=True, zero_stage=zero_stage)
+    waits = zero_stage == 2 and target not in ("megatron-lm", "megatron-bridge")
+    assert (option in emitted(verified, name)) != waits, (target, zero_stage)
+    script = emitted(verified, "run.sh")
+    how = f"training waits for it: {target} writes checkpoints in the background with"
+    assert (how in script) == waits, (target, zero_stage)
+    assert ("written in the background;" in script) != waits, (target, zero_stage)
 
 
 def test_bridge_and_torchtitan_keep_the_last_two() -> None:
@@ -294,21 +300,25 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
     assert not intersection(("torchtitan", "deepspeed")).pinned_checkpoints
 
 
-def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_of_it() -> None:
-    for target, changes, keeps in (
+@each_row(
+    ("target", "changes", "keeps"),
+    (
         ("megatron-lm", {}, True),
         ("megatron-lm", {"data_parallel_size": 64}, True),
         ("megatron-lm", {"zero_stage": 2}, False),
         ("megatron-lm", {"expert_model_parallel_size": 1}, False),
         ("torchtitan", {"data_parallel_size": 64}, False),
-    ):
-        made = continuing(target)
-        winner = made.decision.model_copy(update=changes)
-        verified = made.model_copy(update={"decision": winner})
-        assert keeps_checkpoints(verified) is keeps, (target, changes)
-        schedule = checkpoint_schedule(verified)
-        assert schedule is not None
-        assert bool(schedule.other_layout) is keeps, (target, changes)
+    ),
+)
+def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_of_it(
+    *, target: str, changes: dict[str, Any], keeps: bool
+) -> None:
+    made = continuing(target)
+    winner = made.decision.model_copy(update=changes)
+    verified = made.model_copy(update={"decision": winner})
+    assert keeps_checkpoints(verified) is keeps, (target, changes)
+    schedule = present(checkpoint_schedule(verified))
+    assert bool(schedule.other_layout) is keeps, (target, changes)
 
 
 def test_the_program_of_deepspeed_names_a_checkpoint_when_all_ranks_have_it(
@@ -354,7 +364,7 @@ def test_the_program_of_deepspeed_names_a_checkpoint_when_all_ranks_have_it(
     assert left == {"step-10", "step-20", "step-99", "step-10_universal", "notes", "latest"}
 
 
-def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path) -> None:
+def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path, recorders: Recorders) -> None:
     saved = ("CHECKPOINTS", "SAVE_STEPS", "KEPT_CHECKPOINTS")
     write_emitted(tmp_path, emit("deepspeed", saving("deepspeed")))
     said = (tmp_path / "README.txt").read_text(encoding="utf-8")
@@ -362,12 +372,10 @@ def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path) -> None:
     for name in saved:
         assert name in said, name
         assert f'"{name}"' in program, name
-    recorders = Recorders(tmp_path / "recorders")
     settings = {"TRAIN": "mine.py", "NODE_RANK": "0", "MASTER_ADDR": "head"}
     planned = {"SAVE_STEPS": "120", "KEPT_CHECKPOINTS": "2"}
     for given in ({}, {"CHECKPOINTS": "/shared", "SAVE_STEPS": "7"}):
-        ran = recorders.run(tmp_path / "run.sh", cwd=tmp_path, **settings, **given)
-        assert ran.code == 0, ran.stderr
+        ran = recorders.start(tmp_path / "run.sh", cwd=tmp_path, **settings, **given)
         (call,) = ran.calls
         heard = {name: call["environment"].get(name) for name in saved}
         assert heard == {"CHECKPOINTS": None, **planned, **given}
@@ -388,13 +396,12 @@ def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", RESUMED)
 def test_a_script_saves_to_and_resumes_from_a_folder_that_is_named(
-    target: str, tmp_path: Path
+    target: str, tmp_path: Path, recorders: Recorders
 ) -> None:
     write_emitted(tmp_path / target, emit(target, saving(target)))
-    recorders = Recorders(tmp_path / "recorders")
     script = tmp_path / target / "run.sh"
     for environment, words in (({}, []), ({"CHECKPOINTS": "/shared"}, RESUMED[target])):
-        ran = recorders.run(
+        ran = recorders.start(
             script,
             cwd=Path("/"),
             MASTER_ADDR="head",
@@ -403,145 +410,81 @@ def test_a_script_saves_to_and_resumes_from_a_folder_that_is_named(
             RECIPE="mine",
             **environment,
         )
-        assert ran.code == 0, ran.stderr
         argv = ran.only("torchrun")
         assert argv[len(argv) - len(words) :] == words
         assert ("/shared" in " ".join(argv)) == bool(words)
 
 
-def test_megatron_saves_to_hosts_in_between(tmp_path: Path) -> None:
-    failures = Failures()
-    for target in ("megatron-lm", "megatron-lm-0.16"):
-        for replicas in (0, 1):
-            verified = saving_on_hosts(target, replicas=replicas)
-            folder = tmp_path / f"{target}-{replicas}"
-            write_emitted(folder, emit(target, verified))
-            shape = launch_shape(verified.plan, verified.decision)
-            local = ["--non-persistent-ckpt-type", "local", "--non-persistent-save-interval", "30"]
-            local += ["--non-persistent-local-ckpt-dir", "/dev/shm/mine"]
-            if replicas:
-                local += ["--replication", "--replication-jump", str(shape.devices_per_node)]
-                local += ["--replication-factor", "2"]
-            recorders = Recorders(tmp_path / f"recorders-{target}-{replicas}")
-            for environment, words in (
-                ({}, []),
-                (
-                    {"CHECKPOINTS": "/shared", "LOCAL_CHECKPOINTS": "/dev/shm/mine"},
-                    [*local, *RESUMED[target]],
-                ),
-            ):
-                ran = recorders.run(
-                    folder / "run.sh",
-                    cwd=Path("/"),
-                    MASTER_ADDR="head",
-                    NODE_RANK="0",
-                    MEGATRON_LM="/megatron",
-                    **environment,
-                )
-                with failures.of(target, replicas, environment):
-                    assert ran.code == 0, ran.stderr
-                    argv = ran.only("torchrun")
-                    assert argv[len(argv) - len(words) :] == words
-                    assert ("--non-persistent-ckpt-type" in argv) == bool(words)
-            ran = recorders.run(
-                folder / "run.sh",
-                cwd=Path("/"),
-                MASTER_ADDR="head",
-                NODE_RANK="0",
-                MEGATRON_LM="/megatron",
-                CHECKPOINTS="/shared",
-            )
-            with failures.of(target, replicas, "without a folder"):
-                assert ran.code != 0
-                assert "LOCAL_CHECKPOINTS: must name a folder in the memory" in ran.stderr
-            script = (folder / "run.sh").read_text()
-            where = " and of another one" if replicas else ""
-            with failures.of(target, replicas, "header"):
-                assert (
-                    f"# In between, every 30 steps, to the memory of every node{where}"
-                    " (LOCAL_CHECKPOINTS): 7.00 GiB a node."
-                ) in script
-                assert "need the package nvidia-resiliency-ext" in script
-                assert "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS." in script
-            read = megatron.read(script, source="run.sh", beside=partial(_text, folder))
-            with failures.of(target, replicas, "read"):
-                saved = (read.save_interval, read.host_save_interval, read.host_copies)
-                assert saved == (120, 30, replicas + 1)
-            flags = {word for word in local if word.startswith("--")}
-            for release, known in FLAGS["releases"].items():
-                with failures.of(target, replicas, release):
-                    assert flags <= set(known)
-    failures.check()
+FOLDERS = {"CHECKPOINTS": "/shared", "LOCAL_CHECKPOINTS": "/dev/shm/mine"}
+
+
+def host_words(target: str, verified: VerifiedPlan, *, replicas: int) -> list[str]:
+    """Return what a run is started with where both folders are named."""
+    jump = str(launch_shape(verified.plan, verified.decision).devices_per_node)
+    if target.startswith("megatron-lm"):
+        words = ["--non-persistent-ckpt-type", "local", "--non-persistent-save-interval", "30"]
+        words += ["--non-persistent-local-ckpt-dir", "/dev/shm/mine"]
+        copies = ["--replication", "--replication-jump", jump, "--replication-factor", "2"]
+        return [*words, *(copies if replicas else []), *RESUMED[target]]
+    fields = ["non_persistent_ckpt_type=local", "non_persistent_save_interval=30"]
+    fields += ["non_persistent_local_ckpt_dir='/dev/shm/mine'"]
+    copies = ["replication=true", f"replication_jump={jump}", "replication_factor=2"]
+    named = [f"checkpoint.{field}" for field in (*fields, *(copies if replicas else []))]
+    return [*RESUMED["megatron-bridge"], *named]
+
+
+@each_row("target", [name for name in TARGETS if name.startswith(("megatron-lm", "megatron-b"))])
+@each_row("replicas", (0, 1))
+def test_megatron_saves_to_hosts_in_between(tmp_path: Path, target: str, replicas: int) -> None:
+    verified = saving_on_hosts(target, replicas=replicas)
+    folder = tmp_path / f"{target}-{replicas}"
+    write_emitted(folder, emit(target, verified))
+    recorders = Recorders(tmp_path / f"recorders-{target}-{replicas}")
+    settings = {"MASTER_ADDR": "head", "NODE_RANK": "0", "MEGATRON_LM": "/m", "RECIPE": "mine"}
+    told = host_words(target, verified, replicas=replicas)
+    for folders, words in (({}, []), (FOLDERS, told)):
+        ran = recorders.start(folder / "run.sh", cwd=Path("/"), **settings, **folders)
+        argv = ran.only("torchrun")
+        assert argv[len(argv) - len(words) :] == words
+        assert ("persistent" in " ".join(argv)) == bool(words)
+    ran = recorders.run(folder / "run.sh", cwd=Path("/"), CHECKPOINTS="/shared", **settings)
+    assert ran.code != 0
+    assert "LOCAL_CHECKPOINTS: must name a folder in the memory" in ran.stderr
+    assert "need the package nvidia-resiliency-ext" in (folder / "run.sh").read_text()
+    # With one level nothing is said of hosts.
+    assert "LOCAL_CHECKPOINTS" not in emitted(saving(target), "run.sh")
+
+
+@each_row("target", RELEASES)
+@each_row("replicas", (0, 1))
+def test_saves_to_hosts_are_described_and_read_back(
+    tmp_path: Path, target: str, replicas: int
+) -> None:
+    verified = saving_on_hosts(target, replicas=replicas)
+    folder = tmp_path / f"{target}-{replicas}"
+    write_emitted(folder, emit(target, verified))
+    script = (folder / "run.sh").read_text()
+    where = " and of another one" if replicas else ""
+    assert (
+        f"# In between, every 30 steps, to the memory of every node{where}"
+        " (LOCAL_CHECKPOINTS): 7.00 GiB a node."
+    ) in script
+    assert "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS." in script
+    read = megatron.read(script, source="run.sh", beside=partial(_text, folder))
+    saved = (read.save_interval, read.host_save_interval, read.host_copies)
+    assert saved == (120, 30, replicas + 1)
+    told = host_words(target, verified, replicas=replicas)
+    flags = {word for word in told if word.startswith(("--non-persistent", "--replication"))}
+    assert all(flags <= set(known) for known in FLAGS["releases"].values())
+
+
+def test_replicas_that_nodes_cannot_be_grouped_for_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be divided into groups of 3"):
         emit("megatron-lm", saving_on_hosts("megatron-lm", replicas=2))
 
 
-def test_bridge_saves_to_hosts_in_between(tmp_path: Path) -> None:
-    failures = Failures()
-    folders = {"CHECKPOINTS": "/shared", "LOCAL_CHECKPOINTS": "/dev/shm/mine"}
-    for target in ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02"):
-        for replicas in (0, 1):
-            verified = saving_on_hosts(target, replicas=replicas)
-            folder = tmp_path / f"{target}-{replicas}"
-            write_emitted(folder, emit(target, verified))
-            local = {
-                "non_persistent_ckpt_type": "local",
-                "non_persistent_save_interval": "30",
-                "non_persistent_local_ckpt_dir": "'/dev/shm/mine'",
-            }
-            if replicas:
-                jump = launch_shape(verified.plan, verified.decision).devices_per_node
-                local |= {
-                    "replication": "true",
-                    "replication_jump": f"{jump}",
-                    "replication_factor": "2",
-                }
-            words = [f"checkpoint.{name}={value}" for name, value in local.items()]
-            recorders = Recorders(tmp_path / f"recorders-{target}-{replicas}")
-            for environment, expected in (
-                ({}, []),
-                (folders, [*RESUMED["megatron-bridge"], *words]),
-            ):
-                ran = recorders.run(
-                    folder / "run.sh",
-                    cwd=Path("/"),
-                    MASTER_ADDR="head",
-                    NODE_RANK="0",
-                    RECIPE="mine",
-                    **environment,
-                )
-                with failures.of(target, replicas, environment):
-                    assert ran.code == 0, ran.stderr
-                    argv = ran.only("torchrun")
-                    assert argv[len(argv) - len(expected) :] == expected
-                    assert ("non_persistent" in " ".join(argv)) == bool(expected)
-            ran = recorders.run(
-                folder / "run.sh",
-                cwd=Path("/"),
-                MASTER_ADDR="head",
-                NODE_RANK="0",
-                RECIPE="mine",
-                CHECKPOINTS="/shared",
-            )
-            with failures.of(target, replicas, "without a folder"):
-                assert ran.code != 0
-                assert "LOCAL_CHECKPOINTS: must name a folder in the memory" in ran.stderr
-            with failures.of(target, replicas, "header"):
-                assert "need the package nvidia-resiliency-ext" in (folder / "run.sh").read_text()
-            with failures.of(target, replicas, "one level"):
-                assert "non_persistent" not in emitted(saving(target), "run.sh")
-    failures.check()
-
-
 def _text(folder: Path, name: str) -> str:
     return (folder / name).read_text()
-
-
-def test_scripts_with_one_level_are_silent_about_hosts() -> None:
-    for target in ("megatron-lm", "megatron-lm-0.16"):
-        script = emitted(saving(target), "run.sh")
-        assert "LOCAL_CHECKPOINTS" not in script
-        assert "non-persistent" not in script
 
 
 def test_without_failures_nothing_is_said_of_checkpoints() -> None:
@@ -569,8 +512,7 @@ def restarting(
     return made.model_copy(update={"plan": plan, "predicted": predicted})
 
 
-def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> None:
-    failures = Failures()
+def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures: Failures) -> None:
     for target in ("megatron-lm", "megatron-lm-0.16"):
         quick = emitted(restarting(target, restart_s=30.0), "megatron_args.txt").splitlines()
         slow = emitted(restarting(target, restart_s=300.0), "megatron_args.txt").splitlines()
@@ -600,8 +542,7 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> Non
         # Plans of before the choice have no record of it, and restart so where that was stated.
         for stated_s in (None, 20.0):
             made = saving(target)
-            reliability = made.plan.goal.reliability
-            assert reliability is not None
+            reliability = present(made.plan.goal.reliability)
             stated = reliability.model_copy(update={"in_process_restart": stated_s})
             goal = made.plan.goal.model_copy(update={"reliability": stated})
             older = made.model_copy(update={"plan": made.plan.model_copy(update={"goal": goal})})
@@ -613,7 +554,6 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> Non
         without = (emitted(sharded, "megatron_args.txt"), emitted(saving(target), "run.sh"))
         with failures.of(target, "none"):
             assert not any(name in text for text in without for name in ("inprocess", "NVLS"))
-    failures.check()
 
 
 def test_a_loop_that_saves_at_the_end_is_told_of_no_schedule() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.patience import patient_s
-from tests.rows import Failures
+from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner import api
 from tuner.costs.reference.workload import Workload
@@ -125,20 +126,17 @@ def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
     assert json.loads(read.stdout.splitlines()[-1]) == expected
 
 
-def test_the_batch_is_what_the_replicas_accumulate() -> None:
-    failures = Failures()
-    for case, changes in CASES.items():
-        verified = _verified(**changes)
-        config = json.loads(_files(verified)["deepspeed.json"])
-        is_split = verified.decision.tensor_model_parallel_size > 1
-        with failures.of(case):
-            assert ("train_batch_size" in config) != is_split
-            assert config.get("train_batch_size", 1536) == (
-                config["train_micro_batch_size_per_gpu"]
-                * config["gradient_accumulation_steps"]
-                * verified.decision.data_parallel_size
-            )
-    failures.check()
+@each_row(("case", "changes"), CASES.items())
+def test_the_batch_is_what_the_replicas_accumulate(case: Any, changes: Any) -> None:
+    verified = _verified(**changes)
+    config = json.loads(_files(verified)["deepspeed.json"])
+    is_split = verified.decision.tensor_model_parallel_size > 1
+    assert ("train_batch_size" in config) != is_split
+    assert config.get("train_batch_size", 1536) == (
+        config["train_micro_batch_size_per_gpu"]
+        * config["gradient_accumulation_steps"]
+        * verified.decision.data_parallel_size
+    )
 
 
 def test_offload_dispatcher_and_gradients_are_in_the_configuration() -> None:
@@ -189,7 +187,7 @@ def test_autoep_gets_its_optimizer_and_autotp_the_weights_that_it_splits() -> No
         assert found == ([kind] if kind else []), name
 
 
-def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> None:
+def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None:
     # deepspeed 0.19.8 on one rank: "unsupported mix of model_dtype=torch.bfloat16 and
     # grad_accum_dtype=torch.float32" without ZeRO.
     work = Workload(
@@ -212,16 +210,6 @@ def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> 
             ranks_per_node=1,
         )
         assert {degrees.zero_stage for degrees in found.legal} == stages
-
-
-def test_adapters_are_planned_on_replicas_alone() -> None:
-    # deepspeed 0.19.8 around a model of peft 0.21.2: "AutoEP: no MoE layers detected".
-    work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
-        sequence_length=256,
-        global_batch_size=8,
-        precision="bf16",
-    )
     for tune, expected in ((None, {1, 2}), (Adapters(method="lora", rank=8), {1})):
         able = launchable(("deepspeed",), model=work.model, precision="bf16", adapters=tune)
         found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
@@ -230,30 +218,32 @@ def test_adapters_are_planned_on_replicas_alone() -> None:
     assert found.illegal["the target has no expert parallelism beside adapters"] > 0
 
 
-def test_adapters_are_written_for_replicas_alone() -> None:
-    replicas = {**ONE_STAGE, "stage_recompute": ("full",), "expert_model_parallel_size": 1}
-    for changes, lacking in (
+@each_row(
+    ("changes", "lacking"),
+    (
         ({"expert_data_parallel_size": 8}, []),
         ({"expert_model_parallel_size": 8}, ["expert"]),
         ({"expert_model_parallel_size": 8, **TWO_TENSOR_RANKS}, ["tensor", "expert"]),
-    ):
-        plan = _verified(**replicas | changes).plan
-        goal = plan.goal.model_copy(update={"tune": Adapters(method="lora", rank=8)})
-        tuned = plan.model_copy(update={"goal": goal})
-        assert plan.decision is not None
-        assert broken_rules("deepspeed", plan, plan.decision) == ()
-        said = broken_rules("deepspeed", tuned, plan.decision)
-        assert said == tuple(
-            f"deepspeed: has no {kind} parallelism; {kind}_model_parallel_size must be 1"
-            " beside adapters"
-            for kind in lacking
-        )
+    ),
+)
+def test_adapters_are_written_for_replicas_alone(changes: dict[str, Any], lacking: Any) -> None:
+    replicas = {**ONE_STAGE, "stage_recompute": ("full",), "expert_model_parallel_size": 1}
+    plan = _verified(**replicas | changes).plan
+    goal = plan.goal.model_copy(update={"tune": Adapters(method="lora", rank=8)})
+    tuned = plan.model_copy(update={"goal": goal})
+    assert plan.decision is not None
+    assert broken_rules("deepspeed", plan, plan.decision) == ()
+    said = broken_rules("deepspeed", tuned, plan.decision)
+    assert said == tuple(
+        f"deepspeed: has no {kind} parallelism; {kind}_model_parallel_size must be 1"
+        " beside adapters"
+        for kind in lacking
+    )
 
 
-def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:
+def test_the_script_hands_over_the_configuration(tmp_path: Path, recorders: Recorders) -> None:
     write_emitted(tmp_path, emit(_verified()))
-    recorders = Recorders(tmp_path / "recorders")
-    ran = recorders.run(
+    ran = recorders.start(
         tmp_path / "run.sh",
         "--epochs",
         "1",
@@ -262,7 +252,6 @@ def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:
         NODE_RANK="0",
         TRAIN="mine.py",
     )
-    assert ran.code == 0, ran.stderr
     expected = ["mine.py", "--deepspeed_config", f"{tmp_path}/deepspeed.json", "--epochs", "1"]
     assert ran.only("torchrun")[-5:] == expected
     assert (
@@ -286,8 +275,7 @@ emit: [deepspeed]
         encoding="utf-8",
     )
     plan = api.plan_training(file).plan
-    own = plan.decision
-    assert own is not None
+    own = present(plan.decision)
     assert (own.zero_stage, own.tensor_model_parallel_size, own.expert_model_parallel_size) == (
         3,
         1,

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.engines.files import EmittedFile, comment, label
 
 
@@ -23,7 +24,7 @@ def test_a_label_holds_only_what_a_scheduler_allows(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,63}", label(text))
 
 
-def test_a_file_cannot_leave_its_folder() -> None:
-    for path in ("/etc/passwd", "../run.sh", "a/../../b"):
-        with pytest.raises(ValueError, match="leaves the folder"):
-            EmittedFile(path=PurePosixPath(path), text="")
+@each_row("path", ("/etc/passwd", "../run.sh", "a/../../b"))
+def test_a_file_cannot_leave_its_folder(path: str) -> None:
+    with pytest.raises(ValueError, match="leaves the folder"):
+        EmittedFile(path=PurePosixPath(path), text="")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.launchers.hosts import HOSTS_NAME
@@ -72,13 +73,12 @@ def environment(**changes: str) -> dict[str, str]:
     return wanted | changes
 
 
-def test_every_node_gets_the_number_of_its_line(tmp_path: Path) -> None:
-    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+def test_every_node_gets_the_number_of_its_line(tmp_path: Path, failures: Failures) -> None:
+    recorders = Recorders(tmp_path / "recorders")
     for number, program in enumerate(PROGRAMS):
         verified = placed(program)
         write(verified, tmp_path)
-        placement = verified.plan.placement
-        assert placement is not None
+        placement = present(verified.plan.placement)
         lines = (tmp_path / program / HOSTS_NAME).read_text().splitlines()
         assert tuple(lines) == placement.hosts == ORDER
         # One script sets the number of all programs: every node of the first, one of the others.
@@ -95,11 +95,10 @@ def test_every_node_gets_the_number_of_its_line(tmp_path: Path) -> None:
                 assert "--master-addr=node3" in argv
                 (each,) = (word for word in argv if word.startswith("--nproc-per-node="))
                 assert len(ORDER) * int(each.split("=")[1]) == verified.decision.num_devices == 32
-    failures.check()
 
 
-def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path) -> None:
-    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path, failures: Failures) -> None:
+    recorders = Recorders(tmp_path / "recorders")
     for program in PROGRAMS:
         write(placed(program), tmp_path)
         job = tmp_path / "slurm" / "job.sbatch"
@@ -126,20 +125,18 @@ def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path) -> None:
             # Slurm's own number of the node is not asked for: node4 is on the third line.
             assert "--node-rank=2" in argv
             assert "--master-addr=node3" in argv
-    failures.check()
 
 
-def test_short_and_full_names_are_one_node(tmp_path: Path) -> None:
+def test_short_and_full_names_are_one_node(tmp_path: Path, recorders: Recorders) -> None:
     write(placed("reference"), tmp_path)
-    recorders = Recorders(tmp_path / "recorders")
     for here, rank in (("node1", 1), ("node1.cluster", 1), ("node2.cluster", 3)):
         ran = recorders.run(tmp_path / "reference" / "run.sh", cwd=tmp_path, SLURMD_NODENAME=here)
         assert f"--node-rank={rank}" in ran.only("torchrun"), here
 
 
-def test_a_start_in_the_wrong_place_says_so(tmp_path: Path) -> None:
+def test_a_start_in_the_wrong_place_says_so(tmp_path: Path, failures: Failures) -> None:
     write(placed("reference"), tmp_path)
-    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+    recorders = Recorders(tmp_path / "recorders")
     cases: list[tuple[dict[str, str], str]] = [
         ({"SLURMD_NODENAME": "node9"}, "hosts.txt: start on the nodes that it names"),
         ({"HOSTFILE": "nowhere"}, "nowhere cannot be read"),
@@ -155,7 +152,6 @@ def test_a_start_in_the_wrong_place_says_so(tmp_path: Path) -> None:
             assert ran.code == 2
             assert said in ran.stderr
             assert ran.calls == ()
-    failures.check()
 
 
 def test_nodes_without_a_name_are_left_to_the_reader(tmp_path: Path) -> None:

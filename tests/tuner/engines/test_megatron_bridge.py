@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_bridge.write import emit, emit_26_02, overrides
@@ -32,26 +33,25 @@ def _set(verified: VerifiedPlan, *, core: Core = Core.V0_18) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_model_is_built_by_its_recipe() -> None:
-    recipes = {
+@each_row(
+    ("name", "recipe"),
+    {
         "deepseek-v3": "deepseek_v3_pretrain_config",
         "kimi-k2": "kimi_k2_pretrain_config",
         "qwen3-235b-a22b": "qwen3_235b_a22b_pretrain_config",
         "llama-3.1-405b": "llama31_405b_pretrain_config",
         "gpt-oss-120b": "gpt_oss_120b_pretrain_config",
         "mixtral-8x7b": "vanilla_gpt_pretrain_config",
-    }
-    wrong = []
-    for name, recipe in recipes.items():
-        dense = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
-        changes = {} if _model(name).num_moe_layers else dense
-        verified = _verified(name, stage_recompute=("none", "none"), chunks=(1, 1), **changes)
-        script = next(file.text for file in emit(verified) if file.path.name == "run.sh")
-        own = "model.num_layers" in _set(verified)
-        is_named = f'RECIPE="${{RECIPE:-{recipe}}}"' in script
-        if not is_named or own != (recipe == "vanilla_gpt_pretrain_config"):
-            wrong.append((name, is_named, own))
-    assert not wrong
+    }.items(),
+)
+def test_a_model_is_built_by_its_recipe(name: str, recipe: str) -> None:
+    dense = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
+    changes = {} if _model(name).num_moe_layers else dense
+    verified = _verified(name, stage_recompute=("none", "none"), chunks=(1, 1), **changes)
+    script = next(file.text for file in emit(verified) if file.path.name == "run.sh")
+    assert f'RECIPE="${{RECIPE:-{recipe}}}"' in script
+    is_own = recipe == "vanilla_gpt_pretrain_config"
+    assert ("model.num_layers" in _set(verified)) == is_own
 
 
 def test_a_plain_model_has_no_recipe_in_the_oldest_container() -> None:
@@ -90,20 +90,24 @@ def test_every_line_is_one_override_that_needs_no_shell(tmp_path: Path) -> None:
     assert ran.only("torchrun")[-2:] == [f"{tmp_path}/train.py", "train.train_iters=5"]
 
 
-def test_the_precision_is_a_value_before_overrides_reach_it() -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
+@each_row(
+    ("changes", "expected"),
+    [
         ({"gradient_bytes": 2}, 'get_mixed_precision_config("bf16_mixed")'),
         ({"fp8_recipe": "mxfp8"}, 'get_mixed_precision_config("bf16_with_mxfp8_mixed")'),
-    ]
-    for changes, expected in cases:
-        program = next(
-            file.text
-            for file in emit(_verified("mixtral-8x7b", **changes))
-            if file.path.suffix == ".py"
-        )
-        ast.parse(program)
-        assert expected in program
-        assert f"grad_reduce_in_fp32 = {'gradient_bytes' not in changes}" in program
+    ],
+)
+def test_the_precision_is_a_value_before_overrides_reach_it(
+    changes: dict[str, Any], expected: str
+) -> None:
+    program = next(
+        file.text
+        for file in emit(_verified("mixtral-8x7b", **changes))
+        if file.path.suffix == ".py"
+    )
+    ast.parse(program)
+    assert expected in program
+    assert f"grad_reduce_in_fp32 = {'gradient_bytes' not in changes}" in program
 
 
 def test_fsdp_and_offload_and_order_of_ranks() -> None:

@@ -110,14 +110,11 @@ def _as_the_class_wants(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_stages_that_differ_are_refused() -> None:
+def test_stages_that_differ_are_refused_and_a_dense_model_says_so() -> None:
     model = read_model(MODELS / "mixtral-8x7b" / "config.json")
     decision = sample_decision(stage_recompute=("none", "full"), chunks=(1, 1))
     with pytest.raises(ValueError, match="the stages differ"):
         decision_fields(model, decision, precision="bf16", core=Core.V0_18)
-
-
-def test_a_dense_model_says_that_it_has_no_experts() -> None:
     # A recipe that the overrides start from may have some.
     model = read_model(MODELS / "llama-3.1-8b" / "config.json")
     fields = model_fields(model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Failures, each_row
+from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS
@@ -118,11 +118,14 @@ def test_every_flag_exists_in_every_release_or_the_model_is_refused_by_name() ->
     assert not wrong
 
 
-def test_the_flag_of_the_chunks_begins_with_release_0_18() -> None:
+def test_options_follow_the_release_of_the_core() -> None:
     flag = "--mlp-chunks-for-training"
     has = {release: flag in flags for release, flags in FLAGS["releases"].items()}
     assert [tag for tag, present in has.items() if present] == ["core_v0.18.0", "core_v0.19.0"]
     assert TARGETS["megatron-lm-0.16"].largest_chunks == 1
+    model = _model("deepseek-v3")
+    old = _options(model, _one_stage(model, **GRAPHS), core=Core.V0_16)
+    assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
 
 
 def _pipeline(_model: ModelSpec, **changes: Any) -> TrainDecision:
@@ -324,28 +327,22 @@ def test_a_decision_becomes_flags(
     assert {flag: options.get(flag) for flag in expected} == expected
 
 
-def test_an_older_core_calls_the_modules_of_a_graph_its_scope() -> None:
-    model = _model("deepseek-v3")
-    old = _options(model, _one_stage(model, **GRAPHS), core=Core.V0_16)
-    assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
-
-
 def test_stages_that_differ_are_refused_rather_than_flattened() -> None:
     decision = sample_decision(chunks=(4, 2))
     with pytest.raises(ValueError, match="the stages differ"):
         _options(_model("mixtral-8x7b"), decision)
 
 
-def test_the_script_hands_every_argument_to_the_program(tmp_path: Path) -> None:
+def test_the_script_hands_every_argument_to_the_program(
+    tmp_path: Path, recorders: Recorders
+) -> None:
     model = _model("deepseek-v3")
     decision = _one_stage(model)
     verified = sample_verified(model, decision, emit=("megatron-lm",), devices_per_node=16)
     write_emitted(tmp_path, emit("megatron-lm", verified))
-    recorders = Recorders(tmp_path / "recorders")
-    ran = recorders.run(
+    ran = recorders.start(
         tmp_path / "run.sh", "--lr", "1e-4", cwd=Path("/"), MEGATRON_LM="/opt/megatron lm"
     )
-    assert ran.code == 0, ran.stderr
     argv = ran.only("torchrun")
     start = argv.index("/opt/megatron lm/pretrain_gpt.py") + 1
     expected = [word for line in arguments(model, verified.plan.goal, decision) for word in line]
@@ -353,21 +350,20 @@ def test_the_script_hands_every_argument_to_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", RELEASES)
-def test_the_manifest_refuses_what_the_engine_refuses_and_every_flag_exists(target: str) -> None:
-    failures = Failures()
+@each_row("row", VERDICTS)
+def test_the_manifest_refuses_what_the_engine_refuses_and_every_flag_exists(
+    target: str, row: Any
+) -> None:
     models = {name: _model(name) for name in {row["model"] for row in VERDICTS}}
-    for row in VERDICTS:
-        model, decision = models[row["model"]], sample_decision(**row["changes"])
-        found = refusals(TARGETS[target], model=model, decision=decision)
-        written = set() if found else set(_options(model, decision, core=CORES[target]))
-        with failures.of(row):
-            for release in RELEASES[target]:
-                if release.removeprefix("core_v") in row["accepted"]:
-                    assert all(any(rule in line for rule in BEYOND_THE_PARSER) for line in found)
-                else:
-                    assert found
-                assert written <= set(FLAGS["releases"][release])
-    failures.check()
+    model, decision = models[row["model"]], sample_decision(**row["changes"])
+    found = refusals(TARGETS[target], model=model, decision=decision)
+    written = set() if found else set(_options(model, decision, core=CORES[target]))
+    for release in RELEASES[target]:
+        if release.removeprefix("core_v") in row["accepted"]:
+            assert all(any(rule in line for rule in BEYOND_THE_PARSER) for line in found)
+        else:
+            assert found
+        assert written <= set(FLAGS["releases"][release])
 
 
 def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None:
@@ -378,12 +374,14 @@ def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None
     assert ("--fp8-recipe", "mxfp8") in arguments(model, goal, decision)
 
 
-def test_sharded_parameters_are_not_started_on_one_hardware_queue() -> None:
+@each_row(("changes", "queues"), (({"zero_stage": 3}, "32"), ({}, "1")))
+def test_sharded_parameters_are_not_started_on_one_hardware_queue(
+    changes: dict[str, Any], queues: str
+) -> None:
     model = _model("mixtral-8x7b")
-    for changes, queues in (({"zero_stage": 3}, "32"), ({}, "1")):
-        verified = sample_verified(model, _one_stage(model, **changes), emit=("megatron-lm",))
-        script = next(file.text for file in emit("megatron-lm", verified) if file.executable)
-        assert f'"${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}"' in script
+    verified = sample_verified(model, _one_stage(model, **changes), emit=("megatron-lm",))
+    script = next(file.text for file in emit("megatron-lm", verified) if file.executable)
+    assert f'"${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}"' in script
 
 
 def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:

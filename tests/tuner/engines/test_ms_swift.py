@@ -1,7 +1,9 @@
 """Arguments for Megatron-SWIFT: names that it has, adapters, what a default would undo."""
 
 from pathlib import Path
+from typing import Any
 
+from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.config.train import TrainDecision
 from tuner.engines.ms_swift.flags import NAMES, OLDER
@@ -29,12 +31,18 @@ def _settings(verified: VerifiedPlan) -> dict[str, str]:
 PLAIN = {"chunks": (1, 1), "pipeline_layout": (24, 24)}
 
 
-def test_every_setting_is_a_field_of_the_newest_release() -> None:
+def test_the_script_starts_what_the_command_starts_with_fields_of_the_release() -> None:
     decision = sample_decision(**PLAIN, optimizer_offload=True, gradient_bytes=2)
     found = _settings(_verified("qwen3-30b-a3b", decision))
     assert set(found) <= NAMES - set(OLDER)
     assert found["use_precision_aware_optimizer"] == "true"
     assert found["main_grads_dtype"] == "bf16"
+    files = {
+        str(file.path): file.text
+        for file in emit(_verified("qwen3-30b-a3b", sample_decision(**PLAIN)))
+    }
+    assert set(files) == {"swift_args.txt", "run.sh"}
+    assert '"${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}"' in files["run.sh"]
 
 
 def test_what_it_has_on_by_default_is_written_where_it_is_off() -> None:
@@ -47,19 +55,22 @@ def test_what_it_has_on_by_default_is_written_where_it_is_off() -> None:
     assert (found["cross_entropy_fusion_impl"], found["apply_rope_fusion"]) == ("te", "true")
 
 
-def test_adapters_are_named_by_the_layers_that_hold_them() -> None:
-    decision = sample_decision(**PLAIN)
-    wrong = []
-    for targets, said in (
+@each_row(
+    ("targets", "said"),
+    (
         (("all-linear",), "all-linear"),
         (("q_proj", "k_proj", "v_proj", "o_proj"), "linear_qkv linear_proj"),
         (("experts",), "linear_fc1 linear_fc2"),
-    ):
-        tune = Adapters(method="lora", rank=8, alpha=32.0, targets=targets, dtype="bf16")
-        found = _settings(_verified("qwen3-30b-a3b", decision, tune))
-        if (found["tuner_type"], found["target_modules"]) != ("lora", said):
-            wrong.append((targets, found["target_modules"]))
-    assert not wrong
+    ),
+)
+def test_adapters_are_named_by_the_layers_that_hold_them(targets: Any, said: str) -> None:
+    decision = sample_decision(**PLAIN)
+    tune = Adapters(method="lora", rank=8, alpha=32.0, targets=targets, dtype="bf16")
+    found = _settings(_verified("qwen3-30b-a3b", decision, tune))
+    assert (found["tuner_type"], found["target_modules"]) == ("lora", said), (
+        targets,
+        found["target_modules"],
+    )
 
 
 def test_split_experts_with_adapters_and_graphs_are_refused() -> None:
@@ -76,12 +87,3 @@ def test_split_experts_with_adapters_and_graphs_are_refused() -> None:
         verified = _verified("qwen3-30b-a3b", decision, own)
         assert broken_rules("ms-swift", verified.plan, decision)
     assert not broken_rules("ms-swift", _verified("qwen3-30b-a3b", split).plan, split)
-
-
-def test_the_script_starts_what_the_command_starts() -> None:
-    files = {
-        str(file.path): file.text
-        for file in emit(_verified("qwen3-30b-a3b", sample_decision(**PLAIN)))
-    }
-    assert set(files) == {"swift_args.txt", "run.sh"}
-    assert '"${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}"' in files["run.sh"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tests.tuner.spec.test_tune import written
@@ -111,9 +112,9 @@ def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
         assert found == {"rank": 8, "alpha": 16.0, "target_modules": modules}
 
 
-def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path) -> None:
-    failures = Failures()
-    for emit_to, model, targets, said in (
+@each_row(
+    ("emit_to", "model", "targets", "said"),
+    (
         ("torchtitan", "mixtral-8x7b", "mlp", "has no adapters of experts; of mixtral-8x7b"),
         ("torchtitan", "deepseek-v3", "attention", "no adapters of kv_a_proj_with_mqa, q_a_proj"),
         (
@@ -129,19 +130,23 @@ def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path
         ("deepspeed", "qwen3-next-80b-a3b", "up_proj", "has no adapters of up_proj; of"),
         ("megatron-bridge", "qwen3-next-80b-a3b", "in_proj_ba", "fuses in_proj_ba, in_proj_qkvz"),
         ("megatron-bridge-26.04", "mixtral-8x7b", "experts", "has no adapters of experts"),
-    ):
-        path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)
-        text = path.read_text(encoding="utf-8").replace("transformers-peft", emit_to)
-        path.write_text(text, encoding="utf-8")
-        with failures.of(emit_to, model), pytest.raises(SpecError, match=said):
-            plan_training(path)
-    failures.check()
+    ),
+)
+def test_models_and_matrices_without_adapters_are_refused_by_name(
+    tmp_path: Path, emit_to: str, model: str, targets: str, said: str
+) -> None:
+    path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)
+    text = path.read_text(encoding="utf-8").replace("transformers-peft", emit_to)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=said):
+        plan_training(path)
 
 
-def test_tensor_ranks_of_megatron_bridge_divide_the_rank_that_they_split() -> None:
+def test_tensor_ranks_of_megatron_bridge_divide_the_rank_that_they_split(
+    failures: Failures,
+) -> None:
     dense = {"tensor_model_parallel_size": 4, "data_parallel_size": 2}
     experts = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 4}
-    failures = Failures()
     for target, targets, degrees, said in (
         ("megatron-bridge", ("q_proj", "k_proj", "v_proj"), dense, "tensor_model_parallel_size 4"),
         ("megatron-bridge-26.02", ("gate_proj", "up_proj"), dense, "tensor_model_parallel_size 4"),
@@ -166,24 +171,25 @@ def test_tensor_ranks_of_megatron_bridge_divide_the_rank_that_they_split() -> No
             expected = f"{target}: {said} must divide rank 6 beside adapters"
             with failures.of(target, targets, rank):
                 assert lines == ([expected] if said and rank == 6 else [])
-    failures.check()
 
 
+@each_row(("rank", "expected"), ((2, None), (4, 4)))
 def test_a_plan_for_megatron_bridge_needs_tensor_ranks_that_divide_the_rank(
-    tmp_path: Path,
+    tmp_path: Path, rank: int, expected: int | None
 ) -> None:
-    for rank, expected in ((2, None), (4, 4)):
-        path = written(tmp_path, {"method": "lora", "rank": rank, "targets": "attention"})
-        text = path.read_text(encoding="utf-8").replace("transformers-peft", "megatron-bridge")
-        text += "search: {tensor_model_parallel_size: [4]}\n"
-        path.write_text(text, encoding="utf-8")
-        decision = plan_training(path).plan.decision
-        assert (decision and decision.tensor_model_parallel_size) == expected
+    path = written(tmp_path, {"method": "lora", "rank": rank, "targets": "attention"})
+    text = path.read_text(encoding="utf-8").replace("transformers-peft", "megatron-bridge")
+    text += "search: {tensor_model_parallel_size: [4]}\n"
+    path.write_text(text, encoding="utf-8")
+    decision = plan_training(path).plan.decision
+    assert (decision and decision.tensor_model_parallel_size) == expected
 
 
-def test_every_field_for_megatron_bridge_is_one_of_its_release() -> None:
+@each_row(
+    ("release", "core"), {"v0.3.0": Core.V0_16, "v0.4.0": Core.V0_17, "v0.5.0": Core.V0_18}.items()
+)
+def test_every_field_for_megatron_bridge_is_one_of_its_release(release: str, core: Any) -> None:
     fields = json.loads((Path(__file__).parent / "bridge_fields.json").read_text("utf-8"))
-    releases = {"v0.3.0": Core.V0_16, "v0.4.0": Core.V0_17, "v0.5.0": Core.V0_18}
     decisions: tuple[dict[str, Any], ...] = (
         {},
         {"zero_stage": 3, "optimizer_offload": True},
@@ -191,20 +197,18 @@ def test_every_field_for_megatron_bridge_is_one_of_its_release() -> None:
         {"a2a_overlap": True, "activation_offload": True, "dispatcher": "deepep"},
     )
     names = ("deepseek-v3", "gpt-oss-120b", "mixtral-8x7b", "nemotron-3-nano")
-    for release, core in releases.items():
-        known = fields["releases"][release]
-        for name in names:
-            model = read_model(ROOT / "examples/models" / name)
-            half = model.num_layers // 2
-            stages = {"chunks": (1, 1), "pipeline_layout": (model.num_layers - half, half)}
-            for changes in decisions:
-                decision = sample_decision(**stages, **changes)
-                found = overrides(model, goal_of("attention"), decision, core=core)
-                unknown = {path for path, _ in found} - set(known["overrides"])
-                assert not unknown, (release, name, changes)
-        lora = lora_arguments(MIXTRAL, goal_of("all-linear"), core=core)
-        assert lora is not None
-        assert set(lora) <= set(known["LoRA"]), release
+    known = fields["releases"][release]
+    for name in names:
+        model = read_model(ROOT / "examples/models" / name)
+        half = model.num_layers // 2
+        stages = {"chunks": (1, 1), "pipeline_layout": (model.num_layers - half, half)}
+        for changes in decisions:
+            decision = sample_decision(**stages, **changes)
+            found = overrides(model, goal_of("attention"), decision, core=core)
+            unknown = {path for path, _ in found} - set(known["overrides"])
+            assert not unknown, (release, name, changes)
+    lora = present(lora_arguments(MIXTRAL, goal_of("all-linear"), core=core))
+    assert set(lora) <= set(known["LoRA"]), release
 
 
 @each_row(
@@ -216,18 +220,18 @@ def test_every_field_for_megatron_bridge_is_one_of_its_release() -> None:
     ],
 )
 def test_megatron_bridge_gets_its_own_names(targets: tuple[str, ...], modules: list[str]) -> None:
-    found = lora_arguments(MIXTRAL, goal_of(*targets))
-    assert found is not None
+    found = present(lora_arguments(MIXTRAL, goal_of(*targets)))
     assert found["target_modules"] == modules
     assert (found["dim"], found["alpha"]) == (16, 32.0)
 
 
-def test_megatron_bridge_has_one_adapter_of_the_inputs_of_linear_attention() -> None:
-    for name in ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b", "nemotron-3-nano"):
-        found = lora_arguments(read_model(ROOT / "examples/models" / name), goal_of("attention"))
-        assert found is not None
-        modules = ["linear_qkv", "linear_proj", "in_proj", "out_proj"]
-        assert found["target_modules"] == modules, name
+@each_row("name", ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b", "nemotron-3-nano"))
+def test_megatron_bridge_has_one_adapter_of_the_inputs_of_linear_attention(name: str) -> None:
+    found = present(
+        lora_arguments(read_model(ROOT / "examples/models" / name), goal_of("attention"))
+    )
+    modules = ["linear_qkv", "linear_proj", "in_proj", "out_proj"]
+    assert found["target_modules"] == modules, name
 
 
 RECIPES = {
@@ -244,9 +248,10 @@ RECIPES = {
 }
 
 
-def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one() -> None:
+def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one(
+    failures: Failures,
+) -> None:
     fields = json.loads((Path(__file__).parent / "bridge_fields.json").read_text("utf-8"))
-    failures = Failures()
     for target, release, ending in (
         ("megatron-bridge-26.02", "v0.3.0", "_finetune_config"),
         ("megatron-bridge-26.04", "v0.4.0", "_peft_config"),
@@ -278,19 +283,23 @@ def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one() ->
                 assert ("config.dataset.seq_length, 4\n" in files["train.py"]) is finetunes
                 per_token = "model.calculate_per_token_loss=true" in files["overrides.txt"]
                 assert per_token is finetunes
-    failures.check()
 
 
-def test_samples_are_not_packed_in_larger_micro_batches_or_graphs() -> None:
-    model = read_model(ROOT / "examples/models/qwen3-30b-a3b")
-    stages = {"chunks": (1, 1), "pipeline_layout": (24, 24)}
-    for changes, is_packed in (
+@each_row(
+    ("changes", "is_packed"),
+    (
         ({}, True),
         ({"micro_batch_size": 2}, False),
         ({"cuda_graph": "full_iteration"}, False),
-    ):
-        found = dict(overrides(model, goal_of("attention"), sample_decision(**stages, **changes)))
-        assert ("dataset.packed_sequence_specs" not in found) is is_packed, changes
+    ),
+)
+def test_samples_are_not_packed_in_larger_micro_batches_or_graphs(
+    *, changes: dict[str, Any], is_packed: bool
+) -> None:
+    model = read_model(ROOT / "examples/models/qwen3-30b-a3b")
+    stages = {"chunks": (1, 1), "pipeline_layout": (24, 24)}
+    found = dict(overrides(model, goal_of("attention"), sample_decision(**stages, **changes)))
+    assert ("dataset.packed_sequence_specs" not in found) is is_packed, changes
 
 
 def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None:
@@ -341,61 +350,67 @@ def test_what_a_target_does_not_train_is_refused(
         plan_training(path)
 
 
-def test_the_loop_gets_parameters_of_experts_and_packages_of_kernels() -> None:
-    for name, targets, parameters, kernels in (
+@each_row(
+    ("name", "targets", "parameters", "kernels"),
+    (
         ("nemotron-3-nano", ("in_proj", "experts"), "mixer.experts.up_proj", "mamba_ssm"),
         ("kimi-linear-48b-a3b", ("all-linear",), "mlp.experts.gate_up_proj", "fla"),
-    ):
-        model = read_model(ROOT / "examples/models" / name)
-        stages = {"pipeline_layout": (model.num_layers,)}
-        found = settings(model, goal_of(*targets), sample_decision(**REPLICAS | stages))
-        assert found["kernels"] == ["causal_conv1d", kernels]
-        last = parameters.rpartition(".")[0] + ".down_proj"
-        assert found["adapters"]["target_parameters"] == [parameters, last]
-        assert "experts" not in found["adapters"]["target_modules"]
+    ),
+)
+def test_the_loop_gets_parameters_of_experts_and_packages_of_kernels(
+    name: str, targets: Any, parameters: str, kernels: str
+) -> None:
+    model = read_model(ROOT / "examples/models" / name)
+    stages = {"pipeline_layout": (model.num_layers,)}
+    found = settings(model, goal_of(*targets), sample_decision(**REPLICAS | stages))
+    assert found["kernels"] == ["causal_conv1d", kernels]
+    last = parameters.rpartition(".")[0] + ".down_proj"
+    assert found["adapters"]["target_parameters"] == [parameters, last]
+    assert "experts" not in found["adapters"]["target_modules"]
 
 
-def test_a_processor_has_no_kernels_of_linear_attention() -> None:
-    for name, lacks in (("kimi-linear-48b-a3b", True), ("deepseek-v3", False)):
-        model = read_model(ROOT / "examples/models" / name)
-        able = {
-            "cuda": launchable(("transformers-peft",), model=model, precision="bf16"),
-            "cpu": launchable(
-                ("transformers-peft",), model=model, precision="bf16", device_kind="cpu"
-            ),
-        }
-        assert bool(features(model) & able["cpu"].unsupported) is lacks
-        assert not features(model) & able["cuda"].unsupported
+@each_row(("name", "lacks"), (("kimi-linear-48b-a3b", True), ("deepseek-v3", False)))
+def test_a_processor_has_no_kernels_of_linear_attention(*, name: str, lacks: bool) -> None:
+    model = read_model(ROOT / "examples/models" / name)
+    able = {
+        "cuda": launchable(("transformers-peft",), model=model, precision="bf16"),
+        "cpu": launchable(("transformers-peft",), model=model, precision="bf16", device_kind="cpu"),
+    }
+    assert bool(features(model) & able["cpu"].unsupported) is lacks
+    assert not features(model) & able["cuda"].unsupported
 
 
-def test_hybrids_and_latent_attention_are_planned_for_the_loop(tmp_path: Path) -> None:
-    failures = Failures()
-    for model, targets in (
+@each_row(
+    ("model", "targets"),
+    (
         ("deepseek-v2-lite", ["attention", "experts"]),
         ("kimi-linear-48b-a3b", ["attention"]),
         ("nemotron-3-nano", ["in_proj", "o_proj", "experts"]),
         ("qwen3-next-80b-a3b", ["attention"]),
-    ):
-        path = written(tmp_path, {"method": "lora", "rank": 16, "targets": targets}, model=model)
-        plan = plan_training(path).plan
-        with failures.of(model):
-            assert plan.decision is not None
-            files = {str(one.path): one.text for one in emit("transformers-peft", waived(plan))}
-            assert json.loads(files["finetune.json"])["adapters"]["r"] == 16
-    failures.check()
+    ),
+)
+def test_hybrids_and_latent_attention_are_planned_for_the_loop(
+    tmp_path: Path, model: str, targets: Any
+) -> None:
+    path = written(tmp_path, {"method": "lora", "rank": 16, "targets": targets}, model=model)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("search: {micro_batch_size: [1], zero_stage: [3]}\n")
+    plan = plan_training(path).plan
+    assert plan.decision is not None
+    files = {str(one.path): one.text for one in emit("transformers-peft", waived(plan))}
+    assert json.loads(files["finetune.json"])["adapters"]["r"] == 16
 
 
 def test_a_plan_of_adapters_fits_where_one_of_all_weights_needs_sharding(tmp_path: Path) -> None:
     plans = {}
     for name, tune in (("full", "full"), ("qlora", {"method": "qlora", "rank": 16})):
         path = written(tmp_path, tune, model="qwen3-30b-a3b")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("search: {micro_batch_size: [1]}\n")
         plans[name] = plan_training(path).plan
     full, tuned = plans["full"].decision, plans["qlora"].decision
-    assert full is not None
-    assert tuned is not None
-    assert (full.zero_stage, tuned.zero_stage) == (3, 0)
-    predicted = plans["qlora"].predicted
-    assert predicted is not None
+    assert (present(full).zero_stage, present(tuned).zero_stage) == (3, 0)
+    predicted = present(plans["qlora"].predicted)
     assert predicted.mfu_ratio is None
     stored = json.loads(plans["qlora"].model_dump_json())
     assert stored["goal"]["tune"]["method"] == "qlora"

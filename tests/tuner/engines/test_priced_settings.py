@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.config.train import TrainDecision
 from tuner.costs.train.state import VOCAB_MULTIPLE
@@ -174,17 +175,13 @@ def test_what_recipes_differ_in_is_always_overridden() -> None:
 
 def test_the_table_has_the_defaults_of_megatrons_parsers() -> None:
     assert {row.name: row.default for row in MEGATRON} == DEFAULTS["defaults"]
-
-
-def test_the_vocabulary_is_padded_as_the_engine_pads_it() -> None:
     (row,) = (row for row in MEGATRON if row.name == "make_vocab_size_divisible_by")
     assert row.priced == VOCAB_MULTIPLE
 
 
 def _written_default(package: str, path: str, name: str) -> Any:
     """Return the default of the one field of that name in a module's source."""
-    found = importlib.util.find_spec(package)
-    assert found is not None
+    found = present(importlib.util.find_spec(package))
     assert found.origin is not None
     tree = ast.parse((Path(found.origin).parent / path).read_text("utf-8"))
     values = [

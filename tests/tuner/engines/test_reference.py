@@ -32,7 +32,7 @@ def _two_ranks() -> VerifiedPlan:
     return verified.model_copy(update={"plan": verified.plan.model_copy(update={"goal": goal})})
 
 
-def test_the_emitted_step_is_the_one_that_verification_launches() -> None:
+def test_the_emitted_step_is_that_of_verification_and_training_learns_its_routing() -> None:
     verified = _two_ranks()
     (step,) = [file for file in emit("reference", verified) if file.path.name == "step.json"]
     config = StepConfig.model_validate_json(step.text)
@@ -40,10 +40,6 @@ def test_the_emitted_step_is_the_one_that_verification_launches() -> None:
         verified.plan, verified.decision, steps=config.steps, warmup_steps=config.warmup_steps
     )
     assert config == launched
-
-
-def test_the_training_run_learns_its_routing_within_the_memory_planned() -> None:
-    verified = _two_ranks()
     (train,) = [file for file in emit("reference", verified) if file.path.name == "train.json"]
     config = StepConfig.model_validate_json(train.text)
     assert config.routing.mode == "learned"
@@ -61,15 +57,15 @@ def test_the_script_starts_the_training_run_on_request(tmp_path: Path) -> None:
     assert ran.only("python")[-2:] == [f"{tmp_path}/train.json", "--report=report.json"]
 
 
-def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> None:
+def test_the_script_starts_the_step_with_our_packages_first(
+    tmp_path: Path, recorders: Recorders
+) -> None:
     write_emitted(tmp_path, emit("reference", _two_ranks()))
-    recorders = Recorders(tmp_path / "recorders")
     python = tmp_path / "py thon" / "python"
     python.parent.mkdir()
     shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
     arguments = {"PYTHON": str(python), "REPORT": "-r"}
-    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments)
-    assert ran.code == 0, ran.stderr
+    ran = recorders.start(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments)
     (call,) = ran.calls
     assert call["environment"]["OMP_NUM_THREADS"] == "1"
     step = ["profilers.steps", f"{tmp_path}/step.json", "--report=-r", "--deadline", "9"]

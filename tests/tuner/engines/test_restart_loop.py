@@ -12,11 +12,13 @@ import termios
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.patience import patient_s
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tests.tuner.engines.test_checkpoints import saving, saving_on_hosts
 from tests.tuner.engines.test_registry import GOLDEN, UPDATE
 from tests.tuner.engines.testing import write_emitted
@@ -142,8 +144,7 @@ class Ended:
 def reliable(*, spare_nodes: int = 1, hosts: Sequence[str] = (), pools: int = 1) -> VerifiedPlan:
     """Return a plan of two nodes of four devices that saves every 240 s."""
     made = saving(PROGRAM, devices_per_node=4)
-    stated = made.plan.goal.reliability
-    assert stated is not None
+    stated = present(made.plan.goal.reliability)
     goal = made.plan.goal.model_copy(
         update={"reliability": stated.model_copy(update={"spare_nodes": spare_nodes})}
     )
@@ -290,24 +291,23 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def test_the_job_requests_its_spares_and_keeps_its_allocation() -> None:
-    for spare, nodes in ((0, "2"), (1, "2-3"), (3, "2-5")):
-        (job,) = emit(reliable(spare_nodes=spare))
-        options = re.findall(r"^#SBATCH --(.*)$", job.text, re.MULTILINE)
-        assert f"nodes={nodes}" in options
-        assert {"no-kill", "requeue", "open-mode=append", "signal=B:TERM@60"} <= set(options)
-        # With it Slurm would give the fewest nodes.
-        assert not any(option.startswith("ntasks") for option in options)
-        assert f"# Spare nodes of the allocation: {spare}; each takes" in job.text
+@each_row(("spare", "nodes"), ((0, "2"), (1, "2-3"), (3, "2-5")))
+def test_the_job_requests_its_spares_and_keeps_its_allocation(spare: int, nodes: str) -> None:
+    (job,) = emit(reliable(spare_nodes=spare))
+    options = re.findall(r"^#SBATCH --(.*)$", job.text, re.MULTILINE)
+    assert f"nodes={nodes}" in options
+    assert {"no-kill", "requeue", "open-mode=append", "signal=B:TERM@60"} <= set(options)
+    # With it Slurm would give the fewest nodes.
+    assert not any(option.startswith("ntasks") for option in options)
+    assert f"# Spare nodes of the allocation: {spare}; each takes" in job.text
 
 
-def test_the_job_says_what_becomes_of_the_last_steps() -> None:
-    for program, saves in ((PROGRAM, True), ("megatron-bridge", True), ("torchtitan", False)):
-        loop = restart_loop.restart_loop(reliable(), program=program)
-        assert loop is not None
-        said = " ".join(loop.lines)
-        assert "What was trained since the last checkpoint is lost then." in said, program
-        assert ("The program saves before the time limit" in said) is saves, program
+@each_row(("program", "saves"), ((PROGRAM, True), ("megatron-bridge", True), ("torchtitan", False)))
+def test_the_job_says_what_becomes_of_the_last_steps(*, program: Any, saves: bool) -> None:
+    loop = present(restart_loop.restart_loop(reliable(), program=program))
+    said = " ".join(loop.lines)
+    assert "What was trained since the last checkpoint is lost then." in said, program
+    assert ("The program saves before the time limit" in said) is saves, program
 
 
 def test_spares_of_several_pools_are_requested_by_pool() -> None:
@@ -328,11 +328,10 @@ def test_spares_of_several_pools_are_requested_by_pool() -> None:
     assert "#SBATCH --nodes=2\n" in job.text
 
 
-def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab) -> None:
+def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab, failures: Failures) -> None:
     job = lab.write(reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2))
     new, old = "gpu:h100:8(S:0-1)", "gpu:a100:8(S:0-1)"
     kinds = {"n1": new, "n2": old, "n3": new, "n4": old, "n5": old}
-    failures = Failures()
     cases: list[tuple[list[str], dict[str, str], list[str], list[str]]] = [
         (["1 n1", "0"], kinds, ["n1 n2", "n3 n2"], []),
         # Not n3, which comes first.
@@ -359,7 +358,6 @@ def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab) -> None:
             assert ended.starts == starts, ended.said
             assert all(line in ended.said for line in said), ended.said
             assert ended.asked == (["scontrol requeue 41"] if said else [])
-    failures.check()
     # The allocation of a requeued job holds other nodes.
     renewed = {**kinds, "n7": old, "n8": new}
     words = " ".join(f"{name}={kind}" for name, kind in renewed.items())
@@ -368,12 +366,13 @@ def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab) -> None:
 
 
 def test_a_spare_of_another_rack_is_of_its_pool() -> None:
-    loop = restart_loop.restart_loop(
-        reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2),
-        program=PROGRAM,
-        line_pools=("new", "new", "old", "old"),
+    loop = present(
+        restart_loop.restart_loop(
+            reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2),
+            program=PROGRAM,
+            line_pools=("new", "new", "old", "old"),
+        )
     )
-    assert loop is not None
     text = restart_loop.body(
         loop, program=PROGRAM, has_hosts=True, is_named=False, device_kind="cuda"
     )
@@ -415,22 +414,21 @@ done
 
 def test_progress_is_a_restart_and_the_shortest_interval() -> None:
     def progress_s(made: VerifiedPlan) -> int:
-        run = made.predicted.run
-        assert run is not None
+        run = present(made.predicted.run)
         slow = run.model_copy(update={"checkpoint_write_s": 1e6, "restart_s": 100.0})
         predicted = made.predicted.model_copy(update={"run": slow})
-        loop = restart_loop.restart_loop(
-            made.model_copy(update={"predicted": predicted}), program=PROGRAM
+        loop = present(
+            restart_loop.restart_loop(
+                made.model_copy(update={"predicted": predicted}), program=PROGRAM
+            )
         )
-        assert loop is not None
         return loop.progress_s
 
     # Worked by hand: restart 100 s, 120 steps of 2 s or 30 to a copy on hosts, and the write.
     assert progress_s(reliable()) == 1_000_340
     assert progress_s(saving_on_hosts(PROGRAM, replicas=1)) == 1_000_160
     # Ranks that wait for each other in vain make none.
-    loop = restart_loop.restart_loop(reliable(), program=PROGRAM)
-    assert loop is not None
+    loop = present(restart_loop.restart_loop(reliable(), program=PROGRAM))
     assert loop.progress_s == LONGEST_HANG_S
 
 
@@ -441,9 +439,8 @@ def at_once(job: Path) -> None:
     job.write_text(text.replace(f"> {LONGEST_HANG_S})", "> -1)"))
 
 
-def test_failed_nodes_are_replaced_in_place(lab: Lab) -> None:
+def test_failed_nodes_are_replaced_in_place(lab: Lab, failures: Failures) -> None:
     job = lab.write(reliable())
-    failures = Failures()
     cases: list[tuple[list[str], dict[str, str], int, list[str]]] = [
         (["0"], {}, 0, ["n1 n2"]),
         (["1", "0"], {}, 0, ["n1 n2", "n1 n2"]),
@@ -483,18 +480,24 @@ def test_failed_nodes_are_replaced_in_place(lab: Lab) -> None:
             ]
             signals = [line for line in ended.log if line.startswith("scancel")]
             assert signals == (["scancel --signal=TERM 41"] if "TERM" in outcomes else [])
-    failures.check()
 
 
-def test_a_signal_that_reaches_the_tasks_alone_ends_the_job(lab: Lab) -> None:
-    """As Slurm sends it when a job is preempted, and scancel --signal does."""
+def test_signals_to_the_tasks_and_steps_that_the_job_ends_are_told_apart(lab: Lab) -> None:
+    # As Slurm sends it when a job is preempted, and scancel --signal does.
     ended = lab.run(lab.write(reliable()), ["TASKS", "0"])
     assert (ended.code, ended.starts) == (143, ["n1 n2"]), ended.said
     assert "its tasks were signalled" in ended.said
+    job = lab.write(reliable())
+    text = job.read_text()
+    assert text.count(f"> {END_S} * (signals + 1)") == 1
+    job.write_text(text.replace(f"> {END_S} * (signals + 1)", "> signals"))
+    ended = lab.run(job, ["HANGS", "0"])
+    assert (ended.code, ended.starts) == (0, ["n1 n2", "n1 n2"]), ended.said
+    assert "the program ended with 143" in ended.said
 
 
-def test_a_signal_between_starts_ends_the_job(lab: Lab) -> None:
-    job, failures = lab.write(reliable()), Failures()
+def test_a_signal_between_starts_ends_the_job(lab: Lab, failures: Failures) -> None:
+    job = lab.write(reliable())
     cases: list[tuple[str, list[str], dict[str, str], list[str]]] = [
         ("while nodes are asked", ["1", "0"], {"TEST_STOP_AT": "2"}, ["n1 n2"]),
         # Nor is it queued again.
@@ -509,11 +512,10 @@ def test_a_signal_between_starts_ends_the_job(lab: Lab) -> None:
             assert "scancel --signal=TERM 41" in ended.log
             assert len(ended.ranks) == (0 if outcomes[0] == "CREATED" else 2 * len(starts))
             assert not list(lab.folder.glob("*.stopped"))
-    failures.check()
 
 
-def test_the_program_is_told_when_the_job_ends(lab: Lab) -> None:
-    job, failures = lab.write(reliable()), Failures()
+def test_the_program_is_told_when_the_job_ends(lab: Lab, failures: Failures) -> None:
+    job = lab.write(reliable())
     cases: list[tuple[dict[str, str], list[str]]] = [
         ({"TEST_END": "2033-05-18T03:33:20"}, ["until 2000000000"] * 4),
         # Slurm says so itself.
@@ -528,7 +530,6 @@ def test_the_program_is_told_when_the_job_ends(lab: Lab) -> None:
         with failures.of(environment):
             assert ended.code == 0, ended.said
             assert [line for line in ended.log if line.startswith("until ")] == expected
-    failures.check()
 
 
 def test_an_element_of_an_array_acts_on_itself_alone(lab: Lab) -> None:
@@ -541,16 +542,6 @@ def test_an_element_of_an_array_acts_on_itself_alone(lab: Lab) -> None:
     used = [line for line in job.read_text().splitlines() if re.search(r"squeue .* -j ", line)]
     assert used
     assert all('-j "$JOB_ID"' in line for line in used)
-
-
-def test_a_step_that_the_job_ends_itself_is_no_signal(lab: Lab) -> None:
-    job = lab.write(reliable())
-    text = job.read_text()
-    assert text.count(f"> {END_S} * (signals + 1)") == 1
-    job.write_text(text.replace(f"> {END_S} * (signals + 1)", "> signals"))
-    ended = lab.run(job, ["HANGS", "0"])
-    assert (ended.code, ended.starts) == (0, ["n1 n2", "n1 n2"]), ended.said
-    assert "the program ended with 143" in ended.said
 
 
 def test_a_terminal_does_not_rename_nodes(lab: Lab) -> None:

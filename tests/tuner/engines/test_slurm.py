@@ -61,8 +61,10 @@ def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
     assert argv[-2:] == ["--train-iters", "10"]
 
 
-def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> None:
-    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+def test_a_job_starts_any_program_on_the_devices_of_the_plan(
+    tmp_path: Path, failures: Failures
+) -> None:
+    recorders = Recorders(tmp_path / "recorders")
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("megatron-bridge", {}, str(tmp_path / "megatron-bridge/train.py")),
         ("torchtitan", {"zero_stage": 3, **WHOLE_LAYERS}, "torchtitan.train"),
@@ -91,12 +93,15 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> 
             assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
             requested = int(directives["nodes"]) * int(directives["gpus-per-node"])
             assert requested == decision.num_devices
-    failures.check()
 
 
-def test_a_wrapper_without_program_starts_the_reference_step() -> None:
+def test_a_wrapper_without_program_starts_the_reference_step_from_anywhere(tmp_path: Path) -> None:
     verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
     assert list(emit_all(verified)) == ["reference", "slurm"]
+    write_emitted(tmp_path, emit("slurm", verified))
+    ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
+    assert ran.code == 2
+    assert "job.sbatch belongs beside its folder" in ran.stderr
 
 
 def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path: Path) -> None:
@@ -126,11 +131,3 @@ def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path
         assert ran.only("torchrun")[-2:] == ["--train-iters", "10"]
     # Whoever asks what the job starts is led to the script beside it.
     assert read_launch(str(job)).engine is TrainingEngine.MEGATRON
-
-
-def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) -> None:
-    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
-    write_emitted(tmp_path, emit("slurm", verified))
-    ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
-    assert ran.code == 2
-    assert "job.sbatch belongs beside its folder" in ran.stderr

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import Dispatcher, Recompute, StepConfig
+from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.reference.step_config import step_config, training_config
@@ -62,32 +63,41 @@ def test_a_real_run_learns_its_routing_and_chooses_its_chunks(tiny: ModelSpec) -
     assert (config.steps, config.warmup_steps) == (5, 1)
 
 
-def test_without_memory_for_a_copy_the_planned_chunks_stay(tiny: ModelSpec) -> None:
-    for room in (0, None):
-        config = _trained(tiny, max_chunk_tokens=room)
-        assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
-        assert [stage.chunks for stage in config.stages] == [4, 4]
-
-
-def test_layers_that_keep_everything_choose_nothing_at_run_time(tiny: ModelSpec) -> None:
-    config = _trained(tiny, max_chunk_tokens=None, stage_recompute=("none", "none"), chunks=(1, 1))
+@each_row("room", (0, None))
+def test_without_memory_for_a_copy_the_planned_chunks_stay(
+    tiny: ModelSpec, room: int | None
+) -> None:
+    config = _trained(tiny, max_chunk_tokens=room)
     assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
-    assert config.routing.mode == "learned"
+    assert [stage.chunks for stage in config.stages] == [4, 4]
 
 
-def test_a_real_run_differs_from_the_verified_step_in_nothing_else(tiny: ModelSpec) -> None:
+def test_a_real_run_differs_from_the_verified_step_in_its_stages_and_routing_alone(
+    tiny: ModelSpec,
+) -> None:
     verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2)))
     step = step_config(verified.plan, verified.decision, steps=5, warmup_steps=1)
     training = training_config(verified, steps=5, warmup_steps=1)
     changed = {"stages": step.stages, "routing": step.routing}
     assert training.model_copy(update=changed) == step
+    config = _trained(tiny, max_chunk_tokens=None, stage_recompute=("none", "none"), chunks=(1, 1))
+    assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
+    assert config.routing.mode == "learned"
 
 
-def test_the_reference_step_has_no_zero_stage_2(tiny: ModelSpec) -> None:
+def test_the_reference_step_has_its_nodes_devices_and_zero_stages(tiny: ModelSpec) -> None:
     decision = sample_decision(pipeline_layout=(2, 2), zero_stage=2)
     plan = sample_verified(tiny, decision).plan
     with pytest.raises(ValueError, match="zero_stage 2"):
         step_config(plan, decision, steps=1, warmup_steps=0)
+    decision = sample_decision(pipeline_layout=(2, 2))
+    on_cpu = sample_verified(tiny, decision, device_kind="cpu").plan
+    assert step_config(on_cpu, decision, steps=1, warmup_steps=0).device == "cpu"
+    assert launch_shape(sample_verified(tiny, decision).plan, decision).device_kind == "cuda"
+    decision = sample_decision(pipeline_layout=(2, 2), dispatcher="hierarchical")
+    plan = sample_verified(tiny, decision, devices_per_node=2).plan
+    parallelism = step_config(plan, decision, steps=1, warmup_steps=0).parallelism
+    assert (parallelism.dispatcher, parallelism.ranks_per_node) == (Dispatcher.HIERARCHICAL, 2)
 
 
 def test_a_job_takes_as_few_nodes_as_equal_nodes_allow(tiny: ModelSpec) -> None:
@@ -101,17 +111,3 @@ def test_a_job_takes_as_few_nodes_as_equal_nodes_allow(tiny: ModelSpec) -> None:
         found[devices_per_node] = (shape.nodes, shape.devices_per_node)
         assert shape.num_devices == decision.num_devices
     assert found == expected
-
-
-def test_a_pool_without_accelerators_runs_on_processors(tiny: ModelSpec) -> None:
-    decision = sample_decision(pipeline_layout=(2, 2))
-    on_cpu = sample_verified(tiny, decision, device_kind="cpu").plan
-    assert step_config(on_cpu, decision, steps=1, warmup_steps=0).device == "cpu"
-    assert launch_shape(sample_verified(tiny, decision).plan, decision).device_kind == "cuda"
-
-
-def test_hierarchical_dispatch_knows_the_size_of_a_node(tiny: ModelSpec) -> None:
-    decision = sample_decision(pipeline_layout=(2, 2), dispatcher="hierarchical")
-    plan = sample_verified(tiny, decision, devices_per_node=2).plan
-    parallelism = step_config(plan, decision, steps=1, warmup_steps=0).parallelism
-    assert (parallelism.dispatcher, parallelism.ranks_per_node) == (Dispatcher.HIERARCHICAL, 2)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Failures
+from tests.expect import present
+from tests.rows import Failures, each_row
 from tests.tuner.engines.test_checkpoints import RESUMED, saving, saving_on_hosts
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.capabilities import TARGETS
@@ -26,8 +27,7 @@ BRIDGE = ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02")
 
 def forecast(verified: VerifiedPlan, **changes: Any) -> VerifiedPlan:
     """Change what is forecast of a plan's run."""
-    assert verified.predicted.run is not None
-    run = verified.predicted.run.model_copy(update=changes)
+    run = present(verified.predicted.run).model_copy(update=changes)
     predicted = verified.predicted.model_copy(update={"run": run})
     return verified.model_copy(update={"predicted": predicted})
 
@@ -39,7 +39,7 @@ def recorders(tmp_path: Path) -> Recorders:
 
 def started(recorders: Recorders, folder: Path, *arguments: str, **variables: str) -> list[str]:
     """Start an emitted script as the first of its nodes."""
-    ran = recorders.run(
+    ran = recorders.start(
         folder / "run.sh",
         *arguments,
         cwd=folder,
@@ -49,7 +49,6 @@ def started(recorders: Recorders, folder: Path, *arguments: str, **variables: st
         RECIPE="mine",
         **variables,
     )
-    assert ran.code == 0, ran.stderr
     argv: list[str] = ran.only("torchrun")
     return argv
 
@@ -60,23 +59,26 @@ def minutes(argv: list[str]) -> str:
     return said[-1] if said else ""
 
 
-def test_the_last_step_and_checkpoint_take_twice_what_is_forecast() -> None:
-    # Worked by hand: a step of two seconds, a write in the background and the last one.
-    for changes, expected in (
+@each_row(
+    ("changes", "expected"),
+    (
         ({}, 4),
         ({"checkpoint_write_s": 20.0}, 84),
         ({"checkpoint_stall_s": 30.0}, 124),
         ({"checkpoint_write_s": 20.1, "checkpoint_stall_s": 1.0}, 85),
-    ):
-        schedule = checkpoint_schedule(forecast(saving("megatron-lm"), **changes))
-        assert schedule is not None
-        assert schedule.ending_s == expected, changes
+    ),
+)
+def test_the_last_step_and_checkpoint_take_twice_what_is_forecast(
+    changes: dict[str, Any], expected: int
+) -> None:
+    # Worked by hand: a step of two seconds, a write in the background and the last one.
+    schedule = present(checkpoint_schedule(forecast(saving("megatron-lm"), **changes)))
+    assert schedule.ending_s == expected, changes
 
 
 def test_a_run_in_a_slurm_job_is_told_the_minutes_that_are_left(
-    recorders: Recorders, tmp_path: Path
+    recorders: Recorders, tmp_path: Path, failures: Failures
 ) -> None:
-    failures = Failures()
     for target in (*MEGATRON, *BRIDGE):
         # 120 s are kept for the job and the start, 84 s for the last checkpoint.
         verified = forecast(saving(target), checkpoint_write_s=20.0)
@@ -87,7 +89,7 @@ def test_a_run_in_a_slurm_job_is_told_the_minutes_that_are_left(
             (324, {"1", "2"}),  # 120 s, and the time that the script needs
             (100, {"1"}),  # nodes whose clocks differ must all be told a number
             (-5, {""}),
-        ):
+        )[: 4 if target in (MEGATRON[0], BRIDGE[0]) else 1]:
             end = str(int(time.time()) + left_s)
             argv = started(recorders, folder, CHECKPOINTS="/shared", SLURM_JOB_END_TIME=end)
             with failures.of(target, left_s):
@@ -106,7 +108,8 @@ def test_a_run_in_a_slurm_job_is_told_the_minutes_that_are_left(
             {"CHECKPOINTS": "/shared", "SLURM_JOB_END_TIME": "NONE"},
             {"CHECKPOINTS": "/shared", "SLURM_JOB_END_TIME": "x[$(touch${IFS}evaluated)]"},
         ]
-        for environment in cases:
+        # Scripts of other releases have the same lines.
+        for environment in cases if target in (MEGATRON[0], BRIDGE[0]) else cases[:1]:
             with failures.of(target, environment):
                 assert minutes(started(recorders, folder, **environment)) == ""
                 assert not (folder / "evaluated").exists()
@@ -114,24 +117,25 @@ def test_a_run_in_a_slurm_job_is_told_the_minutes_that_are_left(
             assert "SLURM_JOB_END_TIME       when the job ends" in (folder / "run.sh").read_text(
                 encoding="utf-8"
             )
-    failures.check()
 
 
-def test_checkpoints_on_hosts_do_not_change_it(recorders: Recorders, tmp_path: Path) -> None:
-    for target in ("megatron-lm", "megatron-bridge"):
-        folder = tmp_path / target
-        write_emitted(folder, emit(target, saving_on_hosts(target, replicas=1)))
-        argv = started(
-            recorders,
-            folder,
-            CHECKPOINTS="/shared",
-            LOCAL_CHECKPOINTS="/dev/shm/mine",
-            SLURM_JOB_END_TIME=str(int(time.time()) + 3600),
-        )
-        # Worked by hand: 3600 s less 124 s.
-        assert minutes(argv) == "57"
-        script = (folder / "run.sh").read_text(encoding="utf-8")
-        assert "does not save a step to CHECKPOINTS that it\n# has just saved to hosts." in script
+@each_row("target", ("megatron-lm", "megatron-bridge"))
+def test_checkpoints_on_hosts_do_not_change_it(
+    recorders: Recorders, tmp_path: Path, target: str
+) -> None:
+    folder = tmp_path / target
+    write_emitted(folder, emit(target, saving_on_hosts(target, replicas=1)))
+    argv = started(
+        recorders,
+        folder,
+        CHECKPOINTS="/shared",
+        LOCAL_CHECKPOINTS="/dev/shm/mine",
+        SLURM_JOB_END_TIME=str(int(time.time()) + 3600),
+    )
+    # Worked by hand: 3600 s less 124 s.
+    assert minutes(argv) == "57"
+    script = (folder / "run.sh").read_text(encoding="utf-8")
+    assert "does not save a step to CHECKPOINTS that it\n# has just saved to hosts." in script
 
 
 def test_every_release_has_the_setting() -> None:

@@ -180,6 +180,12 @@ class Recorders:
             calls=tuple(json.loads(line) for line in lines),
         )
 
+    def start(self, script: Path, *arguments: str, cwd: Path, **environment: str) -> Ran:
+        """Run a script that must succeed."""
+        ran = self.run(script, *arguments, cwd=cwd, **environment)
+        assert ran.code == 0, ran.stderr
+        return ran
+
 
 def _prediction(decision: TrainDecision) -> TrainPrediction:
     size_bytes = 15 * 2**30

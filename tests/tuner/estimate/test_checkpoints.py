@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import unwrapped
 from tuner.cli.estimate_text import estimate_text
 from tuner.engines.deepspeed import read as deepspeed
@@ -62,14 +63,12 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
         )
     )
     for one in (rare, often, behind):
-        assert one.run is not None
         assert one.change is not None
-        gained = one.change.run.effective_time_ratio - one.run.effective_time_ratio
+        gained = one.change.run.effective_time_ratio - present(one.run).effective_time_ratio
         assert one.change.gain_ratio == pytest.approx(gained)
         assert one.change.gain_ratio > 0.0
     # Waiting so often is best mended by not waiting.
-    assert often.change is not None
-    assert often.change.lines == (IN_BACKGROUND,)
+    assert present(often.change).lines == (IN_BACKGROUND,)
     for one in (rare, behind):
         assert one.change is not None
         steps = one.change.run.checkpoint_interval_steps
@@ -83,8 +82,7 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
     assert checkpoints_of(alone).change == often.change
     assert any("training waits for checkpoints" in note for note in alone.notes)
     # With the better interval nothing is left to gain by another one.
-    again = checkpoints_of(estimated(rare.change.lines[0])) if rare.change else None
-    assert again is not None
+    again = present(checkpoints_of(estimated(rare.change.lines[0])) if rare.change else None)
     assert again.change is None or "--async-save" in again.change.lines[0]
 
 
@@ -122,8 +120,7 @@ def test_it_says_how_much_room_checkpoints_take(
         one, words = of(f"--save-interval 100 {flags}", steps=steps)
         assert one.room is not None
         assert [one.room.most, one.room.change, one.room.change_most] == expected, (flags, steps)
-        assert one.run is not None
-        size = format_bytes(one.run.checkpoint_bytes)
+        size = format_bytes(present(one.run).checkpoint_bytes)
         (line,) = (line for line in unwrapped(words).splitlines() if f"{size} each" in line)
         assert (f" for {expected[0]} at most" in line) == (expected[0] is not None)
         assert f" with {expected[1]}" in line or not expected[1]
@@ -134,10 +131,9 @@ def test_a_launch_without_checkpoints_is_told_so(estimated: Callable[[str], Esti
     one = estimated("")
     told = checkpoints_of(one)
     assert (told.interval_steps, told.run) == (None, None)
-    assert told.change is not None
     text = estimate_text(one)
     assert "checkpoints    none before the end: every failure starts the run again" in text
-    assert f"with {told.change.lines[0]}" in text
+    assert f"with {present(told.change).lines[0]}" in text
     assert "% of the time advances training" in estimate_text(estimated("--save-interval 100"))
 
 
@@ -187,8 +183,7 @@ def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
     assert not switched_off.saves_nowhere
     spec = spec_of("llama-3.1-8b", nodes=1)
     estimated = checkpoints_of(estimate(failing(spec), titan))
-    assert estimated.change is not None
-    assert estimated.change.lines[0].startswith("checkpoint.interval = ")
+    assert present(estimated.change).lines[0].startswith("checkpoint.interval = ")
     assert estimate(spec, titan).checkpoints is None
     zero = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
     assert estimate(failing(spec), deepspeed.read(zero, source="ds.json")).checkpoints is None
@@ -210,20 +205,19 @@ def test_checkpoints_on_hosts_of_a_launch_are_priced(
     assert without.host_interval_steps is None
     assert hosts.host_interval_steps == 400
     assert hosts.run is not None
-    assert without.run is not None
-    levels = hosts.run.checkpoint_levels
-    assert levels is not None
+    levels = present(hosts.run.checkpoint_levels)
     # A factor of two is one replica; without process failures only they restore from hosts.
     assert (levels.replicas, levels.host_interval_steps) == (1, 400)
     assert hosts.run.checkpoint_interval_steps == 4000
+    assert without.run is not None
     assert hosts.run.effective_time_ratio > without.run.effective_time_ratio
     # Ranks of a node that copy to each other lose both copies with it.
     near = estimated(
         f"--save-interval 4000 {LOCAL} --non-persistent-save-interval 400 --replication"
         " --replication-jump 1"
     )
-    levels = (checkpoints_of(near).run or hosts.run).checkpoint_levels
-    assert levels is None or levels.replicas == 0
+    near_run = checkpoints_of(near).run or hosts.run
+    assert near_run.checkpoint_levels is None or near_run.checkpoint_levels.replicas == 0
     assert any("--replication-jump 8 sends them to others" in note for note in near.notes)
     # Ranks 0, 4 and 8 are on two nodes of eight devices.
     wide = estimated(
@@ -238,8 +232,7 @@ def test_checkpoints_on_hosts_of_a_launch_are_priced(
     single = checkpoints_of(
         estimated(f"--save-interval 4000 {LOCAL} --non-persistent-save-interval 400")
     )
-    assert single.run is not None
-    assert single.run.effective_time_ratio < without.run.effective_time_ratio
+    assert present(single.run).effective_time_ratio < without.run.effective_time_ratio
     # No copy on a host lies between two on shared storage.
     rare = checkpoints_of(
         estimated(f"--save-interval 4000 {LOCAL} --non-persistent-save-interval 3000")
@@ -280,8 +273,7 @@ def test_copies_on_hosts_that_no_rate_gives_a_use_to_do_no_harm(spec_of: MakeSpe
             saving_as(text, f"{LOCAL} --non-persistent-save-interval 400"), source="mixtral.sh"
         ),
     )
-    run = checkpoints_of(full).run
-    assert run is not None
+    run = present(checkpoints_of(full).run)
     assert not run.finishes
     assert "may be taken (cluster.pools[].host" in run.reason
 
@@ -301,9 +293,7 @@ def test_restarts_in_place_count_for_launches_that_have_them(spec_of: MakeSpec) 
         for flags in ("", "--inprocess-restart")
     )
     runs = [checkpoints_of(one).run for one in (without, with_it)]
-    assert runs[0] is not None
-    assert runs[1] is not None
-    assert runs[1].effective_time_ratio > runs[0].effective_time_ratio
+    assert present(runs[1]).effective_time_ratio > present(runs[0]).effective_time_ratio
     said = [
         any("in_process_restart has no" in note for note in one.notes) for one in (without, with_it)
     ]
@@ -345,8 +335,8 @@ def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -
     def changed(flags: str) -> str:
         launch = text.replace("--micro-batch-size", f"{flags} --micro-batch-size", 1)
         one = checkpoints_of(estimate(spec, megatron.read(launch, source="run.sh")))
-        assert one.change is not None
         # What is saved nowhere is no checkpoint.
+        assert one.change is not None
         assert (one.run is None) == one.change.lines[0].startswith("--save DIR ")
         return one.change.lines[0]
 
@@ -363,8 +353,9 @@ def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -
         "data_parallel_shard_degree = -1\n[checkpoint]\ninterval = 7\n"
     )
     titan = torchtitan.read(toml, source="run.toml")
-    change = checkpoints_of(estimate(failing(spec_of("llama-3.1-8b", nodes=1)), titan)).change
-    assert change is not None
+    change = present(
+        checkpoints_of(estimate(failing(spec_of("llama-3.1-8b", nodes=1)), titan)).change
+    )
     assert change.lines[0].startswith("checkpoint.enable = true, checkpoint.interval = ")
 
 
@@ -413,8 +404,7 @@ def test_sharded_launches_save_in_the_background_where_their_release_can(
         spec = failing(spec_of("mixtral-8x7b", nodes=8)).model_copy(update={"emit": emit})
         flags = f"--save /shared --save-interval 80 {sharding} --micro-batch-size"
         launch = megatron.read(text.replace("--micro-batch-size", flags, 1), source="run.sh")
-        change = checkpoints_of(estimate(spec, launch)).change
-        assert change is not None
+        change = present(checkpoints_of(estimate(spec, launch)).change)
         assert any("--async-save" in line for line in change.lines) == is_told, (sharding, emit)
 
 

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration, with_degrees
+from tuner.estimate.decision import to_decision
 from tuner.estimate.division import balanced
+from tuner.estimate.estimate import estimate, pricing_setup
 from tuner.estimate.legality import broken_rules
+from tuner.estimate.prices import price_configurations
+from tuner.estimate.registry import read_launch, read_text
 from tuner.spec.spec import Spec
 
 LAUNCHES = Path(__file__).parent / "launches"
@@ -38,7 +43,7 @@ def refusal(flags: str, spec: Spec, *, launch: str = LAUNCH) -> str:
     return message
 
 
-def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
+def test_a_launch_replaces_the_knobs_of_the_spec_and_says_so(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     own, notes = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
 
@@ -46,25 +51,36 @@ def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
     assert [stage.layers for stage in own.stages] == [8, 8, 8, 8]
     assert (own.stages[0].embedding, own.stages[3].loss) == (True, True)
     assert not any("replaces" in note for note in notes)
-
-
-def test_what_the_launch_says_replaces_the_spec_and_that_is_said(spec_of: MakeSpec) -> None:
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     spec = spec_of("mixtral-8x7b", nodes=16, sequence_length=8192, global_batch_size=512)
     _, notes = build_configuration(launch, spec)
 
     assert "--seq-length 4096 replaces the spec's 8192" in notes
     assert "a global batch of 256 replaces the spec's 512" in notes
     assert "the launch uses 64 of the spec's 128 devices" in notes
+    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
+    other = with_degrees(own, tensor=2, pipeline=8)
+
+    assert (other.data, other.sequence_parallel, len(other.stages)) == (4, True, 8)
+    assert other.devices == own.devices
 
 
-def test_ends_that_count_as_layers_make_126_layers_divide_by_64(spec_of: MakeSpec) -> None:
+def test_ends_that_count_as_layers_divide_and_a_padded_vocabulary_is_a_note(
+    spec_of: MakeSpec,
+) -> None:
     launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
     own, _ = build_configuration(launch, spec_of("llama-3.1-405b", nodes=128))
 
     # 128 with the ends, two for each of 64 stages.
     assert [stage.layers for stage in own.stages] == [1, *[2] * 62, 1]
     assert own.expert_tensor == 1
+    launch = megatron.read(LAUNCH + "--vocab-size 31999", source="run.sh")
+    _, notes = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
+
+    assert "--vocab-size 31999: priced with the model's vocabulary of 32000" in notes
+    launch = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
+    own, _ = build_configuration(launch, spec_of("llama-3.1-8b", nodes=8))
+
+    assert (own.data, own.num_microbatches, own.zero_stage) == (64, 4, 3)
 
 
 def test_torchtitan_gives_the_rest_to_earlier_stages_and_flushes_each_local_batch(
@@ -80,19 +96,25 @@ def test_torchtitan_gives_the_rest_to_earlier_stages_and_flushes_each_local_batc
     assert own.ranks_per_copy == 4
 
 
-def test_deepspeed_accumulates_what_the_devices_leave(spec_of: MakeSpec) -> None:
-    launch = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
-    own, _ = build_configuration(launch, spec_of("llama-3.1-8b", nodes=8))
-
-    assert (own.data, own.num_microbatches, own.zero_stage) == (64, 4, 3)
-
-
-def test_a_launch_that_leaves_the_devices_open_uses_those_of_the_spec(spec_of: MakeSpec) -> None:
+def test_launches_agree_with_the_devices_of_the_spec_or_are_refused(spec_of: MakeSpec) -> None:
     launch = megatron.read("--micro-batch-size 1 --global-batch-size 64", source="args")
     own, notes = build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
 
     assert own.data == 16
     assert "the launch leaves the number of devices open: the spec's 16 count" in notes
+    message = refusal("", spec_of("llama-3.1-8b", nodes=4))
+
+    assert "starts 64 processes, but the spec's cluster has 32 devices" in message
+    launch = torchtitan.read("[parallelism]\ndata_parallel_shard_degree = 6", source="t.toml")
+    with pytest.raises(SpecError, match="are 6 devices, not 16; the nearest is 16"):
+        build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
+    text = (
+        '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, '
+        '"gradient_accumulation_steps": 4}'
+    )
+    launch = deepspeed.read(text, source="ds.json")
+    with pytest.raises(SpecError, match=r"= 128; write 128, or 2 micro-batches"):
+        build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
 
 
 def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeSpec) -> None:
@@ -267,47 +289,10 @@ def test_refuses_with_value_rule_and_nearest_legal_value(
     assert all(part in message for part in parts), message
 
 
-def test_more_processes_than_devices_are_refused(spec_of: MakeSpec) -> None:
-    message = refusal("", spec_of("llama-3.1-8b", nodes=4))
-
-    assert "starts 64 processes, but the spec's cluster has 32 devices" in message
-
-
-def test_torchtitan_degrees_must_make_the_devices(spec_of: MakeSpec) -> None:
-    launch = torchtitan.read("[parallelism]\ndata_parallel_shard_degree = 6", source="t.toml")
-    with pytest.raises(SpecError, match="are 6 devices, not 16; the nearest is 16"):
-        build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
-
-
-def test_deepspeed_batches_must_agree(spec_of: MakeSpec) -> None:
-    text = (
-        '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, '
-        '"gradient_accumulation_steps": 4}'
-    )
-    launch = deepspeed.read(text, source="ds.json")
-    with pytest.raises(SpecError, match=r"= 128; write 128, or 2 micro-batches"):
-        build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
-
-
-def test_a_padded_vocabulary_is_a_note(spec_of: MakeSpec) -> None:
-    launch = megatron.read(LAUNCH + "--vocab-size 31999", source="run.sh")
-    _, notes = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
-
-    assert "--vocab-size 31999: priced with the model's vocabulary of 32000" in notes
-
-
-def test_other_degrees_take_their_devices_from_data_parallelism(spec_of: MakeSpec) -> None:
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
-    other = with_degrees(own, tensor=2, pipeline=8)
-
-    assert (other.data, other.sequence_parallel, len(other.stages)) == (4, True, 8)
-    assert other.devices == own.devices
-
-
 def test_uneven_layers_leave_the_ends_the_smaller_share() -> None:
     assert [stage.layers for stage in balanced(61, 4)] == [15, 16, 15, 15]
     assert [stage.layers for stage in balanced(63, 4)] == [16, 16, 16, 15]
+    assert (nearest_multiple(1, 8), nearest_multiple(13, 8)) == (8, 16)
 
 
 @each_row(
@@ -317,5 +302,80 @@ def test_the_nearest_divisor(whole: int, wanted: int, expected: int) -> None:
     assert nearest_divisor(whole, wanted) == expected
 
 
-def test_the_nearest_multiple_is_never_nothing() -> None:
-    assert (nearest_multiple(1, 8), nearest_multiple(13, 8)) == (8, 16)
+# Copies of the sharded state (HSDP, MiCS) and orders of ranks reach the decision of a launch.
+
+HSDP = """
+[training]
+local_batch_size = 4
+seq_len = 4096
+[parallelism]
+data_parallel_replicate_degree = {copies}
+data_parallel_shard_degree = {shard}
+"""
+MEGATRON = (
+    "torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py --pipeline-model-parallel-size 2"
+    " --expert-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 256 --bf16"
+    " --seq-length 4096 --use-distributed-optimizer --moe-token-dispatcher-type alltoall"
+    " --hidden-dropout 0 --attention-dropout 0 "
+)
+
+
+def test_copies_of_hsdp_reach_the_decision_and_the_price(spec_of: Callable[..., Spec]) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=4)
+    steps = {}
+    for copies in (1, 4):
+        text = HSDP.format(copies=copies, shard=32 // copies)
+        launch = read_text(text, format_name="torchtitan", source="hsdp.toml")
+        own, _ = build_configuration(launch, spec)
+        decision = to_decision(own, spec.model)
+        assert decision.num_state_copies == copies
+        assert decision.shard_ranks == (None if copies == 1 else 8)
+        (price,) = price_configurations((own,), pricing_setup(spec, None))
+        steps[copies] = price.peak_bytes_P.max()
+    # Four copies of the state take more memory than one.
+    assert steps[4] > steps[1]
+
+
+def test_mics_is_held_against_the_manifest(tmp_path: Path, spec_of: Callable[..., Spec]) -> None:
+    path = tmp_path / "ds.json"
+    settings = {
+        "train_batch_size": 256,
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "mics_shard_size": 8},
+    }
+    path.write_text(json.dumps(settings))
+    result = estimate(spec_of("llama-3.1-8b", nodes=4), read_launch(str(path)))
+    assert result.decision.shard_ranks == 8
+    assert any("shard_ranks" in refusal for refusal in result.refused_by)
+
+
+def test_megatrons_copies_and_order_of_ranks_are_read(spec_of: Callable[..., Spec]) -> None:
+    spec = spec_of("qwen3-30b-a3b", nodes=4)
+    result = {}
+    for more, copies, order in (
+        ("", 1, "tp-cp-ep-dp-pp"),
+        ("--num-distributed-optimizer-instances 4", 4, "tp-cp-ep-dp-pp"),
+        ("--use-tp-pp-dp-mapping", 1, "tp-cp-ep-pp-dp"),
+    ):
+        own, _ = build_configuration(read_launch(MEGATRON + more), spec)
+        decision = to_decision(own, spec.model)
+        assert (decision.num_state_copies, decision.rank_order) == (copies, order), more
+        (price,) = price_configurations((own,), pricing_setup(spec, None))
+        result[more] = price.step_s
+    # With pipeline ranks inside, data-parallel groups span servers: the order has a price.
+    assert len(set(result.values())) == 3
+
+
+def test_block_recomputation_counts_the_layers_of_every_model_chunk(
+    spec_of: Callable[..., Spec],
+) -> None:
+    # 48 layers, PP 2, two model chunks a rank: 12 layers each, of which 3 are recomputed.
+    more = (
+        "--num-virtual-stages-per-pipeline-rank 2 --recompute-granularity full"
+        " --recompute-method block --recompute-num-layers 3"
+    )
+    spec = spec_of("qwen3-30b-a3b", nodes=4)
+    own, _ = build_configuration(read_launch(MEGATRON + more), spec)
+    assert own.recompute_ratio == 0.25
+    assert to_decision(own, spec.model).recompute_num_layers == 3

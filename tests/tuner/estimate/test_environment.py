@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import refused
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.environment import lines_to_set
@@ -61,52 +63,55 @@ def test_an_overlap_that_one_queue_hinders_says_what_must_change(
         assert "tensor and context parallelism, which want 1, then overlap less" in line
 
 
+@each_row("export", ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=1 \\"))
 def test_without_tensor_parallelism_nothing_is_lost_by_more_queues(
-    tmp_path: Path, spec_of: Callable[..., Spec]
+    tmp_path: Path, spec_of: Callable[..., Spec], export: str
 ) -> None:
-    for export in ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=1 \\"):
-        result = _overlaps(_found(tmp_path, spec_of, export))
-        assert result
-        for change in result:
-            (line,) = change.environment
-            assert line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=32")
-            assert "overlap less" not in line
+    result = _overlaps(_found(tmp_path, spec_of, export))
+    assert result
+    for change in result:
+        (line,) = change.environment
+        assert line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=32")
+        assert "overlap less" not in line
 
 
+@each_row("environment", ("", "export CUDA_DEVICE_MAX_CONNECTIONS=${CONNECTIONS:-32}"))
 def test_an_environment_that_has_the_value_needs_no_change(
-    tmp_path: Path, spec_of: Callable[..., Spec]
+    tmp_path: Path, spec_of: Callable[..., Spec], environment: str
 ) -> None:
-    for environment in ("", "export CUDA_DEVICE_MAX_CONNECTIONS=${CONNECTIONS:-32}"):
-        result = _overlaps(_found(tmp_path, spec_of, environment))
-        assert result
-        assert {change.environment for change in result} == {()}
+    result = _overlaps(_found(tmp_path, spec_of, environment))
+    assert result
+    assert {change.environment for change in result} == {()}
 
 
-def test_tensor_parallelism_before_blackwell_needs_one_queue(
-    tmp_path: Path, spec_of: Callable[..., Spec]
-) -> None:
-    for device, environment, arguments in (
+@each_row(
+    ("device", "environment", "arguments"),
+    (
         ("h100-sxm", "", True),
         ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", True),
         ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=1", False),
         ("a100-80gb-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", True),
         ("b200-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", False),
         ("rtx-pro-6000-server", "export CUDA_DEVICE_MAX_CONNECTIONS=8", False),
-    ):
-        path = tmp_path / "launch.sh"
-        path.write_text(LAUNCH.format(environment=environment, tensor=1, more=""))
-        spec = spec_of("qwen3-30b-a3b", nodes=4, device=device)
-        launch = read_launch(str(path))
-        own, _ = build_configuration(launch, spec)
-        setup = pricing_setup(spec, None, measured=None)
-        turned = {
-            knob_change.what: knob_change.apply(own)
-            for knob_change in knob_changes(own, spec.model, setup.sheet.generation)
-        }
-        after = turned["tensor parallelism 2 instead of 1"]
-        lines = lines_to_set(own, after, launch.environment, setup.sheet.generation)
-        expected = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if arguments else []
-        assert [line.partition("  #")[0] for line in lines] == expected, (device, environment)
+    ),
+)
+def test_tensor_parallelism_before_blackwell_needs_one_queue(
+    *, tmp_path: Path, spec_of: Callable[..., Spec], device: str, environment: str, arguments: bool
+) -> None:
+    path = tmp_path / "launch.sh"
+    path.write_text(LAUNCH.format(environment=environment, tensor=1, more=""))
+    spec = spec_of("qwen3-30b-a3b", nodes=4, device=device)
+    launch = read_launch(str(path))
+    own, _ = build_configuration(launch, spec)
+    setup = pricing_setup(spec, None, measured=None)
+    turned = {
+        knob_change.what: knob_change.apply(own)
+        for knob_change in knob_changes(own, spec.model, setup.sheet.generation)
+    }
+    after = turned["tensor parallelism 2 instead of 1"]
+    lines = lines_to_set(own, after, launch.environment, setup.sheet.generation)
+    expected = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if arguments else []
+    assert [line.partition("  #")[0] for line in lines] == expected, (device, environment)
 
 
 def test_graphs_with_expandable_segments_ask_for_unregistered_buffers(
@@ -121,23 +126,18 @@ def test_graphs_with_expandable_segments_ask_for_unregistered_buffers(
         _found(tmp_path, spec_of, segments, more=graphs)
 
 
-def test_a_launch_that_its_engine_stops_at_is_refused_in_one_line(
+def test_a_launch_that_its_engine_stops_at_is_refused_and_an_overlap_noted(
     tmp_path: Path, spec_of: Callable[..., Spec]
 ) -> None:
-    with pytest.raises(SpecError) as refused:
+    with refused(
+        SpecError,
+        "Megatron-LM stops at CUDA_DEVICE_MAX_CONNECTIONS=8",
+        "set CUDA_DEVICE_MAX_CONNECTIONS=1",
+    ):
         _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=8", tensor=2)
-    said = str(refused.value)
-    assert "Megatron-LM stops at CUDA_DEVICE_MAX_CONNECTIONS=8" in said
-    assert "set CUDA_DEVICE_MAX_CONNECTIONS=1" in said
-    assert "\n" not in said
     sharded = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
     with pytest.raises(SpecError, match="Megatron-FSDP needs more than one hardware queue"):
         _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", more=sharded)
-
-
-def test_an_overlap_in_one_queue_is_noted_beside_its_price(
-    tmp_path: Path, spec_of: Callable[..., Spec]
-) -> None:
     overlap = "--overlap-moe-expert-parallel-comm"
     result = _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", more=overlap)
     assert any(note.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1, but") for note in result.notes)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tuner.costs.train.calibration import GENERIC_BAND
 from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_lm import read as megatron
@@ -35,7 +36,7 @@ def mixtral(spec_of: MakeSpec) -> Estimate:
     return estimate(spec_of("mixtral-8x7b", nodes=8), megatron.read(text, source="mixtral.sh"))
 
 
-def test_time_and_tokens_are_two_views_of_one_number(mixtral: Estimate) -> None:
+def test_time_tokens_and_utilisation_are_views_of_one_number(mixtral: Estimate) -> None:
     tokens = 256 * 4096
 
     assert mixtral.tokens_per_s_per_device * mixtral.step_time_s * 64 == pytest.approx(tokens)
@@ -43,19 +44,6 @@ def test_time_and_tokens_are_two_views_of_one_number(mixtral: Estimate) -> None:
     assert (low, high) == pytest.approx([mixtral.step_time_s * side for side in GENERIC_BAND])
     slow, fast = mixtral.tokens_per_s_per_device_band
     assert slow < mixtral.tokens_per_s_per_device < fast
-
-
-def test_the_simulated_schedule_agrees_with_the_closed_form(mixtral: Estimate) -> None:
-    assert mixtral.played_step_time_s == pytest.approx(mixtral.step_time_s, rel=0.03)
-
-
-def test_without_a_pipeline_there_is_nothing_to_play(spec_of: MakeSpec) -> None:
-    result = estimated("", spec_of("llama-3.1-8b", nodes=1))
-
-    assert result.played_step_time_s == pytest.approx(result.step_time_s, rel=1e-9)
-
-
-def test_utilisation_follows_from_the_named_convention(mixtral: Estimate) -> None:
     # Llama-like counts by hand: Mixtral has 12.6 G active weights outside the embedding, 6 FLOP
     # each, and 6 * 32 layers * 4096 * 2 attended-token-halves of attention: about 79 GFLOP a token.
     per_token = 6 * 12.6e9 + 6 * 32 * 4096 * 4096
@@ -68,7 +56,16 @@ def test_utilisation_follows_from_the_named_convention(mixtral: Estimate) -> Non
     assert use.peak_name.startswith("h100-sxm, dense bf16")
 
 
-def test_shares_stay_inside_the_step(mixtral: Estimate) -> None:
+def test_the_simulated_schedule_agrees_with_the_closed_form(
+    mixtral: Estimate, spec_of: MakeSpec
+) -> None:
+    assert mixtral.played_step_time_s == pytest.approx(mixtral.step_time_s, rel=0.03)
+    result = estimated("", spec_of("llama-3.1-8b", nodes=1))
+
+    assert result.played_step_time_s == pytest.approx(result.step_time_s, rel=1e-9)
+
+
+def test_shares_of_the_step_and_memory_are_stated_by_rank(mixtral: Estimate) -> None:
     shares = mixtral.exposed.model_dump().values()
 
     assert all(0.0 <= share < 1.0 for share in shares)
@@ -77,9 +74,6 @@ def test_shares_stay_inside_the_step(mixtral: Estimate) -> None:
     assert mixtral.exposed.bubble_ratio > 0.1
     assert mixtral.exposed.tensor_ratio == 0.0
     assert mixtral.exposed.all_to_all_ratio > 0.0
-
-
-def test_memory_is_stated_by_rank_and_the_highest_is_named(mixtral: Estimate) -> None:
     totals = [rank.total_bytes for rank in mixtral.memory]
 
     assert len(totals) == 4
@@ -90,10 +84,11 @@ def test_memory_is_stated_by_rank_and_the_highest_is_named(mixtral: Estimate) ->
     assert mixtral.memory[0].activation_bytes > mixtral.memory[3].activation_bytes
 
 
-def test_the_smallest_change_is_one_knob_and_its_lines_say_so(mixtral: Estimate) -> None:
-    change = mixtral.smallest_change
+def test_the_smallest_change_is_one_knob_can_be_launched_and_does_what_was_predicted(
+    mixtral: Estimate, spec_of: MakeSpec
+) -> None:
+    change = present(mixtral.smallest_change)
 
-    assert change is not None
     assert len(change.what) == 1
     assert change.gain_ratio > LEAST_GAIN_RATIO
     assert change.step_time_s < mixtral.step_time_s
@@ -101,19 +96,6 @@ def test_the_smallest_change_is_one_knob_and_its_lines_say_so(mixtral: Estimate)
     assert change == mixtral.changes[0]
     gains = [one.gain_ratio for one in mixtral.changes]
     assert gains == sorted(gains, reverse=True)
-
-
-def test_pairs_are_offered_only_where_they_bring_more(mixtral: Estimate) -> None:
-    if mixtral.best_pair is not None and mixtral.smallest_change is not None:
-        assert mixtral.best_pair.step_time_s < mixtral.smallest_change.step_time_s
-        assert len(mixtral.best_pair.what) == 2
-
-
-def test_a_change_can_be_launched_and_does_what_was_predicted(
-    spec_of: MakeSpec, mixtral: Estimate
-) -> None:
-    change = mixtral.smallest_change
-    assert change is not None
     text = (LAUNCHES / "mixtral.sh").read_text()
     kept = [line for line in change.lines if not line.startswith("remove")]
     assert kept == list(change.lines)
@@ -123,6 +105,9 @@ def test_a_change_can_be_launched_and_does_what_was_predicted(
 
     assert again.decision == change.decision
     assert again.step_time_s == pytest.approx(change.step_time_s)
+    if mixtral.best_pair is not None and mixtral.smallest_change is not None:
+        assert mixtral.best_pair.step_time_s < mixtral.smallest_change.step_time_s
+        assert len(mixtral.best_pair.what) == 2
 
 
 def test_recomputation_costs_time_saves_memory_and_counts_in_hfu_only(spec_of: MakeSpec) -> None:
@@ -138,25 +123,20 @@ def test_recomputation_costs_time_saves_memory_and_counts_in_hfu_only(spec_of: M
     assert 1.25 < use.hfu_ratio / use.mfu_ratio < 4 / 3
 
 
-def test_a_launch_that_recomputes_in_vain_gets_a_note(spec_of: MakeSpec) -> None:
+def test_changes_undo_what_is_in_vain_or_does_not_fit(spec_of: MakeSpec) -> None:
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     result = estimated(f"{full} --seq-length 2048", spec_of("llama-3.1-8b", nodes=1))
 
-    assert result.smallest_change is not None
-    assert result.smallest_change.lines == (
+    assert present(result.smallest_change).lines == (
         "remove --recompute-granularity",
         "remove --recompute-method",
         "remove --recompute-num-layers",
     )
-
-
-def test_what_does_not_fit_gets_the_change_that_makes_it_fit(spec_of: MakeSpec) -> None:
     result = estimated("--micro-batch-size 8", spec_of("llama-3.1-8b", nodes=1))
 
     assert not result.fits
     assert result.peak_memory_bytes > result.memory_limit_bytes
-    assert result.smallest_change is not None
-    assert result.smallest_change.peak_memory_bytes <= result.memory_limit_bytes
+    assert present(result.smallest_change).peak_memory_bytes <= result.memory_limit_bytes
 
 
 def test_the_risk_of_running_out_uses_the_whole_device_memory(spec_of: MakeSpec) -> None:
@@ -271,7 +251,7 @@ def test_a_pipeline_that_runs_empty_more_often_waits_more(spec_of: MakeSpec) -> 
     assert often.exposed.bubble_ratio > once.exposed.bubble_ratio
 
 
-def test_pools_need_a_device_description(spec_of: MakeSpec) -> None:
+def test_a_launch_is_priced_on_one_pool_of_a_described_device(spec_of: MakeSpec) -> None:
     spec = spec_of("llama-3.1-8b", nodes=1)
     measured = Pool(name="pool", profile=Path("profile"), nodes=1, devices_per_node=8)
     unknown = Pool(name="pool", device="h1000", nodes=1, devices_per_node=8)
@@ -280,10 +260,6 @@ def test_pools_need_a_device_description(spec_of: MakeSpec) -> None:
         estimated("", spec.model_copy(update={"cluster": Cluster(pools=(measured,))}))
     with pytest.raises(UnknownDeviceError):
         estimated("", spec.model_copy(update={"cluster": Cluster(pools=(unknown,))}))
-
-
-def test_a_launch_is_priced_on_one_pool(spec_of: MakeSpec) -> None:
-    spec = spec_of("llama-3.1-8b", nodes=1)
     pools = tuple(
         Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
     )

@@ -19,14 +19,11 @@ LAUNCHES = Path(__file__).parent / "launches"
 MakeSpec = Callable[..., Spec]
 
 
-def test_nothing_changed_is_no_line(spec_of: MakeSpec) -> None:
+def test_lines_state_what_changed_alone(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="m")
     own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
 
     assert flag_lines(launch, own, own) == ()
-
-
-def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "deepseek-v3.sh").read_text(), source="m")
     own, _ = build_configuration(launch, spec_of("deepseek-v3", nodes=128))
     after = own.changed(
@@ -43,9 +40,6 @@ def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> 
         "remove --recompute-modules",
         "remove --moe-enable-deepep",
     )
-
-
-def test_a_shorthand_is_written_out_when_part_of_it_changes(spec_of: MakeSpec) -> None:
     text = "--micro-batch-size 1 --global-batch-size 64 --bf16 --recompute-activations"
     launch = megatron.read(text, source="args")
     own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=2))
@@ -55,9 +49,6 @@ def test_a_shorthand_is_written_out_when_part_of_it_changes(spec_of: MakeSpec) -
         "--recompute-modules moe_act",
         "remove --recompute-activations",
     )
-
-
-def test_other_stages_replace_the_layout(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "deepseek-v3.sh").read_text(), source="m")
     own, _ = build_configuration(launch, spec_of("deepseek-v3", nodes=128))
     after = with_degrees(own, virtual_pipeline=1)
@@ -67,11 +58,6 @@ def test_other_stages_replace_the_layout(spec_of: MakeSpec) -> None:
             "(t*8|)*4t*8|", "(tttttttt|)*5"
         ),
     )
-
-
-def test_expert_tensor_parallelism_is_pinned_when_the_engine_would_follow(
-    spec_of: MakeSpec,
-) -> None:
     text = "--micro-batch-size 1 --global-batch-size 64 --bf16"
     launch = megatron.read(text, source="args")
     own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=2))

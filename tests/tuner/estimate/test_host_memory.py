@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import unwrapped
 from tuner.cli.estimate_text import estimate_text
 from tuner.engines.deepspeed import read as deepspeed
@@ -40,11 +41,11 @@ def test_an_offloaded_optimizer_is_counted_and_checked(spec_of: MakeSpec) -> Non
     spec = spec_of("mixtral-8x7b", nodes=8)
     mean = num_parameters(spec.model) * 16 / 8
     unknown = megatron_on(spec, OFFLOADED)
-    assert unknown.host_memory is not None
-    assert unknown.host_memory.node_bytes == pytest.approx(mean, rel=0.1)
+    assert present(unknown.host_memory).node_bytes == pytest.approx(mean, rel=0.1)
     half = megatron_on(spec, f"{OFFLOADED} --optimizer-offload-fraction 0.5")
-    assert half.host_memory is not None
-    assert half.host_memory.node_bytes == pytest.approx(unknown.host_memory.node_bytes / 2)
+    assert present(half.host_memory).node_bytes == pytest.approx(
+        present(unknown.host_memory).node_bytes / 2
+    )
     assert unknown.fits
     assert "cluster.pools[].host" in unwrapped(estimate_text(unknown))
     for memory, fits in ((int(mean * 1.2), True), (64 * GIB, False)):
@@ -74,10 +75,11 @@ def test_copies_that_wait_for_a_write_count_whether_failures_are_stated_or_not(
     behind, waiting = (
         megatron_on(spec, flags) for flags in (IN_BACKGROUND, "--save /c --save-interval 80")
     )
-    assert behind.host_memory is not None
     # 14 bytes a parameter over eight nodes.
     copies = num_parameters(spec.model) * 14 / 8
-    assert behind.host_memory.parts == {"copies of checkpoints": pytest.approx(copies, rel=0.01)}
+    assert present(behind.host_memory).parts == {
+        "copies of checkpoints": pytest.approx(copies, rel=0.01)
+    }
     assert waiting.host_memory is None
     assert not megatron_on(on_hosts(spec, Host(memory=64 * GIB)), IN_BACKGROUND).fits
 
@@ -94,16 +96,13 @@ def test_parameters_on_hosts_leave_the_device_and_are_copied_both_ways(spec_of: 
     optimizer, both = (
         deepspeed_of({"offload_optimizer": host, **more}) for more in ({}, {"offload_param": host})
     )
-    assert optimizer.host_memory is not None
-    assert both.host_memory is not None
     # DeepSpeed's own estimates are 16 and 18 bytes a parameter, before their buffers.
     parameters = num_parameters(spec.model)
-    assert optimizer.host_memory.node_bytes == pytest.approx(16 * parameters, rel=0.01)
-    assert both.host_memory.node_bytes == pytest.approx(18 * parameters, rel=0.01)
+    assert present(optimizer.host_memory).node_bytes == pytest.approx(16 * parameters, rel=0.01)
+    assert present(both.host_memory).node_bytes == pytest.approx(18 * parameters, rel=0.01)
     assert both.peak_memory_bytes < optimizer.peak_memory_bytes - 2 * parameters // 8
     assert both.step_time_s > optimizer.step_time_s
     # FSDP's policy moves fp32 parameters, their gradients and the optimizer.
     on = "[training]\nenable_cpu_offload = true\n[parallelism]\ndata_parallel_shard_degree = -1\n"
     titan = estimate(spec, torchtitan.read(on, source="job.toml"))
-    assert titan.host_memory is not None
-    assert titan.host_memory.node_bytes == pytest.approx(16 * parameters, rel=0.01)
+    assert present(titan.host_memory).node_bytes == pytest.approx(16 * parameters, rel=0.01)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.rows import each_row
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import Estimate
 from tuner.estimate.registry import read_launch
@@ -24,11 +25,9 @@ def _peak_gib(result: Estimate) -> float:
     return result.peak_memory_bytes / GIB
 
 
-def test_peaks_are_those_of_its_examples(spec_of: Callable[..., Spec]) -> None:
-    # Stated in the comments of examples/megatron of github.com/modelscope/ms-swift (3602360a).
-    packed = f"--packing true --sequence_parallel true --cross_entropy_loss_fusion true {FULL}"
-    wrong = []
-    for model, nodes, stated_gib, flags in (
+@each_row(
+    ("model", "nodes", "stated_gib", "flags"),
+    (
         (
             "qwen3-30b-a3b",
             2,
@@ -42,16 +41,18 @@ def test_peaks_are_those_of_its_examples(spec_of: Callable[..., Spec]) -> None:
             "--pipeline_model_parallel_size 2 --decoder_first_pipeline_num_layers 25"
             " --tensor_model_parallel_size 4 --expert_model_parallel_size 4 --global_batch_size 4",
         ),
-    ):
-        command = (
-            f"NNODES={nodes} NPROC_PER_NODE=8 megatron sft --model m --max_length 8192 {flags}"
-            f" {packed}"
-        )
-        spec = spec_of(model, nodes=nodes, device="a100-80gb-sxm")
-        found = _peak_gib(estimate(spec, read_launch(command)))
-        if abs(found / stated_gib - 1.0) > 0.10:
-            wrong.append((flags, found, stated_gib))
-    assert not wrong
+    ),
+)
+def test_peaks_are_those_of_its_examples(
+    spec_of: Callable[..., Spec], model: str, nodes: int, stated_gib: float, flags: str
+) -> None:
+    packed = f"--packing true --sequence_parallel true --cross_entropy_loss_fusion true {FULL}"
+    command = (
+        f"NNODES={nodes} NPROC_PER_NODE=8 megatron sft --model m --max_length 8192 {flags} {packed}"
+    )
+    spec = spec_of(model, nodes=nodes, device="a100-80gb-sxm")
+    found = _peak_gib(estimate(spec, read_launch(command)))
+    assert not (abs(found / stated_gib - 1.0) > 0.10), (flags, found, stated_gib)
 
 
 def test_peaks_of_adapters_are_those_of_its_examples(spec_of: Callable[..., Spec]) -> None:

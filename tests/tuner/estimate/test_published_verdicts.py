@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.estimate.conftest import MODELS
 from tuner.engines.megatron_bridge.read import read_container
 from tuner.engines.megatron_lm import read as megatron
@@ -87,13 +88,13 @@ def test_checkpointing_by_operation_keeps_copies_with_an_all_to_all_alone(
     assert _peak_gib(_deepseek(former, expert=8), spec) == pytest.approx(78.1, rel=0.1)
 
 
-def test_an_all_to_all_that_is_kept_adds_its_copies(spec_of: MakeSpec) -> None:
-    # pytorch/torchtitan#1672: 70.02 and 74.53 GiB, EP 4, devices and batch not stated. Copies of
-    # one sequence by 26 layers are the difference: one sequence on each of four devices.
+@each_row(("switch", "gib"), (("[checkpoint]\nenable_checkpoint = false\n", 70.02), ("", 74.53)))
+def test_an_all_to_all_that_is_kept_adds_its_copies(
+    spec_of: MakeSpec, switch: str, gib: float
+) -> None:
     spec = spec_of("deepseek-v2-lite", nodes=1, device="a100-80gb-sxm", global_batch_size=4)
-    for switch, gib in (("[checkpoint]\nenable_checkpoint = false\n", 70.02), ("", 74.53)):
-        launch = _deepseek(BY_OP + switch, batch=1, expert=4).model_copy(update={"devices": 4})
-        assert _peak_gib(launch, spec) == pytest.approx(gib, rel=0.03)
+    launch = _deepseek(BY_OP + switch, batch=1, expert=4).model_copy(update={"devices": 4})
+    assert _peak_gib(launch, spec) == pytest.approx(gib, rel=0.03)
 
 
 def test_a_command_before_june_2025_compiles_layers_and_scales_by_rows(spec_of: MakeSpec) -> None:
@@ -230,7 +231,9 @@ def qwen(spec_of: MakeSpec) -> Callable[..., Spec]:
     return make
 
 
-def test_moments_in_bf16_make_a_launch_fit(qwen: Callable[..., Spec]) -> None:
+def test_moments_in_bf16_make_a_launch_fit_and_grouped_gemms_wait_less(
+    qwen: Callable[..., Spec],
+) -> None:
     spec = qwen(device="h100-sxm", nodes=1, batch=256, sequence=4096)
     flags = f"{QWEN}--expert-model-parallel-size 8 --global-batch-size 256 --seq-length 4096 "
     aware = "--use-precision-aware-optimizer --main-grads-dtype bf16 "
@@ -242,30 +245,27 @@ def test_moments_in_bf16_make_a_launch_fit(qwen: Callable[..., Spec]) -> None:
     # 4 bytes of each of its parameters, 3.8 billion on this device.
     assert saved == pytest.approx(14.2, rel=0.02)
     assert narrow.peak_bytes_P.max() < 76.0 * GIB
-
-
-def test_tokens_beyond_the_capacity_leave_memory(qwen: Callable[..., Spec]) -> None:
-    # alibaba/Pai-Megatron-Patch#643: both ran on 80 GB, in 10.4 and 21.0 s.
-    for pipeline, expert, batch, seconds in ((2, 8, 128, 10.361), (4, 4, 256, 20.992)):
-        spec = qwen(device="h800-sxm", nodes=2, batch=batch, sequence=8192)
-        flags = (
-            f"{QWEN}--pipeline-model-parallel-size {pipeline} --moe-permute-fusion "
-            f"--expert-model-parallel-size {expert} --global-batch-size {batch} --seq-length 8192 "
-        )
-        capped = _priced(
-            megatron.read(f"{flags}--moe-expert-capacity-factor 1.0", source="run.sh"), spec
-        )
-        assert capped.peak_bytes_P.max() < 76.0 * GIB
-        assert capped.step_s == pytest.approx(seconds, rel=0.15)
-        assert _priced(megatron.read(flags, source="run.sh"), spec).peak_bytes_P.max() > 76.0 * GIB
-
-
-def test_experts_without_grouped_gemms_wait_for_the_host(qwen: Callable[..., Spec]) -> None:
-    spec = qwen(device="h100-sxm", nodes=1, batch=256, sequence=4096)
-    flags = f"{QWEN}--expert-model-parallel-size 8 --global-batch-size 256 --seq-length 4096 "
     each, grouped = (
         _priced(megatron.read(flags + more, source="run.sh"), spec)
         for more in ("", "--moe-grouped-gemm")
     )
     assert each.seconds("host_s") > 1.5 * grouped.seconds("host_s")
     assert each.peak_bytes_P.max() == grouped.peak_bytes_P.max()
+
+
+@each_row(("pipeline", "expert", "batch", "seconds"), ((2, 8, 128, 10.361), (4, 4, 256, 20.992)))
+def test_tokens_beyond_the_capacity_leave_memory(
+    qwen: Callable[..., Spec], pipeline: int, expert: int, batch: int, seconds: float
+) -> None:
+    # alibaba/Pai-Megatron-Patch#643: both ran on 80 GB, in 10.4 and 21.0 s.
+    spec = qwen(device="h800-sxm", nodes=2, batch=batch, sequence=8192)
+    flags = (
+        f"{QWEN}--pipeline-model-parallel-size {pipeline} --moe-permute-fusion "
+        f"--expert-model-parallel-size {expert} --global-batch-size {batch} --seq-length 8192 "
+    )
+    capped = _priced(
+        megatron.read(f"{flags}--moe-expert-capacity-factor 1.0", source="run.sh"), spec
+    )
+    assert capped.peak_bytes_P.max() < 76.0 * GIB
+    assert capped.step_s == pytest.approx(seconds, rel=0.15)
+    assert _priced(megatron.read(flags, source="run.sh"), spec).peak_bytes_P.max() > 76.0 * GIB

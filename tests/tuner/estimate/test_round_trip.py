@@ -1,14 +1,14 @@
 """Every line of advice, pasted into its launch, is obeyed: the promised decision and figures."""
 
-import json
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from tests.frozen.drawn import Dice
+from tests.tuner.estimate.test_changes import merged, toml_lines
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.changes import manifest_refusals, with_dependent_knobs
 from tuner.estimate.configuration import Configuration, build_configuration
@@ -119,23 +119,6 @@ def megatron_with(text: str, lines: Iterable[str]) -> str:
         else:
             values[first] = rest
     return " ".join(f"{name} {shlex.join(words)}" for name, words in values.items())
-
-
-def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    both = dict(values)
-    for key, value in more.items():
-        inner = both.get(key)
-        both[key] = merged(inner, value) if isinstance(inner, dict) else value
-    return both
-
-
-def toml_lines(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from toml_lines(value, f"{prefix}{key}.")
-        else:
-            # What JSON writes of texts, numbers, truth and lists is TOML as well.
-            yield f"{prefix}{key} = {json.dumps(value)}"
 
 
 def torchtitan_with(text: str, lines: Iterable[str]) -> str:

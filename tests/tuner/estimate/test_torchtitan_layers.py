@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.rows import each_row
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
 from tuner.estimate.estimate import estimate, shipped_residuals
@@ -37,23 +38,28 @@ def launched(
     return estimate(spec, read(text, source="t.toml"), residuals=shipped_residuals())
 
 
-def test_eager_layers_take_what_others_measured(spec_of: MakeSpec) -> None:
+@each_row(
+    ("device", "batch", "mode", "tokens_per_s"),
+    (
+        ("h100-sxm", 4, "selective", 11_600.0),
+        ("b200-sxm", 4, "selective", 17_400.0),
+        ("b200-sxm", 4, "none", 20_700.0),
+        ("h100-96gb-hbm2e", 8, "selective", 8_667.0),
+    ),
+)
+def test_eager_layers_take_what_others_measured(
+    spec_of: MakeSpec, device: str, batch: int, mode: str, tokens_per_s: float
+) -> None:
     """DeepSeek-V3 16B has the shape of DeepSeek-V2-Lite.
 
     Tokens/s of a device. [P] 8 H100 80 GB: torchtitan#1789; 8 B200: shares of 2,250 TFLOP/s at
     17.4 GFLOP a token, torchtitan#1993; 8 H100 96 GB: torchtitan#1610, whose router is untrained.
     """
-    for device, batch, mode, tokens_per_s in (
-        ("h100-sxm", 4, "selective", 11_600.0),
-        ("b200-sxm", 4, "selective", 17_400.0),
-        ("b200-sxm", 4, "none", 20_700.0),
-        ("h100-96gb-hbm2e", 8, "selective", 8_667.0),
-    ):
-        spec = spec_of(LITE, nodes=1, device=device, global_batch_size=8 * batch)
-        found = launched(spec, batch=batch, expert=8, mode=mode)
-        assert 0.8 < tokens_per_s / found.tokens_per_s_per_device < 1.1, device
-        low, high = found.tokens_per_s_per_device_band
-        assert low < tokens_per_s < high
+    spec = spec_of(LITE, nodes=1, device=device, global_batch_size=8 * batch)
+    found = launched(spec, batch=batch, expert=8, mode=mode)
+    assert 0.8 < tokens_per_s / found.tokens_per_s_per_device < 1.1, device
+    low, high = found.tokens_per_s_per_device_band
+    assert low < tokens_per_s < high
 
 
 def test_compiled_layers_are_faster_than_eager_ones(spec_of: MakeSpec) -> None:
@@ -71,7 +77,7 @@ def test_compiled_layers_are_faster_than_eager_ones(spec_of: MakeSpec) -> None:
     assert 1.05 < both[0] / both[1] < 1.2
 
 
-def test_kernels_wait_for_the_host_behind_counts_that_it_reads(spec_of: MakeSpec) -> None:
+def test_kernels_wait_for_counts_and_checkpoints_repeat_grouped_gemms(spec_of: MakeSpec) -> None:
     spec = spec_of(LITE, nodes=1, global_batch_size=32)
     waiting = {
         (expert, dispatcher): launched(
@@ -83,6 +89,11 @@ def test_kernels_wait_for_the_host_behind_counts_that_it_reads(spec_of: MakeSpec
     assert waiting[8, "standard"] > 0.1 > waiting[1, "standard"]
     whole = launched(spec, batch=4, expert=8, compiled=("model", "loss"))
     assert whole.breakdown_s["host"] < 0.05
+    parts = {
+        mode: launched(spec, batch=4, expert=1, mode=mode).breakdown_s["recompute"]
+        for mode in ("selective", "full")
+    }
+    assert 0.6 < parts["selective"] / parts["full"] < 0.95
 
 
 def test_layers_of_transformers_with_experts_stay_eager(spec_of: MakeSpec) -> None:
@@ -127,12 +138,3 @@ def test_hybridep_runs_over_whole_buffers_or_waits_for_the_host(spec_of: MakeSpe
     for share in ("0.0", "2.0", "true", '"much"'):
         with pytest.raises(SpecError, match="not above 0 and at most 1"):
             found(f"non_blocking_capacity_factor = {share}\n")
-
-
-def test_checkpoints_by_operation_repeat_all_of_the_grouped_gemms(spec_of: MakeSpec) -> None:
-    spec = spec_of(LITE, nodes=1, global_batch_size=32)
-    parts = {
-        mode: launched(spec, batch=4, expert=1, mode=mode).breakdown_s["recompute"]
-        for mode in ("selective", "full")
-    }
-    assert 0.6 < parts["selective"] / parts["full"] < 0.95

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.rows import each_row
 from tuner.engines.reading.launch import Graphs
 from tuner.engines.torchtitan.config_registry import registered_sections, registry_paths
 from tuner.engines.torchtitan.read import read
@@ -150,20 +151,18 @@ def four_bits():
 """
 
 
+@each_row(("name", "gib", "seconds"), (("four_bits", 110.95, 2.18), ("plain", 174.49, 2.99)))
 def test_checkpointing_by_operation_does_not_keep_what_nvfp4_gemms_return(
-    spec_of: MakeSpec,
+    spec_of: MakeSpec, name: str, gib: float, seconds: float
 ) -> None:
-    # torchtitan's nvfp4.md of August 2026, 4 GB200: 8B of 65,536 tokens, 110.95 GiB and 174.49 in
-    # bf16; 2.18 and 2.99 s.
     spec = spec_of("llama-3.1-8b", nodes=1, device="gb200-nvl72", sequence_length=2048)
     tokens = " --training.num_tokens_per_microbatch_per_dp_rank 65536"
     command = COMMAND.replace("8 -m", "4 -m")
-    for name, gib, seconds in (("four_bits", 110.95, 2.18), ("plain", 174.49, 2.99)):
-        launch = read(command + name + tokens, source="run.sh", beside=_beside(NVFP4))
-        priced = estimate(spec, launch, residuals=shipped_residuals())
-        assert priced.peak_memory_bytes / GIB == pytest.approx(gib, rel=0.1), name
-        low, high = priced.step_time_s_band
-        assert low < seconds < high
+    launch = read(command + name + tokens, source="run.sh", beside=_beside(NVFP4))
+    priced = estimate(spec, launch, residuals=shipped_residuals())
+    assert priced.peak_memory_bytes / GIB == pytest.approx(gib, rel=0.1), name
+    low, high = priced.step_time_s_band
+    assert low < seconds < high
 
 
 def test_files_that_would_grow_or_return_no_configuration_are_not_read() -> None:

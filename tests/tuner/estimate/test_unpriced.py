@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,12 +57,22 @@ def test_what_balances_the_experts_is_named(flags: str, said: str, spec_of: Make
     assert said in _notes(flags, spec_of("mixtral-8x7b", nodes=2))
 
 
-def test_a_coefficient_that_is_no_number_is_refused(spec_of: MakeSpec) -> None:
+def test_coefficients_and_buckets_that_cannot_be_are_refused(spec_of: MakeSpec) -> None:
     with pytest.raises(SpecError, match="--moe-aux-loss-coeff 'much' is not a number"):
         _notes("--moe-aux-loss-coeff much", spec_of("mixtral-8x7b", nodes=2))
+    with pytest.raises(SpecError, match="--ddp-num-buckets 4 and --ddp-bucket-size 9: choose one"):
+        megatron.read(f"{MIXTRAL}--ddp-num-buckets 4 --ddp-bucket-size 9", source="run.sh")
+    launch = megatron.read(f"{MIXTRAL}--ddp-num-buckets 4", source="run.sh")
+    assert any("is priced as the engine's own size" in note for note in launch.notes)
+    chunked = (
+        "--recompute-granularity selective --recompute-modules moe --mlp-chunks-for-training 4"
+    )
+    spec = spec_of("mixtral-8x7b", nodes=2)
+    assert DEADLOCK in _notes(chunked, spec)
+    assert DEADLOCK not in _notes("", spec)
 
 
-def test_settings_that_differ_from_the_priced_ones_are_named(spec_of: MakeSpec) -> None:
+def test_settings_that_differ_and_buckets_are_named_and_priced(spec_of: MakeSpec) -> None:
     spec = spec_of("mixtral-8x7b", nodes=2)
     bare = _notes("", spec)
     for flag in ("moe-permute-fusion", "cross-entropy-loss-fusion", "manual-gc"):
@@ -72,34 +83,6 @@ def test_settings_that_differ_from_the_priced_ones_are_named(spec_of: MakeSpec) 
     assert "--no-rope-fusion (rotary positions are one fused kernel)" in dropped
     padded = f"{PRICED}--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity"
     assert "every expert computes 1.25 times the mean load" in _notes(padded, spec)
-
-
-def test_a_recipe_of_megatron_bridge_has_the_priced_settings(spec_of: MakeSpec) -> None:
-    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
-    launch = megatron.read_yaml(text, source="recipe.yaml")
-    assert launch.differing_settings == {}
-    assert launch.balance == "the recipe"
-
-
-def test_chunks_under_expert_parallelism_warn(spec_of: MakeSpec) -> None:
-    chunked = (
-        "--recompute-granularity selective --recompute-modules moe --mlp-chunks-for-training 4"
-    )
-    spec = spec_of("mixtral-8x7b", nodes=2)
-    assert DEADLOCK in _notes(chunked, spec)
-    assert DEADLOCK not in _notes("", spec)
-
-
-def test_emitted_arguments_set_nothing_otherwise_than_priced() -> None:
-    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
-    files = emit("megatron-lm", sample_verified(model, sample_decision(), emit=("megatron-lm",)))
-    launch = megatron.read(files[0].text, source="megatron_args.txt")
-    # No overlap is decided, so that no weight gradient is delayed.
-    assert set(launch.differing_settings) == {"delay_wgrad_compute"}
-
-
-def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of: MakeSpec) -> None:
-    spec = spec_of("mixtral-8x7b", nodes=2)
     for flags, size in (
         ("--ddp-bucket-size 80000000 --overlap-grad-reduce", 80_000_000),
         ("--ddp-bucket-size 80000000", None),
@@ -115,18 +98,21 @@ def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of:
     assert bridge.ddp_bucket_size == 80_000_000
 
 
-def test_number_and_size_of_buckets_exclude_each_other() -> None:
-    with pytest.raises(SpecError, match="--ddp-num-buckets 4 and --ddp-bucket-size 9: choose one"):
-        megatron.read(f"{MIXTRAL}--ddp-num-buckets 4 --ddp-bucket-size 9", source="run.sh")
-    launch = megatron.read(f"{MIXTRAL}--ddp-num-buckets 4", source="run.sh")
-    assert any("is priced as the engine's own size" in note for note in launch.notes)
+def test_settings_of_recipes_and_of_emitted_files_are_the_priced_ones(spec_of: MakeSpec) -> None:
+    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
+    launch = megatron.read_yaml(text, source="recipe.yaml")
+    assert launch.differing_settings == {}
+    assert launch.balance == "the recipe"
+    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    files = emit("megatron-lm", sample_verified(model, sample_decision(), emit=("megatron-lm",)))
+    launch = megatron.read(files[0].text, source="megatron_args.txt")
+    # No overlap is decided, so that no weight gradient is delayed.
+    assert set(launch.differing_settings) == {"delay_wgrad_compute"}
 
 
-def test_a_setting_that_changes_factors_and_has_no_price_says_what_does_not_hold(
-    spec_of: MakeSpec,
-) -> None:
-    spec = spec_of("mixtral-8x7b", nodes=2)
-    for flags, changes in (
+@each_row(
+    ("flags", "changes"),
+    (
         ("--distribute-saved-activations", {"memory"}),
         ("--optimizer dist_muon", {"memory and time"}),
         ("--optimizer soap", {"memory"}),
@@ -135,9 +121,14 @@ def test_a_setting_that_changes_factors_and_has_no_price_says_what_does_not_hold
         # Without context parallelism it moves nothing.
         ("--cp-comm-type a2a", set()),
         ("--distribute-saved-activations=false", set()),
-    ):
-        launch = megatron.read(MIXTRAL + flags, source="run.sh")
-        configuration, _ = build_configuration(launch, spec)
-        doubts = unpriced_settings(launch, configuration, spec)
-        assert {one.changes for one in doubts} == changes, flags
-        assert flags.split()[-1] not in launch.ignored
+    ),
+)
+def test_a_setting_that_changes_factors_and_has_no_price_says_what_does_not_hold(
+    spec_of: MakeSpec, flags: str, changes: Any
+) -> None:
+    spec = spec_of("mixtral-8x7b", nodes=2)
+    launch = megatron.read(MIXTRAL + flags, source="run.sh")
+    configuration, _ = build_configuration(launch, spec)
+    doubts = unpriced_settings(launch, configuration, spec)
+    assert {one.changes for one in doubts} == changes, flags
+    assert flags.split()[-1] not in launch.ignored

@@ -92,10 +92,15 @@ def shipped(name: str) -> ModelSpec:
     return read_model(MODELS / name)
 
 
-def test_every_promised_model_is_shipped() -> None:
+def test_shipped_models_have_experts_or_none() -> None:
     assert {"mixtral-8x7b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "glm-4.5", "tiny-moe"} <= set(
         NAMES
     )
+    model = shipped("llama-3.1-8b")
+    assert ffn_parameters(model) == 3 * 4096 * 14336
+    with pytest.raises(ValueError, match="has no experts"):
+        one_expert_parameters(model)
+    assert active_parameters(model) == num_parameters(model)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -439,7 +444,7 @@ def test_counts_generated_configs_as_transformers_does(
 # --- worked by hand --------------------------------------------------------------------------
 
 
-def test_the_tiny_model_adds_up_by_hand() -> None:
+def test_parameters_add_up_by_hand() -> None:
     model = shipped("tiny-moe")
     # h 256, 8 heads and 4 kv heads of 32: queries and output 256 x 256, keys and values 256 x 128.
     assert attention_parameters(model) == 2 * 256 * 256 + 2 * 256 * 128
@@ -451,25 +456,11 @@ def test_the_tiny_model_adds_up_by_hand() -> None:
     layer = attention_parameters(model) + 8 * one_expert_parameters(model) + 2048 + 512
     assert layer_parameters(model, 0) == layer
     assert num_parameters(model) == 4 * layer + 2 * 65536 + 256
-
-
-def test_mla_projections_add_up_by_hand() -> None:
     # DeepSeek-V3: h 7168, 128 heads, ranks 1536 and 512, widths 128 + 64 and 128.
     queries = 7168 * 1536 + 1536 + 1536 * 128 * 192
     keys_values = 7168 * (512 + 64) + 512 + 512 * 128 * (128 + 128)
     output = 128 * 128 * 7168
     assert attention_parameters(shipped("deepseek-v3")) == queries + keys_values + output
-
-
-def test_dense_layers_have_no_experts() -> None:
-    model = shipped("llama-3.1-8b")
-    assert ffn_parameters(model) == 3 * 4096 * 14336
-    with pytest.raises(ValueError, match="has no experts"):
-        one_expert_parameters(model)
-    assert active_parameters(model) == num_parameters(model)
-
-
-def test_a_tied_head_counts_once() -> None:
     untied = shipped("tiny-moe")
     tied = untied.model_copy(update={"tie_word_embeddings": True})
     assert num_parameters(untied) - num_parameters(tied) == embedding_parameters(untied)
@@ -492,7 +483,7 @@ def test_attended_tokens_equal_the_sum_over_positions(sequence_length: int, wind
     )
 
 
-def test_forward_flop_are_twice_the_active_matrices_plus_attention() -> None:
+def test_the_language_model_counts_flop_by_hand() -> None:
     model = shipped("tiny-moe")
     flop = forward_flop_per_token(model, sequence_length=128)
     # Norms (9 of 256) and the embedding are no matrix products.
@@ -501,6 +492,12 @@ def test_forward_flop_are_twice_the_active_matrices_plus_attention() -> None:
     # 4 layers, 8 heads, scores and values of width 32 over 64.5 tokens.
     assert flop.attention_core == 4 * 2 * 8 * 64 * 64.5
     assert training_flop_per_token(model, sequence_length=128) == 3 * flop.total
+    model = shipped("gpt-oss-20b")
+    full = attention_core_flop_per_token(model, sequence_length=4096)
+    windowed = attention_core_flop_per_token(model, sequence_length=4096, windowed=True)
+    assert windowed < full / 10
+    flop = forward_flop_per_token(model, sequence_length=4096)
+    assert flop.attention_core == pytest.approx(12 * full + 12 * windowed)
 
 
 def test_a_trained_mtp_layer_counts_as_a_layer_with_a_projection_and_a_head() -> None:
@@ -526,15 +523,6 @@ def test_forward_flop_follow_active_parameters_on_every_model(name: str) -> None
     # Norms, biases and sinks are the small difference.
     products = flop.total - flop.attention_core - flop.linear_scan
     assert products / (2 * matrices) == pytest.approx(1.0, abs=0.005)
-
-
-def test_windowed_layers_attend_to_less() -> None:
-    model = shipped("gpt-oss-20b")
-    full = attention_core_flop_per_token(model, sequence_length=4096)
-    windowed = attention_core_flop_per_token(model, sequence_length=4096, windowed=True)
-    assert windowed < full / 10
-    flop = forward_flop_per_token(model, sequence_length=4096)
-    assert flop.attention_core == pytest.approx(12 * full + 12 * windowed)
 
 
 @each_row(

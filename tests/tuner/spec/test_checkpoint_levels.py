@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.expect import present
 from tests.rows import Failures
 from tuner.errors import SpecError
 from tuner.spec.goal import Checkpoint, Reliability
@@ -19,9 +20,7 @@ def _read(file: Path, reliability: dict[str, Any]) -> Reliability:
     spec = yaml.safe_load(file.read_text())
     spec["goal"]["reliability"] = {"restart": "10min"} | reliability
     file.write_text(yaml.safe_dump(spec))
-    stated = read_spec(file).goal.reliability
-    assert stated is not None
-    return stated
+    return present(read_spec(file).goal.reliability)
 
 
 def test_levels_are_stated_in_words_and_quantities(tiny_spec: Callable[..., Path]) -> None:
@@ -62,8 +61,9 @@ def test_one_level_is_the_default(tiny_spec: Callable[..., Path]) -> None:
     assert Reliability.model_validate_json(both.model_dump_json()) == both
 
 
-def test_nonsense_is_refused_in_one_line(tiny_spec: Callable[..., Path]) -> None:
-    failures = Failures()
+def test_nonsense_is_refused_in_one_line(
+    tiny_spec: Callable[..., Path], failures: Failures
+) -> None:
     for checkpoint, more, message in (
         ({"levels": ["disk"]}, {}, "'disk' is no level of checkpoints; write auto"),
         ({"levels": "both"}, {}, "'both' is no level of checkpoints"),
@@ -96,7 +96,6 @@ def test_nonsense_is_refused_in_one_line(tiny_spec: Callable[..., Path]) -> None
         with failures.of(checkpoint, more, "words"):
             assert message in str(caught.value)
             assert "\n" not in str(caught.value)
-    failures.check()
     with pytest.raises(SpecError, match="no machine is said to be lost"):
         _read(tiny_spec(), {"process_mtbf": "1000h", "checkpoint": {"levels": "auto"}})
     assert _read(tiny_spec(), {"process_mtbf": "1000h"}).node_mtbf_s is None

@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -6,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.expect import present, refused
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Phase, Precision
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec, SpecFile
+from tuner.spec.yaml_text import parse_documents, parse_yaml
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -72,7 +75,7 @@ def changed(old: str, new: str) -> str:
     return TEXT.replace(old, new, 1)
 
 
-def test_reads_every_field_in_si_units(folder: Path) -> None:
+def test_reads_every_field_in_si_units_with_defaults_and_paths(folder: Path) -> None:
     spec = read_text(folder, TEXT)
     h200, b200 = spec.cluster.pools
     assert h200.nic == 50e9
@@ -95,12 +98,11 @@ def test_reads_every_field_in_si_units(folder: Path) -> None:
     assert spec.search.zero_stage == (0, 1)
     assert spec.emit == ("megatron-lm", "slurm")
     assert spec.model.hidden_size == 256
-
-
-def test_defaults_follow_the_devices_of_a_node(folder: Path) -> None:
     pool = read_text(folder, TEXT).cluster.pools[1]
     assert (pool.nodes, pool.domain, pool.nics) == (1, 4, 4)
     assert (pool.oversubscription, pool.usable_memory_ratio) == (1.0, 0.95)
+    assert spec.model_path == folder / "models" / "config.json"
+    assert spec.cluster.pools[0].profile == folder / "profiles" / "h200-sxm"
 
 
 def test_a_spec_without_optional_parts_is_complete(folder: Path) -> None:
@@ -114,12 +116,6 @@ def test_a_spec_without_optional_parts_is_complete(folder: Path) -> None:
     assert set(spec.search.model_dump().values()) == {None}
 
 
-def test_paths_start_at_the_spec_file(folder: Path) -> None:
-    spec = read_text(folder, TEXT)
-    assert spec.model_path == folder / "models" / "config.json"
-    assert spec.cluster.pools[0].profile == folder / "profiles" / "h200-sxm"
-
-
 def test_code_may_build_a_pool_from_si_numbers() -> None:
     pool = Pool(name="a", device="h100-sxm", devices_per_node=8, nic=50e9)
     assert pool.nic == 50e9
@@ -131,10 +127,8 @@ def test_recorded_routing_is_loaded_and_held_against_the_model(folder: Path) -> 
     (folder / "c4.json").write_text(json.dumps(record))
     text = changed("  precision: bf16\n", "  routing: {path: c4.json, phase: early}\n")
     spec = read_text(folder, text)
-    assert spec.goal.routing is not None
-    assert spec.goal.routing.phase is Phase.EARLY
-    assert spec.routing is not None
-    assert spec.routing.load_ratios[0] == (0.125,) * 8
+    assert present(spec.goal.routing).phase is Phase.EARLY
+    assert present(spec.routing).load_ratios[0] == (0.125,) * 8
 
     (folder / "c4.json").write_text(json.dumps(record | {"layer_ids": [0, 9]}))
     assert "goal.routing.path: layer 9 is not a MoE layer of models" in refusal(folder, text)
@@ -251,23 +245,13 @@ def test_a_bad_value_is_named_with_its_rule(old: str, new: str, said: str, folde
     assert refusal(folder, changed(old, new)).startswith(said)
 
 
-def test_a_single_target_needs_no_brackets(folder: Path) -> None:
-    assert read_text(folder, changed("[megatron-lm, slurm]", "slurm")).emit == ("slurm",)
-
-
-def test_a_missing_model_names_the_file(folder: Path) -> None:
+def test_a_missing_file_is_named(folder: Path, tmp_path: Path) -> None:
     message = refusal(folder, changed("models/config.json", "no/such.json"))
     assert message == f"{folder / 'no/such.json'}: cannot read the model config: " + (
         "No such file or directory"
     )
-
-
-def test_a_home_that_nobody_has_is_a_name_like_any_other(folder: Path) -> None:
     message = refusal(folder, changed("models/config.json", "~no_such_user/config.json"))
     assert message.startswith(f"{folder / '~no_such_user/config.json'}: cannot read")
-
-
-def test_a_missing_spec_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read the spec: No such file"):
         read_spec(tmp_path / "absent.yaml")
 
@@ -299,10 +283,11 @@ def test_what_is_no_plain_yaml_is_refused(content: bytes, said: str, folder: Pat
     assert refusal(folder, content).startswith(said)
 
 
-def test_windows_line_ends_and_a_byte_order_mark_change_nothing(folder: Path) -> None:
+def test_line_ends_marks_and_single_targets_change_nothing(folder: Path) -> None:
     plain = read_text(folder, TEXT)
     assert read_text(folder, TEXT.replace("\n", "\r\n")) == plain
     assert read_text(folder, "\ufeff" + TEXT) == plain
+    assert read_text(folder, changed("[megatron-lm, slurm]", "slurm")).emit == ("slurm",)
 
 
 def test_names_and_paths_may_hold_any_character(tmp_path: Path) -> None:
@@ -340,3 +325,44 @@ def test_the_schema_describes_every_field_of_the_file() -> None:
     pool = schema["$defs"]["Pool"]["properties"]
     assert pool["nic"]["anyOf"][0]["examples"] == ["400Gbit/s"]
     assert all("description" in field for field in pool.values())
+
+
+# YAML that is short to write and endless to hold.
+
+DIGITS = "9" * 5000
+NEITHER = {
+    "a date": "a: 2024-13-45",
+    "digits": f"a: {DIGITS}",
+    "hexadecimal digits": f"a: 0x{'f' * 5000}",
+    "base sixty": f"a: 1:{'59:' * 3000}59",
+    "no digits": "a: 0x_",
+    "no truth": 'a: !!bool "x"',
+    "an object": "a: !!python/object/apply:os.system [id]",
+    "depth": "[" * 50_000,
+}
+FOREIGN = {
+    "many of many": f"a: &a [{','.join('1' * 20_000)}]\nb: [{','.join(['*a'] * 20_000)}]",
+    "doubled": "a: &x0 [1, 1]\n"
+    + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40)),
+    "merged into itself": "a: &a\n  b: *a",
+}
+
+
+def test_what_no_machine_holds_or_prints_is_refused_in_a_line() -> None:
+    begun_s = time.process_time()
+    for cases, parsers in ((NEITHER, (parse_yaml, parse_documents)), (FOREIGN, (parse_documents,))):
+        for text in cases.values():
+            for parse in parsers:
+                with refused(SpecError, match="file: "):
+                    parse(text, source="file")
+    assert time.process_time() - begun_s < 60.0
+
+
+def test_files_of_others_may_have_aliases_and_several_documents() -> None:
+    text = "a: &a {b: [1, 2]}\nc:\n  <<: *a\n  d: 1e3\n---\n- on\n"
+    assert parse_documents(text, source="file") == [
+        {"a": {"b": [1, 2]}, "c": {"b": [1, 2], "d": "1e3"}},
+        [True],
+    ]
+    with pytest.raises(SpecError, match="another document"):
+        parse_yaml("a: 1\n---\nb: 2\n", source="file")

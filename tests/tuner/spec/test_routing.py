@@ -38,7 +38,7 @@ def test_counts_become_shares_of_their_layer(tmp_path: Path) -> None:
     assert record.of_phase(Phase.EARLY) == record.load_ratios
 
 
-def test_phases_average_the_first_quarter_or_the_second_half_of_the_passes(tmp_path: Path) -> None:
+def test_passes_are_averaged_by_phase_without_empty_ones(tmp_path: Path) -> None:
     # Eight passes over one layer of two experts; expert 0 takes 8, 7, ... 1 of 10 tokens.
     passes = [[[8 - i, 2 + i]] for i in range(8)]
     changes = {
@@ -50,6 +50,12 @@ def test_phases_average_the_first_quarter_or_the_second_half_of_the_passes(tmp_p
     record = read_routing(written(tmp_path, changes))
     assert record.of_phase(Phase.EARLY)[0] == pytest.approx((0.75, 0.25))
     assert record.of_phase(Phase.STEADY)[0] == pytest.approx((0.25, 0.75))
+    np.save(tmp_path / "load.npy", np.array([[[1, 3], [2, 2]], [[1, 1], [0, 0]]]))
+    record = read_routing(tmp_path / "load.npy")
+    assert record.passes == (((0.25, 0.75), (0.5, 0.5)),)
+    (tmp_path / "load.txt").write_text("hello")
+    with pytest.raises(SpecError, match=r"goal.routing.path: .*load.txt is no recording"):
+        read_routing(tmp_path / "load.txt")
 
 
 @given(
@@ -108,15 +114,3 @@ def test_a_stored_recording_and_an_engines_dump_say_the_same(tmp_path: Path) -> 
     assert routing_json(plain) == plain.read_bytes()
     np.save(tmp_path / "load.npy", np.array(passes))
     assert read_routing(tmp_path / "load.npy").passes == record.passes
-
-
-def test_a_pass_without_a_token_in_a_layer_is_left_out(tmp_path: Path) -> None:
-    np.save(tmp_path / "load.npy", np.array([[[1, 3], [2, 2]], [[1, 1], [0, 0]]]))
-    record = read_routing(tmp_path / "load.npy")
-    assert record.passes == (((0.25, 0.75), (0.5, 0.5)),)
-
-
-def test_a_recording_that_cannot_be_read_is_an_error_of_the_spec(tmp_path: Path) -> None:
-    (tmp_path / "load.txt").write_text("hello")
-    with pytest.raises(SpecError, match=r"goal.routing.path: .*load.txt is no recording"):
-        read_routing(tmp_path / "load.txt")

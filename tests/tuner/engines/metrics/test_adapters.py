@@ -165,22 +165,22 @@ def test_a_log_of_torchtitan_gives_the_seconds_between_its_own_time_stamps() -> 
     assert result.peak_bytes is None
 
 
-def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> None:
+@each_row("name", ("zero3", "zero2-autoep"))
+def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps(name: str) -> None:
     # Steps of 16 samples, six of them, the first two not timed by DeepSpeed.
-    for name in ("zero3", "zero2-autoep"):
-        log = Path(__file__).parent / "logs" / f"deepspeed-0.19.8-{name}.txt"
-        job = replace(JOB, samples_per_step=16)
-        reader = LogReader(log, adapter=find_adapter("deepspeed"), job=job)
-        reader.read_on(to_end=True)
-        result = reader.metrics(warmup_steps=2, most_steps=9).steps_s
-        stamps = [
-            datetime.strptime(line[1:24], "%Y-%m-%d %H:%M:%S,%f")
-            for line in log.read_text().splitlines()
-            if re.search(r"\] step=\d", line)
-        ]
-        between_s = [(b - a).total_seconds() for a, b in itertools.pairwise(stamps)]
-        assert len(result) == 4, name
-        assert result == pytest.approx(between_s[-4:], rel=0.03), name
+    log = Path(__file__).parent / "logs" / f"deepspeed-0.19.8-{name}.txt"
+    job = replace(JOB, samples_per_step=16)
+    reader = LogReader(log, adapter=find_adapter("deepspeed"), job=job)
+    reader.read_on(to_end=True)
+    result = reader.metrics(warmup_steps=2, most_steps=9).steps_s
+    stamps = [
+        datetime.strptime(line[1:24], "%Y-%m-%d %H:%M:%S,%f")
+        for line in log.read_text().splitlines()
+        if re.search(r"\] step=\d", line)
+    ]
+    between_s = [(b - a).total_seconds() for a, b in itertools.pairwise(stamps)]
+    assert len(result) == 4, name
+    assert result == pytest.approx(between_s[-4:], rel=0.03), name
 
 
 def test_a_log_of_megatron_lm_gives_the_seconds_between_its_own_time_stamps() -> None:

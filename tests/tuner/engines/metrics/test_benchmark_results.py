@@ -114,29 +114,23 @@ def test_vllms_client_tells_seconds_and_failures() -> None:
     assert (result.mean_input_tokens, result.mean_output_tokens) == (20.0, 8.0)
 
 
-def test_older_releases_of_vllms_client_are_read() -> None:
+def test_older_and_appended_results_of_vllms_client_are_read() -> None:
     older = without(VLLM, "failed", "request_goodput", "p90_ttft_ms") | {"request_goodput:": 7.0}
     result = read(vllm_benchmark.read, older)
     assert (result.failed, result.goodput_requests_per_s, result.ttft_s.p90) == (3, 7.0, None)
     assert (
         read(vllm_benchmark.read, VLLM | {"request_goodput": None}).goodput_requests_per_s is None
     )
-
-
-def test_of_appended_results_the_last_counts() -> None:
     lines = [json.dumps(SGLANG | {"completed": number}) for number in (20, 27)]
     assert sglang_benchmark.read(("\n".join(lines) + "\n").encode()).completed == 27
 
 
-def test_what_sglangs_client_sent_follows_from_its_goodput() -> None:
+def test_sglangs_client_tells_of_what_it_sent_and_of_the_prefix_cache() -> None:
     # 93.6055 requests/s * 0.288444 s = 27 good ones, 27 / 0.9 = 30 sent.
     assert read(sglang_benchmark.read, SGLANG | SGLANG_GOODPUT).failed == 3
     assert read(sglang_benchmark.read, SGLANG).failed is None
     errors = [""] * 27 + ["Bad Request"] * 3
     assert read(sglang_benchmark.read, SGLANG | {"errors": errors}).failed == 3
-
-
-def test_sglangs_client_tells_of_the_prefix_cache_where_it_asks() -> None:
     report = {"total_prompt_tokens": 540, "total_cached_tokens": 54, "cache_hit_rate_pct": 10.0}
     result = read(sglang_benchmark.read, SGLANG | {"cache_report": report})
     assert result.prefix_hit_ratio == pytest.approx(0.1)

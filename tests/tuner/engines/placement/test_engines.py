@@ -16,7 +16,8 @@ import pytest
 import torch
 import yaml
 
-from tests.rows import Failures
+from tests.expect import present
+from tests.rows import Failures, each_row
 from tests.tuner.engines.placement.testing import (
     sample_decision,
     sample_placement,
@@ -131,11 +132,9 @@ def _read_megatron(folder: Path, decision: PlaceDecision) -> Rows:
 
 
 def _load_module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("moetune_placement_under_test", path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(importlib.util.spec_from_file_location("moetune_placement_under_test", path))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     return module
 
 
@@ -157,14 +156,13 @@ READERS: dict[str, Callable[[Path, PlaceDecision], Rows]] = {
 }
 
 
-def test_an_independent_reader_finds_the_planned_experts_on_every_rank(tmp_path: Path) -> None:
-    failures = Failures()
-    for target in PLACE_TARGETS:
-        decision, folder = _decision(target), tmp_path / target
-        write_emitted(folder, emit_placement(target, sample_placement(decision)))
-        with failures.of(target):
-            assert READERS[target](folder, decision) == _planned(decision)
-    failures.check()
+@each_row("target", PLACE_TARGETS)
+def test_an_independent_reader_finds_the_planned_experts_on_every_rank(
+    tmp_path: Path, target: Any
+) -> None:
+    decision, folder = _decision(target), tmp_path / target
+    write_emitted(folder, emit_placement(target, sample_placement(decision)))
+    assert READERS[target](folder, decision) == _planned(decision)
 
 
 def test_every_target_has_an_emitter_and_a_reader() -> None:
@@ -188,18 +186,17 @@ def _devices(target: str, words: list[str]) -> int:
     return _flag(words, "--tensor-parallel-size") * _flag(words, "--data-parallel-size")
 
 
-def test_the_script_asks_for_the_devices_of_the_plan(tmp_path: Path, start: Start) -> None:
-    failures = Failures()
-    for target, per_node in product(("sglang", "trtllm", "vllm", "vllm-ascend"), (4, 2)):
-        decision = sample_decision(ranks_per_node=per_node)
-        folder = tmp_path / f"{target} on {per_node}"
-        write_emitted(folder, emit_placement(target, sample_placement(decision)))
-        words, _ = start(folder, "MODEL", "--more", "x y", NODE_RANK="1", MASTER_ADDR="node0")
-        with failures.of(target, per_node):
-            assert _devices(target, words) == decision.num_devices == 4
-            place = words.index("MODEL")
-            assert words[place : place + 3] == ["MODEL", "--more", "x y"]
-    failures.check()
+@each_row(("target", "per_node"), product(("sglang", "trtllm", "vllm", "vllm-ascend"), (4, 2)))
+def test_the_script_asks_for_the_devices_of_the_plan(
+    tmp_path: Path, start: Start, target: Any, per_node: Any
+) -> None:
+    decision = sample_decision(ranks_per_node=per_node)
+    folder = tmp_path / f"{target} on {per_node}"
+    write_emitted(folder, emit_placement(target, sample_placement(decision)))
+    words, _ = start(folder, "MODEL", "--more", "x y", NODE_RANK="1", MASTER_ADDR="node0")
+    assert _devices(target, words) == decision.num_devices == 4
+    place = words.index("MODEL")
+    assert words[place : place + 3] == ["MODEL", "--more", "x y"]
 
 
 def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, start: Start) -> None:
@@ -215,7 +212,9 @@ def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, st
         start(tmp_path, "MODEL")
 
 
-def test_sglang_dispatches_as_the_plan_was_evaluated(tmp_path: Path, start: Start) -> None:
+def test_sglang_dispatches_as_the_plan_was_evaluated(
+    tmp_path: Path, start: Start, failures: Failures
+) -> None:
     cases: dict[Dispatch | None, tuple[str, str]] = {
         None: ("static", "deepep"),
         Dispatch.STATIC: ("static", "deepep"),
@@ -223,7 +222,6 @@ def test_sglang_dispatches_as_the_plan_was_evaluated(tmp_path: Path, start: Star
         Dispatch.EVEN: ("dynamic", "none"),
         Dispatch.DYNAMIC: ("dynamic", "none"),
     }
-    failures = Failures()
     for dispatch, (algorithm, backend) in cases.items():
         verified = sample_placement(sample_decision(), dispatch=dispatch)
         folder = tmp_path / f"{dispatch}"
@@ -236,7 +234,6 @@ def test_sglang_dispatches_as_the_plan_was_evaluated(tmp_path: Path, start: Star
             assert _flag(words, "--ep-num-redundant-experts") == 2
             location = Path(words[words.index("--init-expert-location") + 1])
             assert json.loads(location.read_text())["physical_to_logical_map"]
-    failures.check()
 
 
 def test_vllm_ascend_finds_its_map_from_where_it_is_started(tmp_path: Path, start: Start) -> None:
@@ -327,28 +324,25 @@ def test_the_vllm_flags_match_the_plugin(tmp_path: Path, start: Start) -> None:
     assert set(config) <= {"num_redundant_experts", "step_interval", "window_size"}
 
 
-def test_unequal_ranks_are_refused_with_the_nearest_that_are_equal() -> None:
+@each_row("target", (name for name in PLACE_TARGETS if name != "megatron"))
+def test_unequal_ranks_are_refused_with_the_nearest_that_are_equal(target: Any) -> None:
     decision = sample_decision(
         physical_to_logical=((0, 1, 2, 3, 4, 5, 0), (0, 1, 2, 3, 4, 5, 1)),
         ranks=3,
         ranks_per_node=3,
         slots_per_rank=(3, 2, 2),
     )
-    for target in (name for name in PLACE_TARGETS if name != "megatron"):
-        with pytest.raises(
-            UnsuitedPlacementError,
-            match=r"ranks hold 2 to 3 slots.*nearest: slots_per_rank 2 \(redundant_experts 0\)"
-            r" or slots_per_rank 3 \(redundant_experts 3\)",
-        ):
-            emit_placement(target, sample_placement(decision))
+    with pytest.raises(
+        UnsuitedPlacementError,
+        match=r"ranks hold 2 to 3 slots.*nearest: slots_per_rank 2 \(redundant_experts 0\)"
+        r" or slots_per_rank 3 \(redundant_experts 3\)",
+    ):
+        emit_placement(target, sample_placement(decision))
 
 
-def test_sglang_wants_the_number_of_decoder_layers() -> None:
+def test_placements_that_an_engine_cannot_hold_are_refused() -> None:
     with pytest.raises(UnsuitedPlacementError, match="name `model` in the spec"):
         emit_placement("sglang", sample_placement(sample_decision(num_layers=None)))
-
-
-def test_vllm_ascend_refuses_twins_on_a_rank_and_others_take_them() -> None:
     twins = sample_decision(
         physical_to_logical=((0, 1, 2, 3, 4, 4, 5, 2), (5, 4, 3, 2, 1, 0, 4, 1))
     )
@@ -357,16 +351,10 @@ def test_vllm_ascend_refuses_twins_on_a_rank_and_others_take_them() -> None:
     ):
         emit_placement("vllm-ascend", sample_placement(twins))
     assert emit_placement("sglang", sample_placement(twins))
-
-
-def test_megatron_refuses_replicas() -> None:
     with pytest.raises(
         UnsuitedPlacementError, match=r"8 slots for 6 experts.*redundant_experts 0 on 3 ranks"
     ):
         emit_placement("megatron", sample_placement(sample_decision()))
-
-
-def test_an_engine_that_takes_no_placement_is_refused_with_those_that_do() -> None:
     with pytest.raises(UnknownTargetError, match=r"'torchtitan' takes no.*sglang, trtllm"):
         emit_placement("torchtitan", sample_placement(sample_decision()))
 
@@ -375,19 +363,19 @@ def _text(files: tuple[EmittedFile, ...]) -> str:
     return "\n".join(file.text for file in files)
 
 
-def test_what_was_not_measured_is_said_in_or_beside_the_files() -> None:
-    wrong = []
-    for target in PLACE_TARGETS:
-        verified = sample_placement(_decision(target), waived="no cluster at hand")
-        text = _text(emit_placement(target, verified))
-        if "NOT VERIFIED: no cluster at hand" not in text or "worth it" not in text:
-            wrong.append(target)
-    assert not wrong
+@each_row("target", PLACE_TARGETS)
+def test_what_was_not_measured_is_said_in_or_beside_the_files(target: Any) -> None:
+    verified = sample_placement(_decision(target), waived="no cluster at hand")
+    text = _text(emit_placement(target, verified))
+    assert "NOT VERIFIED: no cluster at hand" in text
+    assert "worth it" in text
 
 
 @pytest.mark.parametrize("target", PLACE_TARGETS)
-def test_nothing_in_a_name_becomes_code(target: str, tmp_path: Path, start: Start) -> None:
-    decision, failures = _decision(target), Failures()
+def test_nothing_in_a_name_becomes_code(
+    target: str, tmp_path: Path, start: Start, failures: Failures
+) -> None:
+    decision = _decision(target)
     for number, name in enumerate(HOSTILE):
         files = emit_placement(target, sample_placement(decision, workload=name, waived=name))
         folder = tmp_path / f"files {number}"
@@ -397,7 +385,6 @@ def test_nothing_in_a_name_becomes_code(target: str, tmp_path: Path, start: Star
             if (folder / "run.sh").exists():
                 start(folder, "MODEL")
             assert not list(tmp_path.rglob("injected"))
-    failures.check()
 
 
 def test_layers_are_named_in_spans() -> None:
@@ -405,10 +392,10 @@ def test_layers_are_named_in_spans() -> None:
     assert spans(range(3, 61)) == "3-60"
 
 
-def test_engines_that_count_moe_layers_say_which_model_they_fit() -> None:
-    for target in ("vllm", "vllm-ascend"):
-        text = _text(emit_placement(target, sample_placement(sample_decision())))
-        assert "MODEL must have MoE layers 1, 3 and no others, one per row" in text
+@each_row("target", ("vllm", "vllm-ascend"))
+def test_engines_that_count_moe_layers_say_which_model_they_fit(target: str) -> None:
+    text = _text(emit_placement(target, sample_placement(sample_decision())))
+    assert "MODEL must have MoE layers 1, 3 and no others, one per row" in text
 
 
 def test_arrays_hold_no_pickle() -> None:

@@ -19,6 +19,7 @@ import torch
 
 from solvers.placement.ranks import Ranks
 from tests.benchmarks.sglang_expert_location import ExpertLocation
+from tests.expect import present
 from tests.solvers.placement.dispatch.static import ENGINE_SEED, targets
 from tests.solvers.placement.dispatch.testing import sample_case
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
@@ -52,12 +53,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Stand:
 
 def _load(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     folder = [str(path.parent)] if path.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(
+        importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    )
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     return module
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.benchmarks.sglang_expert_location import expert_location_file
+from tests.expect import present
 from tuner.devices.datasheet import Generation
 from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_rules import dispatch_offers
@@ -29,12 +30,10 @@ def package() -> Path:
 
 
 def load(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(importlib.util.spec_from_file_location(name, path))
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     return module
 
 
@@ -59,8 +58,7 @@ def test_the_check_counts_as_we_do(package: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_kernel_s_struct_is_as_large_as_we_say(package: Path) -> None:
     text = (package / "kernels/jit/csrc/lplb/ipm.cuh").read_text()
-    result = re.search(r"struct ipm_smem \{(.*?)\};", text, re.DOTALL)
-    assert result is not None
+    result = present(re.search(r"struct ipm_smem \{(.*?)\};", text, re.DOTALL))
     members = re.findall(r"(float|bool) \w+((?:\[N[CV]\])*);", result[1])
     assert len(members) == result[1].count(";")
     for shape in SHAPES:

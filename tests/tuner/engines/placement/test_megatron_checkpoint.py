@@ -14,8 +14,9 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.expect import refused
 from tests.patience import patient_s
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tests.tuner.engines.placement.testing import sample_placement, without_replicas
 from tests.tuner.engines.testing import write_emitted
 from tuner.engines.megatron_lm.checkpoint import permute_checkpoint, read_permutation
@@ -184,23 +185,23 @@ def _megatron(layout: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_megatron_names_are_renumbered_with_the_router(tmp_path: Path) -> None:
-    for layout in ("grouped", "sequential"):
-        tensors = _megatron(layout)
-        folder = tmp_path / layout
-        folder.mkdir()
-        _write_checkpoint(folder / "old", tensors)
-        permute_checkpoint(folder / "old", folder / "new", permutation={5: (2, 0, 1)})
-        new = load_file(folder / "new" / "model.safetensors")
-        assert set(new) == set(tensors)
-        # New expert 0 is old expert 2, and so is the router's first row.
-        assert new["decoder.layers.5.mlp.router.weight"][:, 0].tolist() == [2.0, 0.0, 1.0]
-        assert new["decoder.layers.5.mlp.router.expert_bias"].tolist() == [2.0, 0.0, 1.0]
-        assert new["decoder.layers.5.mlp.shared_experts.linear_fc1.weight"][0, 0] == 9.0
-        for key, tensor in new.items():
-            part = parse_name(key)
-            if part is not None and part.expert is not None:
-                assert tensor[0, 0] == (2.0, 0.0, 1.0)[part.expert], key
+@each_row("layout", ("grouped", "sequential"))
+def test_megatron_names_are_renumbered_with_the_router(tmp_path: Path, layout: str) -> None:
+    tensors = _megatron(layout)
+    folder = tmp_path / layout
+    folder.mkdir()
+    _write_checkpoint(folder / "old", tensors)
+    permute_checkpoint(folder / "old", folder / "new", permutation={5: (2, 0, 1)})
+    new = load_file(folder / "new" / "model.safetensors")
+    assert set(new) == set(tensors)
+    # New expert 0 is old expert 2, and so is the router's first row.
+    assert new["decoder.layers.5.mlp.router.weight"][:, 0].tolist() == [2.0, 0.0, 1.0]
+    assert new["decoder.layers.5.mlp.router.expert_bias"].tolist() == [2.0, 0.0, 1.0]
+    assert new["decoder.layers.5.mlp.shared_experts.linear_fc1.weight"][0, 0] == 9.0
+    for key, tensor in new.items():
+        part = parse_name(key)
+        if part is not None and part.expert is not None:
+            assert tensor[0, 0] == (2.0, 0.0, 1.0)[part.expert], key
 
 
 def test_the_emitted_script_renumbers_a_checkpoint(tmp_path: Path) -> None:
@@ -262,7 +263,9 @@ def _without(*parts: str) -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_cannot_be_renumbered_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_renumbered_is_refused_before_anything_is_written(
+    tmp_path: Path, failures: Failures
+) -> None:
     grouped = _megatron("grouped")
     odd = {"decoder.layers.5.mlp.experts.weight1": torch.ones(2, 2)}
     cases: list[tuple[dict[str, torch.Tensor], dict[int, tuple[int, ...]], str]] = [
@@ -276,22 +279,18 @@ def test_what_cannot_be_renumbered_is_refused_before_anything_is_written(tmp_pat
             "not an expert layout that can be renumbered",
         ),
     ]
-    failures = Failures()
     for number, (tensors, permutation, message) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
         _write_checkpoint(folder / "old", tensors)
         with failures.of(message):
-            with pytest.raises(SpecError, match=message) as refused:
+            with refused(SpecError, match=message):
                 permute_checkpoint(folder / "old", folder / "new", permutation=permutation)
-            assert "\n" not in str(refused.value)
             assert sorted(path.name for path in folder.iterdir()) == ["old"]
-    failures.check()
 
 
-def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, failures: Failures) -> None:
     (tmp_path / "old").mkdir()
-    failures = Failures()
     for data in (
         b"",
         b"\xff" * 8,
@@ -301,11 +300,9 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
     ):
         (tmp_path / "old" / "model.safetensors").write_bytes(data)
         with failures.of(data):
-            with pytest.raises(SpecError) as refused:
+            with refused(SpecError):
                 permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={0: (0,)})
-            assert "\n" not in str(refused.value)
             assert not (tmp_path / "new").exists()
-    failures.check()
 
 
 def test_weights_in_other_formats_stay_behind(tmp_path: Path) -> None:
@@ -326,10 +323,9 @@ def test_a_folder_that_exists_is_not_written_over(tmp_path: Path) -> None:
         permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (2, 0, 1)})
 
 
-def test_a_file_that_is_no_permutation_is_refused_in_one_line(tmp_path: Path) -> None:
+@each_row("text", ("[]", "{", '{"layer_ids": [1], "permutation": [[0, 0]]}', "[" * 9999))
+def test_a_file_that_is_no_permutation_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "expert_permutation.json"
-    for text in ("[]", "{", '{"layer_ids": [1], "permutation": [[0, 0]]}', "[" * 9999):
-        path.write_text(text)
-        with pytest.raises(SpecError) as refused:
-            read_permutation(path)
-        assert "\n" not in str(refused.value)
+    path.write_text(text)
+    with refused(SpecError):
+        read_permutation(path)

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
+from tuner.devices.datasheet import Generation
 from tuner.engines.registry import serve_releases
+from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules import kv_refusals
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, KvPages
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.linear_attention import LinearName
+from tuner.spec.serving.goal import Engine
 
 SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
 RELEASES = tuple(serve_releases())
@@ -51,12 +55,12 @@ def nhd(tensor: int, **changes: object) -> KvSide:
 
 
 @each_row(("release", "connector", "cache"), EVERY)
+@each_row("is_hybrid", (False, True))
 def test_identical_instances_can_always_transfer(
-    release: ServingCapabilities, connector: Connector, cache: CacheKind
+    *, release: ServingCapabilities, connector: Connector, cache: CacheKind, is_hybrid: bool
 ) -> None:
-    for is_hybrid in (False, True):
-        pair = between(cache=cache, is_hybrid=is_hybrid)
-        assert kv_refusals.refusals(pair, engine=release, connector=connector) == ()
+    pair = between(cache=cache, is_hybrid=is_hybrid)
+    assert kv_refusals.refusals(pair, engine=release, connector=connector) == ()
 
 
 @each_row(("release", "connector", "cache"), EVERY)
@@ -106,10 +110,19 @@ def test_heads_are_cut_from_head_major_pages_in_vllm_and_token_major_ones_in_sgl
     assert "use nhd" in line
 
 
-def test_ranks_beyond_the_heads_hold_copies_that_need_no_cutting() -> None:
+def test_rows_of_pairs_are_described_or_an_error() -> None:
     # 8 and 16 ranks of 8 heads hold one head each.
     pair = between(nhd(8), nhd(16))
     assert refusals(pair, engine="vllm", connector=Connector.MOONCAKE) == ()
+    (line,) = refusals(between(wide(4), nhd(4)), engine="vllm", connector=Connector.NIXL)
+    assert "page layouts hnd and nhd differ; give both sides hnd" in line
+    mixed = between(wide(4), nhd(4), cache=CacheKind.LATENT)
+    assert refusals(mixed, engine="vllm", connector=Connector.NIXL) == ()
+    said = r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]"
+    with pytest.raises(ValueError, match=said):
+        refusals(between(), engine="sglang", connector=Connector.NIXL_PUSH)
+    vllm = [release for release in RELEASES if release.name == "vllm"]
+    assert {row.connector for release in vllm for row in release.transfers} == set(Connector)
 
 
 def test_vllm_reads_no_copies_into_a_narrower_decode() -> None:
@@ -194,19 +207,6 @@ def test_types_with_separate_scales_cannot_be_split(engine: str, dtype: str, lay
     assert refusals(between(one, one), engine=engine, connector=Connector.MOONCAKE) == ()
 
 
-def test_layouts_must_be_equal() -> None:
-    (line,) = refusals(between(wide(4), nhd(4)), engine="vllm", connector=Connector.NIXL)
-    assert "page layouts hnd and nhd differ; give both sides hnd" in line
-    mixed = between(wide(4), nhd(4), cache=CacheKind.LATENT)
-    assert refusals(mixed, engine="vllm", connector=Connector.NIXL) == ()
-
-
-def test_what_is_not_described_is_an_error_and_not_a_yes() -> None:
-    said = r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]"
-    with pytest.raises(ValueError, match=said):
-        refusals(between(), engine="sglang", connector=Connector.NIXL_PUSH)
-
-
 @each_row("cache", CacheKind)
 def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKind) -> None:
     requested = {"engine": "trtllm", "connector": Connector.NIXL}
@@ -215,11 +215,6 @@ def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKin
     assert "page sizes 16 (prefill) and 32 (decode) differ" in line
     degrees = between(wide(2, pipeline=4), wide(8, pipeline=2), cache=cache)
     assert refusals(degrees, **requested) == ()  # type: ignore[arg-type]  # likewise
-
-
-def test_the_vllm_rows_cover_three_connectors() -> None:
-    vllm = [release for release in RELEASES if release.name == "vllm"]
-    assert {row.connector for release in vllm for row in release.transfers} == set(Connector)
 
 
 def test_states_move_where_a_connector_knows_their_kind() -> None:
@@ -258,3 +253,77 @@ def test_states_move_where_a_connector_knows_their_kind() -> None:
 def test_hybrids_keep_different_things_of_the_past(folder: str, is_hybrid: bool) -> None:
     model = read_model(Path(__file__).parents[4] / "examples/models" / folder)
     assert kv_refusals.has_different_caches(model) == is_hybrid
+
+
+# Pages that launchers leave to the engine, release by release.
+
+USUAL = (1, 16, 32, 64, 128)
+
+
+def pages_of(engine: str, generation: Generation) -> KvPages:
+    named = Engine.model_validate({"name": engine})
+    return engine_manifest(named, vendor=generation.vendor).pages
+
+
+@each_row(
+    ("engine", "cache", "generation", "dtype", "tokens"),
+    [
+        ("vllm", CacheKind.GROUPED, Generation.HOPPER, "fp8", 16),
+        ("vllm", CacheKind.GROUPED, Generation.BLACKWELL, "bf16", 16),
+        ("vllm", CacheKind.LATENT, Generation.ADA, "fp8", 16),
+        ("vllm", CacheKind.LATENT, Generation.HOPPER, "bf16", 16),
+        ("vllm", CacheKind.LATENT, Generation.HOPPER, "fp8", 64),
+        ("vllm", CacheKind.LATENT, Generation.BLACKWELL, "fp8", 32),
+        ("sglang", CacheKind.GROUPED, Generation.HOPPER, "bf16", 1),
+        ("sglang", CacheKind.LATENT, Generation.BLACKWELL, "bf16", 64),
+        ("sglang", CacheKind.GROUPED, Generation.CDNA3, "bf16", 1),
+        ("vllm", CacheKind.GROUPED, Generation.CDNA3, "bf16", 16),
+        ("vllm", CacheKind.LATENT, Generation.ASCEND, "bf16", 128),
+        ("sglang", CacheKind.GROUPED, Generation.ASCEND, "bf16", 128),
+        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", 32),
+        ("trtllm", CacheKind.LATENT, Generation.HOPPER, "bf16", 64),
+        ("trtllm", CacheKind.LATENT, Generation.BLACKWELL, "fp8", 32),
+    ],
+)
+def test_pages_are_those_of_the_default_kernels(
+    engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: int
+) -> None:
+    pages = pages_of(engine, generation)
+    assert pages.default(cache=cache, generation=generation, dtype=dtype) == tokens
+
+
+@each_row(
+    ("engine", "cache", "generation", "dtype", "tokens"),
+    [
+        ("vllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", (16, 32, 64, 128)),
+        ("vllm", CacheKind.LATENT, Generation.HOPPER, "fp8", (64, 128)),
+        ("vllm", CacheKind.LATENT, Generation.BLACKWELL, "bf16", (32, 64, 128)),
+        ("sglang", CacheKind.GROUPED, Generation.ADA, "bf16", (1, 16, 32, 64, 128)),
+        ("sglang", CacheKind.GROUPED, Generation.BLACKWELL, "bf16", (16, 32, 64, 128)),
+        ("sglang", CacheKind.LATENT, Generation.BLACKWELL, "bf16", (32, 64)),
+        ("vllm", CacheKind.GROUPED, Generation.CDNA3, "bf16", (16, 32, 64, 128)),
+        ("vllm", CacheKind.GROUPED, Generation.ASCEND, "bf16", (128,)),
+        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", (32, 64)),
+        ("trtllm", CacheKind.LATENT, Generation.HOPPER, "bf16", (64,)),
+    ],
+)
+def test_pages_that_may_be_stated_are_those_of_the_preferred_kernels(
+    engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: tuple[int, ...]
+) -> None:
+    pages = pages_of(engine, generation)
+    legal = present(pages.legal(cache=cache, generation=generation, dtype=dtype))
+    assert tuple(page for page in USUAL if legal.holds(page)) == tokens
+    assert pages.default(cache=cache, generation=generation, dtype=dtype) in tokens
+
+
+def test_pages_of_an_unknown_device_suit_all_devices() -> None:
+    vllm, sglang = (
+        pages_of(engine, Generation.HOPPER).legal(
+            cache=CacheKind.LATENT, generation=None, dtype="fp8"
+        )
+        for engine in ("vllm", "sglang")
+    )
+    assert vllm is not None
+    assert vllm.holds(16)
+    assert not vllm.holds(24)
+    assert sglang is None

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.expect import refused
 from tests.rows import each_row
 from tuner.devices.catalogue import DEVICES
 from tuner.devices.datasheet import Generation, Vendor
@@ -77,11 +76,11 @@ def test_every_vendor_has_traits_and_releases_that_name_their_source() -> None:
     assert len(images) == sum(len(result) for one in RELEASES.values() for result in one.values())
 
 
-def test_deepep_is_planned_on_nvidia_devices_only() -> None:
-    for vendor, engines in RELEASES.items():
-        for releases in engines.values():
-            has_deepep = any("deepep" in one for one in releases[0].a2a_backends)
-            assert has_deepep == (vendor is Vendor.NVIDIA)
+@each_row(("vendor", "engines"), RELEASES.items())
+def test_deepep_is_planned_on_nvidia_devices_only(vendor: Any, engines: Any) -> None:
+    for releases in engines.values():
+        has_deepep = any("deepep" in one for one in releases[0].a2a_backends)
+        assert has_deepep == (vendor is Vendor.NVIDIA)
 
 
 def test_which_pairs_break_which_rules() -> None:
@@ -105,9 +104,6 @@ def test_which_pairs_break_which_rules() -> None:
         if (result := _broken(one, other, dtype=dtype)) != rules
     ]
     assert not failures, "\n".join(failures)
-
-
-def test_both_sides_of_two_vendors_run_one_attention_backend() -> None:
     sides = [
         engine_manifest(Engine(name="vllm"), vendor=one) for one in (Vendor.NVIDIA, Vendor.AMD)
     ]
@@ -169,6 +165,5 @@ def test_engines_that_do_not_serve_a_pool_are_one_line(
         f"goal:\n  kind: serve\n  {goal}\n"
         "  traffic: {concurrency: 8, input_tokens: 100, output_tokens: 100}\n"
     )
-    with pytest.raises((SpecError, UnknownTargetError), match=said) as caught:
+    with refused((SpecError, UnknownTargetError), match=said):
         read_serve_spec(path)
-    assert "\n" not in str(caught.value)

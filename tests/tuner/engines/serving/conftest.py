@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.leaks import MARK
 from tests.patience import patient_s
 from tuner.spec.huggingface.read import read_model
@@ -123,8 +124,7 @@ class Programs:
 
         Logs of an earlier run are gone.
         """
-        bash = shutil.which("bash")
-        assert bash is not None
+        bash = present(shutil.which("bash"))
         for name in ("calls.jsonl", "router.json", "steps.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
         waits = {"SERVERS": str(servers), "HOLD": "1"} if servers else {}
@@ -165,6 +165,15 @@ class Programs:
         """Return what was called, in no order."""
         path = self.folder / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def called(
+        self, *words: str, cwd: Path, log: str = "calls.jsonl", **environment: Any
+    ) -> dict[str, Any]:
+        """Run bash words that must succeed, and return the only call that they made."""
+        done = self.run(*words, cwd=cwd, **environment)
+        assert done.code == 0, done.stderr
+        (call,) = self.calls(log)
+        return call
 
     def argv(self) -> list[str]:
         """Return the words of the only call."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import AFD_ENGINE, attention_expert, sample_serving
 from tests.tuner.engines.testing import write_emitted
 from tuner.config.serve import ServeDecision
@@ -197,7 +198,7 @@ def test_a_slurm_job_joins_the_servers_of_each_cell(
     assert router["argv"].count("--decode") == 2
 
 
-def test_other_launchers_say_that_they_start_no_cells(deepseek: ModelSpec) -> None:
-    for target in ("kubernetes", "dynamo"):
-        with pytest.raises(UnknownTargetError, match=r"emit: .* emit local, slurm, vllm, or plan"):
-            emit_serving(target, _verified(deepseek, attention_expert()))
+@each_row("target", ("kubernetes", "dynamo"))
+def test_other_launchers_say_that_they_start_no_cells(deepseek: ModelSpec, target: str) -> None:
+    with pytest.raises(UnknownTargetError, match=r"emit: .* emit local, slurm, vllm, or plan"):
+        emit_serving(target, _verified(deepseek, attention_expert()))

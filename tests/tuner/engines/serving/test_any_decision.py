@@ -18,8 +18,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import present
 from tests.patience import patient_s
-from tests.rows import Failures
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -146,12 +147,11 @@ COUNTED = (
 )
 
 
-def test_every_mode_that_an_engine_has_is_counted(model: ModelSpec) -> None:
-    failures = Failures()
-    for engine, decision in product(ENGINES, COUNTED):
-        with failures.of(engine, decision):
-            _assert_counted(engine, decision, model)
-    failures.check()
+@each_row(("engine", "decision"), product(ENGINES, COUNTED))
+def test_every_mode_that_an_engine_has_is_counted(
+    model: ModelSpec, engine: Any, decision: Any
+) -> None:
+    _assert_counted(engine, decision, model)
 
 
 def _assert_counted(engine: str, decision: ServeDecision, model: ModelSpec) -> None:
@@ -208,8 +208,7 @@ def _count(verified: VerifiedServing, engine: str) -> None:
 def test_every_script_is_bash_and_every_name_a_label(
     model: ModelSpec, decision: ServeDecision
 ) -> None:
-    bash = shutil.which("bash")
-    assert bash is not None
+    bash = present(shutil.which("bash"))
     for engine in ENGINES:
         verified = _serving(model, decision, engine)
         if unlaunchable(verified):

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, routed, sample_serving
 from tests.tuner.engines.testing import write_emitted
 from tuner.engines.launchers.benchmark import benchmark_files, num_requests
@@ -49,11 +50,13 @@ def test_gamma_arrivals_have_the_shape_of_their_variation(deepseek: ModelSpec) -
     assert float(_after(other, "--arrival-smoothness")) == 0.25
 
 
-def test_other_arrivals_have_aiperfs_names(deepseek: ModelSpec) -> None:
-    for arrival, pattern in ((None, "poisson"), ("constant", "constant")):
-        traffic = OPEN | ({} if arrival is None else {"arrival": {"kind": arrival}})
-        words = _words(deepseek, "bench_aiperf.sh", **traffic)
-        assert _after(words, "--arrival-pattern") == pattern
+@each_row(("arrival", "pattern"), ((None, "poisson"), ("constant", "constant")))
+def test_other_arrivals_have_aiperfs_names(
+    deepseek: ModelSpec, arrival: str | None, pattern: str
+) -> None:
+    traffic = OPEN | ({} if arrival is None else {"arrival": {"kind": arrival}})
+    words = _words(deepseek, "bench_aiperf.sh", **traffic)
+    assert _after(words, "--arrival-pattern") == pattern
 
 
 def test_a_common_prefix_is_sent_by_options(deepseek: ModelSpec) -> None:
@@ -66,9 +69,14 @@ def test_a_common_prefix_is_sent_by_options(deepseek: ModelSpec) -> None:
     assert _after(other, "--num-prefix-prompts") == "1"
 
 
-def test_constant_gaps_are_an_infinite_burstiness(deepseek: ModelSpec) -> None:
+def test_loads_are_sent_as_they_are_stated(deepseek: ModelSpec) -> None:
     words = _words(deepseek, "bench_vllm.sh", **OPEN, arrival={"kind": "constant"})
     assert _after(words, "--burstiness") == "inf"
+    # 800 to 1200: 1000 (1 - 0.2) to 1000 (1 + 0.2).
+    traffic = OPEN | {"input_tokens": {"kind": "uniform", "low": 800, "high": 1200}}
+    words = _words(deepseek, "bench_vllm.sh", **traffic)
+    assert _after(words, "--random-input-len") == "1000"
+    assert json.loads(_after(words, "--random-range-ratio")) == {"input": 0.2, "output": 0.0}
 
 
 def test_the_files_requests_are_found_beside_the_scripts(
@@ -83,9 +91,7 @@ def test_the_files_requests_are_found_beside_the_scripts(
     assert Path(_after(argv, "--dataset-path")) == launch / "requests.jsonl"
     assert _after(argv, "--timed-trace-sec-multiplier") == "0.001"
     assert "--request-rate" not in argv
-    done = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch.parent)
-    assert done.code == 0, done.stderr
-    (call,) = programs.calls("router.json")
+    call = programs.called(str(launch / "bench_aiperf.sh"), cwd=launch.parent, log="router.json")
     assert "--fixed-schedule" in call["argv"]
     assert Path(_after(call["argv"], "--input-file")) == launch / "requests.jsonl"
 
@@ -109,22 +115,14 @@ def test_a_router_of_text_gets_no_token_ids(deepseek: ModelSpec) -> None:
         assert said in " ".join(texts["bench_vllm.sh"].replace("\n# ", " ").split())
 
 
-def test_uniform_lengths_are_drawn_from_their_range(deepseek: ModelSpec) -> None:
-    # 800 to 1200: 1000 (1 - 0.2) to 1000 (1 + 0.2).
-    traffic = OPEN | {"input_tokens": {"kind": "uniform", "low": 800, "high": 1200}}
-    words = _words(deepseek, "bench_vllm.sh", **traffic)
-    assert _after(words, "--random-input-len") == "1000"
-    assert json.loads(_after(words, "--random-range-ratio")) == {"input": 0.2, "output": 0.0}
-
-
 def test_traces_are_replayed(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
     verified = sample_serving(deepseek, aggregated(), goal={"traffic": {"trace": "recorded.csv"}})
     write_emitted(launch, benchmark_files(verified))
     without = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch)
     assert "set TRACE to the recorded requests" in without.stderr
-    done = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch, TRACE="requests.jsonl")
-    assert done.code == 0, done.stderr
-    (call,) = programs.calls("router.json")
+    call = programs.called(
+        str(launch / "bench_aiperf.sh"), cwd=launch, TRACE="requests.jsonl", log="router.json"
+    )
     assert _after(call["argv"], "--input-file") == "requests.jsonl"
     assert "--fixed-schedule" in call["argv"]
 
@@ -144,16 +142,14 @@ def test_vllms_client_replays_traces_whose_prompts_have_hashes(
     refused = programs.run(script, cwd=launch, TRACE=str(plain))
     assert refused.code == 2
     assert "has no hash_ids" in refused.stderr
-    done = programs.run(script, cwd=launch, TRACE=str(hashed), SECONDS_EACH="0.002")
-    assert done.code == 0, done.stderr
-    argv = programs.argv()
+    argv = programs.called(script, cwd=launch, TRACE=str(hashed), SECONDS_EACH="0.002")["argv"]
     assert _after(argv, "--dataset-path") == str(hashed)
     assert _after(argv, "--num-prompts") == "3"
     assert _after(argv, "--timed-trace-sec-multiplier") == "0.002"
     assert "--request-rate" not in argv
 
 
-def test_runs_are_long_enough(deepseek: ModelSpec) -> None:
+def test_runs_are_long_enough_and_send_the_most_that_is_served(deepseek: ModelSpec) -> None:
     closed = sample_serving(deepseek, aggregated())
     # Ten times 256.
     assert num_requests(closed) == 2560
@@ -161,6 +157,12 @@ def test_runs_are_long_enough(deepseek: ModelSpec) -> None:
     assert num_requests(sample_serving(deepseek, aggregated(), goal={"traffic": OPEN})) == 6000
     finite = {"traffic": {**OPEN, "requests": 600}}
     assert num_requests(sample_serving(deepseek, aggregated(), goal=finite)) == 600
+    goal = {"traffic": OPEN, "objective": "rate"}
+    verified = sample_serving(deepseek, aggregated(), goal=goal)
+    files = {str(file.path): file.text for file in benchmark_files(verified)}
+    # As predicted, whatever rate says the traffic's shape.
+    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_vllm.sh"]
+    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_aiperf.sh"]
 
 
 def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:
@@ -172,21 +174,14 @@ def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:
     assert expected["num_devices"] == 16
 
 
-def test_the_most_that_a_deployment_serves_is_what_is_sent(deepseek: ModelSpec) -> None:
-    goal = {"traffic": OPEN, "objective": "rate"}
-    verified = sample_serving(deepseek, aggregated(), goal=goal)
-    files = {str(file.path): file.text for file in benchmark_files(verified)}
-    # As predicted, whatever rate says the traffic's shape.
-    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_vllm.sh"]
-    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_aiperf.sh"]
-
-
-def test_servers_tokenize_prompts_for_a_router_that_follows_them(deepseek: ModelSpec) -> None:
+@each_row(("policy", "is_asked"), (("cache_aware", True), ("round_robin", False)))
+def test_servers_tokenize_prompts_for_a_router_that_follows_them(
+    *, deepseek: ModelSpec, policy: str, is_asked: bool
+) -> None:
     # vllm-router 0.1.17 asks /v1/completions/render, which vLLM refuses without the option.
-    for policy, is_asked in (("cache_aware", True), ("round_robin", False)):
-        verified = sample_serving(deepseek, routed(policy=policy), engine="vllm")
-        files = {str(file.path): file.text for file in emit_serving("vllm", verified)}
-        assert ("--enable-scale-out" in files["aggregated.sh"]) is is_asked
-        graph = sample_serving(deepseek, routed(policy=policy), engine="vllm", emit=("dynamo",))
-        texts = "".join(file.text for file in emit_serving("dynamo", graph))
-        assert "--enable-scale-out" not in texts
+    verified = sample_serving(deepseek, routed(policy=policy), engine="vllm")
+    files = {str(file.path): file.text for file in emit_serving("vllm", verified)}
+    assert ("--enable-scale-out" in files["aggregated.sh"]) is is_asked
+    graph = sample_serving(deepseek, routed(policy=policy), engine="vllm", emit=("dynamo",))
+    texts = "".join(file.text for file in emit_serving("dynamo", graph))
+    assert "--enable-scale-out" not in texts

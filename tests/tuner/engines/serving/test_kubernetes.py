@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.rows import Failures
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
@@ -158,20 +158,19 @@ SCHEMAS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-def test_objects_are_of_the_form_that_is_taken(deepseek: ModelSpec) -> None:
-    failures = Failures()
-    for target, engine, decision in product(("kubernetes", "dynamo"), ENGINES, DECISIONS):
-        if (target, engine, decision.mode) == ("kubernetes", "trtllm", "disaggregated"):
-            # Instances over several machines, which Kubernetes alone cannot start for this engine.
-            continue
-        objects = _objects(target, engine, decision, deepseek)
-        with failures.of(target, engine, decision):
-            for each in objects:
-                assert DNS_LABEL.fullmatch(each["metadata"]["name"])
-                SCHEMAS[each["kind"]](each)
-            keys = [(each["kind"], each["metadata"]["name"]) for each in objects]
-            assert len(set(keys)) == len(keys)
-    failures.check()
+@each_row(("target", "engine", "decision"), product(("kubernetes", "dynamo"), ENGINES, DECISIONS))
+def test_objects_are_of_the_form_that_is_taken(
+    deepseek: ModelSpec, target: Any, engine: Any, decision: Any
+) -> None:
+    if (target, engine, decision.mode) == ("kubernetes", "trtllm", "disaggregated"):
+        # Instances over several machines, which Kubernetes alone cannot start for this engine.
+        return
+    objects = _objects(target, engine, decision, deepseek)
+    for each in objects:
+        assert DNS_LABEL.fullmatch(each["metadata"]["name"])
+        SCHEMAS[each["kind"]](each)
+    keys = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(set(keys)) == len(keys)
 
 
 def _expanded(word: str, values: dict[str, str]) -> str:
@@ -190,23 +189,27 @@ def _expanded(word: str, values: dict[str, str]) -> str:
     return found
 
 
-def test_kubernetes_leaves_the_commands_as_they_are(deepseek: ModelSpec) -> None:
-    for engine in ENGINES:
-        for each in _objects("kubernetes", engine, aggregated(), deepseek):
-            if each["kind"] not in ("Deployment", "Job"):
-                continue
-            (container,) = each["spec"]["template"]["spec"]["containers"]
-            values = {entry["name"]: "X" for entry in container["env"]}
-            script = container["command"][-1]
-            assert _expanded(script, values) == script
+@each_row("engine", ENGINES)
+def test_kubernetes_leaves_the_commands_as_they_are(deepseek: ModelSpec, engine: Any) -> None:
+    for each in _objects("kubernetes", engine, aggregated(), deepseek):
+        if each["kind"] not in ("Deployment", "Job"):
+            continue
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        values = {entry["name"]: "X" for entry in container["env"]}
+        script = container["command"][-1]
+        assert _expanded(script, values) == script
 
 
-def test_a_name_with_dollars_arrives_as_it_was(deepseek: ModelSpec) -> None:
+def test_names_arrive_as_they_were_and_no_rollout_asks_for_more_devices(
+    deepseek: ModelSpec,
+) -> None:
     model = deepseek.model_copy(update={"name": "a$(PORT)$$b"})
     each = _objects("kubernetes", "sglang", aggregated(), model)[0]
     (container,) = each["spec"]["template"]["spec"]["containers"]
     (value,) = (entry["value"] for entry in container["env"] if entry["name"] == "MODEL")
     assert _expanded(value, {"PORT": "30000"}) == "a$(PORT)$$b"
+    each = _objects("kubernetes", "vllm", aggregated(), deepseek)[0]
+    assert each["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_the_router_finds_leaders_only(deepseek: ModelSpec) -> None:
@@ -222,11 +225,6 @@ def test_the_router_finds_leaders_only(deepseek: ModelSpec) -> None:
     prefill = by_name["Deployment", "moetune-deepseek-v3-prefill"]["spec"]["template"]["metadata"]
     assert prefill["annotations"] == {"sglang.ai/bootstrap-port": "30010"}
     assert "pods" in by_name["Role", "moetune-deepseek-v3-router"]["rules"][0]["resources"]
-
-
-def test_rolling_out_never_asks_for_more_devices(deepseek: ModelSpec) -> None:
-    each = _objects("kubernetes", "vllm", aggregated(), deepseek)[0]
-    assert each["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_files_reach_the_pods_that_read_them(deepseek: ModelSpec) -> None:
@@ -249,9 +247,11 @@ def test_files_reach_the_pods_that_read_them(deepseek: ModelSpec) -> None:
 EAGLE = {"speculative": {"method": "eagle", "draft_tokens": 2, "acceptance": 0.6}}
 
 
-def test_pods_read_where_the_draft_layer_lies_from_a_variable(deepseek: ModelSpec) -> None:
-    for engine in ("sglang", "vllm"):
-        _assert_draft_is_read(engine, deepseek)
+@each_row("engine", ("sglang", "vllm"))
+def test_pods_read_where_the_draft_layer_lies_from_a_variable(
+    deepseek: ModelSpec, engine: str
+) -> None:
+    _assert_draft_is_read(engine, deepseek)
 
 
 def _assert_draft_is_read(engine: str, deepseek: ModelSpec) -> None:
@@ -300,12 +300,12 @@ def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> 
         assert option not in told["decode"]
 
 
-def test_pods_that_share_devices_have_the_division() -> None:
+@each_row("target", ("kubernetes", "dynamo"))
+def test_pods_that_share_devices_have_the_division(target: str) -> None:
     qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
-    for target in ("kubernetes", "dynamo"):
-        objects = _objects(target, "sglang", shared_device(), qwen)
-        (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
-        (text,) = files.values()
-        assert yaml.safe_load(text)["manual_divisions"] == [[56, 76, 1]]
-        (name,) = files
-        assert f"/{name}" in yaml.safe_dump(objects[1:])
+    objects = _objects(target, "sglang", shared_device(), qwen)
+    (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+    (text,) = files.values()
+    assert yaml.safe_load(text)["manual_divisions"] == [[56, 76, 1]]
+    (name,) = files
+    assert f"/{name}" in yaml.safe_dump(objects[1:])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.expect import present
 from tests.patience import patient_s
 from tests.tuner.engines.serving.testing import disaggregated, sample_serving
 from tuner.engines.files import EmittedFile
@@ -110,16 +111,12 @@ def test_kubernetes_gives_them_one_container(deepseek: ModelSpec) -> None:
     assert objects["Service"]["spec"]["selector"].items() <= labels.items()
 
 
-def test_the_instances_of_a_container_are_read_from_its_scripts(deepseek: ModelSpec) -> None:
+def test_instances_of_containers_are_read_and_started_apart(deepseek: ModelSpec) -> None:
     text = files("kubernetes", inside(deepseek))["deployment.yaml"].text
-    read = object_commands(text, source="deployment.yaml")
-    assert read is not None
+    read = present(object_commands(text, source="deployment.yaml"))
     servers = {one.name: one for one in read if "vllm serve" in one.text}
     assert {name: one.replicas for name, one in servers.items()} == {"prefill": 1, "decode": 2}
     assert all("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on" in one.text for one in servers.values())
-
-
-def test_dynamo_starts_every_instance_in_a_container_of_its_own(deepseek: ModelSpec) -> None:
     with pytest.raises(UnknownTargetError, match="plan with 'emit: \\[dynamo\\]'"):
         emit_serving("dynamo", inside(deepseek))
     emit_serving("dynamo", inside(deepseek, link="network"))

@@ -212,15 +212,13 @@ def test_the_engines_parser_takes_every_command(
         verified = sample_serving(model, decision, engine=engine, goal=others.get("goal"))
         placed = placement if others.get("placed") else None
         write_emitted(launch, emit_serving(engine, verified, placement=placed))
-        done = programs.run(
+        argv = programs.called(
             str(launch / f"{name}.sh"),
             cwd=launch,
             NODE_RANK="1",
             MASTER_ADDR="first",
             DRAFT_MODEL="draft",
-        )
-        assert done.code == 0, done.stderr
-        argv = programs.argv()
+        )["argv"]
         # python -m sglang.launch_server, vllm serve.
         commands.append(argv[3:] if engine == "sglang" else argv[2:])
     found, options = ask(engine, commands)
@@ -299,9 +297,7 @@ def test_the_routers_parser_takes_every_command(
     for decision in decisions:
         verified = sample_serving(deepseek, decision, engine=engine)
         write_emitted(launch, emit_serving(engine, verified))
-        done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
-        assert done.code == 0, done.stderr
-        (call,) = programs.calls("router.json")
+        call = programs.called(str(launch / "router.sh"), cwd=launch, **urls, log="router.json")
         commands.append(call["argv"][3:] if engine == "sglang" else call["argv"][1:])
         # The router of pods, which finds its workers itself.
         text = next(
@@ -327,9 +323,7 @@ def _discovering(text: str, programs: Any, launch: Path, *, engine: str) -> list
         if each["kind"] == "Deployment" and each["metadata"]["labels"]["role"] == "router"
     )
     command = router["spec"]["template"]["spec"]["containers"][0]["command"]
-    done = programs.run(*command[1:], cwd=launch, NAMESPACE="default")
-    assert done.code == 0, done.stderr
-    (call,) = programs.calls("router.json")
+    call = programs.called(*command[1:], cwd=launch, NAMESPACE="default", log="router.json")
     argv = [str(word) for word in call["argv"]]
     return argv[3:] if engine == "sglang" else argv[1:]
 

@@ -70,8 +70,7 @@ def _of(target: str, model: ModelSpec, **changes: Any) -> VerifiedServing:
     return sample_serving(model, _low_latency(), engine=engine, emit=(target,), **changes)
 
 
-def test_emitted_files_equal_the_golden_ones(deepseek: ModelSpec) -> None:
-    failures = Failures()
+def test_emitted_files_equal_the_golden_ones(deepseek: ModelSpec, failures: Failures) -> None:
     for target in SERVE_EMITTERS:
         engine, names = GOLDEN_FILES[target]
         # One instance of two machines is short and still a LeaderWorkerSet.
@@ -86,13 +85,11 @@ def test_emitted_files_equal_the_golden_ones(deepseek: ModelSpec) -> None:
                 path.write_text(files[name], encoding="utf-8")
             with failures.of(f"set {UPDATE}=1 to accept {path}"):
                 assert files[name] == path.read_text(encoding="utf-8")
-    failures.check()
 
 
 def test_every_file_says_what_is_expected_and_whether_anything_was_measured(
-    deepseek: ModelSpec,
+    deepseek: ModelSpec, failures: Failures
 ) -> None:
-    failures = Failures()
     for target in SERVE_EMITTERS:
         verified = _of(target, deepseek, waived="moetune plan does not launch")
         for file in emit_serving(target, verified):
@@ -104,7 +101,6 @@ def test_every_file_says_what_is_expected_and_whether_anything_was_measured(
         with failures.of(target):
             assert not any("NOT VERIFIED" in file.text for file in measured)
             assert measured == emit_serving(target, _of(target, deepseek))
-    failures.check()
 
 
 ALL_HOSTILE = " ".join(HOSTILE)
@@ -120,9 +116,8 @@ ALL_HOSTILE = " ".join(HOSTILE)
     ids=["together", "grid"],
 )
 def test_hostile_names_come_out_harmless(
-    points: list[tuple[str, str]], deepseek: ModelSpec, launch: Path
+    points: list[tuple[str, str]], deepseek: ModelSpec, launch: Path, failures: Failures
 ) -> None:
-    failures = Failures()
     for number, (target, hostile) in enumerate(points):
         model = deepseek.model_copy(update={"name": hostile})
         decision = disaggregated(
@@ -147,7 +142,6 @@ def test_hostile_names_come_out_harmless(
                 names = [each["metadata"]["name"] for each in objects]
                 assert all(name == name.lower() and len(name) <= 63 for name in names)
                 assert hostile.replace("$", "$$") in _values(objects)
-    failures.check()
 
 
 def _assert_harmless(folder: Path) -> None:
@@ -200,21 +194,15 @@ def test_a_launcher_brings_the_scripts_that_it_starts(deepseek: ModelSpec) -> No
     assert list(emit_all_serving(only)) == ["kubernetes"]
 
 
-def test_an_unknown_target_is_answered_with_the_known_ones(deepseek: ModelSpec) -> None:
+def test_targets_and_releases_that_are_not_the_plans_are_refused(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(), emit=("docker",))
     with pytest.raises(
         UnknownTargetError, match=r"'docker' is no serving target.*sglang.*kubernetes"
     ):
         emit_all_serving(verified)
-
-
-def test_another_engine_than_the_plans_is_refused(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(), engine="sglang", emit=("vllm",))
     with pytest.raises(UnknownTargetError, match="for sglang, not vllm"):
         emit_all_serving(verified)
-
-
-def test_an_undescribed_release_is_refused(deepseek: ModelSpec) -> None:
     goal = {"engine": {"name": "vllm", "version": "0.1"}}
     verified = sample_serving(deepseek, aggregated(), emit=("vllm",), goal=goal)
     with pytest.raises(UnknownTargetError, match=r"no vllm '0.1' is described; there is 0.33.0"):

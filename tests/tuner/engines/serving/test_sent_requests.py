@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.engines.serving.sent_requests import SENT_BY, SentRequests, positive_normal
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
 from tuner.engines.launchers.benchmark import benchmark_files
@@ -144,14 +145,16 @@ def test_a_session_comes_again_when_its_request_before_has_about_ended(
     assert np.mean(np.array(gaps) % 2) == pytest.approx(0.5, abs=0.05)
 
 
-def test_on_off_arrivals_are_sent_at_the_times_of_the_file(deepseek: ModelSpec) -> None:
+@each_row("client", SENT_BY)
+def test_on_off_arrivals_are_sent_at_the_times_of_the_file(
+    deepseek: ModelSpec, client: Any
+) -> None:
     arrival = {"kind": "on_off", "on": 5.0, "off": 5.0}
     traffic = {"rate": 20.0, "arrival": arrival, "input_tokens": 400, "output_tokens": 50}
-    for client in SENT_BY:
-        sent = _sent(deepseek, client, traffic, "vllm")
-        # 300 s hold 30 cycles: their mean rate is known to a fifth.
-        assert sent.rate == pytest.approx(20.0, rel=0.3)
-        assert sent.input.mean() == 400
+    sent = _sent(deepseek, client, traffic, "vllm")
+    # 300 s hold 30 cycles: their mean rate is known to a fifth.
+    assert sent.rate == pytest.approx(20.0, rel=0.3)
+    assert sent.input.mean() == 400
 
 
 def test_an_engine_behind_a_router_of_text_gets_means(deepseek: ModelSpec) -> None:

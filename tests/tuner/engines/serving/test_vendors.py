@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, islands, sample_serving
 from tuner.config.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.engines.launchers.pods import POOL_LABEL
@@ -86,15 +87,18 @@ def test_container_and_resource_are_those_of_the_vendor() -> None:
         assert [one["resources"]["limits"] for one in engines] == [{RESOURCES[device]: "8"}]
 
 
-def test_devices_are_dealt_out_by_the_vendors_variable() -> None:
-    for pool, variable in (
+@each_row(
+    ("pool", "variable"),
+    (
         ("a", "CUDA_VISIBLE_DEVICES"),
         ("b", "HIP_VISIBLE_DEVICES"),
         ("c", "ASCEND_RT_VISIBLE_DEVICES"),
-    ):
-        verified = _serving(aggregated(pool=pool, **GROUP))
-        assert f'{variable}="$3" PORT' in _text(verified, "local", "local.sh")
-        assert f"({variable})" in _text(verified, "vllm", "aggregated.sh")
+    ),
+)
+def test_devices_are_dealt_out_by_the_vendors_variable(pool: str, variable: str) -> None:
+    verified = _serving(aggregated(pool=pool, **GROUP))
+    assert f'{variable}="$3" PORT' in _text(verified, "local", "local.sh")
+    assert f"({variable})" in _text(verified, "vllm", "aggregated.sh")
 
 
 def test_deepep_is_refused_where_it_does_not_run() -> None:
@@ -124,14 +128,19 @@ def test_caches_pass_between_nvidia_and_amd_through_host_memory() -> None:
     assert "--attention-backend" not in same
 
 
-def test_a_pair_that_no_connector_joins_names_its_rules() -> None:
-    for engine, decision, rules in (
+@each_row(
+    ("engine", "decision", "rules"),
+    (
         ("vllm", _pair("a", "c", path="host"), ("connector", "release", "host_path")),
         ("sglang", _pair("a", "b", connector="mooncake", path="host"), ("host_path",)),
-    ):
-        lines = unlaunchable(_serving(decision, engine))
-        for rule in rules:
-            assert any(f"rule {rule}: " in line for line in lines), lines
+    ),
+)
+def test_a_pair_that_no_connector_joins_names_its_rules(
+    engine: str, decision: Any, rules: Any
+) -> None:
+    lines = unlaunchable(_serving(decision, engine))
+    for rule in rules:
+        assert any(f"rule {rule}: " in line for line in lines), lines
 
 
 def test_ascend_gets_the_plugins_connector_and_proxy() -> None:
@@ -162,11 +171,15 @@ def test_ascend_gets_the_plugins_connector_and_proxy() -> None:
     assert "ASCEND_MF_STORE_URL" in sglang
 
 
-def test_dynamo_and_one_machine_refuse_in_one_line() -> None:
+def test_one_machine_refuses_and_islands_have_engines_of_their_own() -> None:
     with pytest.raises(UnknownTargetError, match="Dynamo's runtime images are for NVIDIA"):
         emit_serving("dynamo", _serving(aggregated(pool="b", **GROUP)))
     with pytest.raises(UnknownTargetError, match="no machine holds devices of amd and nvidia"):
         emit_serving("local", _serving(_pair("b", "a", path="host")))
+    goal = {"engines": {"c": {"name": "sglang"}}}
+    files = emit_all_serving(_serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal))
+    assert {"x/vllm", "y/sglang"} < set(files)
+    assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
 
 
 def test_islands_have_a_folder_each_and_a_router_in_front(tmp_path: Path) -> None:
@@ -198,13 +211,6 @@ def test_islands_have_a_folder_each_and_a_router_in_front(tmp_path: Path) -> Non
         assert "--gpus-per-task=8" in job
         assert '"$JOB/../vllm"' in job
     assert len(set(apps)) == len(apps)  # One namespace holds both.
-
-
-def test_an_island_is_served_by_its_own_engine() -> None:
-    goal = {"engines": {"c": {"name": "sglang"}}}
-    files = emit_all_serving(_serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal))
-    assert {"x/vllm", "y/sglang"} < set(files)
-    assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
 
 
 def test_a_single_chosen_pool_is_served_by_its_engine() -> None:
@@ -268,19 +274,21 @@ def test_an_island_of_one_decode_instance_has_no_policy_to_choose_it_by() -> Non
     assert "--prefill-policy cache_aware" in routers["y"]
 
 
-def test_files_of_each_vendor_equal_the_golden_ones() -> None:
-    pairs = {
+@each_row(
+    ("name", "decision"),
+    {
         "amd-nvidia": _pair("b", "a", path="host"),
         "huawei": _pair("c", "c", connector="ascend"),
-    }
-    for name, decision in pairs.items():
-        files = {str(one.path): one.text for one in emit_serving("vllm", _serving(decision))}
-        for file in ("prefill.sh", "decode.sh", "router.sh"):
-            path = GOLDEN / name / file
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[file], encoding="utf-8")
-            assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
+    }.items(),
+)
+def test_files_of_each_vendor_equal_the_golden_ones(name: str, decision: Any) -> None:
+    files = {str(one.path): one.text for one in emit_serving("vllm", _serving(decision))}
+    for file in ("prefill.sh", "decode.sh", "router.sh"):
+        path = GOLDEN / name / file
+        if UPDATE in os.environ:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[file], encoding="utf-8")
+        assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
 
 
 def test_the_plugins_connector_gets_one_shape_per_side() -> None:

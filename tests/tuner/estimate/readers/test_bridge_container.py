@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.rows import each_row
 from tuner.engines.megatron_bridge.read import holds_container, read_container
 from tuner.engines.reading.launch import TokenDispatcher
 from tuner.errors import SpecError
@@ -79,11 +80,16 @@ def test_precisions_have_names_and_stages_lists() -> None:
     assert [(stage.layers, stage.mtp_layers) for stage in layout] == [(2, 0), (1, 1)]
 
 
-def test_what_a_resolved_configuration_cannot_be_read_for_is_refused() -> None:
-    for before, after, named in (
+@each_row(
+    ("before", "after", "named"),
+    (
         ("peft: null", "peft: {dim: 8}", "peft: adapters of Megatron-Bridge are not read"),
         ("layout: null", "layout: {_target_: x}", "is no part of a layout"),
         ("layout: null", "layout: [[head]]", "is no part of a layout"),
-    ):
-        with pytest.raises(SpecError, match=named):
-            read_container(RESOLVED.replace(before, after), source="c.yaml")
+    ),
+)
+def test_what_a_resolved_configuration_cannot_be_read_for_is_refused(
+    before: str, after: str, named: str
+) -> None:
+    with pytest.raises(SpecError, match=named):
+        read_container(RESOLVED.replace(before, after), source="c.yaml")

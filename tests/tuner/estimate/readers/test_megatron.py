@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -72,9 +73,6 @@ def test_a_script_with_arrays_variables_and_a_launcher_is_read() -> None:
     assert "--lr 1e-4" in launch.ignored
     assert "--tokenizer-model my tokenizer" in launch.ignored
     assert "--bf16" in launch.understood
-
-
-def test_what_only_a_running_shell_could_decide_is_named() -> None:
     notes = read((LAUNCHES / "mixtral.sh").read_text()).notes
 
     assert any("MODEL+=--wandb-project mixtral" in note for note in notes)
@@ -82,13 +80,27 @@ def test_what_only_a_running_shell_could_decide_is_named() -> None:
     assert any("$@" in note for note in notes)
 
 
-def test_scheduler_lines_say_the_devices_where_the_launcher_does_not() -> None:
+def test_arguments_are_read_in_every_form() -> None:
     text = "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nsrun python pretrain_gpt.py " + LEAST
 
     assert read(text).devices == 32
+    text = "MODEL_ARGS:\n  --tensor-model-parallel-size: 4\n  --micro-batch-size: 2\n  --bf16: true"
+    launch = megatron.read_yaml(text, source="m.yaml")
+
+    assert (launch.tensor, launch.micro_batch, launch.precision) == (4, 2, "bf16")
+    launch = read(LEAST + "--pipeline-model-parallel-layout Et|(tt|)*2tL\n--moe-layer-freq ([1]*6)")
+
+    assert [stage.layers for stage in launch.layout] == [1, 2, 2, 1]
+    launch = read(LEAST + "--decoder-seq-length 128 --tp-comm-overlap-cfg overlap.yaml")
+
+    assert "--decoder-seq-length 128" in launch.ignored
+    assert not launch.overlap_tensor
+    assert read(LEAST + "--seq-length 4096 --seq-length 8192").sequence == 8192
+    assert read(LEAST + "--cuda-graph-impl full_iteration").cuda_graph is Graphs.FULL
+    assert read(LEAST + "--external-cuda-graph").cuda_graph is Graphs.PARTIAL
 
 
-def test_a_layout_places_every_stage() -> None:
+def test_a_layout_places_every_stage_and_deprecated_flags_are_named() -> None:
     launch = read((LAUNCHES / "deepseek-v3.sh").read_text())
 
     # E and three layers, 29 pairs, MTP, loss: 32 stages.
@@ -99,10 +111,6 @@ def test_a_layout_places_every_stage() -> None:
     assert launch.layout[31].loss
     assert launch.fp8_recipe == "blockwise"
     assert launch.recompute_modules == ("mla_up_proj", "mlp", "moe", "layernorm")
-
-
-def test_deprecated_flags_are_named_with_their_successors() -> None:
-    launch = read((LAUNCHES / "deepseek-v3.sh").read_text())
 
     assert launch.dispatcher is TokenDispatcher.DEEPEP
     assert launch.deprecated == ("--moe-enable-deepep: say --moe-flex-dispatcher-backend deepep",)
@@ -124,24 +132,24 @@ def test_names_of_other_builds_are_read_as_these_builds_mean_them() -> None:
         assert [one.said for one in read(f"{LEAST}--{flag}").unpriced] == [f"--{flag}"]
 
 
-def test_muon_shards_its_state_by_layers_under_either_name() -> None:
-    for flags, stage in (
+@each_row(
+    ("flags", "stage"),
+    (
         ("--optimizer muon", 0),
         ("--optimizer dist_muon", 1),
         ("--optimizer muon --use-distributed-optimizer", 1),
-    ):
-        assert read(LEAST + flags).zero_stage == stage, flags
+    ),
+)
+def test_muon_shards_its_state_by_layers_under_either_name(flags: str, stage: int) -> None:
+    assert read(LEAST + flags).zero_stage == stage, flags
 
 
-def test_sections_of_yaml_are_read_like_flags() -> None:
+def test_sections_of_yaml_are_over_what_every_recipe_sets() -> None:
     launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
 
     assert (launch.tensor, launch.context, launch.pipeline, launch.virtual_pipeline) == (8, 2, 8, 8)
     assert (launch.embedding_as_layers, launch.loss_as_layers) == (1, 1)
     assert launch.gradient_bytes == 2
-
-
-def test_sections_are_over_what_every_recipe_sets() -> None:
     text = "model: {expert_model_parallel_size: 16}\ntrain: {micro_batch_size: 1}\n"
     launch = megatron.read_yaml(text, source="recipe.yaml")
     said = megatron.read_yaml(
@@ -232,12 +240,15 @@ def test_variables_of_a_slurm_job_are_those_of_its_options() -> None:
     assert read(ranged).devices == 16
 
 
-def test_what_primus_starts_beside_megatron_is_refused_by_name() -> None:
-    for text, named in (
+@each_row(
+    ("text", "named"),
+    (
         (PRIMUS.replace("framework: megatron", "framework: maxtext"), "framework 'maxtext'"),
         (f"{PRIMUS}      lora: {{enabled: true}}\n", "overrides.lora"),
-    ):
-        assert named in said(megatron.read_yaml, text)
+    ),
+)
+def test_what_primus_starts_beside_megatron_is_refused_by_name(text: Any, named: str) -> None:
+    assert named in said(megatron.read_yaml, text)
 
 
 def test_fields_that_are_on_by_default_change_nothing_where_they_say_so() -> None:
@@ -291,39 +302,18 @@ def test_optimizer_states_have_the_bytes_of_their_types() -> None:
         assert launch.shards_optimizer == ("muon" not in optimizer)
 
 
-def test_types_that_the_engine_refuses_are_refused() -> None:
-    least = "--micro-batch-size 1 --bf16 "
-    for flags, named in (
+@each_row(
+    ("flags", "named"),
+    (
         ("--exp-avg-dtype bf16", "needs --use-precision-aware-optimizer"),
         ("--use-precision-aware-optimizer --exp-avg-dtype int8", "none of fp32"),
         ("--moe-pad-expert-input-to-capacity", "needs --moe-expert-capacity-factor"),
         ("--moe-expert-capacity-factor much", "not a number"),
-    ):
-        assert named in said(megatron.read, least + flags), flags
-
-
-def test_yaml_of_flags_is_read_too() -> None:
-    text = "MODEL_ARGS:\n  --tensor-model-parallel-size: 4\n  --micro-batch-size: 2\n  --bf16: true"
-    launch = megatron.read_yaml(text, source="m.yaml")
-
-    assert (launch.tensor, launch.micro_batch, launch.precision) == (4, 2, "bf16")
-
-
-def test_a_list_of_arguments_needs_no_command_and_no_quotes() -> None:
-    launch = read(LEAST + "--pipeline-model-parallel-layout Et|(tt|)*2tL\n--moe-layer-freq ([1]*6)")
-
-    assert [stage.layers for stage in launch.layout] == [1, 2, 2, 1]
-
-
-def test_flags_with_similar_names_are_ignored() -> None:
-    launch = read(LEAST + "--decoder-seq-length 128 --tp-comm-overlap-cfg overlap.yaml")
-
-    assert "--decoder-seq-length 128" in launch.ignored
-    assert not launch.overlap_tensor
-
-
-def test_the_last_of_two_equal_flags_counts() -> None:
-    assert read(LEAST + "--seq-length 4096 --seq-length 8192").sequence == 8192
+    ),
+)
+def test_types_that_the_engine_refuses_are_refused(flags: str, named: str) -> None:
+    least = "--micro-batch-size 1 --bf16 "
+    assert named in said(megatron.read, least + flags), flags
 
 
 @each_row(
@@ -354,11 +344,6 @@ def test_recompute_levels(flags: str, expected: Recompute) -> None:
 )
 def test_sharding_of_state(flags: str, expected: int) -> None:
     assert read(LEAST + flags).zero_stage == expected
-
-
-def test_graphs_by_new_and_old_names() -> None:
-    assert read(LEAST + "--cuda-graph-impl full_iteration").cuda_graph is Graphs.FULL
-    assert read(LEAST + "--external-cuda-graph").cuda_graph is Graphs.PARTIAL
 
 
 @each_row(

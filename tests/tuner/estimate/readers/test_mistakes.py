@@ -21,7 +21,7 @@ def refusal(text: str, *, engine: str = "megatron") -> str:
     return said
 
 
-def test_unusable_flags_are_named_together() -> None:
+def test_unusable_flags_are_named_together_and_one_alone() -> None:
     said = refusal(
         f"{MEGATRON} --bf16 --fp16 --recompute-granularity foo --expert-model-parallel-size 3.5"
         " --hidden-dropout 2"
@@ -36,12 +36,18 @@ def test_unusable_flags_are_named_together() -> None:
         "--hidden-dropout 2 is outside 0..1",
     ):
         assert part in said
-
-
-def test_one_mistake_is_said_as_before() -> None:
     said = refusal(f"{MEGATRON} --hidden-dropout 2")
 
     assert said == "launch: --hidden-dropout 2 is outside 0..1; the nearest is 1"
+    said = refusal(
+        '[training]\nlocal_batch_size = "8"\nseq_len = 0\n[activation_checkpoint]\nmode = "all"\n',
+        engine="torchtitan",
+    )
+
+    assert said.startswith("launch: 3 mistakes: ")
+    assert "training.local_batch_size '8'" in said
+    assert "training.seq_len 0" in said
+    assert "activation_checkpoint.mode 'all'" in said
 
 
 def test_consequences_of_a_mistake_are_not_said() -> None:
@@ -63,18 +69,6 @@ def test_a_long_list_is_cut() -> None:
     assert f"({MOST_SAID})" in said
     assert f"({MOST_SAID + 1})" not in said
     assert said.endswith("more")
-
-
-def test_toml_is_refused_once_too() -> None:
-    said = refusal(
-        '[training]\nlocal_batch_size = "8"\nseq_len = 0\n[activation_checkpoint]\nmode = "all"\n',
-        engine="torchtitan",
-    )
-
-    assert said.startswith("launch: 3 mistakes: ")
-    assert "training.local_batch_size '8'" in said
-    assert "training.seq_len 0" in said
-    assert "activation_checkpoint.mode 'all'" in said
 
 
 def test_mistakes_beside_a_model_are_named_together(spec_of: Callable[..., Spec]) -> None:

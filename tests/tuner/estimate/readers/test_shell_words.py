@@ -1,6 +1,7 @@
 """Shell text whose conditions and own folder are known without running it."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -30,22 +31,28 @@ python train.py "${ARGS[@]}"
 """
 
 
-def test_a_condition_whose_sides_are_written_out_takes_its_branch() -> None:
-    for environment, taken, looped in (
+@each_row(
+    ("environment", "taken", "looped"),
+    (
         ({}, ["--fsdp", "--elif", "--nested"], []),
         ({"USE": "0"}, ["--not-fsdp", "--nested"], []),
         # A loop is named and not run.
         ({"OTHER": "1"}, ["--fsdp", "--other"], ["ARGS+=--loop"]),
-    ):
-        result = shell_text(SCRIPT, source="run.sh", environment=environment)
-        assert result.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
-        # False and unknown is false, whatever the unknown.
-        compound = [] if environment.get("USE") == "0" else ["ARGS+=--compound"]
-        assert [*result.skipped] == [*looped, "ARGS+=--unknown", *compound]
+    ),
+)
+def test_a_condition_whose_sides_are_written_out_takes_its_branch(
+    environment: dict[str, Any], taken: Any, looped: Any
+) -> None:
+    result = shell_text(SCRIPT, source="run.sh", environment=environment)
+    assert result.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
+    # False and unknown is false, whatever the unknown.
+    compound = [] if environment.get("USE") == "0" else ["ARGS+=--compound"]
+    assert [*result.skipped] == [*looped, "ARGS+=--unknown", *compound]
 
 
-def test_arithmetic_and_its_tests_take_bare_names_and_spaces() -> None:
-    for text, printed in (
+@each_row(
+    ("text", "printed"),
+    (
         ("A=2; B=8\nrun $((A * B))", ["16"]),
         ("A=2\nrun --x=$(( (A + 1) * 4 % 5 ))", ["--x=2"]),
         (
@@ -58,25 +65,30 @@ def test_arithmetic_and_its_tests_take_bare_names_and_spaces() -> None:
         ("A=4\nif [ $A -lt 4 ]; then B=1; else B=2; fi\nrun $B", ["2"]),
         ('if [[ ! -z "" || 1 -eq 2 ]]; then B=1; else B=2; fi\nrun $B', ["2"]),
         ("run $((1/0)) $((2**9)) $((" + "9*" * 30 + "9))", ["$((1/0))", "$((2**9))"]),
-    ):
-        words = shell_text(text, source="run.sh").commands[-1].words
-        assert words[1 : 1 + len(printed)] == tuple(printed), text
+    ),
+)
+def test_arithmetic_and_its_tests_take_bare_names_and_spaces(text: str, printed: Any) -> None:
+    words = shell_text(text, source="run.sh").commands[-1].words
+    assert words[1 : 1 + len(printed)] == tuple(printed), text
 
 
-def test_a_test_decides_the_command_that_it_is_joined_to() -> None:
-    for text, taken in (
+@each_row(
+    ("text", "taken"),
+    (
         ('A=8\n[ "$A" -gt 1 ] && B+=(--one)\n[[ $A -gt 8 ]] && B+=(--no)', ["--one"]),
         ('A=8\n[ "$A" -gt 1 ] || B+=(--no)\n[[ $A -gt 8 ]] || B+=(--one)', ["--one"]),
         ("mkdir x && B+=(--one)", ["--one"]),
         ('[ -n "$NOBODY_SAYS" ] && B+=(--unknown)', []),
         ("pgrep x || B+=(--unknown)", []),
-    ):
-        result = shell_text(f"B=()\n{text}\nrun ${{B[@]}}", source="run.sh")
-        assert result.commands[-1].words == ("run", *taken), text
-        assert bool(result.skipped) == (not taken), text
+    ),
+)
+def test_a_test_decides_the_command_that_it_is_joined_to(text: str, taken: Any) -> None:
+    result = shell_text(f"B=()\n{text}\nrun ${{B[@]}}", source="run.sh")
+    assert result.commands[-1].words == ("run", *taken), text
+    assert bool(result.skipped) == (not taken), text
 
 
-def test_a_here_document_is_a_file_or_a_value_or_part_of_the_script() -> None:
+def test_documents_and_redirections_lose_no_words() -> None:
     result = shell_text(
         "TP=4\ncat <<EOF > /tmp/options.yaml\ntp: $TP\nnote: don't\nEOF\n"
         'C=$(cat <<\'END\'\n{"a": "it\'s"}\nEND\n)\n'
@@ -85,9 +97,6 @@ def test_a_here_document_is_a_file_or_a_value_or_part_of_the_script() -> None:
     )
     assert result.files == {"options.yaml": "tp: 4\nnote: don't\n"}
     assert result.commands[-1].words == ("run", "4", '{"a":', '"it\'s"}')
-
-
-def test_redirections_and_placeholders_lose_no_words() -> None:
     text = "run <MODEL> --a 1 >> log.txt 2>&1 --b 2 < in &> out --c"
     words = shell_text(text, source="run.sh").commands[0].words
     assert words == ("run", "<MODEL>", "--a", "1", "--b", "2", "--c")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import Recompute
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tuner.engines.reading.launch import PACKED, LaunchSettings, TrainingEngine
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch
@@ -24,7 +24,7 @@ def adapters(launch: LaunchSettings) -> Adapters:
     return launch.tune
 
 
-def test_each_name_of_deepspeed_and_fsdp_is_its_file() -> None:
+def test_each_name_of_deepspeed_and_fsdp_is_its_file(failures: Failures) -> None:
     rows = {
         "--deepspeed zero0": (0, 0.0),
         "--deepspeed zero1": (1, 0.0),
@@ -35,7 +35,6 @@ def test_each_name_of_deepspeed_and_fsdp_is_its_file() -> None:
         "--fsdp fsdp2": (3, 0.0),
         "": (0, 0.0),
     }
-    failures = Failures()
     for flags, expected in rows.items():
         for tuner in ("--tuner_type lora", "--train_type full"):
             with failures.of(f"{flags} {tuner}"):
@@ -48,7 +47,6 @@ def test_each_name_of_deepspeed_and_fsdp_is_its_file() -> None:
                 assert (launch.sequence, launch.precision) == (4096, "bf16")
                 assert launch.recompute is Recompute.FULL
                 assert (launch.tune == FULL) == ("full" in tuner)
-    failures.check()
 
 
 def test_what_is_not_stated_is_as_in_the_release() -> None:
@@ -73,7 +71,7 @@ def test_what_is_not_stated_is_as_in_the_release() -> None:
     assert (named.rank, named.targets) == (16, ("q_proj", "v_proj"))
 
 
-def test_processes_are_those_of_the_variables_or_of_the_launcher() -> None:
+def test_processes_are_those_of_the_variables_or_of_the_launcher(failures: Failures) -> None:
     rows = {
         "CUDA_VISIBLE_DEVICES=0 swift sft --model m": 1,
         "CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift pt --model m": 2,
@@ -82,12 +80,10 @@ def test_processes_are_those_of_the_variables_or_of_the_launcher() -> None:
         "torchrun --nproc_per_node 4 -m swift.cli.sft --model m": 4,
         "swift export --model m && NPROC_PER_NODE=2 swift sft --model m": 2,
     }
-    failures = Failures()
     for command, devices in rows.items():
         with failures.of(command):
             launch = read_launch(command)
             assert (launch.devices, launch.accumulation) == (devices, -(-16 // devices))
-    failures.check()
     assert read_launch("swift sft --model m --gradient_accumulation_steps 2").devices is None
 
 
@@ -116,7 +112,7 @@ def test_scripts_and_files_of_settings_are_read(tmp_path: Path) -> None:
     assert sizes == [(2, 4), (2, 2)]
 
 
-def test_what_has_no_price_is_refused_by_name() -> None:
+def test_what_has_no_price_is_refused_by_name(failures: Failures) -> None:
     rows = {
         "--tuner_type adalora": "tuner_type 'adalora' is not priced: full and lora are",
         "--sequence_parallel_size 4": "sequence_parallel_size 4 is not priced",
@@ -129,7 +125,6 @@ def test_what_has_no_price_is_refused_by_name() -> None:
         "--deepspeed zero5": "'zero5', which DeepSpeed reads, is not here",
         "--perdevice_train_batch_size 2": "did you mean per_device_train_batch_size",
     }
-    failures = Failures()
     commands = {f"{BARE} {flags}": part for flags, part in rows.items()} | {
         "swift sft --model m": "set NPROC_PER_NODE, or state it",
         "CUDA_VISIBLE_DEVICES=0,1 swift sft --model m": "whose device_map is not priced",
@@ -141,19 +136,21 @@ def test_what_has_no_price_is_refused_by_name() -> None:
             read_launch(command)
         with failures.of(part):
             assert part in str(refusal.value)
-    failures.check()
 
 
-def test_samples_that_share_a_sequence_are_said_to_attend_to_less() -> None:
-    for command in (
+@each_row(
+    "command",
+    (
         "NPROC_PER_NODE=8 swift sft --model m --packing true --tuner_type full",
         "trl sft --accelerate_config zero3 --model_name_or_path m --packing true",
-    ):
-        assert PACKED in read_launch(command).notes, command
-        assert PACKED not in read_launch(command.replace("packing true", "packing false")).notes
+    ),
+)
+def test_samples_that_share_a_sequence_are_said_to_attend_to_less(command: str) -> None:
+    assert PACKED in read_launch(command).notes, command
+    assert PACKED not in read_launch(command.replace("packing true", "packing false")).notes
 
 
-def test_the_fused_loss_of_liger_keeps_a_chunk_of_logits() -> None:
-    for flags in ("--deepspeed zero3", "--fsdp fsdp2"):
-        assert read(f"{flags} --use_liger_kernel true").logit_bytes == 0.25
-        assert read(flags).logit_bytes == 0.0
+@each_row("flags", ("--deepspeed zero3", "--fsdp fsdp2"))
+def test_the_fused_loss_of_liger_keeps_a_chunk_of_logits(flags: str) -> None:
+    assert read(f"{flags} --use_liger_kernel true").logit_bytes == 0.25
+    assert read(flags).logit_bytes == 0.0

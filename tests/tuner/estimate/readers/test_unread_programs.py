@@ -1,9 +1,10 @@
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tuner.engines.reading.programs import refuse_unread, unread_command
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch
@@ -88,8 +89,7 @@ READ = (
 )
 
 
-def test_programs_are_recognised_by_their_commands_and_files() -> None:
-    failures = Failures()
+def test_programs_are_recognised_by_their_commands_and_files(failures: Failures) -> None:
     for texts, is_file in ((COMMANDS, False), (FILES, True)):
         for text, name in texts.items():
             with failures.of(text), pytest.raises(SpecError) as refusal:
@@ -100,18 +100,14 @@ def test_programs_are_recognised_by_their_commands_and_files() -> None:
         with failures.of(text):
             refuse_unread(text, source="run.sh")
             refuse_unread(f"{text}\nvllm bench serve --model m", source="run.sh")
-    failures.check()
 
 
-def test_commands_beside_a_launch_do_not_refuse_it() -> None:
-    failures = Failures()
-    for beside in BESIDE:
-        with failures.of(beside):
-            assert unread_command(beside.split()) is None
-            for joint in ("\n", " && "):
-                for read in READ:
-                    refuse_unread(f"{beside}{joint}{read}", source="run.sh")
-    failures.check()
+@each_row("beside", BESIDE)
+def test_commands_beside_a_launch_do_not_refuse_it(beside: Any) -> None:
+    assert unread_command(beside.split()) is None
+    for joint in ("\n", " && "):
+        for read in READ:
+            refuse_unread(f"{beside}{joint}{read}", source="run.sh")
 
 
 def test_estimate_names_the_program_or_the_script(tmp_path: Path) -> None:

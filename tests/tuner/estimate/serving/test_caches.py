@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tuner.errors import SpecError
 from tuner.goals.estimate import estimate_serving
 from tuner.spec.huggingface.quantization import released_cache
@@ -144,14 +144,9 @@ def test_a_request_of_deepseek_v4_that_has_no_room_is_refused(deployment: Made) 
     )
 
 
-def test_engines_resolve_the_type_of_a_cache_by_model_and_device(deployment: Made) -> None:
-    failures = Failures()
-    starts = {
-        "vllm": "vllm serve m -tp 8",
-        "sglang": "python -m sglang.launch_server --model m --tp 8",
-        "trtllm": "trtllm-serve serve m --tp_size 8",
-    }
-    for engine, model, device, dtype in (
+@each_row(
+    ("engine", "model", "device", "dtype"),
+    (
         ("sglang", "deepseek-v3.2", "b200-sxm", "fp8"),
         ("sglang", "deepseek-v3.2", "h200-sxm", "bf16"),
         ("sglang", "glm-5", "b200-sxm", "fp8"),
@@ -163,16 +158,23 @@ def test_engines_resolve_the_type_of_a_cache_by_model_and_device(deployment: Mad
         ("vllm", "glm-5", "rtx-pro-6000", "fp8"),
         ("vllm", "deepseek-v4-flash", "h200-sxm", "fp8"),
         ("trtllm", "deepseek-v3", "b200-sxm", "bf16"),
-    ):
-        with failures.of(engine, model, device):
-            made = deployment(model=model, engine=engine, device=device, traffic=BUSY)
-            # The plan takes what the launch takes, unless the spec states a type.
-            assert made.spec.goal.kv_cache_dtype == dtype
-            assert made.read(starts[engine]).kv_cache_dtype == dtype
-    failures.check()
+    ),
+)
+def test_engines_resolve_the_type_of_a_cache_by_model_and_device(
+    deployment: Made, engine: str, model: str, device: str, dtype: str
+) -> None:
+    starts = {
+        "vllm": "vllm serve m -tp 8",
+        "sglang": "python -m sglang.launch_server --model m --tp 8",
+        "trtllm": "trtllm-serve serve m --tp_size 8",
+    }
+    made = deployment(model=model, engine=engine, device=device, traffic=BUSY)
+    # The plan takes what the launch takes, unless the spec states a type.
+    assert made.spec.goal.kv_cache_dtype == dtype
+    assert made.read(starts[engine]).kv_cache_dtype == dtype
 
 
-def test_sparse_attention_of_sglang_outgrew_the_room_it_was_counted_for(deployment: Made) -> None:
+def test_sparse_attention_and_weights_of_sglang_are_counted_by_rank(deployment: Made) -> None:
     made = deployment(
         model="deepseek-v3.2",
         engine="sglang",
@@ -188,32 +190,35 @@ def test_sparse_attention_of_sglang_outgrew_the_room_it_was_counted_for(deployme
     assert each == pytest.approx(61 * 788, rel=1e-5)
     assert 43.67 * GIB / each == pytest.approx(975_424, rel=1e-3)
     assert result.kv_tokens / 8 == pytest.approx(975_424, rel=0.04)
+    gathered = made.estimate(start).memory.weight_bytes
+    dispatched = made.estimate(f"{start} --moe-a2a-backend deepep").memory.weight_bytes
+    # Seven eighths of shared experts (58 x 44 M), dense networks (3 x 396 M) and head (2 x 927 M).
+    less = 58 * 44.04e6 + 3 * 396.4e6 + 2 * 926.7e6
+    assert dispatched - gathered == pytest.approx(less * 7 / 8, rel=0.01)
 
 
-def test_vllm_keeps_scales_beside_sparse_attention_s_cache_where_flashmla_reads_it(
-    deployment: Made,
-) -> None:
-    failures = Failures()
-    for device, release, each in (
+@each_row(
+    ("device", "release", "each"),
+    (
         ("h200-sxm", "", 656),
         ("b200-sxm", "0.18.1", 656),
         # A log of 0.26 has 50.62 GiB for 1,139,456 tokens: 78 x 576 and 21 indexers' 132 bytes.
         ("b200-sxm", "0.19.0", 576),
         ("b200-sxm", "", 576),
-    ):
-        with failures.of(device, release):
-            fp8 = "quantization: fp8_block"
-            made = deployment(model="glm-5", device=device, nodes=1, traffic=BUSY, extra=fp8)
-            text = made.spec.path.read_text()
-            if release:
-                text = text.replace("name: vllm", f"name: vllm, version: {release}")
-            made.spec.path.write_text(text)
-            result = estimate_serving(
-                made.spec.path, launch="vllm serve m -tp 8 --kv-cache-dtype fp8"
-            )
-            found = result.memory.cache_bytes / result.kv_tokens
-            assert found == pytest.approx(78 * (each + 132), rel=1e-4)
-    failures.check()
+    ),
+)
+def test_vllm_keeps_scales_beside_sparse_attention_s_cache_where_flashmla_reads_it(
+    deployment: Made, device: str, release: str, each: int
+) -> None:
+    fp8 = "quantization: fp8_block"
+    made = deployment(model="glm-5", device=device, nodes=1, traffic=BUSY, extra=fp8)
+    text = made.spec.path.read_text()
+    if release:
+        text = text.replace("name: vllm", f"name: vllm, version: {release}")
+    made.spec.path.write_text(text)
+    result = estimate_serving(made.spec.path, launch="vllm serve m -tp 8 --kv-cache-dtype fp8")
+    found = result.memory.cache_bytes / result.kv_tokens
+    assert found == pytest.approx(78 * (each + 132), rel=1e-4)
 
 
 def test_drafts_take_memory_whether_or_not_their_acceptance_is_known(deployment: Made) -> None:
@@ -274,23 +279,6 @@ def test_tensorrt_llm_starts_gpt_oss_with_its_default_share(deployment: Made) ->
     assert result.fits, result.misfit
 
 
-def test_sglang_parts_what_is_not_attention_among_all_ranks(deployment: Made) -> None:
-    made = deployment(
-        model="deepseek-v3.2",
-        engine="sglang",
-        device="b200-sxm",
-        nodes=1,
-        traffic=BUSY,
-        extra="quantization: fp8_block",
-    )
-    start = "python -m sglang.launch_server --model m --tp 8 --dp 8 --enable-dp-attention"
-    gathered = made.estimate(start).memory.weight_bytes
-    dispatched = made.estimate(f"{start} --moe-a2a-backend deepep").memory.weight_bytes
-    # Seven eighths of shared experts (58 x 44 M), dense networks (3 x 396 M) and head (2 x 927 M).
-    less = 58 * 44.04e6 + 3 * 396.4e6 + 2 * 926.7e6
-    assert dispatched - gathered == pytest.approx(less * 7 / 8, rel=0.01)
-
-
 def test_whole_prompts_take_what_waits_and_not_what_a_step_may_hold(deployment: Made) -> None:
     made = deployment(
         model="deepseek-v3",
@@ -310,10 +298,9 @@ def test_whole_prompts_take_what_waits_and_not_what_a_step_may_hold(deployment: 
     assert made.estimate(f"{start} --mem-fraction-static 0.95").fits
 
 
-def test_a_checkpoint_may_ask_for_the_type_of_its_cache() -> None:
+def test_a_checkpoint_may_ask_for_the_type_of_its_cache(failures: Failures) -> None:
 
     fp8 = {"num_bits": 8, "type": "float", "dynamic": False}
-    failures = Failures()
     for fields, dtype in (
         (None, "bf16"),
         ({"quant_method": "fp8"}, "bf16"),
@@ -327,7 +314,6 @@ def test_a_checkpoint_may_ask_for_the_type_of_its_cache() -> None:
         with failures.of(fields):
             assert released_cache({"quantization_config": fields}) == dtype
             assert released_cache({"text_config": {"quantization_config": fields}}) == dtype
-    failures.check()
 
 
 def test_a_vision_tower_takes_memory_unless_the_engine_leaves_it_out(deployment: Made) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.rows import each_row
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_launch
@@ -45,26 +46,15 @@ def test_a_smaller_cache_type_alone_makes_a_launch_fit(deployment: Made) -> None
     assert change.instance.kv_tokens == pytest.approx(8 * result.kv_tokens, rel=0.01)
 
 
-def test_the_default_share_of_memory_is_named_and_a_larger_one_tried(deployment: Made) -> None:
+def test_shares_of_memory_are_named_and_larger_ones_tried(deployment: Made) -> None:
     made = deployment(slo="{}", traffic=SHORT)
     result = made.estimate("vllm serve m -tp 2 --gpu-memory-utilization 0.5 --max-model-len 8192")
     assert not result.fits
     assert "the stated share of memory, 0.5, leaves no KV cache beside" in result.misfit
     assert "memory share 0.5 -> 0.95" in whats(result)
-
-
-def test_weights_larger_than_a_device_are_named_whatever_the_share(deployment: Made) -> None:
     traffic = "{concurrency: 2, input_tokens: 30000, output_tokens: 500}"
     result = deployment(traffic=traffic, slo="{}").estimate("vllm serve m -tp 1")
     assert "of weights a device leave no room for a KV cache, whatever the share" in result.misfit
-
-
-def test_what_a_release_refuses_already_hides_no_change(deployment: Made) -> None:
-    result = deployment(engine="trtllm", slo="{}", traffic=SHORT).estimate(
-        "trtllm-serve serve m --tp_size 2"
-    )
-    assert any("without chunked prefill" in refusal for refusal in result.refused_by)
-    assert {"TP 2 -> 4", "chunked prefill"} <= set(whats(result))
 
 
 def test_the_longest_request_that_has_room_is_a_change(deployment: Made) -> None:
@@ -86,7 +76,7 @@ def test_no_change_makes_it_fit_only_where_none_does(deployment: Made) -> None:
     assert none.estimate("vllm serve m -tp 8").smallest_change is None
 
 
-def test_memory_is_left_alone_where_the_cache_limits_nothing(deployment: Made) -> None:
+def test_changes_keep_what_does_not_limit_them(deployment: Made) -> None:
     result = deployment(slo="{}", traffic=SHORT).estimate("vllm serve m -tp 4 --max-num-seqs 8")
     assert not {"cache bf16 -> fp8"} & set(whats(result))
     bound = deployment(
@@ -94,12 +84,14 @@ def test_memory_is_left_alone_where_the_cache_limits_nothing(deployment: Made) -
     ).estimate("vllm serve m -tp 2 --max-num-seqs 512 --gpu-memory-utilization 0.8")
     assert {"cache bf16 -> fp8", "memory share 0.8 -> 0.95"} <= set(whats(bound))
     assert bound.smallest_change is not None
-
-
-def test_changes_of_a_pipeline_keep_its_stages(deployment: Made) -> None:
     result = deployment().estimate("vllm serve m -tp 2 -pp 2 --max-model-len 8192")
     for change in result.changes:
         assert change.instance.pp == 2, change.what
+    result = deployment(engine="trtllm", slo="{}", traffic=SHORT).estimate(
+        "trtllm-serve serve m --tp_size 2"
+    )
+    assert any("without chunked prefill" in refusal for refusal in result.refused_by)
+    assert {"TP 2 -> 4", "chunked prefill"} <= set(whats(result))
 
 
 STARTS = {
@@ -131,20 +123,22 @@ def merged(options: dict[str, Any], lines: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def test_advice_that_is_pasted_back_is_obeyed(deployment: Made, tmp_path: Path) -> None:
+@each_row("engine", STARTS)
+def test_advice_that_is_pasted_back_is_obeyed(
+    deployment: Made, tmp_path: Path, engine: Any
+) -> None:
     traffic = "{concurrency: 512, requests: 1024, input_tokens: 6000, output_tokens: 500}"
-    for engine in STARTS:
-        spec = deployment(engine=engine, slo="{}", traffic=traffic).spec
-        run = partial(with_lines, spec, folder=tmp_path)
-        changes = run(()).changes
-        assert "cache bf16 -> fp8" in {change.what for change in changes}, engine
-        assert any("memory share" in change.what for change in changes), engine
-        for change in changes:
-            if any(line.startswith("TRTLLM_") for line in change.lines):
-                continue  # A variable of the environment.
-            again = run(change.lines)
-            assert again.instance == change.instance, (engine, change.what, change.lines)
-            assert again.load == change.load, (engine, change.what)
+    spec = deployment(engine=engine, slo="{}", traffic=traffic).spec
+    run = partial(with_lines, spec, folder=tmp_path)
+    changes = run(()).changes
+    assert "cache bf16 -> fp8" in {change.what for change in changes}, engine
+    assert any("memory share" in change.what for change in changes), engine
+    for change in changes:
+        if any(line.startswith("TRTLLM_") for line in change.lines):
+            continue  # A variable of the environment.
+        again = run(change.lines)
+        assert again.instance == change.instance, (engine, change.what, change.lines)
+        assert again.load == change.load, (engine, change.what)
 
 
 def with_lines(spec: ServeSpec, lines: tuple[str, ...], *, folder: Path) -> ServingEstimate:

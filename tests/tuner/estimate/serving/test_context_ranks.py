@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rows import Failures
+from tests.rows import Failures, each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.instance import build_inputs, price_option
 from tuner.goals.serve_plan import price_serving_pool
@@ -25,8 +25,9 @@ PRO = {
 }
 
 
-def test_equal_keys_of_tensor_ranks_are_kept_once_over_context_ranks(deployment: Made) -> None:
-    failures = Failures()
+def test_equal_keys_of_tensor_ranks_are_kept_once_over_context_ranks(
+    deployment: Made, failures: Failures
+) -> None:
     # Start-up logs of vLLM 0.20 on 8 RTX PRO 6000: GLM-5.1 with MTP keeps 635,520 tokens over 2
     # ranks and 1,271,040 over 4 in equal memory, 340,096 (19.47 of 19.55 GiB) over 1 without MTP,
     # 680,192 over 2, 1,360,384 over 4 and 2,720,768 over 8.
@@ -41,21 +42,20 @@ def test_equal_keys_of_tensor_ranks_are_kept_once_over_context_ranks(deployment:
                 assert result.logged_kv_tokens == tokens
                 assert result.memory == one.memory
                 assert result.instance.dcp == ranks
-    failures.check()
 
 
-def test_tokens_of_kimi_are_those_of_its_start_up_logs(deployment: Made) -> None:
-    # local-inference-lab/rtx6kpro, models/kimi-k26.md, without drafts. Its image is a build of its
-    # own that keeps scores of 64 splits for the heads of all context ranks and each token that is
-    # checked (kimi-k26-mtp-long-ctx-wip/README.md): 128 x 64 x 64 x 513 x 4 bytes, 1.0 GiB, over 8
-    # ranks, and 4.0 GiB with three drafts, which then has 1,822,464 tokens for our 3.5 million.
+@each_row(("ranks", "logged"), ((1, 437_264), (4, 1_686_656), (8, 3_267_968)))
+def test_tokens_of_kimi_are_those_of_its_start_up_logs(
+    deployment: Made, ranks: int, logged: int
+) -> None:
     made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
-    for ranks, logged in ((1, 437_264), (4, 1_686_656), (8, 3_267_968)):
-        tokens = made.estimate(f"{KIMI} -dcp {ranks}").logged_kv_tokens
-        assert tokens == pytest.approx(logged, rel=0.16), ranks
+    tokens = made.estimate(f"{KIMI} -dcp {ranks}").logged_kv_tokens
+    assert tokens == pytest.approx(logged, rel=0.16), ranks
 
 
-def test_a_rank_attends_over_its_own_positions_for_the_heads_of_all(deployment: Made) -> None:
+def test_a_rank_attends_over_its_own_positions_and_advice_keeps_or_changes_that(
+    deployment: Made,
+) -> None:
     made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
     serving_pool = price_serving_pool(made.spec.cluster.pools[0], ())
 
@@ -76,12 +76,16 @@ def test_a_rank_attends_over_its_own_positions_for_the_heads_of_all(deployment: 
     assert long[1] < short[1]
     exchanged, _ = steps(f"{KIMI} -dcp 8 --dcp-comm-backend a2a")
     assert exchanged[0] < passed[0]
+    result = made.estimate(f"{KIMI} -dcp 8")
+    fewer = next(one for one in result.changes if one.what == "DCP 8 -> 4")
+    assert fewer.lines == ("--decode-context-parallel-size 4",)
+    halved = next(one for one in result.changes if one.what.startswith("TP 8 -> 4, DP 1 -> 2"))
+    assert halved.instance.dcp == 4
 
 
-def test_keys_that_differ_share_no_positions(deployment: Made) -> None:
-    failures = Failures()
-    # gpt-oss has windows, Mixtral 8 key heads, Qwen3-235B 4.
-    for model, command, words in (
+@each_row(
+    ("model", "command", "words"),
+    (
         ("kimi-k2.5", "vllm serve m -tp 8 -dcp 3", "8 keep the same keys"),
         ("kimi-k2.5", "vllm serve m -tp 8 -dcp 16", "the nearest is 8"),
         ("mixtral-8x7b", "vllm serve m -tp 8 -dcp 2", "1 keep the same keys"),
@@ -94,10 +98,14 @@ def test_keys_that_differ_share_no_positions(deployment: Made) -> None:
             "the nearest that does is 32|the nearest that does is 64",
         ),
         ("kimi-k2.5", "sglang serve --model-path m --tp 8 --dcp-size 3", "the nearest is"),
-    ):
-        with failures.of(command), pytest.raises(SpecError, match=words):
-            deployment(model=model).read(command)
-    failures.check()
+    ),
+)
+def test_keys_that_differ_share_no_positions(
+    deployment: Made, model: str, command: str, words: str
+) -> None:
+    # gpt-oss has windows, Mixtral 8 key heads, Qwen3-235B 4.
+    with pytest.raises(SpecError, match=words):
+        deployment(model=model).read(command)
 
 
 def test_grouped_keys_share_what_tensor_ranks_would_copy(deployment: Made) -> None:
@@ -120,8 +128,7 @@ def test_sglang_keeps_drafts_and_indexer_keys_whole(deployment: Made) -> None:
     assert drafted[1] == pytest.approx(drafted[0] * 62 / (61 / 8 + 1), rel=1e-3)
 
 
-def test_splits_without_a_price_are_refused_by_name(deployment: Made) -> None:
-    failures = Failures()
+def test_splits_without_a_price_are_refused_by_name(deployment: Made, failures: Failures) -> None:
     for command, words in (
         ("vllm serve m -tp 4 -pcp 2", "the nearest is 1"),
         ("python -m dynamo.vllm --model m -tp 4 --prefill-context-parallel-size 2", "nearest is 1"),
@@ -136,7 +143,6 @@ def test_splits_without_a_price_are_refused_by_name(deployment: Made) -> None:
     ):
         with failures.of(command), pytest.raises(SpecError, match=f"has no price; .*{words}"):
             deployment().read(command)
-    failures.check()
     assert deployment().read("vllm serve m -tp 4 -pcp 1").setting.degrees.context == 1
     for off in ("--attn-cp-size 1", "--enable-prefill-cp false", "--enable-prefill-cp=0"):
         assert deployment().read(f"sglang serve --model-path m {off}").engine == "sglang"
@@ -153,12 +159,3 @@ def test_two_batch_overlap_is_no_change_of_a_launch_that_may_not_have_it(deploym
     assert halves not in {one.what for one in made.estimate(f"{start} -dcp 2").changes}
     with pytest.raises(SpecError, match="leave one of them out"):
         made.read(f"{start} -dcp 2 --enable-dbo")
-
-
-def test_context_ranks_are_kept_or_changed_by_the_advice(deployment: Made) -> None:
-    made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
-    result = made.estimate(f"{KIMI} -dcp 8")
-    fewer = next(one for one in result.changes if one.what == "DCP 8 -> 4")
-    assert fewer.lines == ("--decode-context-parallel-size 4",)
-    halved = next(one for one in result.changes if one.what.startswith("TP 8 -> 4, DP 1 -> 2"))
-    assert halved.instance.dcp == 4

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
+from tuner import api
 from tuner.costs.serve.cache_capacity import visible_bytes
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named
@@ -20,7 +23,6 @@ START = "vllm serve m"
 def test_latency_memory_and_cache_are_predicted(deployment: Made) -> None:
     result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --seed 1")
     assert result.fits
-    assert result.load is not None
     assert result.load.keeps_up
     assert result.load.devices == result.instance.devices == 4
     assert 0.0 < result.load.tpot_s.mean < result.load.ttft_s.mean
@@ -40,13 +42,16 @@ def test_latency_memory_and_cache_are_predicted(deployment: Made) -> None:
     assert used == pytest.approx(limit, rel=1e-6)
 
 
-def test_the_share_of_memory_that_is_stated_counts(deployment: Made) -> None:
+def test_the_share_of_memory_counts_and_the_same_launch_has_the_same_answer(
+    deployment: Made,
+) -> None:
     made = deployment()
     less = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.5")
     more = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.95")
     # 45 % of what CUDA shows of 80 GiB on each of 4 devices, 131072 bytes a token over all of them.
     each = visible_bytes(more.memory.device_bytes) * 0.45 / (131072 / 4)
     assert more.kv_tokens - less.kv_tokens == pytest.approx(each, rel=1e-3)
+    assert made.estimate(f"{START} -tp 4") == made.estimate(f"{START} -tp 4")
 
 
 def test_a_stated_cache_counts_whatever_the_share_and_must_fit_beside_the_steps(
@@ -69,15 +74,13 @@ def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deploymen
     assert result.load is None
     assert result.kv_tokens == 0
     assert result.instances_needed == 0
-    assert result.smallest_change is not None
     assert result.smallest_change.instance.devices == 2
     assert "--" in result.smallest_change.lines[0]
 
 
 def test_a_model_far_too_large_gets_a_degree_that_fits(deployment: Made) -> None:
     result = deployment(model="deepseek-v3", device="h200-sxm", extra="quantization: fp8_block")
-    change = result.estimate(f"{START} -tp 2").smallest_change
-    assert change is not None
+    change = present(result.estimate(f"{START} -tp 2").smallest_change)
     assert change.instance.devices == 8
     nowhere = deployment(model="deepseek-v3", nodes=1, extra="quantization: bf16")
     assert nowhere.estimate(f"{START} -tp 8").changes == ()
@@ -86,13 +89,11 @@ def test_a_model_far_too_large_gets_a_degree_that_fits(deployment: Made) -> None
 def test_a_launch_that_falls_behind_says_how_many_would_do(deployment: Made) -> None:
     made = deployment(traffic="{rate: 30/s, input_tokens: 2000, output_tokens: 300}")
     one = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
-    assert one.load is not None
     assert not one.load.keeps_up
     assert one.load.requests_per_s < 30.0
     needed = one.instances_needed
     assert 1 < needed <= 4
     enough = made.estimate(f"{START} -tp 4 --max-num-seqs 64", instances=needed)
-    assert enough.load is not None
     assert enough.load.keeps_up
     assert enough.load.devices == 4 * needed
     assert enough.load.ttft_s.mean < one.load.ttft_s.mean
@@ -102,15 +103,13 @@ def test_copies_behind_one_command_share_the_traffic(deployment: Made) -> None:
     made = deployment(model="llama-3.1-8b")
     result = made.estimate(f"{START} -dp 4 --max-num-seqs 64")
     assert result.instance.count == 4
-    assert result.load is not None
     assert result.load.devices == 4
 
 
 def test_the_best_change_of_one_thing_is_itself_predicted_so(deployment: Made) -> None:
     made = deployment()
     result = made.estimate(f"{START} -tp 8 --max-num-seqs 64")
-    best = result.smallest_change
-    assert best is not None
+    best = present(result.smallest_change)
     assert best.beats
     assert best.gain_ratio >= -result.least_gain_ratio
     flags = [line for line in best.lines if not line.startswith("without")]
@@ -122,7 +121,6 @@ def test_the_best_change_of_one_thing_is_itself_predicted_so(deployment: Made) -
 
 def test_ratios_to_the_launch_have_bands_where_the_degrees_alone_differ(deployment: Made) -> None:
     result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64")
-    assert result.load is not None
     moved = [change for change in result.changes if change.tpot_ratio_band is not None]
     assert any(change.what.startswith("TP") for change in moved)
     for change in moved:
@@ -135,12 +133,14 @@ def test_ratios_to_the_launch_have_bands_where_the_degrees_alone_differ(deployme
     assert len(moved) < len(result.changes)
 
 
-def test_a_pair_without_calibration_rows_is_said_to_be_new(deployment: Made) -> None:
+@each_row(("model", "is_new"), (("mixtral-8x7b", True), ("llama-3.1-70b", False)))
+def test_a_pair_without_calibration_rows_is_said_to_be_new(
+    *, deployment: Made, model: str, is_new: bool
+) -> None:
     text = "no published run of this model on vllm"
-    for model, is_new in (("mixtral-8x7b", True), ("llama-3.1-70b", False)):
-        result = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
-        assert result.is_new_pair is is_new
-        assert any(note.startswith(text) for note in result.notes) is is_new
+    result = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
+    assert result.is_new_pair is is_new
+    assert any(note.startswith(text) for note in result.notes) is is_new
 
 
 def test_a_change_keeps_precision_and_is_launchable(deployment: Made) -> None:
@@ -163,22 +163,18 @@ def test_a_model_without_experts_has_none_to_split(deployment: Made) -> None:
         assert (change.instance.ep, change.instance.attention_dp) == (1, 1)
 
 
-def test_fewer_devices_win_where_targets_hold_on_them(deployment: Made) -> None:
+def test_fewer_devices_win_where_targets_hold_and_more_where_they_are_missed(
+    deployment: Made,
+) -> None:
     result = deployment(
         traffic="{rate: 0.2/s, input_tokens: 500, output_tokens: 100}",
         slo="{ttft: {p90: 5s}, tpot: {p90: 200ms}}",
     ).estimate(f"{START} -tp 8")
-    assert result.smallest_change is not None
     assert result.smallest_change.instance.devices == 4
     assert result.smallest_change.gain_ratio == pytest.approx(1.0, rel=0.05)
-
-
-def test_a_missed_target_is_named_and_the_change_misses_fewer(deployment: Made) -> None:
     made = deployment(slo="{ttft: {p90: 1s}, tpot: {p90: 20ms}}")
     result = made.estimate(f"{START} -tp 2 --max-num-seqs 64")
-    assert result.load is not None
     assert "tpot p90" in result.load.missed
-    assert result.smallest_change is not None
     assert not result.smallest_change.load.missed
 
 
@@ -191,7 +187,6 @@ def test_a_prefill_or_decode_launch_gets_only_its_latency(
         engine="sglang", traffic=f"{{{load}, input_tokens: 2000, output_tokens: 300}}"
     )
     result = made.estimate(f"sglang serve m --tp 8 --disaggregation-mode {role}")
-    assert result.load is not None
     assert (result.load.ttft_s is None) == (role == "decode")
     assert (result.load.tpot_s is None) == (role == "prefill")
     assert any("other half" in note for note in result.notes)
@@ -203,17 +198,26 @@ def test_a_prefill_or_decode_launch_gets_only_its_latency(
 def test_a_closed_loop_always_keeps_up(deployment: Made) -> None:
     made = deployment(traffic="{concurrency: 32, input_tokens: 2000, output_tokens: 300}", slo="{}")
     result = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
-    assert result.load is not None
     assert result.load.keeps_up
     # Little's law: requests under way are rate x time of one.
     seconds = result.load.ttft_s.mean + 299 * result.load.tpot_s.mean
     assert result.load.requests_per_s * seconds == pytest.approx(32, rel=0.1)
 
 
-def test_more_sequences_than_are_priced_are_said(deployment: Made) -> None:
+def test_what_counts_otherwise_than_stated_is_said(deployment: Made) -> None:
     result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 4096")
     assert result.instance.max_batch == 1024
     assert any("not 4096" in note for note in result.notes)
+    result = deployment(engine="sglang").estimate(f"{START} -tp 4")
+    assert result.engine == "vllm"
+    assert any("the launch's vllm counts" in note for note in result.notes)
+    result = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").estimate(
+        f"{START} -dp 32 -ep --all2all-backend deepep_low_latency"
+        " --max-num-batched-tokens 8192 --max-num-seqs 64"
+    )
+    assert any("1024 tokens per rank and step at most" in line for line in result.refused_by)
+    with pytest.raises(SpecError, match="take 32 devices, pool 'gpus' has 16; the nearest is 2"):
+        deployment().estimate(f"{START} -tp 8", instances=4)
 
 
 def test_a_small_step_budget_lengthens_the_time_to_the_first_token(deployment: Made) -> None:
@@ -225,35 +229,7 @@ def test_a_small_step_budget_lengthens_the_time_to_the_first_token(deployment: M
         for tokens in (512, 8192)
     )
     assert small.instance.max_batched_tokens == 512
-    assert small.load is not None
-    assert small.load.ttft_s is not None
-    assert large.load is not None
-    assert large.load.ttft_s is not None
     assert small.load.ttft_s.p50 > 1.2 * large.load.ttft_s.p50
-
-
-def test_another_engine_than_the_specs_counts_as_launched(deployment: Made) -> None:
-    result = deployment(engine="sglang").estimate(f"{START} -tp 4")
-    assert result.engine == "vllm"
-    assert any("the launch's vllm counts" in note for note in result.notes)
-
-
-def test_what_a_release_refuses_is_said(deployment: Made) -> None:
-    result = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").estimate(
-        f"{START} -dp 32 -ep --all2all-backend deepep_low_latency"
-        " --max-num-batched-tokens 8192 --max-num-seqs 64"
-    )
-    assert any("1024 tokens per rank and step at most" in line for line in result.refused_by)
-
-
-def test_the_same_launch_has_the_same_answer(deployment: Made) -> None:
-    made = deployment()
-    assert made.estimate(f"{START} -tp 4") == made.estimate(f"{START} -tp 4")
-
-
-def test_more_instances_than_the_pool_holds_are_refused(deployment: Made) -> None:
-    with pytest.raises(SpecError, match="take 32 devices, pool 'gpus' has 16; the nearest is 2"):
-        deployment().estimate(f"{START} -tp 8", instances=4)
 
 
 def test_one_of_several_pools_is_named(deployment: Made) -> None:
@@ -315,10 +291,6 @@ def test_a_launch_without_a_prefix_cache_computes_every_prompt(deployment: Made)
     traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
     cached = deployment(traffic=traffic).estimate(f"{START} -tp 4")
     whole = deployment(traffic=traffic).estimate(f"{START} -tp 4 --no-enable-prefix-caching")
-    assert cached.load is not None
-    assert cached.load.ttft_s is not None
-    assert whole.load is not None
-    assert whole.load.ttft_s is not None
     assert cached.load.ttft_s.p50 < 0.6 * whole.load.ttft_s.p50
     assert any("has no prefix cache" in note for note in whole.notes)
 
@@ -375,9 +347,7 @@ def test_pages_are_read(deployment: Made) -> None:
 
 
 def mean_tpot_s(result: ServingEstimate) -> float:
-    assert result.load is not None
-    assert result.load.tpot_s is not None
-    return result.load.tpot_s.mean
+    return present(present(result.load).tpot_s).mean
 
 
 PREFILL = (
@@ -404,7 +374,7 @@ def deepseek(deployment: Made) -> Any:
     )
 
 
-def test_a_wide_prefill_launch_has_the_cache_that_it_caps(deployment: Made) -> None:
+def test_wide_launches_have_the_cache_that_they_cap_or_leave(deployment: Made) -> None:
     made = deepseek(deployment)
     for running in (256, 8192):
         result = made.estimate(f"{PREFILL} --max-running-requests {running}")
@@ -412,10 +382,6 @@ def test_a_wide_prefill_launch_has_the_cache_that_it_caps(deployment: Made) -> N
         assert result.kv_tokens == 32 * 131_072
         used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
         assert used < result.memory.device_bytes
-
-
-def test_a_wide_decode_launch_has_what_its_share_leaves(deployment: Made) -> None:
-    made = deepseek(deployment)
     less, more = (made.estimate(f"{DECODE} --mem-fraction-static {x}") for x in (0.835, 0.9))
     # 0.835 x 76.9 GiB that are free, less 29 of weights (4 of 256 experts, all of attention).
     assert less.memory.cache_bytes == pytest.approx(35.1 * 2**30, rel=0.02)
@@ -425,7 +391,7 @@ def test_a_wide_decode_launch_has_what_its_share_leaves(deployment: Made) -> Non
     assert used < more.memory.device_bytes
 
 
-def test_windowed_layers_count_once_in_memory_and_cache(deployment: Made) -> None:
+def test_windowed_layers_count_once_and_one_request_must_have_room(deployment: Made) -> None:
     made = deployment(model="gpt-oss-120b", extra="quantization: mxfp4")
     result = made.estimate("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2")
     assert result.fits
@@ -435,6 +401,10 @@ def test_windowed_layers_count_once_in_memory_and_cache(deployment: Made) -> Non
     # 16,384 in flight: 1,034 blocks beside 8,192. A running one of 2,300 takes 9 beside 144.
     shares = (8192 / (8192 + 1034)) / (144 / (144 + 9))
     assert result.logged_kv_tokens / result.kv_tokens == pytest.approx(shares, rel=0.01)
+    whole = made.estimate("vllm serve openai/gpt-oss-120b")
+    assert not whole.fits
+    assert "wants room for one request of 131072 tokens" in whole.misfit
+    assert made.estimate("vllm serve openai/gpt-oss-120b --max-model-len 16384").fits
 
 
 def test_steps_that_a_share_leaves_too_little_do_not_fit(deployment: Made) -> None:
@@ -446,14 +416,6 @@ def test_steps_that_a_share_leaves_too_little_do_not_fit(deployment: Made) -> No
     assert not tight.fits
     assert tight.load is None
     assert "too little for activations, CUDA graphs and buffers" in tight.misfit
-
-
-def test_vllm_ends_without_room_for_one_request_of_the_longest_length(deployment: Made) -> None:
-    made = deployment(model="gpt-oss-120b", extra="quantization: mxfp4")
-    whole = made.estimate("vllm serve openai/gpt-oss-120b")
-    assert not whole.fits
-    assert "wants room for one request of 131072 tokens" in whole.misfit
-    assert made.estimate("vllm serve openai/gpt-oss-120b --max-model-len 16384").fits
 
 
 def test_changes_of_a_pipeline_keep_its_devices(deployment: Made) -> None:
@@ -468,3 +430,52 @@ def test_a_launch_on_a_device_that_the_spec_describes_is_estimated(deployment: M
         " scale_out_bytes_per_s: 400Gbit/s, host_bytes_per_s: 64GB/s}"
     )
     assert deployment(device=sheet).estimate(f"{START} -tp 4").fits
+
+
+# Says of a launch that serves under a spec that trains, and of the reverse, what to change.
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+HEAD = f"""
+schema_version: 1
+model: {MODELS / "mixtral-8x7b"}
+cluster:
+  pools: [{{name: pool, device: h100-sxm, nodes: 1, devices_per_node: 8}}]
+"""
+TRAIN = f"{HEAD}goal: {{kind: train, global_batch_size: 256, sequence_length: 4096}}\n"
+SERVE = f"""{HEAD}goal:
+  kind: serve
+  engine: {{name: vllm}}
+  traffic: {{concurrency: 8, input_tokens: 1000, output_tokens: 100}}
+"""
+
+
+def test_a_server_under_a_spec_that_trains_is_named(tmp_path: Path) -> None:
+    spec, compose = tmp_path / "spec.yaml", tmp_path / "compose.yaml"
+    spec.write_text(TRAIN)
+    compose.write_text("services: {s: {image: 'vllm/vllm-openai:v1', command: [m, -tp, 8]}}\n")
+    for launch, engine in (
+        ("vllm serve m --tensor-parallel-size 8", "vllm"),
+        ("docker run --gpus all vllm/vllm-openai:v1 --model m -tp 8", "vllm"),
+        ("python -m sglang.launch_server --model m --tp 8", "sglang"),
+        ("trtllm-serve serve m --tp_size 8", "trtllm"),
+        (str(compose), "vllm"),
+    ):
+        with pytest.raises(SpecError, match=f"serves, by {engine}, the spec trains; give"):
+            api.estimate(spec, launch=launch)
+    with pytest.raises(SpecError, match="no program"):
+        api.estimate(spec, launch="python train.py")
+
+
+def test_a_training_run_under_a_spec_that_serves_is_named(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SERVE)
+    for launch in (
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 8",
+        "NPROC_PER_NODE=8 megatron sft --model m",
+        "torchrun -m torchtitan.train",
+        "deepspeed train.py --deepspeed ds.json",
+    ):
+        with pytest.raises(SpecError, match="trains, the spec serves; give a spec with goal"):
+            api.estimate_serving(spec, launch=launch)
+    with pytest.raises(SpecError, match="no server"):
+        api.estimate_serving(spec, launch="python other.py")

@@ -3,13 +3,20 @@
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
-from tuner.errors import TunerError
+from tests.rows import each_row
+from tests.tuner.estimate.serving.conftest import MODELS, Deployment
+from tuner.errors import SpecError, TunerError
 from tuner.report.serving_estimate import serving_estimate_sections
+from tuner.spec.cluster import Cluster, Host
+from tuner.spec.serving.read import read_serve_spec
 from tuner.units import format_s
 
 Made = Callable[..., Any]
@@ -22,21 +29,22 @@ FP8_BLOCK = "quantization: fp8_block"
 MXFP4 = "quantization: mxfp4"
 
 
-def test_prefill_alone_and_prompts_longer_than_a_step_are_estimated(deployment: Made) -> None:
-    for inputs, outputs in ((7000, 1), (28_000, 1), (30_000, 8)):
-        made = deployment(
-            traffic=f"{{concurrency: 4, input_tokens: {inputs}, output_tokens: {outputs}}}",
-            slo="{}",
-        )
-        for start in STARTS["vllm"]:
-            result = made.estimate(start)
-            assert result.load is not None
-            assert (result.load.tpot_s is None) == (outputs == 1)
-            # Four requests are in the system, and prompts are what takes their time.
-            further_s = 0.0 if outputs == 1 else (outputs - 1) * result.load.tpot_s.mean
-            each_s = result.load.ttft_s.mean + further_s
-            assert result.load.requests_per_s * each_s == pytest.approx(4, rel=0.2)
-            assert result.load.requests_per_s == pytest.approx(result.load.capacity_per_s, rel=0.1)
+@each_row(("inputs", "outputs"), ((7000, 1), (28_000, 1), (30_000, 8)))
+def test_prefill_alone_and_prompts_longer_than_a_step_are_estimated(
+    deployment: Made, inputs: int, outputs: int
+) -> None:
+    made = deployment(
+        traffic=f"{{concurrency: 4, input_tokens: {inputs}, output_tokens: {outputs}}}",
+        slo="{}",
+    )
+    for start in STARTS["vllm"]:
+        result = made.estimate(start)
+        assert (result.load.tpot_s is None) == (outputs == 1)
+        # Four requests are in the system, and prompts are what takes their time.
+        further_s = 0.0 if outputs == 1 else (outputs - 1) * result.load.tpot_s.mean
+        each_s = result.load.ttft_s.mean + further_s
+        assert result.load.requests_per_s * each_s == pytest.approx(4, rel=0.2)
+        assert result.load.requests_per_s == pytest.approx(result.load.capacity_per_s, rel=0.1)
 
 
 def test_whole_prompts_that_no_step_holds_do_not_fit_and_chunks_do(deployment: Made) -> None:
@@ -49,21 +57,23 @@ def test_whole_prompts_that_no_step_holds_do_not_fit_and_chunks_do(deployment: M
     ]
 
 
-def test_a_closed_loop_keeps_its_requests_in_both_halves_of_a_deployment(deployment: Made) -> None:
-    for role in ("prefill", "decode"):
-        for slo in ("{}", "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"):
-            made = deployment(
-                engine="sglang",
-                traffic="{concurrency: 50, input_tokens: 2000, output_tokens: 100}",
-                slo=slo,
-            )
-            result = made.estimate(f"sglang serve m --tp 4 --disaggregation-mode {role}")
-            load = result.load
-            own_s = load.ttft_s.mean if role == "prefill" else 99 * load.tpot_s.mean
-            # Little's law, the first burst and the last requests aside.
-            assert load.requests_per_s * (own_s + load.other_half_s) == pytest.approx(50, rel=0.15)
-            assert load.keeps_up
-            assert any("a closed loop of 50 is in both halves" in note for note in result.notes)
+@each_row("role", ("prefill", "decode"))
+@each_row("slo", ("{}", "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"))
+def test_a_closed_loop_keeps_its_requests_in_both_halves_of_a_deployment(
+    deployment: Made, role: str, slo: str
+) -> None:
+    made = deployment(
+        engine="sglang",
+        traffic="{concurrency: 50, input_tokens: 2000, output_tokens: 100}",
+        slo=slo,
+    )
+    result = made.estimate(f"sglang serve m --tp 4 --disaggregation-mode {role}")
+    load = result.load
+    own_s = load.ttft_s.mean if role == "prefill" else 99 * load.tpot_s.mean
+    # Little's law, the first burst and the last requests aside.
+    assert load.requests_per_s * (own_s + load.other_half_s) == pytest.approx(50, rel=0.15)
+    assert load.keeps_up
+    assert any("a closed loop of 50 is in both halves" in note for note in result.notes)
 
 
 def test_more_requests_at_once_wait_longer_and_not_for_a_rate_that_nobody_stated(
@@ -130,19 +140,19 @@ def test_a_burst_of_equal_outputs_says_how_long_one_of_chats_takes(deployment: M
         assert not any("spread as those of chats" in note for note in other.notes)
 
 
-def test_a_band_holds_servers_that_stream_slower(deployment: Made) -> None:
+@each_row(("engine", "start"), (("vllm", "vllm serve m -tp 4"), ("trtllm", STARTS["trtllm"][0])))
+def test_a_band_holds_servers_that_stream_slower(deployment: Made, engine: str, start: Any) -> None:
     said = "the server streams tokens most of the time"
-    for engine, start in (("vllm", "vllm serve m -tp 4"), ("trtllm", STARTS["trtllm"][0])):
-        ratios = []
-        for concurrency in (4, 1000):
-            traffic = f"{{concurrency: {concurrency}, input_tokens: 200, output_tokens: 200}}"
-            made = deployment(
-                engine=engine, model="gpt-oss-20b", traffic=traffic, slo="{}", extra=MXFP4
-            )
-            result = made.estimate(start)
-            ratios.append(result.tpot_s_band[1] / result.load.tpot_s.mean)
-            assert any(said in note for note in result.notes) == (concurrency == 1000)
-        assert ratios[1] == pytest.approx(2.0 * ratios[0])
+    ratios = []
+    for concurrency in (4, 1000):
+        traffic = f"{{concurrency: {concurrency}, input_tokens: 200, output_tokens: 200}}"
+        made = deployment(
+            engine=engine, model="gpt-oss-20b", traffic=traffic, slo="{}", extra=MXFP4
+        )
+        result = made.estimate(start)
+        ratios.append(result.tpot_s_band[1] / result.load.tpot_s.mean)
+        assert any(said in note for note in result.notes) == (concurrency == 1000)
+    assert ratios[1] == pytest.approx(2.0 * ratios[0])
 
 
 def test_a_short_run_is_of_so_many_requests_and_reaches_what_the_launch_can(
@@ -258,26 +268,28 @@ def test_tensor_ranks_of_two_servers_take_what_was_measured(deployment: Made) ->
         assert low_s < measured * 1e-3 < high_s, (engine, concurrency)
 
 
-def test_goodput_and_slos_are_named_where_one_is_stated(deployment: Made) -> None:
+@each_row(("slo", "is_stated"), (("{}", False), ("{ttft: {p90: 1s}}", True)))
+def test_goodput_and_slos_are_named_where_one_is_stated(
+    *, deployment: Made, slo: str, is_stated: bool
+) -> None:
     traffic = "{concurrency: 8, input_tokens: 2000, output_tokens: 100}"
-    for slo, is_stated in (("{}", False), ("{ttft: {p90: 1s}}", True)):
-        result = deployment(traffic=traffic, slo=slo).estimate("vllm serve m -tp 4")
-        text = words_of(serving_estimate_sections(result))
-        assert ("goodput" in text) == ("SLO" in text) == result.has_slo == is_stated
-        assert "requests/s per device" in text
+    result = deployment(traffic=traffic, slo=slo).estimate("vllm serve m -tp 4")
+    text = words_of(serving_estimate_sections(result))
+    assert ("goodput" in text) == ("SLO" in text) == result.has_slo == is_stated
+    assert "requests/s per device" in text
 
 
-def test_random_traffic_is_estimated_or_refused_in_a_line(deployment: Made) -> None:
-    for seed in range(8):
-        draw = random.Random(seed)
-        inputs, outputs = (round(2 ** draw.uniform(0, most)) for most in (21, 16))
-        load = draw.choice((f"concurrency: {round(2 ** draw.uniform(0, 12))}", "rate: 0.01/s"))
-        engine = draw.choice(sorted(STARTS))
-        slo = draw.choice(("{}", "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"))
-        traffic = f"{{{load}, input_tokens: {inputs}, output_tokens: {outputs}}}"
-        with contextlib.suppress(TunerError):  # Such as requests longer than the model takes.
-            made = deployment(engine=engine, traffic=traffic, slo=slo)
-            serving_estimate_sections(made.estimate(draw.choice(STARTS[engine])))
+@each_row("seed", range(8))
+def test_random_traffic_is_estimated_or_refused_in_a_line(deployment: Made, seed: Any) -> None:
+    draw = random.Random(seed)
+    inputs, outputs = (round(2 ** draw.uniform(0, most)) for most in (21, 16))
+    load = draw.choice((f"concurrency: {round(2 ** draw.uniform(0, 12))}", "rate: 0.01/s"))
+    engine = draw.choice(sorted(STARTS))
+    slo = draw.choice(("{}", "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"))
+    traffic = f"{{{load}, input_tokens: {inputs}, output_tokens: {outputs}}}"
+    with contextlib.suppress(TunerError):  # Such as requests longer than the model takes.
+        made = deployment(engine=engine, traffic=traffic, slo=slo)
+        serving_estimate_sections(made.estimate(draw.choice(STARTS[engine])))
 
 
 def test_a_prompt_on_one_attention_data_rank_delays_what_runs_on_all(deployment: Made) -> None:
@@ -310,28 +322,171 @@ def test_a_prompt_on_one_attention_data_rank_delays_what_runs_on_all(deployment:
     assert not any(said in note for note in spread.notes)
 
 
-def test_nemotron_3_super_in_nvfp4_reads_as_many_bytes_as_its_checkpoint_has(
-    deployment: Made,
-) -> None:
-    # One DGX Spark, vLLM: 43.7 ms a token behind 7,234 of a prompt (vllm.ai, 2026-06-01); 69.5 GiB,
-    # and 16.29, 28.47 and 43.68 tokens/s of 1, 2 and 4 requests of 1,024 and 128 (kubis.ai,
-    # nemotron3-super-120b-topology-benchmark, 0.17.2).
-    for requests, input_tokens, output_tokens, tpot_s, error in (
+@each_row(
+    ("requests", "input_tokens", "output_tokens", "tpot_s", "error"),
+    (
         (1, 7234, 124, 0.0437, 0.35),
         (1, 1024, 128, 1 / 16.29, 0.1),
         (2, 1024, 128, 2 / 28.47, 0.1),
         (4, 1024, 128, 4 / 43.68, 0.15),
-    ):
-        made = deployment(
-            traffic=f"{{concurrency: {requests}, input_tokens: {input_tokens},"
-            f" output_tokens: {output_tokens}}}",
-            slo="{}",
-            model="nemotron-3-super",
-            device="gb10",
-            nodes=1,
-            devices_per_node=1,
-            extra="quantization: nvfp4",
+    ),
+)
+def test_nemotron_3_super_in_nvfp4_reads_as_many_bytes_as_its_checkpoint_has(
+    deployment: Made,
+    requests: int,
+    input_tokens: int,
+    output_tokens: int,
+    tpot_s: float,
+    error: float,
+) -> None:
+    # One DGX Spark, vLLM: 43.7 ms a token behind 7,234 of a prompt (vllm.ai, 2026-06-01); 69.5 GiB,
+    # and 16.29, 28.47 and 43.68 tokens/s of 1, 2 and 4 requests of 1,024 and 128 (kubis.ai,
+    # nemotron3-super-120b-topology-benchmark, 0.17.2).
+    made = deployment(
+        traffic=f"{{concurrency: {requests}, input_tokens: {input_tokens},"
+        f" output_tokens: {output_tokens}}}",
+        slo="{}",
+        model="nemotron-3-super",
+        device="gb10",
+        nodes=1,
+        devices_per_node=1,
+        extra="quantization: nvfp4",
+    )
+    found = made.estimate("vllm serve m --gpu-memory-utilization 0.85 --max-num-seqs 4")
+    assert found.load.tpot_s.mean == pytest.approx(tpot_s, rel=error)
+    assert found.memory.weight_bytes == pytest.approx(69.5 * 2**30, rel=0.03)
+
+
+# Which link the KV caches of a launch take, by its connector and its variables.
+
+Priced = Callable[..., Deployment]
+VLLM = (
+    "{} vllm serve m --tensor-parallel-size {}"
+    ' --kv-transfer-config \'{{"kv_connector": "{}", "kv_role": "kv_producer"}}\''
+)
+SGLANG = (
+    "{} python -m sglang.launch_server --model-path m --tp-size 2 --disaggregation-mode prefill"
+)
+MOONCAKE = "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK MC_INTRANODE_NVLINK=true"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Priced:
+    def made(*, engine: str, device: str = "h100-sxm", emit: str = "") -> Deployment:
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            f"schema_version: 1\nmodel: {MODELS / 'llama-3.1-8b'}\n"
+            f"cluster: {{pools: [{{name: p, device: {device}, devices_per_node: 8,"
+            " nics_per_node: 1, nic: 25Gbit/s}]}\n"
+            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n"
+            "  traffic: {rate: 1/s, input_tokens: 4000, output_tokens: 100}\n"
+            "  slo: {ttft: {p90: 2s}, tpot: {p90: 50ms}}\n"
+            "  objective: devices\n  modes: [disaggregated]\n"
+            f"emit: [{emit or engine}]\n"
         )
-        found = made.estimate("vllm serve m --gpu-memory-utilization 0.85 --max-num-seqs 4")
-        assert found.load.tpot_s.mean == pytest.approx(tpot_s, rel=error)
-        assert found.memory.weight_bytes == pytest.approx(69.5 * 2**30, rel=0.03)
+        return Deployment(spec=read_serve_spec(path))
+
+    return made
+
+
+def test_a_launch_without_the_settings_has_the_rate_that_it_gets(machine: Priced) -> None:
+    def read(text: str, **changes: str) -> tuple[float, str]:
+        made = machine(**changes).estimate(text)
+        note = next((one for one in made.notes if one.startswith("KV caches")), "")
+        return present(present(made.load).ttft_s).mean, note
+
+    # 4000 tokens of 131,072 bytes, on two ranks: 5.5 ms over NVLink, 0.8 s over an eighth of a
+    # card of 25 Gbit/s, 0.5 s by TCP.
+    nvlink, none = read(VLLM.format("", 2, "NixlConnector"), engine="vllm")
+    assert none == ""
+    for text, slower_s, words in (
+        (VLLM.format("UCX_TLS=rc,tcp", 2, "NixlConnector"), 0.83, "cross the NICs"),
+        (VLLM.format("UCX_TLS=^cuda_ipc", 2, "NixlConnector"), 0.83, "cross the NICs"),
+        (VLLM.format("UCX_TLS=cuda_ipc,tcp", 2, "NixlPullConnector"), 0.0, ""),
+        (VLLM.format("", 2, "NixlPushConnector"), 0.0, ""),
+        (VLLM.format("", 2, "MooncakeConnector"), 0.83, "MC_INTRANODE_NVLINK=true"),
+        (VLLM.format("MC_INTRANODE_NVLINK=1", 2, "MooncakeConnector"), 0.0, ""),
+        (VLLM.format("", 2, "LMCacheConnectorV1"), 0.83, ""),
+    ):
+        ttft_s, note = read(text, engine="vllm")
+        assert ttft_s - nvlink == pytest.approx(slower_s, abs=0.02), text
+        assert words in note, text
+        assert bool(note) is bool(words), text
+    bus, none = read(
+        VLLM.format("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y", 2, "NixlConnector"),
+        engine="vllm",
+        device="l40s",
+    )
+    assert none == ""
+    slow, note = read(VLLM.format("", 2, "NixlConnector"), engine="vllm", device="l40s")
+    assert slow - bus == pytest.approx(0.5, abs=0.05)
+    assert "take TCP, 500 MB/s" in note
+    assert "UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on" in note
+    inside, none = read(SGLANG.format(MOONCAKE), engine="sglang")
+    assert none == ""
+    outside, note = read(SGLANG.format(""), engine="sglang")
+    assert outside - inside == pytest.approx(0.83, abs=0.02)
+    assert MOONCAKE.replace(" ", " and ") in note
+
+
+def test_a_launch_that_fills_the_machine_sends_to_another(machine: Priced) -> None:
+    def of(ranks: int) -> float:
+        made = machine(engine="vllm").estimate(VLLM.format("", ranks, "NixlConnector"))
+        assert not [one for one in made.notes if one.startswith("KV caches")]
+        return present(present(made.load).ttft_s).mean
+
+    assert of(8) > of(4) + 0.15
+
+
+# What serving launches take of their hosts' memory.
+
+GIB = 2**30
+ON_HOSTS = "vllm serve m -tp 4"
+SGLANG_ON_HOSTS = "python -m sglang.launch_server --model-path m --tp-size 4"
+
+
+def test_caches_and_weights_on_hosts_are_counted_by_node(deployment: Made) -> None:
+    for engine, text, gib in (
+        # Of all ranks of an instance together; the others are a device's.
+        ("vllm", f"{ON_HOSTS} --kv-offloading-size 256", 256.0),
+        ("vllm", f"{ON_HOSTS} --swap-space 8 --cpu-offload-gb 4", 4 * 12.0),
+        (
+            "vllm",
+            f"{ON_HOSTS} --kv-offloading-size 256 --kv-offloading-backend lmcache",
+            0.0,
+        ),
+        (
+            "sglang",
+            f"{SGLANG_ON_HOSTS} --enable-hierarchical-cache --hicache-size 32",
+            4 * 32e9 / GIB,
+        ),
+        ("vllm", ON_HOSTS, 0.0),
+        ("sglang", f"{SGLANG_ON_HOSTS} --hicache-ratio 3", 0.0),
+    ):
+        result = deployment(engine=engine).estimate(text)
+        found = 0 if result.host_memory is None else result.host_memory.node_bytes
+        assert found == pytest.approx(gib * GIB), text
+    for flags, ratio in (("", 2.0), ("--hicache-ratio 1.5", 1.5)):
+        own = deployment(engine="sglang").estimate(
+            f"{SGLANG_ON_HOSTS} --enable-hierarchical-cache {flags}"
+        )
+        assert own.host_memory.node_bytes == pytest.approx(4 * ratio * own.memory.cache_bytes)
+
+
+def test_a_host_holds_what_its_launches_ask_for_or_they_do_not_fit(deployment: Made) -> None:
+    made = deployment()
+    asked = f"{ON_HOSTS} --kv-offloading-size 256"
+    text = words_of(serving_estimate_sections(made.estimate(asked)))
+    assert "cluster.pools[].host" in text
+    for memory, instances, fits in ((320, 1, True), (320, 2, False), (128, 1, False)):
+        pool = made.spec.cluster.pools[0].model_copy(update={"host": Host(memory=memory * GIB)})
+        spec = replace(made.spec, cluster=Cluster(pools=(pool,)))
+        result = type(made)(spec=spec).estimate(asked, instances=instances)
+        assert result.fits == fits
+        assert ("host memory: " in result.misfit) != fits
+
+
+@each_row(("value", "said"), (("abc", "is not a number"), ("-4", "is outside 0..")))
+def test_sizes_that_are_none_are_refused(deployment: Made, value: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        deployment().estimate(f"{ON_HOSTS} --swap-space {value}")

@@ -1,5 +1,6 @@
 """Servers inside Kubernetes objects as people write them."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present, refused
 from tests.printed import words_of
-from tests.rows import each_row
+from tests.rows import Failures, each_row
 from tuner.config.serve import Role
 from tuner.engines.reading.serve_launch import Surroundings
 from tuner.errors import SpecError
 from tuner.estimate.serving.registry import read_serving_text
+from tuner.estimate.serving.router_launch import read_router
 from tuner.goals.estimate import estimate_serving
 from tuner.report.serving_estimate import serving_estimate_sections
 
@@ -129,14 +132,12 @@ def test_both_halves_of_a_deployment_are_priced_with_each_other(
         estimate_serving, tmp_path / "spec.yaml", launch=str(tmp_path / "launch.yaml")
     )
     first = estimated()
-    second = first.other
-    assert second is not None
-    assert first.load is not None
+    second = present(first.other)
     assert [one.instance.role for one in (first, second)] == [Role.PREFILL, Role.DECODE]
     served = [one.load.requests_per_s for one in (first, second) if one.load is not None]
     assert served[0] == pytest.approx(served[1], rel=0.02)
     # Two decode devices are the bottleneck, which the reading half alone does not see.
-    assert served[0] < 0.9 * first.load.capacity_per_s
+    assert served[0] < 0.9 * present(first.load).capacity_per_s
     # The decode instances keep no prefixes; those of the other half count.
     lengths += ", prefix_hit: 0.6, prefix_scope: common"
     deployment(engine="sglang", traffic=f"{{concurrency: 64, {lengths}}}", slo="{}")
@@ -144,10 +145,10 @@ def test_both_halves_of_a_deployment_are_priced_with_each_other(
     (tmp_path / "launch.yaml").write_text(kept)
     found = estimated()
     assert found.load is not None
-    assert found.other is not None
-    assert found.other.load is not None
-    assert found.other.load.requests_per_s == pytest.approx(found.load.requests_per_s, rel=0.02)
-    assert found.load.capacity_per_s > 1.5 * first.load.capacity_per_s
+    assert present(present(found.other).load).requests_per_s == pytest.approx(
+        found.load.requests_per_s, rel=0.02
+    )
+    assert found.load.capacity_per_s > 1.5 * present(first.load).capacity_per_s
     words = words_of(serving_estimate_sections(first))
     # What is said of both halves is said once, behind them.
     shared = {*first.notes, *first.flags_ignored} & {*second.notes, *second.flags_ignored}
@@ -186,9 +187,8 @@ def test_both_halves_of_a_deployment_are_priced_with_each_other(
 def test_what_cannot_be_read_is_refused_in_one_line(
     read: Callable[..., Any], text: str, role: str | None, says: str
 ) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
+    with refused(SpecError, match=says):
         read(text, role=role)
-    assert "\n" not in str(caught.value)
 
 
 def test_aliases_that_grow_without_end_are_read_in_no_time(read: Callable[..., Any]) -> None:
@@ -221,15 +221,26 @@ def test_values_that_no_flag_can_hold_are_refused_in_one_line(read: Callable[...
             with suppress(SpecError):
                 assert read(text.replace("VALUE", value))
     for value in ("*b27", "&a [*a]", "{1: [{2020-01-01: 1}]}"):
-        with pytest.raises(SpecError, match=r"no flag's|starts no server") as raised:
+        with refused(SpecError, match=r"no flag's|starts no server"):
             read(recipe.replace("VALUE", value))
-        assert "\n" not in str(raised.value)
 
 
-def test_defaults_of_variables_in_options_are_noted(read: Callable[..., Any]) -> None:
+def test_variables_of_pods_and_options_are_put_in(read: Callable[..., Any]) -> None:
     launch = read("tensor_parallel_size: ${TP:-8}\nmax_batch_size: 4\nmax_num_tokens: 4096\n")
     assert launch.setting.degrees.devices == 8
     assert "not set in the file, so their defaults count: TP=8" in launch.notes
+    launch = read(MAPPED)
+    assert (launch.setting.degrees.attention_tensor, launch.setting.draft_tokens) == (2, 2)
+    chain = "".join(
+        f'    - {{name: A{at}, value: "{f"$(A{at - 1})" * 10}"}}\n' for at in range(1, 9)
+    )
+    first = '    - {name: A0, value: "' + "x" * 100 + '"}\n'
+    with pytest.raises(SpecError, match="hold more than"):
+        read(MAPPED.replace("    env:\n", f"    env:\n{first}{chain}"))
+    text = APART.partition("---")[0].replace("8}", "1}").replace("size: 2", "size: 4")
+    assert (
+        read(text.replace("--tp $TP", "--tp $((LWS_GROUP_SIZE * 2))")).setting.degrees.devices == 8
+    )
 
 
 CONFIG = """
@@ -306,30 +317,18 @@ spec:
 """
 
 
-def test_a_variable_of_a_pod_is_one_word_whatever_it_holds(read: Callable[..., Any]) -> None:
-    launch = read(MAPPED)
-    assert (launch.setting.degrees.attention_tensor, launch.setting.draft_tokens) == (2, 2)
-
-
-def test_variables_that_hold_each_other_many_times_are_refused(read: Callable[..., Any]) -> None:
-    chain = "".join(
-        f'    - {{name: A{at}, value: "{f"$(A{at - 1})" * 10}"}}\n' for at in range(1, 9)
-    )
-    first = '    - {name: A0, value: "' + "x" * 100 + '"}\n'
-    with pytest.raises(SpecError, match="hold more than"):
-        read(MAPPED.replace("    env:\n", f"    env:\n{first}{chain}"))
-
-
 def _with_args(args: str, *, command: str, text: str = MAPPED) -> str:
     (line,) = (line for line in text.splitlines() if line.startswith("    args: "))
     return text.replace(line, f"    args: {args}").replace("[vllm, serve, m]", command)
 
 
-def test_words_that_name_variables_many_times_are_refused(read: Callable[..., Any]) -> None:
+@each_row("args", (f"['{'$(TP)' * 2000}']", f"[{'$(TP), ' * 2000}m]"))
+def test_words_that_name_variables_many_times_are_refused(
+    read: Callable[..., Any], args: str
+) -> None:
     long = MAPPED.replace('value: "2"', f'value: "{"x" * 50_000}"')
-    for args in (f"['{'$(TP)' * 2000}']", f"[{'$(TP), ' * 2000}m]"):
-        with pytest.raises(SpecError, match="hold more than"):
-            read(_with_args(args, command="[vllm, serve, m]", text=long))
+    with pytest.raises(SpecError, match="hold more than"):
+        read(_with_args(args, command="[vllm, serve, m]", text=long))
 
 
 def test_variables_of_a_pod_are_filled_in_before_its_shell_starts(
@@ -347,13 +346,6 @@ def test_variables_of_a_pod_are_filled_in_before_its_shell_starts(
     for script in ("vllm serve m -tp $$(TP)", "vllm serve m -tp $(nproc)"):
         with pytest.raises(SpecError, match="has no value here"):
             read(_with_args(f"['{script}']", command="[bash, -c]"))
-
-
-def test_leader_worker_sets_state_their_size(read: Callable[..., Any]) -> None:
-    text = APART.partition("---")[0].replace("8}", "1}").replace("size: 2", "size: 4")
-    assert (
-        read(text.replace("--tp $TP", "--tp $((LWS_GROUP_SIZE * 2))")).setting.degrees.devices == 8
-    )
 
 
 def test_any_pod_and_a_chart_s_values_are_read(read: Callable[..., Any]) -> None:
@@ -379,10 +371,9 @@ services:
 """
 
 
-def test_compose_services_are_read_from_image_entrypoint_and_command(
-    read: Callable[..., Any],
-) -> None:
-    for command in (
+@each_row(
+    "command",
+    (
         "command: >\n      /model\n      --tensor-parallel-size 4\n      --enable-exp\n",
         "command: [m, -tp, 4, --enable-expert-parallel]",
         "command: m -tp $$TP --enable-expert-parallel",
@@ -390,23 +381,30 @@ def test_compose_services_are_read_from_image_entrypoint_and_command(
         "entrypoint: vllm serve\n    command: m -tp 4 --enable-expert-parallel",
         "entrypoint: [bash, -c]\n    command: [exec vllm serve m -tp 4 --enable-expert-parallel]",
         "command: |\n      m -tp 4 \\\n      --enable-expert-parallel\n",
-    ):
-        launch = read(COMPOSE.replace("COMMAND", command))
-        degrees = launch.setting.degrees
-        assert (degrees.attention_tensor, degrees.expert) == (4, 4), command
-
-
-def test_yaml_that_is_not_understood_is_never_taken_for_a_script(
-    read: Callable[..., Any],
+    ),
+)
+def test_compose_services_are_read_from_image_entrypoint_and_command(
+    read: Callable[..., Any], command: str
 ) -> None:
-    for text in (
+    launch = read(COMPOSE.replace("COMMAND", command))
+    degrees = launch.setting.degrees
+    assert (degrees.attention_tensor, degrees.expert) == (4, 4), command
+
+
+@each_row(
+    "text",
+    (
         "server:\n  image: vllm/vllm-openai\n  run: >\n    --tensor-parallel-size 4\n",
         "services: {server: {image: nginx, note: vllm serve m -tp 4}}\n",
         "steps:\n- vllm serve m\n- -tp 4\n",
         "apiVersion: kustomize/v1\nkind: Kustomization\npatches: [{patch: vllm serve m}]\n",
-    ):
-        with pytest.raises(SpecError, match="starts no server"):
-            read(text)
+    ),
+)
+def test_yaml_that_is_not_understood_is_never_taken_for_a_script(
+    read: Callable[..., Any], text: str
+) -> None:
+    with pytest.raises(SpecError, match="starts no server"):
+        read(text)
 
 
 def test_recipes_of_srt_slurm_are_read_by_role(read: Callable[..., Any]) -> None:
@@ -464,3 +462,195 @@ def test_a_scripted_entrypoint_gets_its_arguments(read: Callable[..., Any]) -> N
         " value: '4'}]}]}\n"
     )
     assert read(pod).setting.degrees.attention_tensor == 4
+
+
+# Container images whose entry point serves, and what starts another program in them.
+
+RUN = "docker run -d --name vllm-openai --device=/dev/kfd --network=host -v /path/to/models:/m:ro"
+ARGS = "--model /m/Mixtral --port 8000 --tensor-parallel-size 8 --max-model-len 32000"
+
+
+def test_an_image_that_serves_is_read_as_its_engine(deployment: Made, failures: Failures) -> None:
+    for image in (
+        *("vllm/vllm-openai:v0.22.0", "vllm/vllm-openai-rocm:v0.33.0", "lmcache/vllm-openai"),
+        *("ghcr.io/llm-d/llm-d-rocm:v0.6.0", "ghcr.io/llm-d/llm-d-cuda:v0.4.0"),
+        *("ghcr.io/llm-d/llm-d-xpu:v0.6.0", "ghcr.io/llm-d/llm-d:v0.2.0"),
+        "registry.redhat.io/rhaiis/vllm-cuda-rhel9:3.2",
+        "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.32.0",
+    ):
+        for command in (f"{RUN} {image} {ARGS}", f"{RUN} \\\n  {image} \\\n    {ARGS}"):
+            with failures.of(command):
+                launch = deployment().read(command)
+                assert launch.engine == "vllm"
+                assert launch.setting.degrees.attention_tensor == 8
+                assert launch.max_model_len == 32000
+        pod = (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: server}\nspec:\n  containers:\n"
+            f"  - {{name: server, image: '{image}', args: [--model, m, -tp, '8']}}\n"
+        )
+        compose = f"services:\n  server:\n    image: {image}\n    command: --model m -tp 8\n"
+        for text in (pod, compose):
+            with failures.of(text):
+                assert deployment().read(text).setting.degrees.attention_tensor == 8
+
+
+def test_an_entry_point_of_the_command_counts_instead(deployment: Made, failures: Failures) -> None:
+    for entrypoint, rest, engine in (
+        ("vllm", "vllm/vllm-openai:v0.22.0 serve m -tp 8", "vllm"),
+        ("/usr/bin/python3", "img:1 -m vllm.entrypoints.openai.api_server --model m -tp 8", "vllm"),
+        ("sglang", "lmsysorg/sglang:v0.5.23 serve --model-path m --tp 8", "sglang"),
+        ("trtllm-serve", "nvcr.io/nvidia/tensorrt-llm/release:1.3 m --tp_size 8", "trtllm"),
+    ):
+        with failures.of(entrypoint, rest):
+            launch = deployment().read(f"docker run --gpus all --entrypoint {entrypoint} {rest}")
+            assert launch.engine == engine
+            assert launch.setting.degrees.attention_tensor == 8
+    # Its shell has the variables that the command states.
+    command = "docker run --env=SEQS=16 -eTP=4 --entrypoint /bin/bash img:1"
+    launch = deployment().read(
+        f"{command} -lc 'exec vllm serve m -tp ${{TP}} --max-num-seqs $SEQS'"
+    )
+    assert launch.setting.degrees.attention_tensor == 4
+    # The program's verb follows the image; before it the same word names something else.
+    for named in ("--name serve", "--network serve", "-v /w/serve -w serve", "--label=serve"):
+        command = f"docker run {named} --entrypoint vllm a/serve:1 serve /models/serve -tp 4"
+        with failures.of(command):
+            assert deployment().read(command).setting.degrees.attention_tensor == 4
+            assert "--name" not in deployment().read(command).flags.ignored
+    # A folder is no word of a server.
+    launch = deployment().read("docker run -v /m/ --rm img:1 vllm serve /m/ -tp 2 --seed 3")
+    assert launch.setting.degrees.attention_tensor == 2
+    with pytest.raises(SpecError, match="starts no server"):
+        deployment().read("docker run -v /m/ img:1 python3 prepare.py --folder /m/ --tp 8")
+    for command in (
+        "docker run --entrypoint nvidia-smi vllm/vllm-openai:v0.22.0 -L",
+        "docker run --entrypoint python3 vllm/vllm-openai:v0.22.0 bench.py --model m",
+        "docker run ghcr.io/llm-d/llm-d-router-disagg-sidecar:v0.1 --port 8000",
+        "docker run myregistry/private:1 --model m -tp 8",
+    ):
+        with failures.of(command), pytest.raises(SpecError, match="starts no server"):
+            deployment().read(command)
+
+
+@each_row(
+    "text",
+    (
+        "docker run --gpus all -e NGC_API_KEY nvcr.io/nim/meta/llama-3.1-8b-instruct:latest",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: nim}\nspec:\n  containers:\n"
+        "  - {name: nim, image: 'nvcr.io/nim/deepseek-ai/deepseek-r1:1.7'}\n",
+    ),
+)
+def test_an_image_that_chooses_its_engine_is_refused_by_name(deployment: Made, text: str) -> None:
+    with pytest.raises(SpecError, match="NVIDIA NIM is not read; its image chooses engine"):
+        deployment().read(text)
+
+
+# Routers of launches that others wrote.
+
+UNKNOWN = "a policy that is not known here"
+FILES = {
+    "router.yaml": "context_servers:\n  num_instances: 1\n  router: {type: 'load_balancing'}\n"
+    "generation_servers:\n  num_instances: 1\n"
+}
+
+
+def test_routers_of_others_are_named_with_their_policies() -> None:
+    for text, said in (
+        ("python -m sglang_router.launch_router --worker-urls http://a:1", "cache_aware"),
+        ("smg launch --policy random --worker-urls http://a:1 http://b:1", "random"),
+        ("vllm-router --policy=power_of_two --worker-urls http://a:1", "power_of_two"),
+        ("uv run vllm-router --policy random", "random"),
+        ("vllm-router --cache-threshold 1.0 --worker-urls http://a:1", "least_requests"),
+        (
+            "python3 -m sglang_router.launch_router --pd-disaggregation --prefill http://a:1 8998"
+            " --decode http://b:1 --prefill-policy cache_aware --decode-policy round_robin",
+            "cache_aware, round_robin for decode",
+        ),
+        ("python -m dynamo.frontend --router-mode kv --http-port 8000", "cache_aware"),
+        ("python -m dynamo.frontend", "round_robin"),
+        ("upstream llm {\n  least_conn;\n  server a:1;\n  server b:1;\n}", "least_requests"),
+        (
+            "upstream llm {\n  least_conn;\n  server a:1 weight=3;\n  server b:1 weight=1;\n}",
+            "weighted_least_requests",
+        ),
+        ("upstream llm {\n  server a:1;\n}", "round_robin"),
+        ("upstream llm {\n  random  two;\n  server a:1;\n}", "power_of_two"),
+        ("upstream llm {\n  ip_hash;\n  server a:1;\n}", UNKNOWN),
+        ("upstream a {\n server a:1;\n}\nupstream b {\n least_conn;\n server b:1;\n}", UNKNOWN),
+        ("export DYN_ROUTER_MODE=kv\npython -m dynamo.frontend", "cache_aware"),
+        ("trtllm-serve disaggregated -c config.yaml", UNKNOWN),
+        ("trtllm-serve disaggregated -c router.yaml", "least_requests, round_robin for decode"),
+        (
+            "if ! command -v vllm-router; then pip install vllm-router; fi\n"
+            "vllm-router --policy random",
+            "random",
+        ),
+    ):
+        result = read_router(text, source="the command", beside=FILES.get)
+        assert result is not None, text
+        assert str(result).partition(" by ")[2] == said, text
+    for text in (
+        "vllm serve m",
+        "# vllm-router --policy random",
+        "command -v vllm-router",
+        "pip install vllm-router==0.1.17",
+        "uv pip install vllm-router",
+        "pkill -f vllm-router",
+        "cp load_balance_proxy_server_example.py /tmp",
+        "",
+    ):
+        assert read_router(text, source="the command") is None, text
+
+
+def test_routing_to_ranks_is_read_where_the_release_does_it() -> None:
+    for text, finds, ranks in (
+        ("vllm-router --worker-urls http://a:1 --intra-node-data-parallel-size 8", True, 8),
+        ("vllm-router --worker-urls http://a:1 --intra-node-data-parallel-size 1", False, None),
+        ("vllm-router --worker-urls http://a:1", False, None),
+        ("vllm-router --intra-node-data-parallel-size 8 --policy round_robin", False, 8),
+        (
+            "vllm-router --vllm-pd-disaggregation --prefill http://a:1 --decode http://b:1",
+            True,
+            None,
+        ),
+        ("python -m dynamo.frontend --router-mode kv", True, None),
+        ("python -m dynamo.frontend", False, None),
+        ("python -m sglang_router.launch_router --dp-aware --worker-urls http://a:1", False, None),
+        ("upstream llm {\n  server a:1;\n}", False, None),
+    ):
+        result = read_router(text, source="the command")
+        assert result is not None, text
+        assert result.router is not None, text
+        assert (result.finds_ranks, result.router.ranks) == (finds, ranks), text
+        assert bool(result.cautions(8)) == ("--dp-aware" in text), text
+        assert bool(result.cautions(4)) == ("--dp-aware" in text or ranks is not None), text
+    with refused(SpecError, match="intra-node-data-parallel-size 0"):
+        read_router("vllm-router --intra-node-data-parallel-size 0", source="the command")
+
+
+@each_row(
+    ("text", "said"),
+    (
+        ("vllm-router --policy fastest", "policy 'fastest' of vllm-router is not modelled; those"),
+        ("vllm-router --cache-threshold 7", "--cache-threshold 7 is outside 0..1"),
+        ("vllm-router --policy random & vllm-router --policy round_robin", "starts 2 servers"),
+        ("dynamo.frontend --router-mode", "--router-mode has no value"),
+    ),
+)
+def test_a_policy_that_a_router_lacks_is_named(text: str, said: str) -> None:
+    with refused(SpecError, match=said):
+        read_router(text, source="the command")
+
+
+@each_row(
+    "text",
+    (
+        "context_servers:" + " " * 150_000 + "router:" + " " * 150_000,
+        "upstream" + " " * 150_000 + "{",
+        "\n" * 150_000 + "vllm-router",
+    ),
+)
+def test_long_runs_of_spaces_are_read_in_no_time(text: str) -> None:
+    started_s = time.process_time()
+    read_router(text, source="it")
+    assert time.process_time() - started_s < 5.0

@@ -120,8 +120,8 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     result = estimate_serving(
         spec, launch, serving_pool=price_serving_pool(pool, ()), instances=shape.group.count
     )
-    assert result.load is not None
     assert plan.predicted is not None
+    assert result.load is not None
     assert result.load.ttft_s == plan.predicted.ttft_s
     assert result.load.tpot_s == plan.predicted.tpot_s
     assert result.load.keeps_up
@@ -130,7 +130,7 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_options_of_a_search_have_the_price_and_the_cache_of_their_own_launches(
-    tmp_path: Path, deployment: Callable[..., object], engine: str
+    tmp_path: Path, deployment: Callable[..., object], engine: str, failures: Failures
 ) -> None:
     goal = {"quantization": "fp8_block", "max_model_len": 8192}
     keys = "".join(f"\n  {key}: {value}" for key, value in goal.items())
@@ -149,7 +149,6 @@ def test_options_of_a_search_have_the_price_and_the_cache_of_their_own_launches(
     serving_pool = price_serving_pool(pool, ())
     options = build_serve_problem(spec, (serving_pool,), SearchSettings()).options.options
     by_role = {role: [one for one in options if one.role is role] for role in Role}
-    failures = Failures()
     for number in range(4):
         whole, first, last = (
             by_role[role][number * len(by_role[role]) // 4]
@@ -186,7 +185,6 @@ def test_options_of_a_search_have_the_price_and_the_cache_of_their_own_launches(
                     if option.role is not Role.DECODE:
                         seconds = prompt_step_s(planned, tokens, past)
                         assert prompt_step_s(own, tokens, past) == pytest.approx(seconds)
-    failures.check()
 
 
 DRAFTS = {"draft_tokens": 2, "acceptance": 0.7}

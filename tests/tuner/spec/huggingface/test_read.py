@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from profilers.steps.config import LayerKind
+from tests.expect import present
 from tests.rows import Failures, each_row
 from tuner.errors import SpecError
 from tuner.spec.huggingface.architectures import ARCHITECTURES
@@ -36,17 +37,14 @@ def refusal(path: Path) -> str:
     return message
 
 
-def test_reads_the_folder_or_the_file() -> None:
+def test_reads_the_folder_or_the_file_and_names_the_model_by_it(tmp_path: Path) -> None:
     assert read_model(MODELS / "tiny-moe") == read_model(MODELS / "tiny-moe" / "config.json")
-
-
-def test_names_the_model_by_its_folder_or_its_file(tmp_path: Path) -> None:
     assert read_model(MODELS / "glm-4.5").name == "glm-4.5"
     other = written(tmp_path, {}).rename(tmp_path / "my model.json")
     assert read_model(other).name == "my model"
 
 
-def test_reads_what_decides_deepseek_v3() -> None:
+def test_reads_what_decides_public_models() -> None:
     model = read_model(MODELS / "deepseek-v3")
     assert model.layers == (LayerKind.DENSE,) * 3 + (LayerKind.MOE,) * 58
     assert model.attention.kind == "mla"
@@ -57,17 +55,10 @@ def test_reads_what_decides_deepseek_v3() -> None:
     assert (model.moe.num_groups, model.moe.groups_per_token) == (8, 4)
     assert model.moe.scoring == "sigmoid"
     assert model.moe.score_correction_bias
-
-
-def test_reads_kimi_k2_as_the_architecture_that_it_names() -> None:
     model = read_model(MODELS / "kimi-k2")
     assert model.architecture == "DeepseekV3ForCausalLM"
-    assert model.moe is not None
-    assert model.moe.num_experts == 384
+    assert present(model.moe).num_experts == 384
     assert model.mtp_num_layers == 0
-
-
-def test_reads_what_decides_gpt_oss() -> None:
     model = read_model(MODELS / "gpt-oss-20b")
     assert model.windowed == (True, False) * 12
     assert model.attention.sliding_window == 128
@@ -75,36 +66,31 @@ def test_reads_what_decides_gpt_oss() -> None:
     assert model.moe is not None
     assert model.moe.router_bias
     assert model.moe.expert_bias
-
-
-def test_query_and_key_norms_follow_the_architecture() -> None:
     assert read_model(MODELS / "olmoe-1b-7b").attention.qk_norm is QkNorm.FULL
     assert read_model(MODELS / "qwen3-30b-a3b").attention.qk_norm is QkNorm.HEAD
     assert read_model(MODELS / "glm-4.5").attention.qk_norm is QkNorm.HEAD
     assert read_model(MODELS / "glm-4.5-air").attention.qk_norm is QkNorm.NONE
 
 
-def test_dense_layers_among_qwen_experts_follow_step_and_exceptions(tmp_path: Path) -> None:
+def test_fields_are_read_in_their_newer_places_beside_marks_and_duplicates(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     model = read_model(written(tmp_path, changes, base="qwen3-30b-a3b"))
     dense, moe = LayerKind.DENSE, LayerKind.MOE
     assert model.layers == (dense, moe, dense, dense, dense, moe)
     assert model.dense_ffn_size == 6144
-
-
-def test_reads_the_rotary_base_in_its_newer_place(tmp_path: Path) -> None:
     changes = {"rope_theta": None, "rope_parameters": {"rope_theta": 12345.0}}
     assert read_model(written(tmp_path, changes)).rope_theta == 12345.0
+    text = (MODELS / "tiny-moe" / "config.json").read_text()
+    file = tmp_path / "config.json"
+    file.write_text("\ufeff" + text.replace("{", '{"hidden_size": 7,', 1), encoding="utf-8")
+    assert read_model(file).hidden_size == 256
 
 
-def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_architecture_lists_the_known_and_the_near_ones(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, {"architectures": ["FalconForCausalLM"]}))
     assert "config.json: architectures: 'FalconForCausalLM' is not supported" in message
     assert "give a dense decoder as LlamaForCausalLM of the same sizes" in message
     assert all(name in message for name in ARCHITECTURES)
-
-
-def test_a_misspelt_architecture_is_answered_with_the_near_one(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, {"architectures": ["MixtralForCausaLM"]}))
     assert "did you mean 'MixtralForCausalLM'?" in message
 
@@ -228,11 +214,10 @@ def test_a_hybrid_that_cannot_be_is_one_line(
     assert "\n" not in message
 
 
-def test_lists_of_layers_that_agree_change_nothing(tmp_path: Path) -> None:
+def test_lists_of_layers_that_agree_change_nothing(tmp_path: Path, failures: Failures) -> None:
     rotary, chunked = [1, 1, 1, 0] * 12, ["chunked_attention"] * 3 + ["full_attention"]
     blocks = {"M": "mamba", "E": "moe", "*": "full_attention"}
     nano = json.loads((MODELS / "nemotron-3-nano" / "config.json").read_text())
-    failures = Failures()
     for name, changes in (
         ("llama-4-scout", {"no_rope_layers": rotary, "layer_types": chunked * 12}),
         ("llama-4-scout", {"no_rope_layers": [], "moe_layers": list(range(48))}),
@@ -247,7 +232,6 @@ def test_lists_of_layers_that_agree_change_nothing(tmp_path: Path) -> None:
         with failures.of(name, changes):
             own = read_model(changed(name, changes, tmp_path))
             assert own.model_copy(update={"name": plain.name}) == plain
-    failures.check()
     without = read_model(changed("llama-4-scout", {"attention_chunk_size": None}, tmp_path))
     assert not any(without.windowed)
 
@@ -259,8 +243,7 @@ def test_reads_what_hybrids_mix() -> None:
     assert nano.layers[5] is LayerKind.NONE
     assert not nano.ffn_is_gated
     ultra = read_model(MODELS / "nemotron-3-ultra")
-    assert ultra.moe is not None
-    assert (ultra.moe.latent_size, ultra.mtp_num_layers) == (2048, 1)
+    assert (present(ultra.moe).latent_size, ultra.mtp_num_layers) == (2048, 1)
     qwen = read_model(MODELS / "qwen3.5-397b-a17b")
     assert (qwen.num_linear_layers, qwen.num_attention_layers) == (45, 15)
     assert qwen.attention.has_output_gate
@@ -277,8 +260,7 @@ def test_reads_what_hybrids_mix() -> None:
     assert longcat.num_attention_layers == 56
     assert longcat.layers[:3] == (LayerKind.MOE, LayerKind.DENSE, LayerKind.MOE)
     assert (longcat.most_stages, longcat.mtp_num_layers) == (28, 1)
-    moe = longcat.moe
-    assert moe is not None
+    moe = present(longcat.moe)
     assert (moe.router_outputs, moe.top_k, moe.computed_top_k) == (768, 12, 8)
     v4 = read_model(MODELS / "deepseek-v4-flash")
     assert [v4.compress_ratios.count(ratio) for ratio in (0, 4, 128)] == [2, 21, 20]
@@ -362,13 +344,11 @@ def test_nonsense_of_one_architecture_is_refused(
     assert refusal(file).startswith(f"{file}: {said}")
 
 
-def test_a_missing_file_says_so(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert "cannot read the model config: No such file" in refusal(tmp_path / "config.json")
     assert "cannot read the model config: No such file" in refusal(tmp_path)
-
-
-def test_a_device_is_not_read() -> None:
     assert "not a file" in refusal(Path("/dev/zero"))
+    assert "a\\nb" in refusal(tmp_path / "a\nb")
 
 
 @each_row(
@@ -388,17 +368,6 @@ def test_what_is_no_json_object_is_refused(content: bytes, said: str, tmp_path: 
     file = tmp_path / "config.json"
     file.write_bytes(content)
     assert said in refusal(file)
-
-
-def test_a_byte_order_mark_and_duplicate_keys_do_no_harm(tmp_path: Path) -> None:
-    text = (MODELS / "tiny-moe" / "config.json").read_text()
-    file = tmp_path / "config.json"
-    file.write_text("\ufeff" + text.replace("{", '{"hidden_size": 7,', 1), encoding="utf-8")
-    assert read_model(file).hidden_size == 256
-
-
-def test_a_path_with_a_newline_stays_on_one_line(tmp_path: Path) -> None:
-    assert "a\\nb" in refusal(tmp_path / "a\nb")
 
 
 JSON = st.recursive(
@@ -427,11 +396,9 @@ def test_any_value_in_any_field_is_read_or_refused_in_one_line(base: str, tmp_pa
     holds()
 
 
-def test_zero_experts_that_cannot_be_are_one_line() -> None:
+def test_zero_experts_that_cannot_be_are_one_line(failures: Failures) -> None:
     longcat = read_model(MODELS / "longcat-flash")
-    assert longcat.moe is not None
-    moe = longcat.moe.model_dump()
-    failures = Failures()
+    moe = present(longcat.moe).model_dump()
     for changes, said in (
         ({"zero_experts": -1}, "greater than or equal to 0"),
         ({"top_k": 769}, "top_k 769 exceeds num_experts 512 + zero_experts 256"),
@@ -440,42 +407,42 @@ def test_zero_experts_that_cannot_be_are_one_line() -> None:
     ):
         with failures.of(changes), pytest.raises(ValidationError, match=re.escape(said)):
             Moe.model_validate(moe | changes)
-    failures.check()
     for kept in ([0], [0, 2, 3]):
         with pytest.raises(ValidationError, match="shortcut-connected moe layer needs one without"):
             ModelSpec.model_validate(longcat.part(kept).model_dump())
 
 
-def test_vision_towers_have_the_sizes_of_their_config_or_those_of_published_ones(
-    tmp_path: Path,
-) -> None:
-    failures = Failures()
-    for model, tower, sizes in (
+@each_row(
+    ("model", "tower", "sizes"),
+    (
         ("qwen3.5-397b-a17b", None, (27, 1152, 4304)),
         ("qwen3.5-397b-a17b", {"depth": 12, "hidden_size": 768}, (12, 768, 4304)),
         ("kimi-k2.5", {"vt_num_hidden_layers": 3, "vt_intermediate_size": 64}, (3, 1152, 64)),
         ("deepseek-v3", {"depth": 12}, None),
-    ):
-        with failures.of(model, tower):
-            fields = json.loads((MODELS / model / "config.json").read_text())
-            path = tmp_path / "config.json"
-            path.write_text(json.dumps(fields | {"vision_config": tower}))
-            read = read_model(path)
-            layers, width, inner = sizes or (0, 0, 0)
-            joined = 4 * width * (4 * width + read.hidden_size)
-            expected = layers * (4 * width**2 + 2 * width * inner) + joined
-            assert read.vision_elements == expected
-    failures.check()
+    ),
+)
+def test_vision_towers_have_the_sizes_of_their_config_or_those_of_published_ones(
+    tmp_path: Path, model: str, tower: dict[str, Any] | None, sizes: Any
+) -> None:
+    fields = json.loads((MODELS / model / "config.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields | {"vision_config": tower}))
+    read = read_model(path)
+    layers, width, inner = sizes or (0, 0, 0)
+    joined = 4 * width * (4 * width + read.hidden_size)
+    expected = layers * (4 * width**2 + 2 * width * inner) + joined
+    assert read.vision_elements == expected
 
 
-def test_vision_towers_have_the_weights_that_transformers_builds(tmp_path: Path) -> None:
+def test_vision_towers_have_the_weights_that_transformers_builds(
+    tmp_path: Path, failures: Failures
+) -> None:
     import torch
     import transformers
     from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeVisionModel
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
     from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
-    failures = Failures()
     for text, name, built, stated in (
         # GLM-4.5V and GLM-4.6V; Qwen3-VL, three layers of which join patches inside, too; and a
         # tower as those of dense Qwen3.5, which join them once.
@@ -499,4 +466,3 @@ def test_vision_towers_have_the_weights_that_transformers_builds(tmp_path: Path)
             path.write_text(json.dumps(config))
             # Biases, positions and what makes patches aside.
             assert read_model(path).vision_elements == pytest.approx(weights, rel=0.02)
-    failures.check()

@@ -66,14 +66,11 @@ def test_means_and_quantiles_by_hand() -> None:
     assert quantile_tokens(REASONING, ratio=0.995) == pytest.approx(start * 10 ** (1 / 2.5))
 
 
-def test_the_tail_makes_long_outputs_more_frequent() -> None:
+def test_equal_seeds_draw_equal_lengths_and_the_tail_long_ones_more_often() -> None:
     body = LengthLaw(kind=LengthKind.LOGNORMAL, mean=4000.0, cv=1.0)
     heavy = quantile_tokens(REASONING, ratio=0.9999)
     assert heavy > 1.5 * quantile_tokens(body, ratio=0.9999)
     assert quantile_tokens(REASONING, ratio=0.9) == quantile_tokens(body, ratio=0.9)
-
-
-def test_equal_seeds_draw_equal_lengths() -> None:
     for law in LAWS:
         assert np.array_equal(drawn(law, 100, 3), drawn(law, 100, 3))
     assert not np.array_equal(drawn(CHAT, 100, 3), drawn(CHAT, 100, 4))

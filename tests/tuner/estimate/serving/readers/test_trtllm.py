@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.expect import refused
 from tests.rows import each_row
 from tuner.config.serve import Role
 from tuner.costs.serve.engine import InstanceDegrees
@@ -43,8 +44,9 @@ def read(deployment: Made, tmp_path: Path) -> Read:
     return made
 
 
-def test_degrees_are_those_of_the_options(read: Read) -> None:
-    for options, degrees in (
+@each_row(
+    ("options", "degrees"),
+    (
         ({}, InstanceDegrees(attention_tensor=8, moe_tensor=8)),
         ({"moe_expert_parallel_size": 8}, InstanceDegrees(attention_tensor=8, expert=8)),
         (
@@ -59,10 +61,14 @@ def test_degrees_are_those_of_the_options(read: Read) -> None:
             {"moe_tensor_parallel_size": 2, "pipeline_parallel_size": 2},
             InstanceDegrees(attention_tensor=8, expert=4, moe_tensor=2, pipeline=2),
         ),
-    ):
-        launch = read(PLAIN | options)
-        assert launch.engine == "trtllm"
-        assert launch.setting.degrees == degrees, options
+    ),
+)
+def test_degrees_are_those_of_the_options(
+    read: Read, options: dict[str, Any], degrees: Any
+) -> None:
+    launch = read(PLAIN | options)
+    assert launch.engine == "trtllm"
+    assert launch.setting.degrees == degrees, options
 
 
 def test_everything_else_that_counts_is_read(read: Read) -> None:
@@ -175,21 +181,25 @@ def test_an_instance_of_several_machines_is_an_mpi_job(read: Read) -> None:
     ],
 )
 def test_contradictions_are_one_line(read: Read, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
+    with refused(SpecError, match=says):
         read(options)
-    assert "\n" not in str(caught.value)
 
 
-def test_ranks_wait_for_prompts_together_where_the_launch_says_so(read: Read) -> None:
-    wide = {**PLAIN, "enable_attention_dp": True, "moe_expert_parallel_size": 8}
-    for config, aligns in (
+@each_row(
+    ("config", "aligns"),
+    (
         (None, False),
         ({"enable_balance": False, "timeout_iters": 50}, False),
         ({"enable_balance": True, "batching_wait_iters": 10}, True),
-    ):
-        launch = read(wide | ({"attention_dp_config": config} if config else {}))
-        assert launch.setting.aligns_prompts is aligns
-        assert not any("enable" in flag and "balance" in flag for flag in launch.flags.ignored)
+    ),
+)
+def test_ranks_wait_for_prompts_together_where_the_launch_says_so(
+    *, read: Read, config: dict[str, Any] | None, aligns: bool
+) -> None:
+    wide = {**PLAIN, "enable_attention_dp": True, "moe_expert_parallel_size": 8}
+    launch = read(wide | ({"attention_dp_config": config} if config else {}))
+    assert launch.setting.aligns_prompts is aligns
+    assert not any("enable" in flag and "balance" in flag for flag in launch.flags.ignored)
 
 
 def test_prompts_that_are_not_aligned_make_other_ranks_wait(deployment: Made) -> None:

@@ -100,19 +100,13 @@ def test_a_stated_cache_counts_in_place_of_a_share(deployment: Made) -> None:
     assert any("sets the cache" in note for note in deployment().read(both).notes)
 
 
-def test_a_batch_that_is_not_stated_is_said_to_be_the_most(deployment: Made) -> None:
+def test_what_is_not_stated_or_takes_no_effect_is_said(deployment: Made) -> None:
     launch = deployment().read("vllm serve m")
     assert launch.setting.running == MOST_RUNNING
     assert any("no --max-num-seqs" in note for note in launch.notes)
-
-
-def test_a_role_that_is_both_is_said_to_be_read_as_both(deployment: Made) -> None:
     launch = deployment().read('vllm serve m --kv-transfer-config \'{"kv_role": "kv_both"}\'')
     assert launch.role is Role.AGGREGATED
     assert any("kv_both" in note for note in launch.notes)
-
-
-def test_what_takes_no_effect_is_said(deployment: Made) -> None:
     launch = deployment().read("vllm serve m -dp 8 --all2all-backend pplx")
     assert any("takes effect only under --enable-expert-parallel" in note for note in launch.notes)
     assert any("pplx is priced as" in note for note in launch.notes)
@@ -124,6 +118,8 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
     launch = deployment(model="llama-3.1-8b").read("vllm serve m -tp 2 -dp 4")
     assert launch.copies == 4
     assert launch.setting.degrees == InstanceDegrees(attention_tensor=2)
+    launch = deployment().read("vllm serve -tp 2 --gpu_memory_utilization=0.98 /models/mixtral")
+    assert launch.memory_ratio == 0.98
 
 
 @each_row(
@@ -182,42 +178,42 @@ def test_contradictions_are_one_line_with_the_nearest_legal_value(
     assert str(caught.value).startswith("launch.sh: ")
 
 
-def test_copies_of_experts_are_read_however_they_are_spelled(deployment: Made) -> None:
-    for config in (
+@each_row(
+    "config",
+    (
         '--eplb-config \'{"num_redundant_experts": 4, "window_size": 9}\'',
         "--eplb-config.num_redundant_experts 4",
         "--eplb-config.num-redundant-experts=4",
-    ):
-        launch = deployment().read(f"vllm serve m -tp 2 -dp 6 -ep --enable-eplb {config}")
-        assert launch.setting.degrees.expert == 12
-        assert launch.setting.redundant_experts == 4, config
-        assert not launch.flags.unpriced
+    ),
+)
+def test_copies_of_experts_are_read_however_they_are_spelled(deployment: Made, config: str) -> None:
+    launch = deployment().read(f"vllm serve m -tp 2 -dp 6 -ep --enable-eplb {config}")
+    assert launch.setting.degrees.expert == 12
+    assert launch.setting.redundant_experts == 4, config
+    assert not launch.flags.unpriced
 
 
-def test_batches_that_are_not_stated_follow_the_device(deployment: Made) -> None:
-    for device, tokens, running in (
+@each_row(
+    ("device", "tokens", "running"),
+    (
         ("h100-sxm", 8192, 1024),
         ("a100-80gb-sxm", 2048, 256),
         ("l40s", 2048, 256),
         ("b200-sxm", 16_384, 1024),
-    ):
-        setting = deployment(device=device).read("vllm serve m -tp 8").setting
-        assert (setting.step_tokens, setting.running) == (tokens, running), device
+    ),
+)
+def test_batches_that_are_not_stated_follow_the_device(
+    deployment: Made, device: str, tokens: int, running: int
+) -> None:
+    setting = deployment(device=device).read("vllm serve m -tp 8").setting
+    assert (setting.step_tokens, setting.running) == (tokens, running), device
 
 
-def test_words_after_a_flag_with_an_equals_sign_are_not_its_value(deployment: Made) -> None:
-    launch = deployment().read("vllm serve -tp 2 --gpu_memory_utilization=0.98 /models/mixtral")
-    assert launch.memory_ratio == 0.98
-
-
-def test_stages_hold_whole_layers_that_a_shortcut_joins(deployment: Made) -> None:
+def test_a_launch_of_zero_computation_experts_is_read_and_priced(deployment: Made) -> None:
     longcat = deployment(model="longcat-flash", device="h200-sxm", nodes=8)
     assert longcat.read("vllm serve m -tp 2 -pp 28").setting.degrees.pipeline == 28
     with pytest.raises(SpecError, match="29 stages of 28 layers; the nearest is 28"):
         longcat.read("vllm serve m -pp 29")
-
-
-def test_a_launch_of_zero_computation_experts_is_priced(deployment: Made) -> None:
     longcat = deployment(model="longcat-flash", device="h200-sxm", extra="quantization: fp8_block")
     estimate = longcat.estimate("vllm serve m -tp 8 --enable-expert-parallel --max-num-seqs 64")
     # 561 GB in fp8 over eight devices, the embedding and routers in bf16.

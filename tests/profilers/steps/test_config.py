@@ -1,15 +1,60 @@
-"""Which ranks work together."""
+"""Micro-batches that differ between data ranks, and what a configuration writes and refuses."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from profilers.errors import RankError
-from profilers.steps.config import Dispatcher, Parallelism
+from profilers.steps.config import Dispatcher, Parallelism, StepConfig
 from profilers.steps.layout import groups_of, join, node_groups_of
+from tests.rows import each_row
+
+Fields = dict[str, Any]
+
+
+@each_row(
+    ("changed", "said"),
+    [
+        ({"data": 3, "microbatches": [2, 1]}, "a count for each of 3 data ranks"),
+        ({"data": 3, "microbatches": [2, 2, 1]}, "with 4 (global_batch_size / micro_batch_size)"),
+        ({"data": 2, "microbatches": [4, 0]}, "greater than or equal to 1"),
+        ({"data": 2, "pipeline": 2, "expert": 2, "microbatches": [3, 1]}, "not [3, 1]"),
+        (
+            {"data": 2, "pipeline": 2, "virtual": 2, "microbatches": [6, 2], "micro_batch_size": 1},
+            "virtual_pipeline 1",
+        ),
+    ],
+)
+def test_microbatches_that_cannot_be_run_are_refused(
+    tiny_config: Callable[..., Fields], changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError) as error:
+        StepConfig.model_validate(tiny_config(**changed))
+    assert said in str(error.value), f"{said!r} expected, not {error.value}"
+
+
+def test_fields_that_say_nothing_are_not_written(tiny_config: Callable[..., Fields]) -> None:
+    written = StepConfig.model_validate(tiny_config()).model_dump()
+    assert not {"adapters", "microbatches"} & set(written)
+    config = StepConfig.model_validate(tiny_config(data=2, microbatches=[3, 1]))
+    assert StepConfig.model_validate_json(config.model_dump_json()) == config
+    assert [config.sequences_of(rank) for rank in (0, 1)] == [range(6), range(6, 8)]
+
+
+def test_checkpoints_of_older_configurations_are_refused(
+    tiny_config: Callable[..., Fields], refused: Callable[..., str]
+) -> None:
+    line = refused(tiny_config() | {"checkpoints": {"total_steps": 4}})
+    assert "checkpoints: the reference step saves none any more; remove the key" in line
+
+
+# Which ranks work together.
 
 
 def test_groups_of_a_folded_layout() -> None:
