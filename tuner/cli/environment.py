@@ -29,8 +29,7 @@ _TORCH_COSTS: Final = (
 
 _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
-        "moetune profile --suite routing cannot record a model; the tests cannot compare"
-        " parameter counts with the real models",
+        "the tests cannot compare parameter counts with the real models",
         "pip install {requirement}",
     ),
     "plotly": (

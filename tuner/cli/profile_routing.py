@@ -1,7 +1,6 @@
-"""Routing recordings on the command line: capture, import, show."""
+"""Routing recordings on the command line: import, show."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,46 +14,6 @@ if TYPE_CHECKING:
     from profilers.routing.recording import Recording
 
 MOST_LAYERS: Final = 10_000
-
-
-def capture_recording(
-    out: Path,
-    *,
-    model: Path | None,
-    texts: Sequence[Path],
-    workload: str,
-    tokens: int,
-    sequences: int,
-    passes: int,
-) -> Path:
-    """Record a model's routing on text; the folder of the recording."""
-    if model is None or not texts:
-        raise TunerError("--suite routing records a model on text: name both, --model and --text")
-
-    from profilers.ranks import from_environment
-    from profilers.routing.capture.run import CaptureInput, capture
-    from profilers.routing.store import FOLDER
-    from profilers.session import require_torch
-    from tuner.cli.progress import measurement_progress
-
-    if (world := from_environment(os.environ).world) > 1:
-        raise TunerError(f"--suite routing records in one process, {world} were started")
-    require_torch()
-    name = workload or texts[0].stem
-    try:
-        reading = CaptureInput(
-            model=model,
-            texts=tuple(texts),
-            workload=name,
-            tokens=tokens,
-            sequences=sequences,
-            passes=passes,
-        )
-    except ValueError as error:
-        raise TunerError(str(error)) from error
-    with measurement_progress() as progress:
-        capture(out, reading, progress=progress)
-    return out / FOLDER / name
 
 
 def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:

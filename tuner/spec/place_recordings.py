@@ -123,8 +123,8 @@ def check_passes(
             )
         if is_priced and goal.is_merged and recording.token_LTK is None:
             raise SpecError(
-                f"{where} has no sampled tokens, from which exchange: merged is priced; record"
-                " it with `moetune profile --suite routing`, or price exchange: plain"
+                f"{where} has no sampled tokens, from which exchange: merged is priced; take a"
+                " recording of tokens (SGLang's per_token, Megatron's trace), or exchange: plain"
             )
 
 

@@ -1,8 +1,7 @@
-"""The commands around recordings of routing, on a tiny model and tiny dumps."""
+"""The commands around recordings of routing, on tiny dumps."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -116,66 +115,6 @@ def test_what_is_no_layer_is_refused(text: str) -> None:
         layer_ids(text)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    transformers = pytest.importorskip("transformers")
-    config: dict[str, Any] = {
-        "vocab_size": 256,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 32,
-    }
-    folder = tmp_path / "tiny-mixtral"
-    transformers.MixtralForCausalLM(transformers.MixtralConfig(**config)).save_pretrained(folder)
-    return folder
-
-
-def test_the_suite_records_a_model_on_text(tmp_path: Path, model: Path, capsys: Captured) -> None:
-    text = tmp_path / "prose.txt"
-    text.write_text("All happy families are alike. " * 20)
-    out = tmp_path / "profile"
-    arguments = [
-        *("profile", "--suite", "routing", "--model", str(model), "--text", str(text)),
-        *("--sequence", "16", "--batch", "2", "-o", str(out)),
-    ]
-    assert frame.run(arguments) == 0
-    printed = capsys.readouterr()
-    # 600 bytes are 18 passes of 32 tokens, of which each makes two copies in each of two layers.
-    assert "tiny-mixtral prose: 2 MoE layers x 4 experts, top 2, 18 passes, 2304" in printed.out
-    # In a pipe no progress is shown, only where the recording lies.
-    assert printed.err == f"recording: {out / 'routing' / 'prose'}\n"
-    assert read_recording(out).workload == "prose"
-    assert frame.run(["profile", "show", str(out)]) == 0
-    assert "routing/prose" in capsys.readouterr().out
-    assert frame.run([*arguments, "--workload", "again", "--passes", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["passes"] == 2
-
-
-def test_what_cannot_be_recorded_is_one_line(tmp_path: Path, model: Path, capsys: Captured) -> None:
-    start = ("profile", "-o", tmp_path / "out", "--suite")
-    assert "--model and --text" in complaint(capsys, *start, "routing")
-    requested = ("--model", model, "--text", tmp_path / "none.txt", "--sequence", 8)
-    assert "No such file" in complaint(capsys, *start, "routing", *requested)
-    assert "recorded by itself" in complaint(capsys, *start, "routing,storage", *requested)
-    assert "not selected" in complaint(capsys, *start, "storage", *requested)
-    line = complaint(capsys, *start, "routing", *requested, "--sequence", 33)
-    assert "takes 32 at most" in line
-    line = complaint(capsys, *start, "routing", *requested, "--workload", "a/b")
-    assert "names a folder" in line
-    line = complaint(capsys, *start, "routing", "--model", tmp_path, *requested[2:4])
-    assert "config.json" in line
-
-
-def test_several_processes_record_nothing(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    start = ("profile", "-o", tmp_path / "out", "--suite", "routing")
-    line = complaint(capsys, *start, "--model", tmp_path, "--text", tmp_path / "a.txt")
-    assert "records in one process, 2 were started" in line
+def test_the_former_suite_names_the_way_out(tmp_path: Path, capsys: Captured) -> None:
+    line = complaint(capsys, "profile", "-o", tmp_path / "out", "--suite", "routing")
+    assert "moetune profile import routing" in line
