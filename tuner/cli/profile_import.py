@@ -86,7 +86,7 @@ def run(
         _profile(kind, path, out, options=measured, as_json=as_json)
         return
 
-    from profilers.routing.overrides import Naming
+    from profilers.routing.recording import Naming
 
     try:
         naming = Naming(

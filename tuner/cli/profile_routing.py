@@ -10,8 +10,7 @@ from tuner.cli.text import columns, print_exact, print_text
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from profilers.routing.overrides import Naming
-    from profilers.routing.recording import Recording
+    from profilers.routing.recording import Naming
 
 MOST_LAYERS: Final = 10_000
 
@@ -25,26 +24,15 @@ def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming
 
     from profilers.imports.registry import ROUTING
     from profilers.routing.formats import read_as, recognised
-    from profilers.routing.store import (
-        FOLDER,
-        WORKLOAD,
-        holds_recording,
-        read_recording,
-        stored_below,
-        write_recording,
-    )
+    from profilers.routing.store import FOLDER, WORKLOAD, write_recording
     from profilers.store import holds_profile
 
     if path is None:
         raise TunerError(
             f"{kind} needs the path of a recording: moetune profile import {kind} PATH"
         )
-    if kind == ROUTING and not (holds_recording(path) or stored_below(path)):
-        kind = recognised(path)
-    is_stored = kind == ROUTING
-    recording = (
-        read_recording(path, naming=naming) if is_stored else read_as(kind, path, naming=naming)
-    )
+    kind = recognised(path) if kind == ROUTING else kind
+    recording = read_as(kind, path, naming=naming)
     target = out
     if holds_profile(out):
         if WORKLOAD.fullmatch(recording.workload) is None:
@@ -69,36 +57,14 @@ def layer_ids(text: str) -> tuple[int, ...]:
 def as_json(path: Path) -> dict[str, Any]:
     """Header and skew of a stored recording."""
     from profilers.routing.skew import skew
-    from profilers.routing.store import read_header, read_stored
+    from profilers.routing.store import read, read_header
 
-    recording = read_stored(path)
+    recording = read(path)
     return {
         **read_header(path).model_dump(mode="json"),
         "token_copies": int(recording.count_PLE.sum()),
         "skew": skew(recording).model_dump(mode="json"),
     }
-
-
-def text(path: Path) -> str:
-    """Format a recording for people, with the skew of every layer."""
-    from profilers.routing.store import read_stored
-
-    recording, facts = read_stored(path), as_json(path)
-    skews = facts["skew"]
-    named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
-    size = (
-        f"{len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
-        f" {facts['top_k'] or '?'}, {facts['passes']} passes, {facts['token_copies']} token copies"
-    )
-    lines = [
-        f"{named}: {size}",
-        " ".join(part for part in (facts["origin"], facts["created"]) if part),
-        f"most-loaded expert over mean: {skews['median']:.2f} in the median layer,"
-        f" {skews['worst']:.2f} in the worst; per pass {skews['pass_median']:.2f}, P99"
-        f" {skews['pass_p99']:.2f}",
-        f"also kept: {_kept(recording)}",
-    ]
-    return "\n".join(line for line in lines if line)
 
 
 def listed(paths: Sequence[Path]) -> str:
@@ -121,17 +87,25 @@ def listed(paths: Sequence[Path]) -> str:
     return columns(rows, header=header)
 
 
-def _kept(recording: "Recording") -> str:
-    kept = {
-        f"transitions ({recording.transition_kind})": recording.transition_MEE,
-        "sampled tokens": recording.token_LTK,
-    }
-    return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
-
-
 def print_recording(path: Path, *, as_object: bool) -> None:
-    """Print a stored recording."""
+    """Print a stored recording, for people with the skew of its layers."""
+    facts = as_json(path)
     if as_object:
-        print_exact(json.dumps(as_json(path), indent=2))
-    else:
-        print_text(text(path))
+        print_exact(json.dumps(facts, indent=2))
+        return
+    skews = facts["skew"]
+    named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
+    kept = {
+        f"transitions ({facts['transitions']})": facts["transitions"],
+        "sampled tokens": facts["sampled_tokens"],
+    }
+    lines = (
+        f"{named}: {len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
+        f" {facts['top_k'] or '?'}, {facts['passes']} passes, {facts['token_copies']} token copies",
+        " ".join(part for part in (facts["origin"], facts["created"]) if part),
+        f"most-loaded expert over mean: {skews['median']:.2f} in the median layer,"
+        f" {skews['worst']:.2f} in the worst; per pass {skews['pass_median']:.2f}, P99"
+        f" {skews['pass_p99']:.2f}",
+        f"also kept: {', '.join(name for name, value in kept.items() if value) or 'nothing'}",
+    )
+    print_text("\n".join(line for line in lines if line))

@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.files import TooLargeError
-from profilers.routing.arrays import npy_array
 from profilers.routing.ascend import experts_of_slots
+from profilers.routing.contents import npy_array
 from solvers.placement.ranks import Ints, Placement, Ranks
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, read_small_text, shown_path, shown_value

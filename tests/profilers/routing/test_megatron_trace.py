@@ -12,7 +12,7 @@ import pytest
 from profilers.errors import RecordingUnreadableError
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
-from profilers.routing.overrides import Naming
+from profilers.routing.recording import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -95,18 +95,17 @@ def test_a_record_without_block_is_of_the_decoder(tmp_path: Path) -> None:
     ("lines", "reason"),
     [
         ([line(0, 1, [[0]]), line(1, 1, [[0]])[:-9]], "line 2: Invalid JSON"),
-        ([line(0, 1, [[0], [1, 2]])], "line 1: top_indices has tokens of different choices"),
-        ([line(0, 1, [[-2]])], "no expert's"),
-        ([line(0, 1, [[2**40]])], "no expert's"),
-        ([line(0, 1, [[20_000]])], "say --experts"),
-        ([line(0, 1, [[0]], num_tokens=3)], "1 tokens, num_tokens says 3"),
+        ([line(0, 1, [[0], [1, 2]])], "line 1: top_indices: rows differ in length"),
+        ([line(0, 1, [[-2]])], "line 1: top_indices[0][0] is -2"),
+        ([line(0, 1, [[2**40]])], "[0][0] is 1099511627776"),
+        ([line(0, 1, [[20_000]])], "number from -1 to 16383"),
         ([line(0, -1, [[0]])], "line 1: layer: Input should be greater than or equal to 0"),
         (
             [line(0, 1, [[0]]).replace('"step": 0', '"step": "x"')],
             "line 1: step: Input should be a valid integer",
         ),
         ([line(0, 1, [])], "holds no token"),
-        ([line(0, 1, [[0.5]])], "whole numbers"),  # type: ignore[list-item]  # what is refused
+        ([line(0, 1, [[0.5]])], "is 0.5; it must be a whole number"),  # type: ignore[list-item]  # what is refused
         ([line(0, 1, [[0]]), "[]"], "line 2: Input should be an object"),
     ],
 )
@@ -117,7 +116,7 @@ def test_each_wrong_line_is_named(
 
 
 def test_an_expert_that_cannot_be_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecordingUnreadableError, match="expert 4 is not one of 4"):
+    with pytest.raises(RecordingUnreadableError, match="has 5 experts, not 4"):
         read_as(
             "megatron-trace", trace(tmp_path, [line(0, 1, [[4]])]), naming=Naming(num_experts=4)
         )

@@ -78,9 +78,13 @@ def test_a_stored_recording_can_be_named_anew(tmp_path: Path, dump: Path, capsys
     result = read_recording(second)
     assert (result.workload, result.layer_ids) == ("code", (7, 9))
     found_line = complaint(
-        capsys, "profile", "import", "routing", first, "-o", second, "--experts", 4
+        capsys, "profile", "import", "routing", first, "-o", second, "--experts", 2
     )
-    assert "has 3 experts, not 4" in found_line
+    assert "has 3 experts, not 2" in found_line
+    # Experts that no token chose are at the end.
+    stored = ["profile", "import", "routing", str(first), "-o", str(second), "--experts", "5"]
+    assert frame.run(stored) == 0
+    assert read_recording(second).count_PLE[0, 0].tolist() == [9, 3, 0, 0, 0]
 
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys: Captured) -> None:
