@@ -7,12 +7,12 @@ Nothing is executed to find out, and nothing is executed to read it.
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.files import open_regular
 from profilers.routing.contents import NPY, TORCH, read_object, unreadable
-from profilers.routing.recording import Naming, Recording, named
+from profilers.routing.recording import Recording, named
 
 FORMATS: Final[Mapping[str, str]] = {
     "routing-json": "profilers.routing.plain_json:read",
@@ -33,7 +33,6 @@ FORMER: Final = (
 
 FOLDERS: Final = (
     ("stored", "recording.json"),
-    ("stored", "routing/*/recording.json"),
     ("trtllm", "meta_info.json"),
     ("megatron-trace", "router_trace_rank*.jsonl"),
     ("sglang", "expert_distribution_recorder_*.pt"),
@@ -44,8 +43,8 @@ HEAD_BYTES: Final = 4096
 """Bytes of a file in which the first line of a trace identifies itself."""
 
 
-def read_as(kind: str, path: Path, *, naming: Naming) -> Recording:
-    """Read a recording of a named format.
+def read_as(kind: str, path: Path, **stated: Any) -> Recording:
+    """Read a recording of a named format; `stated` goes before what it says (`named`).
 
     Raises:
         UnknownNameError: there is no such format.
@@ -58,7 +57,7 @@ def read_as(kind: str, path: Path, *, naming: Naming) -> Recording:
     module, _, attribute = FORMATS[kind].partition(":")
     reader = cast("Callable[[Path], Recording]", getattr(import_module(module), attribute))
     with unreadable(path):
-        return named(reader(path), naming)
+        return named(reader(path), **stated)
 
 
 def recognised(path: Path) -> str:

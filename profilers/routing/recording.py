@@ -30,30 +30,6 @@ LARGEST_COUNT: Final = 2**53
 """Largest count; above it a float does not hold every whole number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
-    """Facts that a user states, in place of those that the source lacks or misstates.
-
-    Raises:
-        ValueError: a number that no recording can have.
-    """
-
-    model: str = ""
-    workload: str = ""
-    layer_ids: tuple[int, ...] = ()
-    """Absolute decoder layers of the rows with tokens."""
-    top_k: int | None = None
-    num_experts: int | None = None
-    """Experts of a layer; those beyond the recorded ones were chosen by no token."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("top_k", self.top_k), ("experts", self.num_experts)):
-            if value is not None and not 1 <= value <= MOST_EXPERTS:
-                raise ValueError(f"{name} {value} is not at least 1 and at most {MOST_EXPERTS}")
-        if min(self.layer_ids, default=0) < 0 or not _ascend(self.layer_ids):
-            raise ValueError(f"layer ids {_shown(self.layer_ids)} do not ascend from 0 on")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
     """Routing of one workload through one model.
@@ -154,26 +130,43 @@ def recording_of(count_PRE: Counts, *, row_ids: Sequence[int] = (), **facts: Any
     )
 
 
-def named(recording: Recording, naming: Naming) -> Recording:
+def named(
+    recording: Recording,
+    *,
+    model: str = "",
+    workload: str = "",
+    layer_ids: tuple[int, ...] = (),
+    top_k: int | None = None,
+    num_experts: int | None = None,
+) -> Recording:
     """Return a recording with what the user states in the place of what it said.
+
+    Args:
+        recording: as its source says.
+        model: name of the model.
+        workload: kind of tokens.
+        layer_ids: absolute decoder layers of the rows with tokens.
+        top_k: experts of a token.
+        num_experts: experts of a layer; those beyond the recorded ones were chosen by no token.
 
     Raises:
         ValueError: the layers, choices or experts do not fit it.
     """
-    more = (naming.num_experts or recording.num_experts) - recording.num_experts
+    more = (num_experts or recording.num_experts) - recording.num_experts
     if more < 0:
-        raise ValueError(f"has {recording.num_experts} experts, not {naming.num_experts}")
+        raise ValueError(f"has {recording.num_experts} experts, not {num_experts}")
+    require_room(recording.num_passes, recording.num_layers, recording.num_experts + more)
     count_PLE, between = recording.count_PLE, recording.transition_MEE
     if more:
         count_PLE = np.pad(count_PLE, ((0, 0), (0, 0), (0, more)))
         between = None if between is None else np.pad(between, ((0, 0), (0, more), (0, more)))
     return replace(
         recording,
-        model=naming.model or recording.model,
-        workload=naming.workload or recording.workload,
-        layer_ids=naming.layer_ids or recording.layer_ids,
-        num_decoder_layers=None if naming.layer_ids else recording.num_decoder_layers,
-        top_k=naming.top_k or recording.top_k,
+        model=model or recording.model,
+        workload=workload or recording.workload,
+        layer_ids=layer_ids or recording.layer_ids,
+        num_decoder_layers=None if layer_ids else recording.num_decoder_layers,
+        top_k=top_k or recording.top_k,
         count_PLE=count_PLE,
         transition_MEE=between,
     )

@@ -12,7 +12,6 @@ one, never half of one.
 """
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,21 +24,16 @@ from profilers.errors import ProfileUnwritableError, first_problem
 from profilers.files import read_bounded
 from profilers.records import Record
 from profilers.routing.contents import unreadable
-from profilers.routing.recording import Naming, Recording, numbers, require_room
+from profilers.routing.recording import Recording, numbers, require_room
 from profilers.schema_version import moetune_version
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
 
 HEADER_NAME: Final = "recording.json"
-FOLDER: Final = "routing"
-"""Folder of recordings inside a profile's; it has one folder for each workload."""
 MAX_HEADER_BYTES: Final = 2**20
 FORMER: Final = ("coactivation.parquet", "sources.parquet")
 """Tables of former releases."""
-
-WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-"""Names of workloads in a profile, where each is the name of a folder."""
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -97,24 +91,18 @@ class RecordingHeader(Record):
         return shapes
 
 
-def read_recording(path: Path, *, naming: Naming | None = None) -> Recording:
+def read_recording(path: Path) -> Recording:
     """Read whatever recording profilers/routing/formats.py recognises, a stored one among them.
 
     Args:
         path: a folder or file; its content, not its name, says what it is.
-        naming: facts that it leaves unsaid, or says otherwise.
 
     Raises:
         RecordingUnreadableError: it is missing, damaged, or nothing that is known.
     """
     from profilers.routing.formats import read_as, recognised
 
-    return read_as(recognised(path), path, naming=naming or Naming())
-
-
-def stored_below(path: Path) -> tuple[Path, ...]:
-    """Return the recordings that a profile's folder holds, by name of the workload."""
-    return tuple(sorted(file.parent for file in path.glob(f"{FOLDER}/*/{HEADER_NAME}")))
+    return read_as(recognised(path), path)
 
 
 def holds_recording(path: Path) -> bool:
@@ -123,19 +111,13 @@ def holds_recording(path: Path) -> bool:
 
 
 def read(path: Path) -> Recording:
-    """Read a stored recording, or the only one of a profile.
+    """Read a stored recording.
 
     Raises:
         RecordingUnreadableError: anything in it is missing, damaged or of another schema version.
-        ValueError: the profile holds several.
     """
     from profilers.routing.tables import read_array
 
-    inside = (path,) if holds_recording(path) else stored_below(path)
-    if len(inside) != 1:
-        names = ", ".join(str(each.relative_to(path)) for each in inside[:8])
-        raise ValueError(f"holds {len(inside)} recordings: name one, {names}")
-    (path,) = inside
     header = read_header(path)
     arrays: dict[str, Any] = {}
     for name, shape in header.shapes().items():

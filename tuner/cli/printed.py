@@ -1,7 +1,7 @@
 """Types that commands print as JSON and no file stores, for `moetune schema NAME`."""
 
 from profilers.compare import Difference
-from profilers.records import Profile, Record
+from profilers.records import Record
 from profilers.routing.skew import Skew
 from profilers.routing.store import RecordingHeader
 
@@ -46,10 +46,3 @@ class ShownRecording(RecordingHeader):
 
     token_copies: int
     skew: Skew
-
-
-class ShownProfile(Profile):
-    """A profile as `moetune profile show --json` prints it."""
-
-    recordings: tuple[ShownRecording, ...] = ()
-    """Routing recordings stored with the tables."""

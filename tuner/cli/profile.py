@@ -226,7 +226,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a stored profile or routing recording."""
-    from profilers.routing.store import holds_recording, stored_below
+    from profilers.routing.store import holds_recording
     from profilers.store import read_profile
     from tuner.tables import typed_table
 
@@ -240,22 +240,16 @@ def show(
     if links or lagging:
         _show_links(profile, links=links, lagging=lagging, strict=strict, as_json=as_json)
         return
-    stored, recordings = read_profile(profile), stored_below(profile)
+    stored = read_profile(profile)
     if csv is not None:
         write_csv(csv, typed_table(_cases(stored), CASE_TYPES))
     if as_json:
-        shown = stored.model_dump(mode="json")
-        if recordings:
-            shown["recordings"] = [profile_routing.as_json(each) for each in recordings]
-        print_exact(json.dumps(shown, indent=2))
+        print_exact(stored.model_dump_json(indent=2))
         return
     print_text(summary(stored.header))
     if stored.measurements:
         print_text()
         print_text(_medians(stored))
-    if recordings:
-        print_text()
-        print_text(profile_routing.listed(recordings))
 
 
 def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_json: bool) -> None:

@@ -2,45 +2,31 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from tuner.cli.text import columns, print_exact, print_text
+from tuner.cli.text import print_exact, print_text
 from tuner.errors import TunerError
-
-if TYPE_CHECKING:
-    from profilers.routing.recording import Naming
 
 MOST_LAYERS: Final = 10_000
 
 
-def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:
-    """Read a dump into a stored recording; its folder.
-
-    If `out` is a profile already, the recording is stored with its tables.
-    """
+def import_recording(kind: str, path: Path | None, out: Path, **stated: Any) -> None:
+    """Read a dump into a stored recording; `stated` goes before what the dump says."""
     from datetime import UTC, datetime
 
     from profilers.imports.registry import ROUTING
     from profilers.routing.formats import read_as, recognised
-    from profilers.routing.store import FOLDER, WORKLOAD, write_recording
-    from profilers.store import holds_profile
+    from profilers.routing.store import write_recording
 
     if path is None:
         raise TunerError(
             f"{kind} needs the path of a recording: moetune profile import {kind} PATH"
         )
     kind = recognised(path) if kind == ROUTING else kind
-    recording = read_as(kind, path, naming=naming)
-    target = out
-    if holds_profile(out):
-        if WORKLOAD.fullmatch(recording.workload) is None:
-            raise TunerError(f"workload {recording.workload!r} is no folder name; give --workload")
-        target = out / FOLDER / recording.workload
+    recording = read_as(kind, path, **stated)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    write_recording(target, recording, origin=f"imported as {kind}", created=created)
-    return target
+    write_recording(out, recording, origin=f"imported as {kind}", created=created)
 
 
 def layer_ids(text: str) -> tuple[int, ...]:
@@ -65,26 +51,6 @@ def as_json(path: Path) -> dict[str, Any]:
         "token_copies": int(recording.count_PLE.sum()),
         "skew": skew(recording).model_dump(mode="json"),
     }
-
-
-def listed(paths: Sequence[Path]) -> str:
-    """The recordings of a profile, a line each."""
-    rows = []
-    for path in paths:
-        facts = as_json(path)
-        rows.append(
-            (
-                f"{path.parent.name}/{path.name}",
-                facts["model"],
-                len(facts["layer_ids"]),
-                facts["num_experts"],
-                facts["top_k"] or "?",
-                facts["passes"],
-                f"{facts['skew']['median']:.2f}",
-            )
-        )
-    header = ("recording", "model", "layers", "experts", "top", "passes", "max/mean")
-    return columns(rows, header=header)
 
 
 def print_recording(path: Path, *, as_object: bool) -> None:

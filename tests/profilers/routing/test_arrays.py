@@ -11,7 +11,6 @@ import torch
 
 from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.routing.formats import read_as
-from profilers.routing.recording import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -141,19 +140,17 @@ def test_a_map_without_counts_is_a_placement(tmp_path: Path, refusal: Refusal) -
 
 def test_the_tensor_of_ascends_script_is_logical(tmp_path: Path) -> None:
     torch.save(torch.from_numpy(COUNTS[0]), tmp_path / "a.pt")
-    found = read_as("vllm-ascend", tmp_path / "a.pt", naming=Naming(layer_ids=(3, 4)))
+    found = read_as("vllm-ascend", tmp_path / "a.pt", layer_ids=(3, 4))
     assert found.layer_ids == (3, 4)
 
 
 def test_unknown_names_and_impossible_facts_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", COUNTS)
     with pytest.raises(UnknownNameError, match="routing-json"):
-        read_as("nope", tmp_path / "a.npy", naming=Naming())
+        read_as("nope", tmp_path / "a.npy")
     with pytest.raises(RecordingUnreadableError, match="layer ids 1, 2, 3: 2 layers"):
-        read_as("eplb", tmp_path / "a.npy", naming=Naming(layer_ids=(1, 2, 3)))
+        read_as("eplb", tmp_path / "a.npy", layer_ids=(1, 2, 3))
     with pytest.raises(RecordingUnreadableError, match="top_k 4 is more than the 3 experts"):
-        read_as("eplb", tmp_path / "a.npy", naming=Naming(top_k=4))
-    with pytest.raises(ValueError, match="do not ascend"):
-        Naming(layer_ids=(2, 1))
-    with pytest.raises(ValueError, match="top_k 0"):
-        Naming(top_k=0)
+        read_as("eplb", tmp_path / "a.npy", top_k=4)
+    with pytest.raises(RecordingUnreadableError, match="need as many ascending ids"):
+        read_as("eplb", tmp_path / "a.npy", layer_ids=(2, 1))

@@ -12,7 +12,6 @@ import pytest
 from profilers.errors import RecordingUnreadableError
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
-from profilers.routing.recording import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -79,8 +78,8 @@ def test_ranks_are_summed_in_one_recording(tmp_path: Path) -> None:
 
 def test_other_blocks_are_left_out_and_experts_and_layers_may_be_said(tmp_path: Path) -> None:
     lines = [line(0, 1, [[0]]), line(0, 0, [[5]], block="mtp", mtp_idx=0), line(1, 1, [[1]])]
-    naming = Naming(num_experts=4, layer_ids=(31,), workload="pretraining")
-    found = read_as("megatron-trace", trace(tmp_path, lines), naming=naming)
+    stated = {"num_experts": 4, "layer_ids": (31,), "workload": "pretraining"}
+    found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
     assert found.count_PLE.tolist() == [[[1, 0, 0, 0]], [[0, 1, 0, 0]]]
     assert (found.layer_ids, found.workload) == ((31,), "pretraining")
 
@@ -117,15 +116,13 @@ def test_each_wrong_line_is_named(
 
 def test_an_expert_that_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordingUnreadableError, match="has 5 experts, not 4"):
-        read_as(
-            "megatron-trace", trace(tmp_path, [line(0, 1, [[4]])]), naming=Naming(num_experts=4)
-        )
+        read_as("megatron-trace", trace(tmp_path, [line(0, 1, [[4]])]), num_experts=4)
 
 
 def test_choices_that_the_user_miscounts_are_named(tmp_path: Path) -> None:
     file = trace(tmp_path, [line(0, 1, [[4, 1]])])
     with pytest.raises(RecordingUnreadableError, match="top_k 3, yet its tokens chose 2"):
-        read_as("megatron-trace", file, naming=Naming(top_k=3))
+        read_as("megatron-trace", file, top_k=3)
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(
@@ -176,7 +173,7 @@ def test_coarser_passes_keep_the_order_of_time(
     # One expert a step; 2 x 8 counts hold two passes, so eight steps become two of four.
     monkeypatch.setattr(megatron_trace, "MOST_CELLS", 16)
     lines = [line(step, 0, [[step]]) for step in range(8)]
-    naming = Naming(num_experts=8)
-    found = read_as("megatron-trace", trace(tmp_path, lines), naming=naming)
+    stated = {"num_experts": 8}
+    found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
     assert found.count_PLE[:, 0].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert found.transition_MEE is None

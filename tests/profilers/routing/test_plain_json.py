@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from profilers.routing.formats import read_as
-from profilers.routing.recording import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -50,8 +49,8 @@ def test_passes_go_before_totals_and_all_pairs_before_best_choices(tmp_path: Pat
 
 
 def test_what_the_user_says_goes_before_the_file(tmp_path: Path) -> None:
-    naming = Naming(model="m", workload="w", layer_ids=(1, 2), top_k=3)
-    found = read_as("routing-json", written(tmp_path, {}), naming=naming)
+    stated = {"model": "m", "workload": "w", "layer_ids": (1, 2), "top_k": 3}
+    found = read_as("routing-json", written(tmp_path, {}), **stated)
     assert (found.model, found.workload, found.layer_ids, found.top_k) == ("m", "w", (1, 2), 3)
 
 

@@ -14,7 +14,6 @@ import torch
 
 from profilers.errors import RecordingUnreadableError
 from profilers.routing.formats import read_as
-from profilers.routing.recording import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -96,11 +95,11 @@ def test_tokens_give_transitions_and_samples(tmp_path: Path) -> None:
 
 def test_layers_may_be_named(tmp_path: Path) -> None:
     file = saved(tmp_path, "1", {"logical_count": torch.tensor([[0, 0], [3, 1], [1, 1]])})
-    named = read_as("sglang", file, naming=Naming(layer_ids=(7, 9)))
+    named = read_as("sglang", file, layer_ids=(7, 9))
     # Layers that the user names may be of a model of any size.
     assert (named.layer_ids, named.num_decoder_layers) == ((7, 9), None)
     with pytest.raises(RecordingUnreadableError, match="2 layers with tokens need as many"):
-        read_as("sglang", file, naming=Naming(layer_ids=(3, 7, 9)))
+        read_as("sglang", file, layer_ids=(3, 7, 9))
 
 
 class _Evil:

@@ -12,10 +12,8 @@ import pytest
 from profilers.errors import ProfileUnwritableError, RecordingUnreadableError
 from profilers.routing.recording import Recording
 from profilers.routing.store import (
-    FOLDER,
     read_header,
     read_recording,
-    stored_below,
     write_recording,
 )
 from tests.rows import each_row
@@ -98,16 +96,6 @@ def test_a_failure_half_way_leaves_the_older_one(
         write_recording(stored, recording)
     assert same(read_recording(stored), recording)
     assert [each.name for each in stored.parent.iterdir()] == ["recording"]
-
-
-def test_the_only_recording_of_a_profile_is_found_and_several_must_be_named(
-    tmp_path: Path, recording: Recording, refusal: Refusal
-) -> None:
-    write_recording(tmp_path / FOLDER / "chat", recording)
-    assert same(read_recording(tmp_path), recording)
-    write_recording(tmp_path / FOLDER / "code", recording)
-    assert "routing/chat, routing/code" in refusal(tmp_path)
-    assert [each.name for each in stored_below(tmp_path)] == ["chat", "code"]
 
 
 @each_row(

@@ -19,8 +19,8 @@ Captured = pytest.CaptureFixture[str]
 COUNTS = np.array([[0, 0, 0], [9, 3, 0], [4, 4, 4]])
 
 
-def complaint(capsys: Captured, *arguments: object) -> str:
-    assert frame.run([str(each) for each in arguments]) == 2
+def complaint(capsys: Captured, *arguments: object, code: int = 2) -> str:
+    assert frame.run([str(each) for each in arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
@@ -48,25 +48,18 @@ def test_a_dump_becomes_a_stored_recording(
     assert read_header(out).origin == "imported as eplb"
 
 
-def test_a_recording_is_put_beside_the_tables_of_a_profile(
+def test_a_stored_recording_is_shown_and_takes_no_other_folder(
     tmp_path: Path, dump: Path, capsys: Captured
 ) -> None:
-    out = tmp_path / "profile"
-    write_profile(out, fake_profile([gemm_row(4, 1e-5)]))
-    wanted = ["profile", "import", "routing", str(dump), "-o", str(out)]
-    assert "give --workload" in complaint(capsys, *wanted)
-    assert frame.run([*wanted, "--workload", "chat"]) == 0
+    profile, out = tmp_path / "profile", tmp_path / "chat"
+    write_profile(profile, fake_profile([gemm_row(4, 1e-5)]))
+    wanted = ["profile", "import", "routing", str(dump), "--workload", "chat", "-o"]
+    assert "is no recording" in complaint(capsys, *wanted, profile, code=3)
+    assert frame.run([*wanted, str(out)]) == 0
     capsys.readouterr()
-    assert frame.run(["profile", "show", str(out)]) == 0
-    text = capsys.readouterr().out
-    assert "routing/chat" in text
-    assert "gemm" in text
     assert frame.run(["profile", "show", str(out), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["recordings"][0]["skew"]["worst"] == 2.25
-    assert shown["measurements"][0]["times_s"] == [1e-5]
-    assert frame.run(["profile", "show", str(out / "routing/chat"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["workload"] == "chat"
+    assert (shown["workload"], shown["skew"]["worst"]) == ("chat", 2.25)
 
 
 def test_a_stored_recording_can_be_named_anew(tmp_path: Path, dump: Path, capsys: Captured) -> None:
@@ -94,7 +87,7 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys:
     assert "megatron-trace, vllm-ascend" in complaint(capsys, *start, "nope", dump, *out)
     assert "No such file" in complaint(capsys, *start, "routing", tmp_path / "none", *out)
     line = complaint(capsys, *start, "routing", dump, *out, "--layer-ids", "4,3")
-    assert "do not ascend" in line
+    assert "need as many ascending ids" in line
     line = complaint(capsys, *start, "routing", dump, *out, "--system", "h200")
     assert "routing has no option 'system'" in line
     line = complaint(capsys, *start, "nccl-tests", dump, *out, "--workload", "chat")
