@@ -4,22 +4,7 @@ from profilers.compare import Difference
 from profilers.records import Record
 from profilers.routing.skew import Skew
 from profilers.routing.store import RecordingHeader
-
-
-class ComponentStatus(Record):
-    """One component of the environment; see tuner/cli/environment.py."""
-
-    name: str
-    status: str
-    """`ok`, `missing` or `broken`."""
-    found: str
-    """Version, path or devices."""
-    core: bool
-    """Whether moetune needs it for every command."""
-    costs: str
-    """Features that do not work without the component; empty if it is ok."""
-    remedy: str
-    """The command that installs it; empty if it is ok."""
+from tuner.cli.environment import Component
 
 
 class Doctor(Record):
@@ -27,7 +12,7 @@ class Doctor(Record):
 
     usable: bool
     """Every core component is present."""
-    findings: tuple[ComponentStatus, ...]
+    findings: tuple[Component, ...]
 
 
 class ProfileDiff(Record):

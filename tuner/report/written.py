@@ -9,9 +9,8 @@ from tuner.report.markdown import markdown
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
-from tuner.report.tables_csv import report_csv
 
-Kind = Literal["html", "md", "png", "csv"]
+Kind = Literal["html", "md", "png"]
 
 
 class Written(Record):
@@ -37,8 +36,6 @@ def rendered(report: Report, *, kind: Kind) -> str | bytes:
     """
     if kind == "md":
         return markdown(report)
-    if kind == "csv":
-        return report_csv(report)
     page = page_html(report, own_assets(plotly_script()))
     return page if kind == "html" else picture(page)
 

@@ -27,10 +27,23 @@ def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) ->
 
 @each_row(
     "text",
-    ["{", "{}", '{"title": "x", "layer_ids": [0], "panels": {"a": {"load_ratio": [["x"]]}}}'],
+    [
+        *("{", "{}", '{"title": "x", "layer_ids": [0], "panels": {}}'),
+        *(
+            f'{{"title": "x", "layer_ids": [0], "panels": {{{panels}}}}}'
+            for panels in (
+                '"a": {"load_ratio": [["x"]]}',
+                '"a": {"load_ratio": [[-1.0]]}',
+                '"a": {"load_ratio": [[NaN]]}',
+                '"a": {"load_ratio": [[]]}',
+                '"a": {"load_ratio": [[1.0], [1.0]]}',
+                '"a": {"load_ratio": [[1.0]]}, "b": {"load_ratio": [[1.0, 1.0]]}',
+            )
+        ),
+    ],
 )
 def test_a_damaged_map_is_named(text: str, place_folder: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(place_folder, tmp_path / f"{len(text)} characters"))
+    folder = Path(shutil.copytree(place_folder, tmp_path / f"{hash(text)}"))
     (folder / "report" / "heat_map_0.json").write_text(text, encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match=r"heat_map_0\.json: no heat map in it"):
         read_heat_maps(folder, ("report/heat_map_0.json",))
