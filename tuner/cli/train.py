@@ -64,11 +64,12 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
 def report(plan: "Plan", folder: Path | None = None) -> "Report":
     """Return the report that is printed of a plan, with the trials that a folder holds."""
     from tuner.plans.folder import read_verified_as
-    from tuner.report.train_page import TrainEvidence, train_report
+    from tuner.report.content import Evidence
+    from tuner.report.train_page import train_report
     from tuner.verify.records import Verified
 
     verified = None if folder is None else read_verified_as(Verified, folder)
-    return train_report(plan, TrainEvidence(verified=verified))
+    return train_report(plan, Evidence(verified=verified))
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

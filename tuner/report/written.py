@@ -6,7 +6,7 @@ from typing import Literal
 from profilers.records import Record
 from tuner.report.content import Report
 from tuner.report.markdown import markdown
-from tuner.report.page import own_assets, page_html
+from tuner.report.page import page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
 
@@ -36,7 +36,7 @@ def rendered(report: Report, *, kind: Kind) -> str | bytes:
     """
     if kind == "md":
         return markdown(report)
-    page = page_html(report, own_assets(plotly_script()))
+    page = page_html(report, plotly_script())
     return page if kind == "html" else picture(page)
 
 

@@ -63,7 +63,7 @@ ENTRY = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
         ({"100_3": {"dtype": "I64"}}, "100_3.shape: Field required"),
         ({"100_3": [1]}, "100_3: Input should be an object"),
         ({"layer3": ENTRY}, "is not <iteration>_<layer>"),
-        ([], "damaged"),
+        ([], "Input should be an object"),
         ({}, "holds no token"),
     ],
 )

@@ -9,10 +9,10 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.goals.place_folder import read_place_plan
-from tuner.report.content import Report
+from tuner.report.content import Evidence, Report
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure
-from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.place_page import place_report
 from tuner.report.placement_maps import MOST_MAPS, read_heat_maps
 
 
@@ -65,7 +65,7 @@ def test_many_large_maps_keep_the_page_small(
     page = page_of(
         place_report(
             plan,
-            PlaceEvidence(maps=(heat,) * MOST_MAPS),
+            Evidence(maps=(heat,) * MOST_MAPS),
         )
     )
     assert len(page.encode()) < 3_000_000
