@@ -36,11 +36,12 @@ def check_recordings(
                     f"{source}: goal.workloads: {name!r} has {value} {what}, {whose} has {first};"
                     " workloads of one plan must be of one model"
                 )
+    if model is not None:
+        return model.num_layers
     layer_ids = next(iter(recordings.values())).layer_ids
-    _, num_layers = stated.get("decoder layers", ("", None))
-    if num_layers is None and layer_ids == tuple(range(len(layer_ids))):
-        return len(layer_ids)
-    return num_layers
+    known = (one.num_decoder_layers for one in recordings.values())
+    all_recorded = len(layer_ids) if layer_ids == tuple(range(len(layer_ids))) else None
+    return next(filter(None, known), all_recorded)
 
 
 def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
