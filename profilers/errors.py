@@ -3,7 +3,6 @@
 ProfilerError
 ├── ProfileUnreadableError     a stored profile is missing, damaged or of another schema version
 ├── RecordingUnreadableError   a recording of routing, stored or another tool's, cannot be used
-├── ModelUnreadableError       a model's folder cannot be loaded to record its routing
 ├── ProfileUnwritableError     the directory, or the disk below it, does not take the profile
 ├── MachineMismatchError       two profiles, or a profile and this machine, are not comparable
 ├── UnknownNameError           a suite or operation that does not exist
@@ -32,10 +31,6 @@ class ProfileUnreadableError(ProfilerError):
 
 class RecordingUnreadableError(ProfilerError):
     """A recording of routing is missing, damaged, or says what routing cannot be."""
-
-
-class ModelUnreadableError(ProfilerError):
-    """A folder holds no model whose routing can be recorded."""
 
 
 class ProfileUnwritableError(ProfilerError):

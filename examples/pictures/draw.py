@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tuner.goals.registry import goal_of_folder
 from tuner.report.content import Figure, Report, Section
-from tuner.report.page import own_assets, page_html
+from tuner.report.page import page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
 
@@ -25,7 +25,7 @@ def main(folder: Path, out: Path) -> None:
     """Draw one plan's picture."""
     goal = goal_of_folder(folder)
     report = goal.report(folder, replay=goal.replay(folder))
-    page = page_html(_short(report, SHOWN[goal.kind]), own_assets(plotly_script()))
+    page = page_html(_short(report, SHOWN[goal.kind]), plotly_script())
     out.write_bytes(picture(page, width=WIDTH))
 
 

@@ -1,1 +1,1 @@
-"""Recorded routing: which experts the tokens of a workload went to, captured or imported."""
+"""Recorded routing: which experts the tokens of a workload went to, as engines recorded it."""

@@ -1,21 +1,18 @@
-"""The dumps that can be read, by the name that users type; and which of them a path holds.
+"""The recordings that can be read, by the name that users type; and which of them a path holds.
 
 The format of a path follows from its content: the first bytes of a file, the names in a folder.
 Nothing is executed to find out, and nothing is executed to read it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
-from pydantic import ValidationError
-
-from profilers.errors import RecordingUnreadableError, UnknownNameError, first_problem
+from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.files import open_regular
-from profilers.routing.json_file import read_object
-from profilers.routing.overrides import Naming
-from profilers.routing.recording import Recording
+from profilers.routing.contents import NPY, TORCH, read_object, unreadable
+from profilers.routing.recording import Recording, named
 
 FORMATS: Final[Mapping[str, str]] = {
     "routing-json": "profilers.routing.plain_json:read",
@@ -23,8 +20,10 @@ FORMATS: Final[Mapping[str, str]] = {
     "trtllm": "profilers.routing.trtllm:read",
     "megatron-trace": "profilers.routing.megatron_trace:read",
     "vllm-ascend": "profilers.routing.ascend:read",
-    "eplb": "profilers.routing.arrays:read",
+    "eplb": "profilers.routing.sglang:read",
+    "stored": "profilers.routing.store:read",
 }
+"""Readers `read(path) -> Recording`, which raise ValueError and OSError only."""
 
 FORMER: Final = (
     "counts in CSV, as SGLang wrote them before 0.4.6.post5, are read no more: convert them to"
@@ -32,38 +31,33 @@ FORMER: Final = (
 )
 """The way out for a format that earlier releases read."""
 
+FOLDERS: Final = (
+    ("stored", "recording.json"),
+    ("trtllm", "meta_info.json"),
+    ("megatron-trace", "router_trace_rank*.jsonl"),
+    ("sglang", "expert_distribution_recorder_*.pt"),
+    ("vllm-ascend", "*.json"),
+)
+"""Names by which a folder is recognised, in this order."""
 HEAD_BYTES: Final = 4096
-"""Bytes of a file that are read to detect its format; a trace's first line identifies it within
-them."""
+"""Bytes of a file in which the first line of a trace identifies itself."""
 
 
-class Reader(Protocol):
-    """Interface of every entry of the table; it raises ValueError and OSError only."""
-
-    def __call__(self, path: Path, *, naming: Naming) -> Recording: ...
-
-
-def read_as(kind: str, path: Path, *, naming: Naming) -> Recording:
-    """Read a dump of a named format.
+def read_as(kind: str, path: Path, **stated: Any) -> Recording:
+    """Read a recording of a named format; `stated` goes before what it says (`named`).
 
     Raises:
         UnknownNameError: there is no such format.
-        RecordingUnreadableError: the dump is missing, damaged or not usable; one line says why.
+        RecordingUnreadableError: it is missing, damaged or not usable; one line says why.
     """
     if kind not in FORMATS:
         raise UnknownNameError(
             f"routing format {kind!r} is not one of {', '.join(FORMATS)}; {FORMER}"
         )
     module, _, attribute = FORMATS[kind].partition(":")
-    reader = cast("Reader", getattr(import_module(module), attribute))
-    try:
-        return reader(path, naming=naming)
-    except OSError as error:
-        raise RecordingUnreadableError(f"{error.filename or path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise RecordingUnreadableError(f"{path}: {first_problem(error)}") from error
-    except ValueError as error:
-        raise RecordingUnreadableError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    reader = cast("Callable[[Path], Recording]", getattr(import_module(module), attribute))
+    with unreadable(path):
+        return named(reader(path), **stated)
 
 
 def recognised(path: Path) -> str:
@@ -72,12 +66,8 @@ def recognised(path: Path) -> str:
     Raises:
         RecordingUnreadableError: nothing lies there, or nothing that is known.
     """
-    try:
+    with unreadable(path):
         kind = _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
-    except OSError as error:
-        raise RecordingUnreadableError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RecordingUnreadableError(f"{path}: {' '.join(str(error).split())[:300]}") from error
     if kind is None:
         raise RecordingUnreadableError(
             f"{path} is no recording of routing that is known; those are {', '.join(FORMATS)};"
@@ -87,18 +77,7 @@ def recognised(path: Path) -> str:
 
 
 def _kind_of_folder(path: Path) -> str | None:
-    from profilers.routing import ascend, megatron_trace, sglang, trtllm
-
-    if (path / trtllm.META).exists():
-        return "trtllm"
-    for kind, pattern in (
-        ("megatron-trace", megatron_trace.TRACES),
-        ("sglang", sglang.DUMPS),
-    ):
-        if next(path.glob(pattern), None) is not None:
-            return kind
-    maps = [file for file in sorted(path.glob("*.json"))[:8] if ascend.is_map(read_object(file))]
-    return "vllm-ascend" if maps else None
+    return next((kind for kind, name in FOLDERS if next(path.glob(name), None)), None)
 
 
 def _kind_of_file(path: Path) -> str | None:
@@ -106,23 +85,13 @@ def _kind_of_file(path: Path) -> str | None:
         head = file.read(HEAD_BYTES)
     if b'"top_indices"' in head:
         return "megatron-trace"
-    if head.lstrip().startswith(b"{"):
-        return _kind_of_object(read_object(path))
-    if head.startswith(b"\x93NUMPY"):
-        return "eplb"
-    if head.startswith((b"PK", b"\x80")):
-        from profilers.routing import arrays, sglang, tensors
-
-        arrays.refuse_archive(path)
-        return "sglang" if sglang.is_dump(tensors.load(path, mapped=True)) else "eplb"
-    return None
-
-
-def _kind_of_object(values: Mapping[str, Any]) -> str | None:
-    if "num_logical_experts" in values or "layer_ids" in values:
-        return "routing-json"
-    if "logical_count" in values:
-        return "sglang"
-    if "physical_to_logical_map" in values or "layer_list" in values:
+    if head.startswith((NPY, *TORCH)):
+        return "eplb" if head.startswith(NPY) else "sglang"
+    if not head.lstrip().startswith(b"{"):
+        return None
+    values = read_object(path)
+    if values.keys() & {"physical_to_logical_map", "layer_list"}:
         raise ValueError("is a placement, not a recording of loads; name the recording")
-    return None
+    if values.keys() & {"num_logical_experts", "layer_ids"}:
+        return "routing-json"
+    return "sglang" if "logical_count" in values else None

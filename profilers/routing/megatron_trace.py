@@ -26,26 +26,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
 from profilers.errors import first_problem
 from profilers.files import open_regular
-from profilers.routing.overrides import Naming
-from profilers.routing.recording import Recording
-from profilers.routing.tally import Tally
+from profilers.routing.recording import MOST_EXPERTS, Counts, Recording, numbers
+from profilers.routing.tally import ABSENT, Tally
 
 TRACES: Final = "router_trace_rank*.jsonl"
 MOST_LINE_BYTES: Final = 2**25
 """One layer's choices in one forward: 400,000 tokens of 16 choices."""
-MOST_HELD: Final = 2**24
-"""Choices of a forward that are kept until its last layer is read: 64 MiB."""
 MOST_CELLS: Final = 2**24
 """Counts in memory: 128 MiB; more passes than fit are merged into coarser ones."""
-MOST_FILES: Final = 65_536
 
-Ids = npt.NDArray[np.int32]
 Whole = Annotated[int, Field(ge=0)]
 
 
@@ -56,54 +49,42 @@ class _Line(BaseModel, strict=True):
     layer: Whole
     rank: Whole
     block: str = "decoder"
-    num_tokens: Whole | None = None
     top_indices: Any
 
 
-def read(path: Path, *, naming: Naming) -> Recording:
+def read(path: Path) -> Recording:
     """Read the trace of one rank, or a folder with those of several.
 
     Raises:
         ValueError: a line is cut short, too long, or no such record.
     """
-    files = sorted(path.glob(TRACES)) if path.is_dir() else [path]
-    if not files or len(files) > MOST_FILES:
-        raise ValueError(f"{len(files)} files of {TRACES}; there must be 1 to {MOST_FILES}")
-    tally = Tally(num_experts=naming.num_experts, most_cells=MOST_CELLS)
-    for file in files:
-        _add_trace(file, tally)
-    return tally.recording(naming=naming)
-
-
-def _add_trace(file: Path, tally: Tally) -> None:
-    step, rank, num_held = -1, 0, 0
-    forward: dict[int, Ids] = {}
-    for where, line in _lines(file):
-        ids_TK = _ids(line, where)
-        start = line.step != step or line.rank != rank or line.layer <= max(forward, default=-1)
-        if forward and (start or num_held + ids_TK.size > MOST_HELD):
-            _add(tally, forward, step=step, where=where)
-            forward, num_held = {}, 0
-        step, rank, num_held = line.step, line.rank, num_held + ids_TK.size
-        if ids_TK.size:
-            forward[line.layer] = ids_TK
-    if forward:
-        _add(tally, forward, step=step, where=file.name)
-
-
-def _add(tally: Tally, forward: dict[int, Ids], *, step: int, where: str) -> None:
-    try:
-        tally.add(forward, number=step)
-    except ValueError as error:
-        raise ValueError(f"before {where}: {error}") from error
+    tally = Tally(most_cells=MOST_CELLS)
+    for file in sorted(path.glob(TRACES)) if path.is_dir() else [path]:
+        forward: dict[int, Counts] = {}
+        before = (-1, -1, -1)
+        for where, line in _lines(file):
+            now = (line.step, line.rank, line.layer)
+            if now[:2] != before[:2] or now <= before:
+                tally.add(forward, number=before[0])
+                forward = {}
+            before = now
+            # A rank may have no token of a layer.
+            if line.top_indices != []:
+                forward[line.layer] = numbers(
+                    line.top_indices,
+                    what=f"{where}: top_indices",
+                    axes="tokens choices",
+                    least=ABSENT,
+                    largest=MOST_EXPERTS - 1,
+                )
+        tally.add(forward, number=before[0])
+    return tally.recording()
 
 
 def _lines(file: Path) -> Iterator[tuple[str, _Line]]:
     """Yield where each line of the decoder's layers is, and what it says."""
     with open_regular(file) as stream:
-        number = 0
-        while text := stream.readline(MOST_LINE_BYTES + 1):
-            number += 1
+        for number, text in enumerate(iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b""), 1):
             where = f"{file.name} line {number}"
             if len(text) > MOST_LINE_BYTES:
                 raise ValueError(
@@ -120,19 +101,3 @@ def _lines(file: Path) -> Iterator[tuple[str, _Line]]:
                 ) from error
             if line.block == "decoder":
                 yield where, line
-
-
-def _ids(line: _Line, where: str) -> Ids:
-    if line.top_indices == []:
-        return np.zeros((0, 1), dtype=np.int32)
-    try:
-        ids_TK = np.asarray(line.top_indices)
-    except ValueError as error:
-        raise ValueError(f"{where}: top_indices has tokens of different choices") from error
-    if ids_TK.ndim != 2 or ids_TK.dtype.kind not in "iu":
-        raise ValueError(f"{where}: top_indices must be whole numbers [tokens][choices]")
-    if ids_TK.size and not -1 <= ids_TK.min() <= ids_TK.max() < 2**31:
-        raise ValueError(f"{where}: top_indices holds an id that is no expert's")
-    if line.num_tokens not in (None, len(ids_TK)):
-        raise ValueError(f"{where}: {len(ids_TK)} tokens, num_tokens says {line.num_tokens}")
-    return ids_TK.astype(np.int32)

@@ -21,10 +21,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import BaseModel, Field
 
-from profilers.routing.json_file import read_object
-from profilers.routing.overrides import Naming
-from profilers.routing.recording import Floats, Recording
-from profilers.routing.validation import recording_of, whole_counts, whole_floats
+from profilers.routing.contents import read_object
+from profilers.routing.recording import Floats, Recording, numbers, recording_of
 
 TRANSITIONS: Final = ("all_pairs", "rank_aligned", "top1")
 
@@ -46,18 +44,15 @@ class _File(BaseModel, strict=True):
     transition_top1: Any = None
 
 
-def read(path: Path, *, naming: Naming) -> Recording:
+def read(path: Path) -> Recording:
     """Read a file.
 
     Raises:
         ValueError: a field is missing, of another shape, or no count.
     """
     file = _File.model_validate(read_object(path))
-    if file.layer_ids != sorted(set(file.layer_ids)):
-        raise ValueError(f"layer_ids {file.layer_ids[:8]} must ascend")
     what = "passes" if file.passes else "logical_count"
-    values, axes = file.passes or file.logical_count, "layers experts"
-    count_PLE = whole_counts(values, what=what, axes=axes, first="passes")
+    count_PLE = numbers(getattr(file, what), what=what, axes="layers experts", first="passes")
     layers, experts = count_PLE.shape[1:]
     if (layers, experts) != (len(file.layer_ids), file.num_logical_experts):
         raise ValueError(
@@ -67,13 +62,11 @@ def read(path: Path, *, naming: Naming) -> Recording:
     empty = np.flatnonzero(~count_PLE.any(axis=(0, 2)))
     if empty.size:
         raise ValueError(
-            f"{what}: layer {file.layer_ids[empty[0]]} has no tokens; leave the layer out or"
-            " record it"
+            f"{what}: layer {file.layer_ids[empty[0]]} has no tokens; leave it out or record it"
         )
     transition, kind = _transition(file)
     return recording_of(
         count_PLE,
-        naming=naming,
         row_ids=file.layer_ids,
         model=" ".join((file.model or "").split())[:200],
         workload=" ".join((file.domain or "").split())[:200],
@@ -85,18 +78,10 @@ def read(path: Path, *, naming: Naming) -> Recording:
 
 def _transition(file: _File) -> tuple[Floats | None, str]:
     names = [f"{one}->{other}" for one, other in itertools.pairwise(file.layer_ids)]
-    experts = file.num_logical_experts
     for kind in TRANSITIONS:
         what = f"transition_{kind}"
         stated = getattr(file, what)
-        if not isinstance(stated, dict) or not names or not stated.keys() >= set(names):
-            continue
-        pairs = [stated[name] for name in names]
-        array = whole_floats(pairs, what=what, axes="pairs experts experts")
-        if array.shape[1:] != (experts, experts):
-            raise ValueError(
-                f"{what} is of {array.shape[1]} x {array.shape[2]} experts, not of"
-                f" {experts} x {experts}"
-            )
-        return array, kind
+        if names and isinstance(stated, dict) and stated.keys() >= set(names):
+            pairs = [stated[name] for name in names]
+            return numbers(pairs, what=what, axes="pairs experts experts", are_whole=False), kind
     return None, TRANSITIONS[0]

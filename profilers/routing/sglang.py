@@ -1,10 +1,12 @@
-"""Formats of SGLang's expert distribution recorder and of `--init-expert-location`.
+"""Formats of SGLang's expert distribution recorder and of `--init-expert-location`; bare arrays.
 
     stat, stat_approx    one `.pt` (or JSON): `logical_count` [steps][layers][E], summed over ranks
-    per_pass             a `.pt` a rank: `records`, `last_physical_to_logical_map` [layers][P];
-                         a record has `forward_pass_id`, `rank`, `global_physical_count` [layers][P]
+    per_pass             a `.pt` a rank: `records`, `last_physical_to_logical_map` [layers][S];
+                         a record has `forward_pass_id`, `rank`, `global_physical_count` [layers][S]
     per_token            the same with `topk_ids_of_layer` [layers][tokens][8], physical ids, -1
                          where there is no choice
+    a bare array         `.npy` or `.pt`: counts [layers][E] or [passes][layers][E], the `weight` of
+                         EPLB's call and what vLLM-Ascend's offline script reads; logical experts
 
 Ranks of one pass are summed by `forward_pass_id`; a folder with the dumps of all ranks is read as
 one recording. Physical experts become logical ones with the map of the same file. Every decoder
@@ -16,24 +18,24 @@ Not covered: a placement that changed while it was recorded; SGLang keeps only t
 of a per_token record that hold no choice at all count as dense.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, Field
 
-from profilers.routing.json_file import read_object
-from profilers.routing.overrides import Naming
-from profilers.routing.recording import Counts, Recording
+from profilers.routing.contents import contents
+from profilers.routing.recording import (
+    MOST_EXPERTS,
+    Counts,
+    Recording,
+    logical_counts,
+    numbers,
+    recording_of,
+)
 from profilers.routing.tally import ABSENT, Tally
-from profilers.routing.tensors import load
-from profilers.routing.validation import recording_of, require_room, whole_counts
 
 DUMPS: Final = "expert_distribution_recorder_*.pt"
-MOST_FILES: Final = 4096
 
 Whole = Annotated[int, Field(ge=0)]
 
@@ -53,108 +55,67 @@ class _Dump(BaseModel, strict=True):
     last_physical_to_logical_map: Any
 
 
-def is_dump(values: object) -> bool:
-    """Return whether a file's content is of this layout."""
-    return isinstance(values, Mapping) and ("logical_count" in values or "records" in values)
-
-
-def read(path: Path, *, naming: Naming) -> Recording:
-    """Read a dump, or a folder of them.
+def read(path: Path) -> Recording:
+    """Read a dump, or a folder of them; one rank's dump is in memory at a time.
 
     Raises:
         ValueError: a field is missing, of another shape, or no count.
     """
-    if path.suffix == ".json":
-        return _of_counts([read_object(path)], naming=naming)
-    files = sorted(path.glob(DUMPS)) if path.is_dir() else [path]
-    if not files or len(files) > MOST_FILES:
-        raise ValueError(f"{len(files)} files of {DUMPS}; there must be 1 to {MOST_FILES}")
-    first = load(files[0])
-    kind = "records" if isinstance(first, Mapping) and "records" in first else "logical_count"
-    contents = itertools.chain([first], map(load, files[1:]))
-    checked = (_of_kind(each, kind, file) for each, file in zip(contents, files, strict=True))
-    return (_of_records if kind == "records" else _of_counts)(checked, naming=naming)
-
-
-def _of_kind(content: Any, kind: str, file: Path) -> Mapping[str, Any]:
-    if not is_dump(content):
-        raise ValueError(f"{file.name} has neither `logical_count` nor `records`")
-    if kind not in content:
-        raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
-    return dict(content)
-
-
-def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
-    """Recordings by `stat`, one after the other."""
-    passes = []
-    for content in contents:
+    tally, recorded, counts, rows = Tally(), set(), [], None
+    for content in map(contents, sorted(path.glob(DUMPS)) if path.is_dir() else [path]):
+        if isinstance(content, dict) and "records" in content:
+            recorded.add(_add_records(_Dump.model_validate(content), tally))
+            continue
         what = "logical_count"
-        passes.append(
-            whole_counts(content.get(what), what=what, axes="layers experts", first="steps")
-        )
-    if len({each.shape[1:] for each in passes}) > 1:
-        shapes = sorted({each.shape[1:] for each in passes})
+        is_dump = isinstance(content, dict) and what in content
+        values = content[what] if is_dump else content
+        if not is_dump and not isinstance(values, np.ndarray):
+            raise ValueError(
+                f"holds a {type(values).__name__}; expected {what}, records or one tensor of counts"
+            )
+        counts.append(numbers(values, what=what, axes="layers experts", first="steps"))
+        rows = counts[-1].shape[1] if is_dump else None
+    if recorded and counts:
+        raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
+    shapes = sorted({*recorded, *(each.shape[1:] for each in counts)})
+    if len(shapes) > 1:
         raise ValueError(f"dumps of different models: layers and experts are {shapes}")
-    joined = np.concatenate(passes)
+    if not counts:
+        return tally.recording(num_decoder_layers=shapes[0][0] if shapes else None)
+    joined = np.concatenate(counts)
     # The recorder's buffer has steps in which nothing was served.
     used = joined[joined.any(axis=(1, 2))]
-    return recording_of(
-        used if used.size else joined, naming=naming, num_decoder_layers=joined.shape[1]
-    )
+    return recording_of(used if used.size else joined, num_decoder_layers=rows)
 
 
-def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
-    """Recordings by `per_pass` or `per_token`; one rank's dump is in memory at a time."""
-    what = "last_physical_to_logical_map"
-    tally, shape = Tally(), (0, 0)
-    for content in contents:
-        dump = _Dump.model_validate(content)
-        map_RP = whole_counts(dump.last_physical_to_logical_map, what=what, axes="layers slots")
-        # Every expert has a slot, so the largest id says how many there are.
-        dimensions = (map_RP.shape[0], int(map_RP.max()) + 1)
-        if tally.is_empty:
-            require_room(*dimensions)
-            shape, tally = dimensions, Tally(num_experts=dimensions[1])
-        if dimensions != shape:
-            raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
-        for record in dump.records:
-            for layer, count_E in enumerate(_logical(record, map_RP, num_experts=shape[1])):
-                tally.count(count_E, layer=layer, number=record.forward_pass_id)
-            if record.topk_ids_of_layer is not None:
-                tally.choose(_choices(record.topk_ids_of_layer, map_RP))
-    return tally.recording(naming=naming, num_decoder_layers=shape[0])
+def _add_records(dump: _Dump, tally: Tally) -> tuple[int, int]:
+    """Add the passes of one rank; return its number of layers and experts."""
+    what, axes = "last_physical_to_logical_map", "layers slots"
+    stated = dump.last_physical_to_logical_map
+    map_RS = numbers(stated, what=what, axes=axes, largest=MOST_EXPERTS - 1)
+    for record in dump.records:
+        counts = record.global_physical_count
+        physical_RS = numbers(counts, what="global_physical_count", axes=axes)
+        if physical_RS.shape != map_RS.shape:
+            raise ValueError(
+                f"global_physical_count is {list(physical_RS.shape)}, {what}"
+                f" {list(map_RS.shape)}; both are [layers][slots]"
+            )
+        (logical_RE,) = logical_counts(physical_RS[None], map_RS)
+        tally.count(dict(enumerate(logical_RE)), number=record.forward_pass_id)
+        if record.topk_ids_of_layer is not None:
+            tally.choose(_choices(record.topk_ids_of_layer, map_RS))
+    return len(map_RS), int(map_RS.max()) + 1
 
 
-def _logical(record: _Record, map_RP: Counts, *, num_experts: int) -> Counts:
-    what = "global_physical_count"
-    physical_RP = whole_counts(record.global_physical_count, what=what, axes="layers slots")
-    if physical_RP.shape != map_RP.shape:
-        raise ValueError(
-            f"{what} is {list(physical_RP.shape)}, last_physical_to_logical_map"
-            f" {list(map_RP.shape)}; both are [layers][slots]"
-        )
-    logical_RE = np.zeros((map_RP.shape[0], num_experts), dtype=np.int64)
-    np.add.at(logical_RE, (np.arange(map_RP.shape[0])[:, None], map_RP), physical_RP)
-    return logical_RE
-
-
-def _choices(slots: Any, map_RP: Counts) -> dict[int, npt.NDArray[np.int32]]:
-    """Logical ids [T, K] of every layer that has any; K is the most choices that a token made."""
-    ids_RTK = np.asarray(slots)
-    if ids_RTK.ndim != 3 or ids_RTK.shape[0] != map_RP.shape[0] or ids_RTK.dtype.kind not in "iu":
-        raise ValueError(
-            f"topk_ids_of_layer is {ids_RTK.dtype} {list(ids_RTK.shape)}; it must be whole numbers"
-            f" [{map_RP.shape[0]} layers][tokens][choices]"
-        )
-    if ids_RTK.size == 0:
-        return {}
-    if ids_RTK.max() >= map_RP.shape[1] or ids_RTK.min() < ABSENT:
-        raise ValueError(f"topk_ids_of_layer holds a slot that is not one of {map_RP.shape[1]}")
-    made = ids_RTK >= 0
-    width = int(made.sum(axis=2).max())
-    layers = np.arange(map_RP.shape[0])[:, None, None]
-    logical = np.where(made, map_RP[layers, np.maximum(ids_RTK, 0)], ABSENT).astype(np.int32)
-    return {
-        int(row): np.ascontiguousarray(logical[row, :, :width])
-        for row in np.flatnonzero(made.any(axis=(1, 2)))
-    }
+def _choices(slots: Any, map_RS: Counts) -> dict[int, Counts]:
+    """Return the logical ids [T, K] of every layer that has any."""
+    rows, most = map_RS.shape
+    what, axes = "topk_ids_of_layer", "layers tokens choices"
+    slot_RTK = numbers(slots, what=what, axes=axes, least=ABSENT, largest=most - 1)
+    if len(slot_RTK) != rows:
+        raise ValueError(f"{what} has {len(slot_RTK)} layers; the map has {rows}")
+    made = slot_RTK != ABSENT
+    chosen = map_RS[np.arange(rows)[:, None, None], np.maximum(slot_RTK, 0)]
+    ids_RTK = np.where(made, chosen, ABSENT)
+    return {int(row): ids_RTK[row] for row in np.flatnonzero(made.any(axis=(1, 2)))}

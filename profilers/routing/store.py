@@ -12,38 +12,30 @@ one, never half of one.
 """
 
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
-from profilers.errors import ProfileUnwritableError, RecordingUnreadableError, first_problem
+from profilers.errors import ProfileUnwritableError, first_problem
 from profilers.files import read_bounded
 from profilers.records import Record
-from profilers.routing.overrides import Naming
-from profilers.routing.recording import Recording
-from profilers.routing.validation import MOST_CELLS, renamed
+from profilers.routing.contents import unreadable
+from profilers.routing.recording import Recording, numbers, require_room
 from profilers.schema_version import moetune_version
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
 
 HEADER_NAME: Final = "recording.json"
-FOLDER: Final = "routing"
-"""Folder of recordings inside a profile's; it has one folder for each workload."""
 MAX_HEADER_BYTES: Final = 2**20
 FORMER: Final = ("coactivation.parquet", "sources.parquet")
 """Tables of former releases."""
 
-WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-"""Names of workloads in a profile, where each is the name of a folder."""
-
-Size = Annotated[int, Field(ge=1, le=MOST_CELLS)]
+Size = Annotated[int, Field(ge=1)]
 
 
 class _StoredArray(NamedTuple):
@@ -65,7 +57,7 @@ TABLES: Final[Mapping[str, _StoredArray]] = {
 class RecordingHeader(Record):
     """`recording.json`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     moetune_version: str
     created: str
     """ISO 8601, UTC; empty where nobody said."""
@@ -88,15 +80,8 @@ class RecordingHeader(Record):
     coactivation: bool = False
     """Stored by former releases (`coactivation.parquet`); not read."""
 
-    @field_validator("schema_version")
-    @classmethod
-    def _known_version(cls, value: Any) -> Any:
-        if value != SCHEMA_VERSION:
-            raise ValueError(f"schema_version {value} is not {SCHEMA_VERSION}")
-        return value
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every array that there is, by field of `Recording`."""
+        """Return the shape of every array that there is, by field of `Recording`."""
         layers, experts = len(self.layer_ids), self.num_experts
         shapes: dict[str, tuple[int, ...]] = {"count_PLE": (self.passes, layers, experts)}
         if self.transitions is not None:
@@ -106,34 +91,18 @@ class RecordingHeader(Record):
         return shapes
 
 
-def read_recording(path: Path, *, naming: Naming | None = None) -> Recording:
-    """Read a stored recording, or whatever dump profilers/routing/formats.py recognises.
+def read_recording(path: Path) -> Recording:
+    """Read whatever recording profilers/routing/formats.py recognises, a stored one among them.
 
     Args:
         path: a folder or file; its content, not its name, says what it is.
-        naming: facts that it leaves unsaid, or says otherwise.
 
     Raises:
         RecordingUnreadableError: it is missing, damaged, or nothing that is known.
     """
     from profilers.routing.formats import read_as, recognised
 
-    naming = naming or Naming()
-    inside = (path,) if holds_recording(path) else stored_below(path)
-    if len(inside) > 1:
-        names = ", ".join(str(each.relative_to(path)) for each in inside[:8])
-        raise RecordingUnreadableError(f"{path} holds {len(inside)} recordings: name one, {names}")
-    if not inside:
-        return read_as(recognised(path), path, naming=naming)
-    try:
-        return renamed(read_stored(inside[0]), naming)
-    except ValueError as error:
-        raise RecordingUnreadableError(f"{inside[0]}: {error}") from error
-
-
-def stored_below(path: Path) -> tuple[Path, ...]:
-    """The recordings that a profile's folder holds, by name of the workload."""
-    return tuple(sorted(file.parent for file in path.glob(f"{FOLDER}/*/{HEADER_NAME}")))
+    return read_as(recognised(path), path)
 
 
 def holds_recording(path: Path) -> bool:
@@ -141,7 +110,7 @@ def holds_recording(path: Path) -> bool:
     return os.path.lexists(path / HEADER_NAME)
 
 
-def read_stored(path: Path) -> Recording:
+def read(path: Path) -> Recording:
     """Read a stored recording.
 
     Raises:
@@ -150,22 +119,17 @@ def read_stored(path: Path) -> Recording:
     from profilers.routing.tables import read_array
 
     header = read_header(path)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, shape in header.shapes().items():
         table = TABLES[name]
-        try:
-            if 0 in shape or np.prod([float(size) for size in shape]) > MOST_CELLS:
-                raise ValueError(f"shape {shape} is empty or of more than {MOST_CELLS} numbers")
-            arrays[name] = read_array(
-                path / table.file, axes=table.axes, shape=shape, dtype=table.dtype
-            )
-            if (arrays[name] < 0).any() or not np.isfinite(arrays[name]).all():
-                raise ValueError("a value is negative or not finite")
-        except ValueError as error:
-            raise RecordingUnreadableError(
-                f"{path / table.file}: {error}; record or import it anew"
-            ) from error
-    try:
+        with unreadable(path / table.file):
+            require_room(*shape)
+            array = read_array(path / table.file, axes=table.axes, shape=shape, dtype=table.dtype)
+            whole = table.dtype is not np.float64
+            axes = " ".join((*table.axes, "values"))
+            checked = numbers(array, what="values", axes=axes, are_whole=whole)
+            arrays[name] = checked.astype(table.dtype, copy=False)
+    with unreadable(path / HEADER_NAME):
         return Recording(
             model=header.model,
             workload=header.workload,
@@ -175,8 +139,6 @@ def read_stored(path: Path) -> Recording:
             transition_kind=header.transitions or "all_pairs",
             **arrays,
         )
-    except ValueError as error:
-        raise RecordingUnreadableError(f"{path / HEADER_NAME}: {error}") from error
 
 
 def read_header(path: Path) -> RecordingHeader:
@@ -186,15 +148,14 @@ def read_header(path: Path) -> RecordingHeader:
         RecordingUnreadableError: it is missing, damaged or of another schema version.
     """
     file = path / HEADER_NAME
-    try:
-        content = read_bounded(file, most_bytes=MAX_HEADER_BYTES)
-        return RecordingHeader.model_validate_json(content, strict=True)
-    except OSError as error:
-        raise RecordingUnreadableError(f"{file}: {error.strerror}") from error
-    except ValidationError as error:
-        raise RecordingUnreadableError(
-            f"{file}: {first_problem(error)}; it was edited, damaged or written by another release"
-        ) from error
+    with unreadable(file):
+        try:
+            content = read_bounded(file, most_bytes=MAX_HEADER_BYTES)
+            return RecordingHeader.model_validate_json(content, strict=True)
+        except ValidationError as error:
+            raise ValueError(
+                f"{first_problem(error)}; it was edited, damaged or written by another release"
+            ) from error
 
 
 def write_recording(
@@ -211,29 +172,33 @@ def write_recording(
     Raises:
         ProfileUnwritableError: the disk does not take it, or other things lie there.
     """
-    if path.exists() and not _is_ours(path):
+    ours = {HEADER_NAME, *FORMER, *(table.file for table in TABLES.values())}
+    if path.exists() and not (path.is_dir() and {each.name for each in path.iterdir()} <= ours):
         raise ProfileUnwritableError(
             f"{path} exists and is no recording; choose a folder that does not exist yet"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+            unfinished = Path(beside) / "new"
+            unfinished.mkdir(mode=0o755)
             _fill(unfinished, recording, origin=origin, created=created)
-            _take_place(unfinished, path)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            # An older recording steps aside first and goes afterwards.
+            if path.exists():
+                path.replace(Path(beside) / "old")
+            unfinished.rename(path)
     except OSError as error:
         raise ProfileUnwritableError(
             f"{path} cannot be written: {error.strerror}; choose another folder"
         ) from error
 
 
-def header_of(recording: Recording, *, origin: str = "", created: str = "") -> RecordingHeader:
-    """Return the header that `recording.json` holds for a recording."""
+def _fill(folder: Path, recording: Recording, *, origin: str, created: str) -> None:
+    from profilers.routing.tables import write_array
+
     between, tokens = recording.transition_MEE, recording.token_LTK
     kind: Any = recording.transition_kind if between is not None and between.size else None
-    return RecordingHeader(
+    header = RecordingHeader(
         moetune_version=moetune_version(),
         created=created,
         origin=origin,
@@ -247,12 +212,6 @@ def header_of(recording: Recording, *, origin: str = "", created: str = "") -> R
         sampled_tokens=None if tokens is None else tokens.shape[1] or None,
         transitions=kind,
     )
-
-
-def _fill(folder: Path, recording: Recording, *, origin: str, created: str) -> None:
-    from profilers.routing.tables import write_array
-
-    header = header_of(recording, origin=origin, created=created)
     for name, table in TABLES.items():
         array = getattr(recording, name)
         if array is not None and array.size:
@@ -261,20 +220,3 @@ def _fill(folder: Path, recording: Recording, *, origin: str, created: str) -> N
         stream.write(header.model_dump_json(indent=2) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
-    folder.chmod(0o755)
-
-
-def _take_place(unfinished: Path, path: Path) -> None:
-    """Rename it into place; an older recording steps aside first and goes afterwards."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        if path.exists():
-            path.replace(aside)
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _is_ours(path: Path) -> bool:
-    ours = {HEADER_NAME, *FORMER, *(table.file for table in TABLES.values())}
-    return path.is_dir() and {each.name for each in path.iterdir()} <= ours

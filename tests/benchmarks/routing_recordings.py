@@ -1,12 +1,12 @@
-"""Make examples/routing/<domain>: train a small MoE, then record its routing as users would.
+"""Make examples/routing/<domain>: train a small MoE, then record its routing.
 
     python tests/benchmarks/routing_recordings.py WORK [--minutes 12] [--model wide-moe [--long]]
 
 The text is what Python and its packages bring along: the standard library's source, the documents
 of packages (their descriptions and Markdown files, pydoc's topics), and the C and C++ headers of
 Python, numpy and torch. The first half of each domain trains the model, the second half is
-recorded, with `moetune profile --suite routing` and nothing else. WORK keeps text, tokenizer and
-model; only the recordings go to examples/.
+recorded: the router's choices are written as Megatron-LM traces them, and imported as users import
+those. WORK keeps text, tokenizer and model; only the recordings go to examples/.
 
 The model is Qwen3-MoE's architecture from transformers: 8 layers, 32 experts, 4 of a token, hidden
 width 128, loss of balance 1e-3, byte-pair tokens. `wide-moe` has DeepSeek-V3's 256 experts, 8 of a
@@ -32,7 +32,6 @@ import ast
 import hashlib
 import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -289,27 +288,45 @@ def _row(stream: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) 
 
 
 def record(work: Path, name: str, recipe: Recipe, domain: str) -> None:
-    """Run the command for a domain, and keep the recording only."""
+    """Trace a domain, and keep the imported recording only."""
     text = work / f"text/{domain}.record.txt"
     if recipe.is_long:
         text = write_long_text(work / "text", domain)
     if recipe.is_mixed:
         text = mixed(text)
+    trace = work / "router_trace_rank0.jsonl"
+    write_trace(trace, work / name, text, recipe)
+    recorded = work / "recorded"
     command = [
-        *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
-        *("--model", str(work / name), "--text", str(text)),
-        *("--workload", recipe.prefix + domain),
-        *("--sequence", str(SEQUENCE), "--batch", str(recipe.sequences)),
-        *("--passes", str(PASSES), "--out", str(work / "profile")),
+        *(sys.executable, "-m", "tuner", "profile", "import", "megatron-trace", str(trace)),
+        *("--experts", str(recipe.config["num_experts"]), "--model", name),
+        *("--workload", recipe.prefix + domain, "--out", str(recorded)),
     ]
-    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    subprocess.run(command, check=True)
     target = EXAMPLES / (recipe.prefix + domain)
-    recorded = work / "profile/routing" / target.name
     shutil.rmtree(target, ignore_errors=True)
     if recipe.counts_only:
         keep_counts(recorded, target)
     else:
         shutil.copytree(recorded, target)
+
+
+def write_trace(trace: Path, folder: Path, text: Path, recipe: Recipe) -> None:
+    """Read a text once, pass by pass, and write the choices of every token and layer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)(text.read_text(encoding="utf-8"))["input_ids"]
+    shape = (-1, recipe.sequences, SEQUENCE)
+    size = recipe.sequences * SEQUENCE
+    passes = torch.tensor(tokens[: len(tokens) // size * size])
+    with trace.open("w", encoding="utf-8") as stream, torch.inference_mode():
+        for step, rows in enumerate(passes.reshape(shape)[:PASSES]):
+            logits = model(input_ids=rows, output_router_logits=True).router_logits
+            for layer, each in enumerate(logits):
+                chosen = each.topk(recipe.config["num_experts_per_tok"]).indices.tolist()
+                record = {"step": step, "layer": layer, "rank": 0, "top_indices": chosen}
+                stream.write(json.dumps(record) + "\n")
 
 
 def mixed(text: Path) -> Path:

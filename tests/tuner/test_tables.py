@@ -76,7 +76,7 @@ def test_records_are_a_tuple_and_called_a_frame() -> None:
 def test_nothing_is_imported_before_a_frame_is_made() -> None:
     code = (
         "import sys, tuner.api, tuner.tables, tuner.plans.candidates, tuner.backtest.tables\n"
-        "import tuner.report.tables_csv, tuner.cli.plan, tuner.cli.profile, tuner.cli.backtest\n"
+        "import tuner.cli.plan, tuner.cli.profile, tuner.cli.backtest\n"
         "print('pandas' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
 """`moetune backtest`: compare predictions with measured runs, as errors per source."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,34 +34,23 @@ def command(
     A table with the columns silicon_ttft_ms and silicon_tpot_ms is one of serving runs.
     """
     from tuner.backtest.serving.rows import is_serving_table
-
-    if is_serving_table(runs):
-        _serving(runs, profile or [], csv=csv, as_json=as_json)
-        return
-    from tuner.backtest.tables import backtest
+    from tuner.backtest.tables import backtest, backtest_serving
+    from tuner.cli.backtest_serving_text import serving_text
     from tuner.cli.backtest_text import backtest_text
     from tuner.cli.progress import planning_progress
 
+    result: Any
+    is_serving, profiles = is_serving_table(runs), tuple(profile or ())
     with planning_progress("backtest", text=f"predicting the rows of {runs.name}"):
-        result = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
+        if is_serving:
+            result = backtest_serving(runs, profiles=profiles)
+        else:
+            result = backtest(runs, profiles=profiles, uncalibrated=uncalibrated)
     if csv is not None:
         write_csv(csv, result.rows())
-    print_result(result, backtest_text, as_json=as_json)
-    if not result.total.predicted:
-        raise typer.Exit(1)
-
-
-def _serving(runs: Path, profiles: list[Path], *, csv: Path | None, as_json: bool) -> None:
-    from tuner.backtest.tables import backtest_serving
-    from tuner.cli.backtest_serving_text import serving_text
-    from tuner.cli.progress import planning_progress
-
-    with planning_progress("backtest", text=f"predicting the rows of {runs.name}"):
-        result = backtest_serving(runs, profiles=profiles)
-    if csv is not None:
-        write_csv(csv, result.rows())
-    print_result(result, serving_text, as_json=as_json)
-    if not result.tpot.predicted:
+    print_result(result, serving_text if is_serving else backtest_text, as_json=as_json)
+    errors = result.tpot if is_serving else result.total
+    if not errors.predicted:
         raise typer.Exit(1)
 
 

@@ -10,7 +10,6 @@ from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from tuner.regress.checks import Manner
-    from tuner.regress.records import Check
 
 
 def command(
@@ -59,8 +58,9 @@ def command(
     the last four. A scenario is a folder of CHECKS with spec.yaml, the
     accepted plan.json and, where it is not planned from datasheets, a stored profile in profile/.
     """
-    from tuner.cli.check_text import annotate_ci, print_table
+    from tuner.cli.check_text import annotate_ci, print_table, print_verdict
     from tuner.output import write_files
+    from tuner.regress.check import check
     from tuner.regress.junit import junit_xml
     from tuner.regress.markdown import markdown as as_markdown
 
@@ -71,13 +71,14 @@ def command(
     if update and (against or checks is None):
         raise TunerError("--update accepts plans of CHECKS as they are; leave --against out")
 
-    result = _run_checks(
+    result = check(
         checks,
         manner=_manner(tolerance, time_limit, memory_limit, jobs),
         against=against,
         update=update,
         only=tuple(only or ()),
         profiles=None if profile is None or baseline is None else (profile, baseline),
+        on_result=print_verdict,
     )
     if as_json:
         print_exact(result.model_dump_json(indent=2))
@@ -112,27 +113,4 @@ def _manner(tolerance: float, time_limit: str, memory_limit: str, jobs: int | No
         tolerance=Tolerance(ratio=ratio, tie_ratio=max(ratio, Tolerance().tie_ratio)),
         limits=Limits(solve_s=solve_s, wall_s=5.0 * solve_s, memory_bytes=memory_bytes),
         workers=jobs or len(usable_cores()),
-    )
-
-
-def _run_checks(
-    checks: Path | None,
-    *,
-    manner: "Manner",
-    against: str,
-    update: bool,
-    only: tuple[str, ...],
-    profiles: tuple[Path, Path] | None,
-) -> "Check":
-    from tuner.cli.check_text import print_verdict
-    from tuner.regress.check import check
-
-    return check(
-        checks,
-        manner=manner,
-        against=against,
-        update=update,
-        only=only,
-        profiles=profiles,
-        on_result=print_verdict,
     )

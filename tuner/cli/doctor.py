@@ -1,6 +1,5 @@
 """`moetune doctor`: what is installed, what is missing and the command that installs it."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -20,10 +19,7 @@ def command(
     if as_json:
         from tuner.cli.printed import Doctor
 
-        report = Doctor.model_validate(
-            {"usable": usable, "findings": [asdict(finding) for finding in findings]}
-        )
-        print_exact(report.model_dump_json(indent=2))
+        print_exact(Doctor(usable=usable, findings=findings).model_dump_json(indent=2))
     else:
         print_text(columns([(each.name, each.status, each.found) for each in findings]))
         for finding in lacking:

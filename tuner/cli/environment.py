@@ -12,12 +12,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
+from profilers.records import Record
 from tuner.report.picture import BROWSERS
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,8 +29,7 @@ _TORCH_COSTS: Final = (
 
 _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
-        "moetune profile --suite routing cannot record a model; the tests cannot compare"
-        " parameter counts with the real models",
+        "the tests cannot compare parameter counts with the real models",
         "pip install {requirement}",
     ),
     "plotly": (
@@ -86,8 +85,7 @@ _PROGRAMS: Final[Mapping[str, tuple[tuple[str, ...], str, str]]] = {
 """Programs by name: files any of which will do, what their absence disables, and the remedy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class Component(Record):
     """One component of the environment."""
 
     name: str
@@ -220,8 +218,8 @@ def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator
     try:
         import torch
     except (ImportError, OSError) as error:
-        shown = f"{found.found}: {error}"
-        yield replace(found, status="broken", found=shown, costs=_TORCH_COSTS, remedy=remedy)
+        broken = {"found": f"{found.found}: {error}", "costs": _TORCH_COSTS, "remedy": remedy}
+        yield found.model_copy(update={"status": "broken", **broken})
         return
     yield found
     if torch.cuda.is_available():

@@ -30,11 +30,10 @@ def command(
 
     Each what-if is solved again from the copies that the plan keeps of its inputs.
     """
-    from tuner.cli.goals import commands_of
     from tuner.cli.options import seconds
+    from tuner.cli.plan_text import explanation
     from tuner.cli.progress import planning_progress
     from tuner.explain.explanation import explain
-    from tuner.goals.registry import goal_of
     from tuner.plans.what_if import parse_changes
 
     limit_s = seconds(time_limit, option="--time-limit")
@@ -51,10 +50,6 @@ def command(
     if as_json:
         print_exact(explained.model_dump_json(indent=2))
     else:
-        print_text(
-            commands_of(goal_of(explained).kind).explanation(
-                explained, folder=plan, verbose=verbose
-            )
-        )
+        print_text(explanation(explained, why=explained.why, folder=plan, verbose=verbose))
     if explained.decision is None:
         raise typer.Exit(1)

@@ -286,12 +286,12 @@ class GoalCommands(Protocol):
 
     OTHER_LAUNCHER: str
     """Why trials are started here only, in a refusal; empty: by any launcher."""
-    plan: Callable[[Path, PlanOptions], tuple[Any, Callable[..., str]]]
-    """Plan a spec, write and return the plan, and what formats it: plan, folder, verbose."""
+    plan: Callable[[Path, PlanOptions], Any]
+    """Plan a spec, write and return the plan."""
+    report: Callable[..., Any]
+    """Return the report that is printed of a plan; with a folder, of the trials there too."""
     estimate: Callable[[Path, EstimateOptions], None]
     """Price a launch and print it. Exits with 1 where it cannot run."""
-    explanation: Callable[..., str]
-    """Text of an explained plan: folder, verbose."""
     verify: Callable[[Path, VerifyOptions], None]
     """Launch the candidates of a plan's folder and print the conclusion."""
 

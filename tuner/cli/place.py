@@ -1,7 +1,5 @@
 """Options and output of the commands where the goal is to place experts."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -9,8 +7,8 @@ from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
 from tuner.cli.text import print_result, screen
 
 if TYPE_CHECKING:
-    from tuner.goals.place import ExplainedPlacePlan
     from tuner.plans.place import PlacePlan
+    from tuner.report.content import Report
 
 VERIFY_OPTIONS: Final[tuple[str, ...]] = ()
 PURPOSE: Final = "for plans that place experts"
@@ -19,13 +17,11 @@ BUDGET_S: Final = 30.0
 """Seconds for measuring a placement and its alternatives."""
 
 
-def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., str]]":
-    """Plan a placement, write it, and return it and what formats it."""
+def plan(spec: Path, options: PlanOptions) -> "PlacePlan":
+    """Plan a placement, write it, and return it."""
     from tuner.cli.progress import planning_progress
-    from tuner.cli.text import planned_text
     from tuner.goals.place_folder import write_place_plan
     from tuner.goals.place_plan import place
-    from tuner.report.place_page import place_report
 
     with planning_progress(
         "placing",
@@ -38,8 +34,7 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., st
             time_limit_s=options.time_limit_s,
             calibrated=not options.uncalibrated,
         )
-    written = write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
-    return written, partial(planned_text, place_report)
+    return write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -49,13 +44,11 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     train.estimate(spec, options)
 
 
-def explanation(explained: "ExplainedPlacePlan", *, folder: Path, verbose: bool) -> str:
-    """Return the text of an explained plan."""
-    from tuner.cli.text import explained_text
+def report(plan: "PlacePlan", _folder: Path | None = None) -> "Report":
+    """Return the report that is printed of a plan."""
     from tuner.report.place_page import place_report
 
-    del folder
-    return explained_text(place_report(explained), explained.why, verbose=verbose)
+    return place_report(plan)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

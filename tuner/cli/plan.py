@@ -41,10 +41,12 @@ def command(
                 f"--solver {options.solver}: a plan of goal.kind {kind!r} solves no layout; leave"
                 " it out"
             )
-        written, text = commands_of(kind).plan(path, options)
+        from tuner.cli.plan_text import plan_text
+
+        written = commands_of(kind).plan(path, options)
         print_result(
             written,
-            lambda one: text(one, folder=options.out, verbose=options.verbose),
+            lambda one: plan_text(one, folder=options.out, verbose=options.verbose),
             as_json=options.as_json,
         )
         if options.csv is not None:

@@ -1,25 +1,10 @@
 """Types that commands print as JSON and no file stores, for `moetune schema NAME`."""
 
 from profilers.compare import Difference
-from profilers.records import Profile, Record
+from profilers.records import Record
 from profilers.routing.skew import Skew
 from profilers.routing.store import RecordingHeader
-
-
-class ComponentStatus(Record):
-    """One component of the environment; see tuner/cli/environment.py."""
-
-    name: str
-    status: str
-    """`ok`, `missing` or `broken`."""
-    found: str
-    """Version, path or devices."""
-    core: bool
-    """Whether moetune needs it for every command."""
-    costs: str
-    """Features that do not work without the component; empty if it is ok."""
-    remedy: str
-    """The command that installs it; empty if it is ok."""
+from tuner.cli.environment import Component
 
 
 class Doctor(Record):
@@ -27,7 +12,7 @@ class Doctor(Record):
 
     usable: bool
     """Every core component is present."""
-    findings: tuple[ComponentStatus, ...]
+    findings: tuple[Component, ...]
 
 
 class ProfileDiff(Record):
@@ -46,10 +31,3 @@ class ShownRecording(RecordingHeader):
 
     token_copies: int
     skew: Skew
-
-
-class ShownProfile(Profile):
-    """A profile as `moetune profile show --json` prints it."""
-
-    recordings: tuple[ShownRecording, ...] = ()
-    """Routing recordings stored with the tables."""

@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None)
 app.command("import")(profile_import.run)
 
 ROUTING: Final = "routing"
-"""The suite that records a model instead of measuring the machine."""
+"""A former suite, which recorded a model on text."""
 ENGINE: Final = "engine"
 """The suite that launches the engine of a spec that serves."""
 
@@ -51,8 +51,8 @@ def measure(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: kernels, links, storage, kv; engine (needs --for and"
-            " --command), or routing (needs --model and --text); default the first four."
+            help="Comma-separated: kernels, links, storage, kv, engine (needs --for and"
+            " --command); default the first four."
         ),
     ] = "",
     budget: Annotated[str, typer.Option(help="Target time, with its unit.")] = "60s",
@@ -72,20 +72,6 @@ def measure(
             "--for", help="A spec whose exact sizes are measured too.", show_default=False
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="routing: folder of a Hugging Face MoE model.", show_default=False),
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="routing: a file of UTF-8 text; repeatable."),
-    ] = None,
-    workload: Annotated[
-        str, typer.Option(help="routing: name of the workload; default: the file name.")
-    ] = "",
-    sequence: Annotated[int, typer.Option(min=1, help="routing: tokens per sequence.")] = 1024,
-    batch: Annotated[int, typer.Option(min=1, help="routing: sequences per forward pass.")] = 4,
-    passes: Annotated[int, typer.Option(min=1, help="routing: most forward passes.")] = 256,
     command: Annotated[
         str,
         typer.Option(
@@ -98,10 +84,9 @@ def measure(
     start_limit: Annotated[str, typer.Option(help="engine: longest start-up.")] = "15min",
     as_json: AsJson = False,
 ) -> None:
-    """Measure this machine and its engine, or record a model's routing.
+    """Measure this machine and its engine.
 
-    Suites: kernels, links, storage and KV transfers; the steps of an engine; or routing of a model
-    on text.
+    Suites: kernels, links, storage and KV transfers; the steps of an engine.
     """
     if context.invoked_subcommand is not None:
         return
@@ -111,40 +96,25 @@ def measure(
     from profilers.registry import SUITES
 
     names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
-    measured = tuple(name for name in names if name not in (ROUTING, ENGINE))
-    _refuse_unused(has_engine=ENGINE in names, spec=spec, command=command, url=url)
-    if ROUTING not in names:
-        if model is not None or text:
-            raise TunerError("--model and --text are for --suite routing, which is not selected")
-        if measured:
-            _measure(
-                out,
-                suites=measured,
-                budget=budget,
-                ranks=ranks,
-                resume=resume,
-                spec=spec,
-                as_json=as_json,
-            )
-        if spec is not None and ENGINE in names:
-            _measure_engine(out, spec, command=command, url=url, start_limit=start_limit)
-        return
-    if measured or ENGINE in names:
+    if ROUTING in names:
         raise TunerError(
-            f"--suite {suite}: routing is recorded by itself; run the others first, into the same"
-            " folder"
+            "--suite routing records no more: let the engine record its own traffic, and read that"
+            " with moetune profile import routing"
         )
-    recording = profile_routing.capture_recording(
-        out,
-        model=model,
-        texts=text or (),
-        workload=workload,
-        tokens=sequence,
-        sequences=batch,
-        passes=passes,
-    )
-    profile_routing.print_recording(recording, as_object=as_json)
-    print_stderr(f"recording: {recording}")
+    measured = tuple(name for name in names if name != ENGINE)
+    _refuse_unused(has_engine=ENGINE in names, spec=spec, command=command, url=url)
+    if measured:
+        _measure(
+            out,
+            suites=measured,
+            budget=budget,
+            ranks=ranks,
+            resume=resume,
+            spec=spec,
+            as_json=as_json,
+        )
+    if spec is not None and ENGINE in names:
+        _measure_engine(out, spec, command=command, url=url, start_limit=start_limit)
 
 
 def _measure(
@@ -256,7 +226,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a stored profile or routing recording."""
-    from profilers.routing.store import holds_recording, stored_below
+    from profilers.routing.store import holds_recording
     from profilers.store import read_profile
     from tuner.tables import typed_table
 
@@ -270,22 +240,16 @@ def show(
     if links or lagging:
         _show_links(profile, links=links, lagging=lagging, strict=strict, as_json=as_json)
         return
-    stored, recordings = read_profile(profile), stored_below(profile)
+    stored = read_profile(profile)
     if csv is not None:
         write_csv(csv, typed_table(_cases(stored), CASE_TYPES))
     if as_json:
-        shown = stored.model_dump(mode="json")
-        if recordings:
-            shown["recordings"] = [profile_routing.as_json(each) for each in recordings]
-        print_exact(json.dumps(shown, indent=2))
+        print_exact(stored.model_dump_json(indent=2))
         return
     print_text(summary(stored.header))
     if stored.measurements:
         print_text()
         print_text(_medians(stored))
-    if recordings:
-        print_text()
-        print_text(profile_routing.listed(recordings))
 
 
 def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_json: bool) -> None:

@@ -86,21 +86,18 @@ def run(
         _profile(kind, path, out, options=measured, as_json=as_json)
         return
 
-    from profilers.routing.overrides import Naming
-
-    try:
-        naming = Naming(
-            workload=workload,
-            model=model,
-            layer_ids=profile_routing.layer_ids(layer_ids),
-            top_k=top_k,
-            num_experts=experts,
-        )
-    except ValueError as error:
-        raise TunerError(str(error)) from error
-    folder = profile_routing.import_recording(kind, path, out, naming=naming)
-    profile_routing.print_recording(folder, as_object=as_json)
-    print_stderr(f"recording: {folder}")
+    profile_routing.import_recording(
+        kind,
+        path,
+        out,
+        workload=workload,
+        model=model,
+        layer_ids=profile_routing.layer_ids(layer_ids),
+        top_k=top_k,
+        num_experts=experts,
+    )
+    profile_routing.print_recording(out, as_object=as_json)
+    print_stderr(f"recording: {out}")
 
 
 def _profile(

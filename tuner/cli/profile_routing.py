@@ -1,99 +1,32 @@
-"""Routing recordings on the command line: capture, import, show."""
+"""Routing recordings on the command line: import, show."""
 
 import json
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from tuner.cli.text import columns, print_exact, print_text
+from tuner.cli.text import print_exact, print_text
 from tuner.errors import TunerError
-
-if TYPE_CHECKING:
-    from profilers.routing.overrides import Naming
-    from profilers.routing.recording import Recording
 
 MOST_LAYERS: Final = 10_000
 
 
-def capture_recording(
-    out: Path,
-    *,
-    model: Path | None,
-    texts: Sequence[Path],
-    workload: str,
-    tokens: int,
-    sequences: int,
-    passes: int,
-) -> Path:
-    """Record a model's routing on text; the folder of the recording."""
-    if model is None or not texts:
-        raise TunerError("--suite routing records a model on text: name both, --model and --text")
-
-    from profilers.ranks import from_environment
-    from profilers.routing.capture.run import CaptureInput, capture
-    from profilers.routing.store import FOLDER
-    from profilers.session import require_torch
-    from tuner.cli.progress import measurement_progress
-
-    if (world := from_environment(os.environ).world) > 1:
-        raise TunerError(f"--suite routing records in one process, {world} were started")
-    require_torch()
-    name = workload or texts[0].stem
-    try:
-        reading = CaptureInput(
-            model=model,
-            texts=tuple(texts),
-            workload=name,
-            tokens=tokens,
-            sequences=sequences,
-            passes=passes,
-        )
-    except ValueError as error:
-        raise TunerError(str(error)) from error
-    with measurement_progress() as progress:
-        capture(out, reading, progress=progress)
-    return out / FOLDER / name
-
-
-def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:
-    """Read a dump into a stored recording; its folder.
-
-    If `out` is a profile already, the recording is stored with its tables.
-    """
+def import_recording(kind: str, path: Path | None, out: Path, **stated: Any) -> None:
+    """Read a dump into a stored recording; `stated` goes before what the dump says."""
     from datetime import UTC, datetime
 
     from profilers.imports.registry import ROUTING
     from profilers.routing.formats import read_as, recognised
-    from profilers.routing.store import (
-        FOLDER,
-        WORKLOAD,
-        holds_recording,
-        read_recording,
-        stored_below,
-        write_recording,
-    )
-    from profilers.store import holds_profile
+    from profilers.routing.store import write_recording
 
     if path is None:
         raise TunerError(
             f"{kind} needs the path of a recording: moetune profile import {kind} PATH"
         )
-    if kind == ROUTING and not (holds_recording(path) or stored_below(path)):
-        kind = recognised(path)
-    is_stored = kind == ROUTING
-    recording = (
-        read_recording(path, naming=naming) if is_stored else read_as(kind, path, naming=naming)
-    )
-    target = out
-    if holds_profile(out):
-        if WORKLOAD.fullmatch(recording.workload) is None:
-            raise TunerError(f"workload {recording.workload!r} is no folder name; give --workload")
-        target = out / FOLDER / recording.workload
+    kind = recognised(path) if kind == ROUTING else kind
+    recording = read_as(kind, path, **stated)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    write_recording(target, recording, origin=f"imported as {kind}", created=created)
-    return target
+    write_recording(out, recording, origin=f"imported as {kind}", created=created)
 
 
 def layer_ids(text: str) -> tuple[int, ...]:
@@ -110,9 +43,9 @@ def layer_ids(text: str) -> tuple[int, ...]:
 def as_json(path: Path) -> dict[str, Any]:
     """Header and skew of a stored recording."""
     from profilers.routing.skew import skew
-    from profilers.routing.store import read_header, read_stored
+    from profilers.routing.store import read, read_header
 
-    recording = read_stored(path)
+    recording = read(path)
     return {
         **read_header(path).model_dump(mode="json"),
         "token_copies": int(recording.count_PLE.sum()),
@@ -120,59 +53,25 @@ def as_json(path: Path) -> dict[str, Any]:
     }
 
 
-def text(path: Path) -> str:
-    """Format a recording for people, with the skew of every layer."""
-    from profilers.routing.store import read_stored
-
-    recording, facts = read_stored(path), as_json(path)
+def print_recording(path: Path, *, as_object: bool) -> None:
+    """Print a stored recording, for people with the skew of its layers."""
+    facts = as_json(path)
+    if as_object:
+        print_exact(json.dumps(facts, indent=2))
+        return
     skews = facts["skew"]
     named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
-    size = (
-        f"{len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
-        f" {facts['top_k'] or '?'}, {facts['passes']} passes, {facts['token_copies']} token copies"
-    )
-    lines = [
-        f"{named}: {size}",
+    kept = {
+        f"transitions ({facts['transitions']})": facts["transitions"],
+        "sampled tokens": facts["sampled_tokens"],
+    }
+    lines = (
+        f"{named}: {len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
+        f" {facts['top_k'] or '?'}, {facts['passes']} passes, {facts['token_copies']} token copies",
         " ".join(part for part in (facts["origin"], facts["created"]) if part),
         f"most-loaded expert over mean: {skews['median']:.2f} in the median layer,"
         f" {skews['worst']:.2f} in the worst; per pass {skews['pass_median']:.2f}, P99"
         f" {skews['pass_p99']:.2f}",
-        f"also kept: {_kept(recording)}",
-    ]
-    return "\n".join(line for line in lines if line)
-
-
-def listed(paths: Sequence[Path]) -> str:
-    """The recordings of a profile, a line each."""
-    rows = []
-    for path in paths:
-        facts = as_json(path)
-        rows.append(
-            (
-                f"{path.parent.name}/{path.name}",
-                facts["model"],
-                len(facts["layer_ids"]),
-                facts["num_experts"],
-                facts["top_k"] or "?",
-                facts["passes"],
-                f"{facts['skew']['median']:.2f}",
-            )
-        )
-    header = ("recording", "model", "layers", "experts", "top", "passes", "max/mean")
-    return columns(rows, header=header)
-
-
-def _kept(recording: "Recording") -> str:
-    kept = {
-        f"transitions ({recording.transition_kind})": recording.transition_MEE,
-        "sampled tokens": recording.token_LTK,
-    }
-    return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
-
-
-def print_recording(path: Path, *, as_object: bool) -> None:
-    """Print a stored recording."""
-    if as_object:
-        print_exact(json.dumps(as_json(path), indent=2))
-    else:
-        print_text(text(path))
+        f"also kept: {', '.join(name for name, value in kept.items() if value) or 'nothing'}",
+    )
+    print_text("\n".join(line for line in lines if line))

@@ -1,7 +1,7 @@
 """Progress on stderr: a line that is updated and removed on a terminal; nothing in a pipe.
 
-A measurement shows a bar with the time left, a plan the stage of its search, the time passed and
-its limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
+A measurement shows how much is done and the time left, a plan the stage of its search, the time
+passed and its limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
 """
 
 import sys
@@ -20,34 +20,14 @@ if TYPE_CHECKING:
 @contextmanager
 def measurement_progress() -> "Iterator[Progress]":
     """Yield the listener of a measurement's progress."""
-    from profilers.progress import silent
+    from tuner.search.progress import PlanningEvent
 
-    if not sys.stderr.isatty():
-        yield silent
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(
-        TextColumn("{task.description:<13}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]} left"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("starting", total=None, left="")
+    with planning_progress("starting") as listen:
 
         def show(event: "ProgressEvent", /) -> None:
-            bar.update(
-                task,
-                description=event.table,
-                completed=event.done,
-                total=event.total,
-                left=format_s(max(0.0, event.left_s)),
-            )
+            left = format_s(max(0.0, event.left_s))
+            text = f"{event.done} of {event.total}, {left} left"
+            listen(PlanningEvent(stage=event.table, text=text))
 
         yield show
 

@@ -16,7 +16,6 @@ class ReportFormat(StrEnum):
     HTML = "html"
     MD = "md"
     PNG = "png"
-    CSV = "csv"
 
 
 def command(
@@ -24,14 +23,12 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="File to write. Default: PLAN/report.html, .md, .png, .csv."
+            "-o", "--output", help="File to write. Default: PLAN/report.html, .md or .png."
         ),
     ] = None,
     written: Annotated[
         ReportFormat,
-        typer.Option(
-            "--format", help="A page, Markdown, the page as a picture, or its tables as CSV."
-        ),
+        typer.Option("--format", help="A page, Markdown, or the page as a picture."),
     ] = ReportFormat.HTML,
     with_what_if: Annotated[
         bool,

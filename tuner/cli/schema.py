@@ -36,7 +36,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "explained-plan": "tuner.goals.train:ExplainedPlan",
     "explained-place-plan": "tuner.goals.place:ExplainedPlacePlan",
     "explained-serve-plan": "tuner.goals.serve:ExplainedServePlan",
-    "shown-profile": "tuner.cli.printed:ShownProfile",
+    "shown-profile": "profilers.records:Profile",
     "shown-recording": "tuner.cli.printed:ShownRecording",
     "profile-diff": "tuner.cli.printed:ProfileDiff",
     "doctor": "tuner.cli.printed:Doctor",

@@ -1,7 +1,5 @@
 """Options and output of the commands where the goal is to serve."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,21 +9,19 @@ from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
 from tuner.cli.text import print_result, print_stderr, print_text, screen
 
 if TYPE_CHECKING:
-    from tuner.goals.serve import ExplainedServePlan
     from tuner.plans.serve import ServePlan
+    from tuner.report.content import Report
 
 VERIFY_OPTIONS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 PURPOSE: Final = "for plans that serve"
 OTHER_LAUNCHER: Final = ""
 
 
-def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., str]]":
-    """Plan a deployment, write it, and return it and what formats it."""
+def plan(spec: Path, options: PlanOptions) -> "ServePlan":
+    """Plan a deployment, write it, and return it."""
     from tuner.cli.progress import planning_progress
-    from tuner.cli.text import planned_text
     from tuner.goals.serve_folder import write_serve_plan
     from tuner.goals.serve_plan import deploy
-    from tuner.report.serve_page import serve_report
 
     with planning_progress(
         "planning",
@@ -35,8 +31,7 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., st
         made = deploy(
             spec, profiles=tuple(options.profile or ()), time_limit_s=options.time_limit_s
         )
-    written = write_serve_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
-    return written, partial(planned_text, serve_report)
+    return write_serve_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -66,13 +61,11 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         raise typer.Exit(1)
 
 
-def explanation(explained: "ExplainedServePlan", *, folder: Path, verbose: bool) -> str:
-    """Return the text of an explained plan."""
-    from tuner.cli.text import explained_text
+def report(plan: "ServePlan", _folder: Path | None = None) -> "Report":
+    """Return the report that is printed of a plan."""
     from tuner.report.serve_page import serve_report
 
-    del folder
-    return explained_text(serve_report(explained), explained.why, verbose=verbose)
+    return serve_report(plan)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

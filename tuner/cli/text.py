@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tuner.report.printable import printable
@@ -17,11 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from profilers.records import Record
-    from tuner.plans.what_if import Why
-    from tuner.report.content import Depth, Report
+    from tuner.report.content import Depth
     from tuner.report.terminal import Screen
 
-AnyPlan = TypeVar("AnyPlan")
 AnyResult = TypeVar("AnyResult", bound="Record")
 
 
@@ -53,26 +50,6 @@ def screen(depth: "Depth | None" = None, *, verbose: bool = False) -> "Screen":
         width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     shown = Depth.MORE if verbose else depth or Depth.FIRST
     return Screen(width=width, depth=shown, is_whole=verbose)
-
-
-def planned_text(
-    build: "Callable[[AnyPlan], Report]", plan: "AnyPlan", *, folder: "Path", verbose: bool
-) -> str:
-    """Return what `moetune plan` prints: the plan, where it is written, and what comes next."""
-    from tuner.report.terminal import report_text
-
-    text = report_text(build(plan), screen(verbose=verbose))
-    return f"{text}\n\nwritten to {folder}; next: moetune explain {quote_path(folder)}"
-
-
-def explained_text(report: "Report", why: "Why", *, verbose: bool) -> str:
-    """Return what `moetune explain` prints of a plan, and what would change it."""
-    from tuner.report.content import Depth
-    from tuner.report.terminal import report_text
-    from tuner.report.what_if import why_sections
-
-    whole = replace(report, sections=(*report.sections, *why_sections(why)))
-    return report_text(whole, screen(Depth.MORE, verbose=verbose))
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:

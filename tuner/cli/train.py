@@ -1,6 +1,5 @@
 """Options and output of the commands where the goal is to train."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +9,8 @@ from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
 from tuner.cli.text import print_result, print_stderr
 
 if TYPE_CHECKING:
-    from tuner.goals.train import ExplainedPlan
     from tuner.plans.train import Plan
+    from tuner.report.content import Report
     from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
     from tuner.verify.slurm.launcher import SlurmLauncher
@@ -21,10 +20,9 @@ PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
 
 
-def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
-    """Plan a training run, write it, and return it and what formats it."""
+def plan(spec: Path, options: PlanOptions) -> "Plan":
+    """Plan a training run, write it, and return it."""
     from profilers.affinity import usable_cores
-    from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning_progress
     from tuner.goals.train_plan import plan_training, write_planned
 
@@ -41,7 +39,7 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
         )
     if options.solver is not None:
         print_stderr(made.plan.provenance.notes[0])
-    return write_planned(options.out, made), plan_text
+    return write_planned(options.out, made)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -63,11 +61,15 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         raise typer.Exit(1)
 
 
-def explanation(explained: "ExplainedPlan", *, folder: Path, verbose: bool) -> str:
-    """Return the text of an explained plan, with its trials if there are any."""
-    from tuner.cli.plan_text import explanation as explained_text
+def report(plan: "Plan", folder: Path | None = None) -> "Report":
+    """Return the report that is printed of a plan, with the trials that a folder holds."""
+    from tuner.plans.folder import read_verified_as
+    from tuner.report.content import Evidence
+    from tuner.report.train_page import train_report
+    from tuner.verify.records import Verified
 
-    return explained_text(explained, why=explained.why, folder=folder, verbose=verbose)
+    verified = None if folder is None else read_verified_as(Verified, folder)
+    return train_report(plan, Evidence(verified=verified))
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

@@ -1,4 +1,4 @@
-"""A simple spec: its fields, each with flag, prompt, default and check, and its text.
+"""A simple spec: its fields, each with flag, default and check, and its text.
 
 The key of a field is its flag (`--sequence-length`). A value is text, as typed; a check reads it
 with the values of the fields before it and refuses it in one line. A default of None makes the
@@ -33,7 +33,6 @@ class SpecField:
 
     key: str
     """The flag without its dashes."""
-    prompt: str
     default: str | None
     check: Callable[[str, FieldValues], None]
     """Raises SpecError for an unacceptable value."""
@@ -58,7 +57,7 @@ class Draft:
 
     kind: str
     fields: tuple[SpecField, ...]
-    """Fields in the order of the prompts."""
+    """Fields, each after those that its default or check needs."""
     lines: Callable[[FieldValues, Path | None], Iterator[str]]
     """Function that yields the lines of a spec, from the checked values and the folder that paths
     are made relative to."""
@@ -149,12 +148,10 @@ def parse_targets(text: str) -> tuple[str, ...]:
     return () if names == ("none",) else names
 
 
-MODEL: Final = SpecField(
-    key="model", prompt="Hugging Face config.json, or its folder", default=None, check=_check_model
-)
+MODEL: Final = SpecField(key="model", default=None, check=_check_model)
 MACHINES: Final = (
-    SpecField(key="device", prompt="device, e.g. h100-sxm", default=None, check=_check_device),
-    SpecField(key="devices", prompt="number of devices", default=None, check=_check_devices),
+    SpecField(key="device", default=None, check=_check_device),
+    SpecField(key="devices", default=None, check=_check_devices),
 )
 
 

@@ -75,35 +75,30 @@ def _lines(values: FieldValues, folder: Path | None) -> Iterator[str]:
 _FIELDS: Final = (
     SpecField(
         key="workload",
-        prompt="routing recordings, NAME=PATH, comma-separated",
         default=None,
         check=_workloads,
     ),
     SpecField(
         key="ranks",
-        prompt="expert-parallel ranks",
         default=None,
         check=check_whole("ranks", most=MOST_RANKS),
     ),
     SpecField(
         key="ranks-per-node",
-        prompt="ranks per node (leave empty for a single node)",
         default="",
         check=check_whole("ranks-per-node", most=MOST_RANKS),
     ),
     SpecField(
         key="redundant-experts",
-        prompt="redundant experts per layer (leave empty for the fewest)",
         default="",
         check=check_whole("redundant-experts", least=0, most=100_000),
     ),
     SpecField(
         key="objective",
-        prompt="objective",
         default="balance",
         # The other objectives need a model and machines, which are no fields here.
         check=check_one_of("objective", tuple(one.value for one in Objective)[:3]),
     ),
-    SpecField(key="emit", prompt="launch targets", default="eplb", check=_emit_placement),
+    SpecField(key="emit", default="eplb", check=_emit_placement),
 )
 DRAFT: Final = Draft(kind="place", fields=_FIELDS, lines=_lines, check=read_place_spec)

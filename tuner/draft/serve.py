@@ -120,51 +120,43 @@ _FIELDS: Final = (
     *MACHINES,
     SpecField(
         key="engine",
-        prompt="engine, e.g. vllm or vllm@0.33.0",
         default=next(iter(ENGINES)),
         check=_engine,
         derived=_named_engine,
     ),
     SpecField(
         key="concurrency",
-        prompt="concurrent requests (leave empty to give a rate)",
         default="",
         check=check_whole("concurrency", most=1_000_000),
     ),
     SpecField(
         key="rate",
-        prompt="request rate, e.g. 10/s",
         default="",
         check=_rate,
         unless="concurrency",
     ),
     SpecField(
         key="input-tokens",
-        prompt="input tokens per request",
         default="4000",
         check=_input,
     ),
     SpecField(
         key="output-tokens",
-        prompt="output tokens per request",
         default="1000",
         check=_output,
     ),
     SpecField(
         key="ttft",
-        prompt="SLO on P90 TTFT",
         default="2s",
         check=check_quantity("ttft", parse_seconds),
     ),
     SpecField(
         key="tpot",
-        prompt="SLO on P90 TPOT",
         default="50ms",
         check=check_quantity("tpot", parse_seconds),
     ),
     SpecField(
         key="quantization",
-        prompt="quantization of the weights",
         default="bf16",
         check=check_one_of(
             "quantization", get_args(ServeGoal.model_fields["quantization"].annotation)
@@ -173,10 +165,9 @@ _FIELDS: Final = (
     ),
     SpecField(
         key="objective",
-        prompt="objective",
         default="goodput",
         check=check_one_of("objective", ("goodput", "cost", "devices", "rate")),
     ),
-    SpecField(key="emit", prompt="launch targets", default="local", check=_emit_serving),
+    SpecField(key="emit", default="local", check=_emit_serving),
 )
 DRAFT: Final = Draft(kind="serve", fields=_FIELDS, lines=_lines, check=read_serve_spec)

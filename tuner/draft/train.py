@@ -57,22 +57,19 @@ _FIELDS: Final = (
     *MACHINES,
     SpecField(
         key="sequence-length",
-        prompt="sequence length in tokens",
         default="4096",
         check=check_whole("sequence-length"),
     ),
     SpecField(
         key="batch",
-        prompt="global batch size in sequences",
         default="256",
         check=check_whole("batch"),
     ),
     SpecField(
         key="precision",
-        prompt="GEMM precision",
         default="bf16",
         check=check_one_of("precision", tuple(one.value for one in Precision)),
     ),
-    SpecField(key="emit", prompt="launch targets", default="megatron-lm", check=_emit_training),
+    SpecField(key="emit", default="megatron-lm", check=_emit_training),
 )
 DRAFT: Final = Draft(kind="train", fields=_FIELDS, lines=_lines, check=_check)

@@ -1,13 +1,15 @@
-"""Rules for the placements that an engine accepts (its `PLACE_TARGET`), and the nearest legal ones.
+"""Rules for the placements that an engine accepts (its `PLACE_TARGET`), and the way out.
 
 Engines with one flat row per layer read slot p as one of rank p // (slots / ranks), so ranks must
 have equally many.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from tuner.devices.datasheet import Generation
 from tuner.spec.cluster import Pool
@@ -127,25 +129,30 @@ def launch_misfit(
     pool: Pool | None,
 ) -> LaunchMisfit | None:
     """Return why a model or its devices cannot run an offer; None if they can."""
-    engine = f"{target.name} {target.release}"
-    models = offer.architectures
-    if models is not None and architecture is not None and architecture not in models:
-        all_models = ", ".join(sorted(models))
-        words = f"{engine} runs {offer.name!r} for {all_models}, not for {architecture}"
-        return LaunchMisfit(is_known=True, words=words)
-    generations = offer.generations
-    named = " or ".join(sorted(one.value.capitalize() for one in generations or ()))
+    runs = f"{target.name} {target.release} runs {offer.name!r}"
     sheet = None if pool is None or pool.device is None else pool.sheet
-    if generations is not None and sheet is not None and sheet.generation not in generations:
-        words = f"{engine} runs {offer.name!r} on {named} devices, not on {sheet.name}"
-        return LaunchMisfit(is_known=True, words=words)
-    if models is not None and architecture is None:
-        words = f"{engine} runs {offer.name!r} for some models, and the spec names no model"
-        return LaunchMisfit(is_known=False, words=words)
-    if generations is not None and sheet is None:
-        words = f"{engine} runs {offer.name!r} on {named} devices, and the spec names no devices"
-        return LaunchMisfit(is_known=False, words=words)
-    return None
+    devices = " or ".join(sorted(one.value.capitalize() for one in offer.generations or ()))
+    # What the offer allows, what the spec has, and words for both, or for a spec that names none.
+    rules = (
+        (
+            offer.architectures,
+            architecture,
+            f"for {', '.join(sorted(offer.architectures or ()))}, not for {architecture}",
+            "for some models, and the spec names no model",
+        ),
+        (
+            offer.generations,
+            sheet and sheet.generation,
+            f"on {devices} devices, not on {sheet and sheet.name}",
+            f"on {devices} devices, and the spec names no devices",
+        ),
+    )
+    stated = [rule for rule in rules if rule[0] is not None]
+    for allowed, own, conflict, _ in stated:
+        if allowed and own and own not in allowed:
+            return LaunchMisfit(is_known=True, words=f"{runs} {conflict}")
+    unknown = next((words for _, own, _, words in stated if own is None), None)
+    return None if unknown is None else LaunchMisfit(is_known=False, words=f"{runs} {unknown}")
 
 
 def rows_misfit(
@@ -224,12 +231,13 @@ def shape_refusals(
     if len(set(slots_per_rank)) > 1:
         refused.append(
             f"{target.name}: ranks hold {min(slots_per_rank)} to {max(slots_per_rank)} slots, the"
-            f" engine gives every rank as many; nearest: {_nearest(ranks, slots, num_experts)}"
+            f" engine gives every rank as many; say one slots_per_rank, at least"
+            f" {-(-num_experts // ranks)}"
         )
     if not target.replicas and slots != num_experts:
         refused.append(
             f"{target.name}: {slots} slots for {num_experts} experts, the engine keeps one copy of"
-            f" an expert; nearest: redundant_experts 0 on {_dividing(num_experts, ranks)} ranks"
+            f" an expert; say redundant_experts 0, and ranks that divide {num_experts}"
         )
     if target.all_layers and num_layers is None:
         refused.append(
@@ -247,35 +255,14 @@ def table_refusals(
     layer_ids: Sequence[int],
     slots_per_rank: Sequence[int],
 ) -> tuple[str, ...]:
-    """Return why the engine cannot take this table: the first violation of each kind."""
-    if target.twins:
-        return ()
-    bounds = [0]
-    for slots in slots_per_rank:
-        bounds.append(bounds[-1] + slots)
+    """Return why the engine cannot take this table: the first violation."""
     for layer, row in zip(layer_ids, physical_to_logical, strict=True):
-        for rank, (first, end) in enumerate(pairwise(bounds)):
-            experts = row[first:end]
-            twin = next((expert for expert in experts if experts.count(expert) > 1), None)
-            if twin is not None:
-                return (
-                    f"{target.name}: layer {layer} holds expert {twin} twice on rank {rank}, the"
-                    " engine can address it once; give it fewer redundant_experts, or emit for"
-                    " another engine",
-                )
+        held = Counter(zip(np.repeat(range(len(slots_per_rank)), slots_per_rank), row, strict=True))
+        (rank, expert), copies = held.most_common(1)[0]
+        if copies > 1 and not target.twins:
+            return (
+                f"{target.name}: layer {layer} holds expert {expert} twice on rank {rank}, the"
+                " engine can address it once; give it fewer redundant_experts, or emit for another"
+                " engine",
+            )
     return ()
-
-
-def _nearest(ranks: int, slots: int, num_experts: int) -> str:
-    """Name the equal slot counts just below and above that fit every expert."""
-    below = slots // ranks
-    legal = [each for each in (below, below + 1) if each * ranks >= num_experts]
-    return " or ".join(
-        f"slots_per_rank {each} (redundant_experts {each * ranks - num_experts})" for each in legal
-    )
-
-
-def _dividing(num_experts: int, ranks: int) -> int:
-    """Return the number of ranks nearest to `ranks` that divides the experts; ties: the fewer."""
-    divisors = (each for each in range(1, num_experts + 1) if num_experts % each == 0)
-    return min(divisors, key=lambda each: (abs(each - ranks), each))

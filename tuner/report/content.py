@@ -141,6 +141,26 @@ Part = TypeVar("Part", Block, Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """Trials, files and results shown beside a plan of any goal."""
+
+    verified: Any = None
+    """Conclusion of its trials, if any (`verified.json`)."""
+    trials: tuple[Any, ...] = ()
+    """All trials, in launch order."""
+    files: tuple[File, ...] = ()
+    what_if: Section | None = None
+    """Results under other limits, if any."""
+    replay: Any = None
+    """A deployment's traffic simulated again, if it was."""
+    maps: tuple[Any, ...] = ()
+    """Heat maps of a placement."""
+
+
+NO_EVIDENCE: Final = Evidence()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
     """The report on one plan."""
 

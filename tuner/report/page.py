@@ -12,7 +12,6 @@ import base64
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from itertools import groupby
@@ -37,39 +36,23 @@ NARROW_HEIGHT: Final = 60
 """Pixels added to a plot on a phone, where its legend takes more lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assets:
-    """Scripts and style of a page."""
-
-    plotly: str
-    """Plotly's script."""
-    script: str
-    style: str
-
-
-def own_assets(plotly: str) -> Assets:
-    """Return the page's script and style with Plotly's script."""
+def page_html(report: Report, plotly: str) -> str:
+    """Return the file, with Plotly's script in it."""
     folder = resources.files("tuner.report")
-    return Assets(
-        plotly=plotly,
-        script=folder.joinpath("page.js").read_text(encoding="utf-8"),
-        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
+    script, style = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.js", "page.css")
     )
-
-
-def page_html(report: Report, assets: Assets) -> str:
-    """Return the file."""
     name = f"{report.title} - moetune"
     head = element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy(assets)),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy(plotly, script)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="generator", content="moetune report"),
         element("title", name),
-        element("style", Fragment(assets.style)),
+        element("style", Fragment(style)),
     )
     body = element(
         "body",
@@ -80,16 +63,16 @@ def page_html(report: Report, assets: Assets) -> str:
         element("footer", element("p", "Written by moetune. This file needs no network.")),
         element("p", role="status", aria_live="polite", id="said", class_="skip"),
         data_script([_drawn(figure) for figure in report.figures], name="data-of-figures"),
-        element("script", Fragment(assets.plotly)),
-        element("script", Fragment(assets.script)),
+        element("script", Fragment(plotly)),
+        element("script", Fragment(script)),
     )
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en").html + "\n"
 
 
-def _policy(assets: Assets) -> str:
+def _policy(*scripts: str) -> str:
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in (assets.plotly, assets.script)
+        for script in scripts
     )
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "

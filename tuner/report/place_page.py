@@ -4,8 +4,6 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
 
 from solvers.placement.balance.check import LAUNCHES
 from tuner.config.place import PlaceDecision
@@ -17,9 +15,10 @@ from tuner.plans.place import (
     Verdict,
 )
 from tuner.report.content import (
+    NO_EVIDENCE,
     Cell,
     Depth,
-    File,
+    Evidence,
     NamedValues,
     Paragraph,
     Report,
@@ -51,20 +50,7 @@ from tuner.units import format_ratio, format_s
 from tuner.verify.placement_records import PlaceVerified
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlaceEvidence:
-    """Figures, files and results shown beside a placement's plan."""
-
-    maps: tuple[HeatMap, ...] = ()
-    files: tuple[File, ...] = ()
-    verified: PlaceVerified | None = None
-    what_if: Section | None = None
-
-
-NO_EVIDENCE: Final = PlaceEvidence()
-
-
-def place_report(plan: PlacePlan, evidence: PlaceEvidence = NO_EVIDENCE) -> Report:
+def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
     """Build the report on a placement's plan."""
     decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
     relaxations = section("ways-out", "Relaxations", bullets(plan.relaxations))
@@ -378,11 +364,6 @@ def _move(moved: MigrationCost | None) -> NamedValues | None:
 
 
 def _provenance(plan: PlacePlan) -> Section:
-    own = plan.provenance
-    return provenance_section(
-        version=own.moetune_version,
-        spec_sha256=own.spec_sha256,
-        sources={},
-        hashes={f"recording {name}": sha for name, sha in own.recording_sha256.items()},
-        notes=own.notes,
-    )
+    recordings = plan.provenance.recording_sha256.items()
+    hashes = {f"recording {name}": sha for name, sha in recordings}
+    return provenance_section(plan.provenance, hashes=hashes)

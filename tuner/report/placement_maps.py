@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from profilers.routing.recording import numbers
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.plans.place import PlacePlan
@@ -61,13 +62,13 @@ def read_heat_maps(folder: Path, names: Sequence[str]) -> tuple[HeatMap, ...]:
 def _read(file: Path) -> HeatMap:
     try:
         values = read_json_object(file, what="heat map", most_bytes=MOST_MAP_BYTES)
+        loads = {str(name): panel["load_ratio"] for name, panel in values["panels"].items()}
+        what, axes = "load_ratio", "panels layers ranks"
+        load_XLG = numbers([*loads.values()], what=what, axes=axes, are_whole=False)
         return HeatMap(
             title=str(values["title"]),
             layer_ids=tuple(int(layer) for layer in values["layer_ids"]),
-            panels={
-                str(name): np.array(panel["load_ratio"], dtype=np.float64)
-                for name, panel in values["panels"].items()
-            },
+            panels=dict(zip(loads, load_XLG, strict=True)),
         )
     except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanUnreadableError(f"{file}: no heat map in it; plan again") from error

@@ -1,35 +1,44 @@
 """The provenance of a plan, as a section."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
-from tuner.report.content import Cell, Depth, Notes, Section, named, some
+from tuner.report.content import Depth, Notes, Section, named, some
 
 SHOWN_DIGITS = 16
 """Characters of a SHA-256 that are shown."""
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def provenance_section(
+    own: Any,
     *,
-    version: str,
-    spec_sha256: str,
-    sources: Mapping[str, str],
-    hashes: Mapping[str, str],
-    notes: Sequence[str],
-    more: Sequence[tuple[str, Cell]] = (),
+    hashes: Mapping[str, str] = NOTHING,
+    notes: Sequence[str] = (),
 ) -> Section:
-    """Say which version made the plan, and from which inputs."""
-    hashed = {"spec": spec_sha256} | {f"input {name}": sha for name, sha in hashes.items()}
+    """Say which version made the plan, and from which inputs.
+
+    Args:
+        own: provenance of a plan of any goal.
+        hashes: of inputs beside the spec, by their names.
+        notes: beside its own.
+    """
+    listed = (*own.notes, *notes)
+    hashed = {"spec": own.spec_sha256} | {f"input {name}": sha for name, sha in hashes.items()}
     return Section(
         name="provenance",
         heading="Provenance",
         blocks=some(
             named(
-                ("made by", f"moetune {version}"),
-                *((f"prices of {pool}", source) for pool, source in sources.items()),
+                ("made by", f"moetune {own.moetune_version}"),
+                *(
+                    (f"prices of {pool}", source)
+                    for pool, source in getattr(own, "profile_source", NOTHING).items()
+                ),
                 *((name, f"SHA-256 {sha[:SHOWN_DIGITS]}…") for name, sha in hashed.items()),
-                *more,
                 depth=Depth.PAGE,
             ),
-            Notes(notes=tuple(notes), counted_as="notes") if notes else None,
+            Notes(notes=listed, counted_as="notes") if listed else None,
         ),
     )

@@ -6,15 +6,15 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.serve import ServeDecision
 from tuner.config.serve_words import short_serve
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.report.content import (
+    NO_EVIDENCE,
     Cell,
-    File,
+    Evidence,
     Paragraph,
     Report,
     Section,
@@ -43,22 +43,7 @@ SAME_RATIO: Final = 1e-6
 """Smaller differences are ignored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServeEvidence:
-    """Files and results shown beside a deployment's plan."""
-
-    files: tuple[File, ...] = ()
-    replay: Replay | None = None
-    """The repeated simulation, if any."""
-    what_if: Section | None = None
-    verified: ServeVerified | None = None
-    """The verification, if any."""
-
-
-NO_EVIDENCE: Final = ServeEvidence()
-
-
-def serve_report(plan: ServePlan, evidence: ServeEvidence = NO_EVIDENCE) -> Report:
+def serve_report(plan: ServePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
     """Build the report on a deployment's plan."""
     decision, predicted = plan.decision, plan.predicted
     goal = named(*_goal(plan))
@@ -76,7 +61,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence = NO_EVIDENCE) -> Repo
                 section("decision", "What was asked", goal),
                 choice_section(plan),
                 _relaxations(plan),
-                _provenance(plan),
+                provenance_section(plan.provenance),
             ),
         )
     return Report(
@@ -106,7 +91,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence = NO_EVIDENCE) -> Repo
             evidence.what_if,
             _relaxations(plan),
             launch_section(evidence.files, names=plan.files),
-            _provenance(plan),
+            provenance_section(plan.provenance),
         ),
     )
 
@@ -269,14 +254,3 @@ def _relaxations(plan: ServePlan) -> Section | None:
         ),
     )
     return section("ways-out", "Relaxations", table)
-
-
-def _provenance(plan: ServePlan) -> Section:
-    own = plan.provenance
-    return provenance_section(
-        version=own.moetune_version,
-        spec_sha256=own.spec_sha256,
-        sources=own.profile_source,
-        hashes={},
-        notes=own.notes,
-    )

@@ -1,7 +1,6 @@
 """A training plan as a report: decision, step, memory, evidence; for a terminal, too."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -12,8 +11,9 @@ from tuner.plans.stage_placement import NodeOrder, SinglePoolBaseline, StagePlac
 from tuner.plans.train import Certificate, Plan, TrainPrediction
 from tuner.report.candidates import candidates_figure, rivals_table
 from tuner.report.content import (
+    NO_EVIDENCE,
     Depth,
-    File,
+    Evidence,
     NamedValues,
     Notes,
     Report,
@@ -60,24 +60,12 @@ from tuner.units import (
     format_s,
     format_times,
 )
-from tuner.verify.records import TrialRecord, Verified
+from tuner.verify.records import Verified
 
 SHOWN_NODES: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainEvidence:
-    """Verification, trials, files and results shown beside a training plan."""
-
-    verified: Verified | None = None
-    trials: tuple[TrialRecord, ...] = ()
-    """All trials, in launch order."""
-    files: tuple[File, ...] = ()
-    what_if: Section | None = None
-    """Results under other limits, if any."""
-
-
-def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
+def train_report(plan: Plan, evidence: Evidence = NO_EVIDENCE) -> Report:
     """Build the report on a training plan."""
     decision, predicted, verified = plan.decision, plan.predicted, evidence.verified
     certificate = plan.certificate
@@ -403,10 +391,5 @@ def _provenance(plan: Plan) -> Section:
     hashes = {f"profile of {pool}": sha for pool, sha in own.profile_sha256.items()}
     hashes |= {f"links of {pool}": sha for pool, sha in own.links_sha256.items()}
     outside = ", ".join(own.extrapolated)
-    return provenance_section(
-        version=own.moetune_version,
-        spec_sha256=own.spec_sha256,
-        sources=own.profile_source,
-        hashes=hashes,
-        notes=(*own.notes, *([f"priced outside the measured range: {outside}"] if outside else [])),
-    )
+    notes = (f"priced outside the measured range: {outside}",) if outside else ()
+    return provenance_section(own, hashes=hashes, notes=notes)

@@ -6,12 +6,11 @@ from typing import Literal
 from profilers.records import Record
 from tuner.report.content import Report
 from tuner.report.markdown import markdown
-from tuner.report.page import own_assets, page_html
+from tuner.report.page import page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
-from tuner.report.tables_csv import report_csv
 
-Kind = Literal["html", "md", "png", "csv"]
+Kind = Literal["html", "md", "png"]
 
 
 class Written(Record):
@@ -37,9 +36,7 @@ def rendered(report: Report, *, kind: Kind) -> str | bytes:
     """
     if kind == "md":
         return markdown(report)
-    if kind == "csv":
-        return report_csv(report)
-    page = page_html(report, own_assets(plotly_script()))
+    page = page_html(report, plotly_script())
     return page if kind == "html" else picture(page)
 
 

@@ -1,7 +1,7 @@
 """The goal `place`: an expert placement for recorded workloads."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -98,12 +98,6 @@ Slots = Annotated[
 ]
 
 
-def _no_list(value: Any) -> Any:
-    if value is None:
-        raise ValueError("no workload; name at least one recording")
-    return value
-
-
 class PlaceGoal(Record):
     """A placement of experts on expert-parallel ranks."""
 
@@ -135,9 +129,7 @@ class PlaceGoal(Record):
     robust: Robustness = Robustness.MEAN
     tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the weight, under `robust: cvar`, whose worst imbalances are averaged."""
-    workloads: Annotated[
-        tuple[RecordedWorkload, ...], Field(min_length=1), BeforeValidator(_no_list)
-    ]
+    workloads: Annotated[tuple[RecordedWorkload, ...], Field(min_length=1)]
     dispatch: Annotated[
         Dispatch | None,
         former("activated", "no engine has the rule; take dynamic, or least_loaded without emit"),

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from profilers.routing.recording import Recording
 from profilers.steps.config import LayerKind
 from tuner.errors import SpecError
@@ -11,56 +9,39 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.place import PlaceGoal
 
 
-def common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tuple[int, ...], int]:
-    """Return the layers and experts of all recordings; each workload must have the same."""
-    first_name, first = next(iter(recordings.items()))
-    for name, recording in recordings.items():
-        where = f"{source}: goal.workloads: {name!r}"
-        if recording.num_experts != first.num_experts:
-            raise SpecError(
-                f"{where} has {recording.num_experts} experts, {first_name!r} has"
-                f" {first.num_experts}; workloads of one plan must be of one model"
-            )
-        if recording.layer_ids != first.layer_ids:
-            raise SpecError(
-                f"{where} has layers {_shown_layers(recording.layer_ids)}, {first_name!r} has"
-                f" {_shown_layers(first.layer_ids)}; record the same layers"
-            )
-        empty = np.flatnonzero(recording.count_LE.sum(axis=1) == 0)
-        if len(empty):
-            raise SpecError(
-                f"{where}: layer {recording.layer_ids[empty[0]]} has no tokens; record it or"
-                " leave it out"
-            )
-    return first.layer_ids, first.num_experts
-
-
-def decoder_layers(
-    model: ModelSpec | None, recordings: Mapping[str, Recording], source: str
+def check_recordings(
+    recordings: Mapping[str, Recording], *, model: ModelSpec | None, source: str
 ) -> int | None:
-    """Return the number of decoder layers, dense ones included; None if not known.
+    """Refuse recordings of different models; return the number of decoder layers.
 
-    From the model, or a recording whose source has a row for each layer. Without either, layers
-    recorded from the first on without a gap are assumed to be all.
+    Dense layers count. The number is the model's, or that of a recording whose source has a row for
+    each layer. Without either, layers recorded from the first on without a gap are taken as all;
+    None where it is not known.
     """
-    stated = {
-        name: one.num_decoder_layers
-        for name, one in recordings.items()
-        if one.num_decoder_layers is not None
-    }
-    if model is not None:
-        stated = {model.name: model.num_layers} | stated
-    if stated:
-        first_name, first = next(iter(stated.items()))
-        for name, layers in stated.items():
-            if layers != first:
+    stated: dict[str, tuple[str, object]] = {}
+    if model is not None and model.moe is not None:
+        stated["experts a token"] = (model.name, model.moe.top_k)
+        stated["decoder layers"] = (model.name, model.num_layers)
+    for name, one in recordings.items():
+        facts = {
+            "experts": one.num_experts,
+            "recorded": f"layers {_shown_layers(one.layer_ids)}",
+            "experts a token": one.top_k,
+            "decoder layers": one.num_decoder_layers,
+        }
+        for what, value in facts.items():
+            whose, first = stated.setdefault(what, (repr(name), value)) if value else ("", None)
+            if value != first:
                 raise SpecError(
-                    f"{source}: goal.workloads: {name!r} is of a model of {layers} decoder layers,"
-                    f" {first_name!r} of {first}; record one model"
+                    f"{source}: goal.workloads: {name!r} has {value} {what}, {whose} has {first};"
+                    " workloads of one plan must be of one model"
                 )
-        return first
+    if model is not None:
+        return model.num_layers
     layer_ids = next(iter(recordings.values())).layer_ids
-    return len(layer_ids) if layer_ids == tuple(range(len(layer_ids))) else None
+    known = (one.num_decoder_layers for one in recordings.values())
+    all_recorded = len(layer_ids) if layer_ids == tuple(range(len(layer_ids))) else None
+    return next(filter(None, known), all_recorded)
 
 
 def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
@@ -87,24 +68,6 @@ def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], sour
         )
 
 
-def check_top_k(model: ModelSpec | None, recordings: Mapping[str, Recording], source: str) -> None:
-    """Refuse recordings whose top-k differs from the model's or from other recordings'."""
-    whose, chosen, rule = "", None, "record this model"
-    if model is not None and model.moe is not None:
-        whose, chosen = model.name, model.moe.top_k
-    for name, recording in recordings.items():
-        if recording.top_k is None:
-            continue
-        if chosen is None:
-            whose, chosen = repr(name), recording.top_k
-            rule = "workloads of one plan must be of one model"
-        if recording.top_k != chosen:
-            raise SpecError(
-                f"{source}: goal.workloads: {name!r} has {recording.top_k} experts a token,"
-                f" {whose} has {chosen}; {rule}"
-            )
-
-
 def check_passes(
     goal: PlaceGoal, recordings: Mapping[str, Recording], *, is_priced: bool, source: str
 ) -> None:
@@ -123,8 +86,8 @@ def check_passes(
             )
         if is_priced and goal.is_merged and recording.token_LTK is None:
             raise SpecError(
-                f"{where} has no sampled tokens, from which exchange: merged is priced; record"
-                " it with `moetune profile --suite routing`, or price exchange: plain"
+                f"{where} has no sampled tokens, from which exchange: merged is priced; take a"
+                " recording of tokens (SGLang's per_token, Megatron's trace), or exchange: plain"
             )
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from profilers.errors import RecordingUnreadableError
 from profilers.files import read_bounded
 from profilers.records import Record
-from profilers.routing.json_file import MOST_BYTES
+from profilers.routing.contents import MOST_JSON_BYTES
 from tuner.errors import SpecError
 from tuner.spec.goal import Phase
 
@@ -83,7 +83,7 @@ def routing_json(path: Path) -> bytes:
         SpecError: it cannot be read.
     """
     if path.suffix == JSON:
-        return read_bounded(path, most_bytes=MOST_BYTES)
+        return read_bounded(path, most_bytes=MOST_JSON_BYTES)
     recording = _recording(path)
     several = recording.num_passes > 1
     values = {

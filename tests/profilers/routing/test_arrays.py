@@ -11,7 +11,6 @@ import torch
 
 from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.routing.formats import read_as
-from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -48,8 +47,8 @@ def test_a_layer_that_nothing_was_counted_of_is_left_out(tmp_path: Path) -> None
         (np.ones((1, 1, 1, 1)), "must be [layers][experts]"),
         (np.zeros((2, 0)), "has shape [2, 0]"),
         (np.zeros((2, 3)), "no token was recorded"),
-        (np.array([[1.0, np.nan]]), "[0][1] is not a finite number"),
-        (np.array([[1.0, np.inf]]), "[0][1] is not a finite number"),
+        (np.array([[1.0, np.nan]]), "[0][1] is nan"),
+        (np.array([[1.0, np.inf]]), "[0][1] is inf"),
         (np.array([[1, -1]]), "[0][1] is -1"),
         (np.array([[1.5, 1]]), "[0][0] is 1.5"),
         (np.array([["a", "b"]]), "counts are numbers"),
@@ -71,7 +70,7 @@ def test_objects_damage_and_ambiguity_are_refused(tmp_path: Path, refusal: Refus
     file.write_bytes(file.read_bytes()[:-8])
     assert refusal(file)
     torch.save({"one": torch.ones(2, 2), "two": torch.ones(2, 2)}, tmp_path / "b.pt")
-    assert "expected one tensor" in refusal(tmp_path / "b.pt")
+    assert "or one tensor of counts" in refusal(tmp_path / "b.pt")
     torch.save([1, 2], tmp_path / "c.pt")
     assert "holds a list" in refusal(tmp_path / "c.pt")
     np.savez(tmp_path / "d.npz", load=np.ones((2, 2)))
@@ -81,7 +80,7 @@ def test_objects_damage_and_ambiguity_are_refused(tmp_path: Path, refusal: Refus
 def test_an_array_larger_than_what_is_read_is_refused(
     tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profilers.routing.arrays.MOST_BYTES", 1000)
+    monkeypatch.setattr("profilers.routing.contents.MOST_ARRAY_BYTES", 1000)
     np.save(tmp_path / "a.npy", np.ones((40, 40)))
     assert "larger than the 1000 bytes" in refusal(tmp_path / "a.npy")
 
@@ -141,19 +140,17 @@ def test_a_map_without_counts_is_a_placement(tmp_path: Path, refusal: Refusal) -
 
 def test_the_tensor_of_ascends_script_is_logical(tmp_path: Path) -> None:
     torch.save(torch.from_numpy(COUNTS[0]), tmp_path / "a.pt")
-    found = read_as("vllm-ascend", tmp_path / "a.pt", naming=Naming(layer_ids=(3, 4)))
+    found = read_as("vllm-ascend", tmp_path / "a.pt", layer_ids=(3, 4))
     assert found.layer_ids == (3, 4)
 
 
 def test_unknown_names_and_impossible_facts_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", COUNTS)
     with pytest.raises(UnknownNameError, match="routing-json"):
-        read_as("nope", tmp_path / "a.npy", naming=Naming())
-    with pytest.raises(RecordingUnreadableError, match="3 layer ids"):
-        read_as("eplb", tmp_path / "a.npy", naming=Naming(layer_ids=(1, 2, 3)))
+        read_as("nope", tmp_path / "a.npy")
+    with pytest.raises(RecordingUnreadableError, match="layer ids 1, 2, 3: 2 layers"):
+        read_as("eplb", tmp_path / "a.npy", layer_ids=(1, 2, 3))
     with pytest.raises(RecordingUnreadableError, match="top_k 4 is more than the 3 experts"):
-        read_as("eplb", tmp_path / "a.npy", naming=Naming(top_k=4))
-    with pytest.raises(ValueError, match="do not ascend"):
-        Naming(layer_ids=(2, 1))
-    with pytest.raises(ValueError, match="top_k 0"):
-        Naming(top_k=0)
+        read_as("eplb", tmp_path / "a.npy", top_k=4)
+    with pytest.raises(RecordingUnreadableError, match="need as many ascending ids"):
+        read_as("eplb", tmp_path / "a.npy", layer_ids=(2, 1))

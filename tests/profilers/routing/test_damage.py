@@ -47,8 +47,6 @@ def trtllm(folder: Path) -> None:
     save_file = pytest.importorskip("safetensors.numpy").save_file
     (folder / "meta_info.json").write_text('{"num_experts": 8, "num_experts_per_token": 2}')
     save_file({f"1_{row}": COUNTS[0, row] for row in range(4)}, folder / "rank0.safetensors")
-    raw = {f"1_{row}": CHOSEN[row].astype(np.int32) for row in range(4)}
-    save_file(raw, folder / "rank0_raw.safetensors")
 
 
 def megatron(folder: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from profilers.errors import RecordingUnreadableError
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
-from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -79,8 +78,8 @@ def test_ranks_are_summed_in_one_recording(tmp_path: Path) -> None:
 
 def test_other_blocks_are_left_out_and_experts_and_layers_may_be_said(tmp_path: Path) -> None:
     lines = [line(0, 1, [[0]]), line(0, 0, [[5]], block="mtp", mtp_idx=0), line(1, 1, [[1]])]
-    naming = Naming(num_experts=4, layer_ids=(31,), workload="pretraining")
-    found = read_as("megatron-trace", trace(tmp_path, lines), naming=naming)
+    stated = {"num_experts": 4, "layer_ids": (31,), "workload": "pretraining"}
+    found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
     assert found.count_PLE.tolist() == [[[1, 0, 0, 0]], [[0, 1, 0, 0]]]
     assert (found.layer_ids, found.workload) == ((31,), "pretraining")
 
@@ -95,18 +94,17 @@ def test_a_record_without_block_is_of_the_decoder(tmp_path: Path) -> None:
     ("lines", "reason"),
     [
         ([line(0, 1, [[0]]), line(1, 1, [[0]])[:-9]], "line 2: Invalid JSON"),
-        ([line(0, 1, [[0], [1, 2]])], "line 1: top_indices has tokens of different choices"),
-        ([line(0, 1, [[-2]])], "no expert's"),
-        ([line(0, 1, [[2**40]])], "no expert's"),
-        ([line(0, 1, [[20_000]])], "say --experts"),
-        ([line(0, 1, [[0]], num_tokens=3)], "1 tokens, num_tokens says 3"),
+        ([line(0, 1, [[0], [1, 2]])], "line 1: top_indices: rows differ in length"),
+        ([line(0, 1, [[-2]])], "line 1: top_indices[0][0] is -2"),
+        ([line(0, 1, [[2**40]])], "[0][0] is 1099511627776"),
+        ([line(0, 1, [[20_000]])], "number from -1 to 16383"),
         ([line(0, -1, [[0]])], "line 1: layer: Input should be greater than or equal to 0"),
         (
             [line(0, 1, [[0]]).replace('"step": 0', '"step": "x"')],
             "line 1: step: Input should be a valid integer",
         ),
         ([line(0, 1, [])], "holds no token"),
-        ([line(0, 1, [[0.5]])], "whole numbers"),  # type: ignore[list-item]  # what is refused
+        ([line(0, 1, [[0.5]])], "is 0.5; it must be a whole number"),  # type: ignore[list-item]  # what is refused
         ([line(0, 1, [[0]]), "[]"], "line 2: Input should be an object"),
     ],
 )
@@ -117,16 +115,14 @@ def test_each_wrong_line_is_named(
 
 
 def test_an_expert_that_cannot_be_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecordingUnreadableError, match="expert 4 is not one of 4"):
-        read_as(
-            "megatron-trace", trace(tmp_path, [line(0, 1, [[4]])]), naming=Naming(num_experts=4)
-        )
+    with pytest.raises(RecordingUnreadableError, match="has 5 experts, not 4"):
+        read_as("megatron-trace", trace(tmp_path, [line(0, 1, [[4]])]), num_experts=4)
 
 
 def test_choices_that_the_user_miscounts_are_named(tmp_path: Path) -> None:
     file = trace(tmp_path, [line(0, 1, [[4, 1]])])
     with pytest.raises(RecordingUnreadableError, match="top_k 3, yet its tokens chose 2"):
-        read_as("megatron-trace", file, naming=Naming(top_k=3))
+        read_as("megatron-trace", file, top_k=3)
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(
@@ -177,7 +173,7 @@ def test_coarser_passes_keep_the_order_of_time(
     # One expert a step; 2 x 8 counts hold two passes, so eight steps become two of four.
     monkeypatch.setattr(megatron_trace, "MOST_CELLS", 16)
     lines = [line(step, 0, [[step]]) for step in range(8)]
-    naming = Naming(num_experts=8)
-    found = read_as("megatron-trace", trace(tmp_path, lines), naming=naming)
+    stated = {"num_experts": 8}
+    found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
     assert found.count_PLE[:, 0].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert found.transition_MEE is None

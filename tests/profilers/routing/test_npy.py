@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profilers.routing.arrays import npy_array
+from profilers.routing.contents import npy_array
 
 
 def _saved(file: Path, array: Any) -> Path:

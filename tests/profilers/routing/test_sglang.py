@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from profilers.errors import RecordingUnreadableError
 from profilers.routing.formats import read_as
-from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 
@@ -95,10 +95,11 @@ def test_tokens_give_transitions_and_samples(tmp_path: Path) -> None:
 
 def test_layers_may_be_named(tmp_path: Path) -> None:
     file = saved(tmp_path, "1", {"logical_count": torch.tensor([[0, 0], [3, 1], [1, 1]])})
-    named = read_as("sglang", file, naming=Naming(layer_ids=(7, 9)))
+    named = read_as("sglang", file, layer_ids=(7, 9))
     # Layers that the user names may be of a model of any size.
     assert (named.layer_ids, named.num_decoder_layers) == ((7, 9), None)
-    assert read_as("sglang", file, naming=Naming(layer_ids=(3, 7, 9))).layer_ids == (7, 9)
+    with pytest.raises(RecordingUnreadableError, match="2 layers with tokens need as many"):
+        read_as("sglang", file, layer_ids=(3, 7, 9))
 
 
 class _Evil:
@@ -140,7 +141,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, refusal: Refusal) -> None:
 def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
     tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profilers.routing.tensors.MOST_BYTES", 10_000)
+    monkeypatch.setattr("profilers.routing.contents.MOST_TENSOR_BYTES", 10_000)
     file = tmp_path / "a.pt"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"0" * 20_000)
@@ -151,7 +152,7 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
     ("content", "reason"),
     [
         ({"logical_count": torch.zeros(2, 3)}, "no token was recorded"),
-        ({"logical_count": torch.tensor([[1.0, float("nan")]])}, "[0][1] is not a finite number"),
+        ({"logical_count": torch.tensor([[1.0, float("nan")]])}, "[0][1] is nan"),
         ({"logical_count": torch.tensor([[1, -2]])}, "[0][1] is -2"),
         ({"logical_count": torch.ones(3)}, "must be [layers][experts]"),
         ({"logical_count": [[1, 2], [3]]}, "differ in length"),
@@ -179,7 +180,7 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
                 ],
                 "last_physical_to_logical_map": SLOTS,
             },
-            "a slot that is not one of 4",
+            "topk_ids_of_layer[0][0][0] is 4; it must be a whole number from -1 to 3",
         ),
     ],
 )
@@ -205,7 +206,7 @@ def test_dumps_of_different_models_are_not_mixed(tmp_path: Path, refusal: Refusa
             "last_physical_to_logical_map": slots,
         }
         saved(tmp_path, f"{rank + 1}", content)
-    assert "ranks disagree in layers or experts" in refusal(tmp_path)
+    assert "dumps of different models" in refusal(tmp_path)
 
 
 def test_a_placement_is_no_recording(tmp_path: Path, refusal: Refusal) -> None:

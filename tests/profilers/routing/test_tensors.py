@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from profilers.errors import RecordingUnreadableError
+from profilers.routing.contents import contents
 from profilers.routing.store import read_recording
-from profilers.routing.tensors import load
 
 
 def test_a_tensor_that_repeats_few_bytes_is_refused_before_room_is_made(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_tensor_that_repeats_few_bytes_is_refused_before_room_is_made(tmp_path
         torch.save(repeated, tmp_path / "a.pt")
         assert (tmp_path / "a.pt").stat().st_size < 4000
         with pytest.raises(ValueError, match="repeats the few bytes"):
-            load(tmp_path / "a.pt")
+            contents(tmp_path / "a.pt")
 
 
 def test_views_of_one_tensor_and_shared_lists_are_read(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_views_of_one_tensor_and_shared_lists_are_read(tmp_path: Path) -> None:
     for _ in range(40):
         deep = [deep, deep]
     torch.save({"a": whole, "b": whole[1], "deep": deep}, tmp_path / "a.pt")
-    found = load(tmp_path / "a.pt")
+    found = contents(tmp_path / "a.pt")
     assert np.array_equal(found["b"], np.arange(8, 16))
     assert found["deep"][0] is found["deep"][1]
 

@@ -44,22 +44,6 @@ def test_iterations_are_passes_and_ranks_are_summed(statistics: Path) -> None:
     assert found.transition_MEE is None
 
 
-def test_raw_choices_give_pairs(statistics: Path) -> None:
-    raw = {
-        "100_3": np.array([[0, 1]], dtype=np.int32),
-        "100_4": np.array([[2, 1]], dtype=np.int32),
-    }
-    safetensors.save_file(raw, statistics / "rank0_raw.safetensors")
-    found = read_recording(statistics)
-    assert found.transition_MEE is not None
-    assert found.transition_MEE.tolist() == [[[0, 1, 1], [0, 1, 1], [0, 0, 0]]]
-    assert found.token_LTK is not None
-    assert found.token_LTK.tolist() == [[[0, 1]], [[2, 1]]]
-    for file in statistics.glob("rank?.safetensors"):
-        file.unlink()
-    assert read_recording(statistics).count_PLE.tolist() == [[[1, 1, 0], [0, 1, 1]]]
-
-
 def _rewritten(file: Path, header: Any, content: bytes = b"") -> None:
     table = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(table)) + table + content)
@@ -73,13 +57,13 @@ ENTRY = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
     [
         ({"100_3": ENTRY}, "does not lie in the file"),
         ({"100_3": ENTRY | {"data_offsets": [0, 16]}}, "does not lie in the file"),
-        ({"100_3": ENTRY | {"shape": [2**62, 2**62]}}, "does not lie in the file"),
+        ({"100_3": ENTRY | {"shape": [2**62]}}, "does not lie in the file"),
         ({"100_3": ENTRY | {"shape": [-3]}}, "100_3.shape.0: Input should be greater"),
         ({"100_3": ENTRY | {"dtype": "BF16"}}, "100_3.dtype: Input should be 'I64'"),
         ({"100_3": {"dtype": "I64"}}, "100_3.shape: Field required"),
         ({"100_3": [1]}, "100_3: Input should be an object"),
         ({"layer3": ENTRY}, "is not <iteration>_<layer>"),
-        ([], "damaged"),
+        ([], "Input should be an object"),
         ({}, "holds no token"),
     ],
 )

@@ -1,8 +1,6 @@
 """`moetune init` as it is typed, and plans from flags alone."""
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from tuner.cli import app as frame
 from tuner.goals.train_folder import read_plan
 from tuner.spec.place_read import read_place_spec
 from tuner.spec.read import read_spec
-from tuner.spec.serving.read import read_serve_spec
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "examples" / "models" / "tiny-moe")
@@ -21,75 +18,31 @@ FLAGS = ("--model", MODEL, "--device", "h100-sxm", "--devices", "2", "--batch", 
 Captured = pytest.CaptureFixture[str]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> Terminal:
-    """Answer questions from a terminal; returns what is shown on it."""
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{line}\n" for line in lines)))
-    monkeypatch.setattr(sys, "stderr", shown)
-    return shown
-
-
 def test_flags_alone_write_a_commented_spec(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "spec.yaml"
-    assert frame.run(["init", "--yes", "-o", str(out), *FLAGS]) == 0
+    assert frame.run(["init", "-o", str(out), *FLAGS]) == 0
     assert f"moetune plan {out} -o PLAN" in capsys.readouterr().out
     assert out.read_text().count("#") > 5
     assert read_spec(out).goal.global_batch_size == 16
 
 
-def test_questions_are_asked_again_until_the_answer_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "spec.yaml"
-    shown = typed(
-        monkeypatch, "cook", "train", "/nowhere", MODEL, "h9", "l40s", "12", "16", *[""] * 4
-    )
-    assert frame.run(["init", "-o", str(out)]) == 0
-    text = shown.getvalue()
-    assert "'cook' is not one of train, serve, place" in text
-    assert "--model: /nowhere" in text
-    assert "no device description is named 'h9'" in text
-    assert "the nearest that do: 8 and 16" in text
-    spec = read_spec(out)
-    assert spec.cluster.pools[0].device == "l40s"
-    assert spec.num_devices == 16
-
-
-def test_a_deployment_needs_a_rate_or_a_concurrency(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "spec.yaml"
-    answers = ("serve", MODEL, "h100-sxm", "8", "vllm", "", "", "5", "5/s", "", "500", "600", "500")
-    shown = typed(monkeypatch, *answers, *[""] * 4, "vllm")
-    assert frame.run(["init", "-o", str(out)]) == 0, shown.getvalue()
-    assert "makes 4000 tokens of a request, and the model takes 1024" in shown.getvalue()
-    assert "makes 1100 tokens of a request" in shown.getvalue()
-    assert "--concurrency or --rate is missing" in shown.getvalue()
-    assert "'5' has no unit" in shown.getvalue()
-    goal = read_serve_spec(out).goal
-    assert goal.traffic.rate == 5.0
-    assert goal.slo.ttft.p90 == 2.0
-
-
-def test_answers_that_end_early_write_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = typed(monkeypatch, "train")
-    assert frame.run(["init", "-o", str(tmp_path / "spec.yaml")]) == 2
-    assert "nothing was written" in shown.getvalue()
+def test_a_missing_or_unacceptable_value_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    wrong = []
+    for flags, said in (
+        (FLAGS[:4], "--devices missing; a 'train' spec needs --model, --device, --devices"),
+        (("--goal", "cook"), "'cook' is not one of train, serve, place"),
+        (("--model", "/nowhere", *FLAGS[2:]), "--model: /nowhere"),
+        ((*FLAGS[:2], "--device", "h9", "--devices", "2"), "no device description is named 'h9'"),
+        ((*FLAGS[:5], "12"), "the nearest that do: 8 and 16"),
+        (("--goal", "serve", *FLAGS[:6]), "--concurrency or --rate is missing"),
+        (("--goal", "serve", *FLAGS[:6], "--rate", "5"), "'5' has no unit"),
+    ):
+        assert frame.run(["init", "-o", str(tmp_path / "spec.yaml"), *flags]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        if said not in line:
+            wrong.append((flags, line))
+    assert not wrong
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_a_terminal_it_is_one_line(tmp_path: Path, capsys: Captured) -> None:
-    assert frame.run(["init", "-o", str(tmp_path / "spec.yaml"), *FLAGS]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no terminal" in line
-    assert "--yes" in line
 
 
 def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: Captured) -> None:

@@ -11,24 +11,19 @@ def _refused(
     )
 
 
-def test_slots_that_no_even_number_of_ranks_can_hold_name_the_nearest() -> None:
+def test_slots_that_no_even_number_of_ranks_can_hold_name_the_fewest() -> None:
     # 288 slots on 64 ranks: 32 ranks of 5 and 32 of 4.
     (line,) = _refused("sglang", (5,) * 32 + (4,) * 32, experts=256)
     assert "ranks hold 4 to 5 slots" in line
-    assert line.endswith(
-        "slots_per_rank 4 (redundant_experts 0) or slots_per_rank 5 (redundant_experts 64)"
-    )
-
-
-def test_only_counts_that_hold_every_expert_are_proposed() -> None:
+    assert line.endswith("say one slots_per_rank, at least 4")
     # 10 slots on 4 ranks for 9 experts: 2 a rank would hold 8.
     (line,) = _refused("eplb", (3, 3, 2, 2), experts=9)
-    assert line.endswith("nearest: slots_per_rank 3 (redundant_experts 3)")
+    assert line.endswith("say one slots_per_rank, at least 3")
 
 
-def test_megatron_names_the_nearest_ranks_that_divide_the_experts() -> None:
+def test_megatron_names_the_rule_of_its_ranks() -> None:
     (line,) = _refused("megatron", (9,) * 30, experts=256)
-    assert line.endswith("redundant_experts 0 on 32 ranks")
+    assert line.endswith("say redundant_experts 0, and ranks that divide 256")
 
 
 def test_only_sglang_needs_the_model() -> None:

@@ -31,7 +31,7 @@ from tuner.plans.serve import (
     ServeUnlaunchable,
 )
 from tuner.report.content import Report
-from tuner.report.page import own_assets, page_html
+from tuner.report.page import page_html
 from tuner.report.picture import browser_path
 from tuner.spec.serving.read import read_serve_spec
 
@@ -101,7 +101,7 @@ class _Reader(HTMLParser):
 @pytest.fixture(scope="session")
 def page_of() -> Callable[[Report], str]:
     """The page of a report, with a stand-in for Plotly's script."""
-    return lambda report: page_html(report, own_assets("window.Plotly = {react: () => {}};"))
+    return lambda report: page_html(report, "window.Plotly = {react: () => {}};")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.goals.registry import goal_of_folder
-from tuner.report.page import own_assets, page_html
+from tuner.report.page import page_html
 from tuner.report.picture import command
 from tuner.report.plotly_script import plotly_script
 
@@ -53,7 +53,7 @@ def opened(
 def write_page(folder: Path, out: Path) -> int:
     """Write the page of a plan and return how many plots it has."""
     report = goal_of_folder(folder).report(folder)
-    out.write_text(page_html(report, own_assets(plotly_script())), encoding="utf-8")
+    out.write_text(page_html(report, plotly_script()), encoding="utf-8")
     return len(report.figures)
 
 

@@ -13,13 +13,13 @@ from tuner.goals.place_folder import read_place_plan
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import read_verified_as
 from tuner.plans.serve import ServePlan
-from tuner.report.content import Cell, File, Report
+from tuner.report.content import Cell, Evidence, File, Report
 from tuner.report.launch_section import launch_section
 from tuner.report.markdown import markdown
-from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.place_page import place_report
 from tuner.report.placement_maps import read_heat_maps
-from tuner.report.serve_page import ServeEvidence, serve_report
-from tuner.report.train_page import TrainEvidence, train_report
+from tuner.report.serve_page import serve_report
+from tuner.report.train_page import train_report
 from tuner.verify.records import Verified, read_trials
 
 HOSTILE = (
@@ -66,18 +66,16 @@ def hostile(
     assert verified is not None
     train = train_report(
         poisoned(read_plan(verified_folder)),
-        TrainEvidence(
+        Evidence(
             verified=poisoned(verified),
             trials=tuple(map(poisoned, read_trials(verified_folder / "trials"))),
             files=files,
         ),
     )
-    serve = serve_report(
-        poisoned(serve_plan), ServeEvidence(files=files, replay=None, what_if=None)
-    )
+    serve = serve_report(poisoned(serve_plan), Evidence(files=files, replay=None, what_if=None))
     plan = read_place_plan(place_folder)
     maps = read_heat_maps(place_folder, plan.files)
-    place = place_report(poisoned(plan), PlaceEvidence(maps=maps, files=files))
+    place = place_report(poisoned(plan), Evidence(maps=maps, files=files))
     return {"train": train, "serve": serve, "place": place}
 
 

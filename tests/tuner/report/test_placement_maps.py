@@ -9,10 +9,10 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.goals.place_folder import read_place_plan
-from tuner.report.content import Report
+from tuner.report.content import Evidence, Report
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure
-from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.place_page import place_report
 from tuner.report.placement_maps import MOST_MAPS, read_heat_maps
 
 
@@ -27,10 +27,23 @@ def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) ->
 
 @each_row(
     "text",
-    ["{", "{}", '{"title": "x", "layer_ids": [0], "panels": {"a": {"load_ratio": [["x"]]}}}'],
+    [
+        *("{", "{}", '{"title": "x", "layer_ids": [0], "panels": {}}'),
+        *(
+            f'{{"title": "x", "layer_ids": [0], "panels": {{{panels}}}}}'
+            for panels in (
+                '"a": {"load_ratio": [["x"]]}',
+                '"a": {"load_ratio": [[-1.0]]}',
+                '"a": {"load_ratio": [[NaN]]}',
+                '"a": {"load_ratio": [[]]}',
+                '"a": {"load_ratio": [[1.0], [1.0]]}',
+                '"a": {"load_ratio": [[1.0]]}, "b": {"load_ratio": [[1.0, 1.0]]}',
+            )
+        ),
+    ],
 )
 def test_a_damaged_map_is_named(text: str, place_folder: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(place_folder, tmp_path / f"{len(text)} characters"))
+    folder = Path(shutil.copytree(place_folder, tmp_path / f"{hash(text)}"))
     (folder / "report" / "heat_map_0.json").write_text(text, encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match=r"heat_map_0\.json: no heat map in it"):
         read_heat_maps(folder, ("report/heat_map_0.json",))
@@ -52,7 +65,7 @@ def test_many_large_maps_keep_the_page_small(
     page = page_of(
         place_report(
             plan,
-            PlaceEvidence(maps=(heat,) * MOST_MAPS),
+            Evidence(maps=(heat,) * MOST_MAPS),
         )
     )
     assert len(page.encode()) < 3_000_000

@@ -1,4 +1,4 @@
-"""Tables as CSV: of a whole report, and of what a plan compares."""
+"""Tables of what a plan compares, as CSV, and its front as a figure."""
 
 import csv
 from collections.abc import Mapping
@@ -7,11 +7,9 @@ from typing import Any
 
 from tuner.cli.app import run
 from tuner.goals.goal import StoredPlan
-from tuner.goals.registry import goal_of_folder, read_any_plan
+from tuner.goals.registry import read_any_plan
 from tuner.plans.serve import FrontPoint, ServePlan
-from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure
-from tuner.report.tables_csv import report_csv
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 PLAIN = {"mode": "aggregated", "running": 4, "ttft_s": 0.1, "instance": "1 x 2 on h100 (TP 2)"}
@@ -40,23 +38,6 @@ def _with_front() -> ServePlan:
     assert isinstance(plan, ServePlan)
     points = (_point(20.0, 900.0), _point(40.0, 500.0), _point(80.0, 100.0))
     return plan.model_copy(update={"pareto": points})
-
-
-def test_every_cell_of_every_table_of_a_report_is_a_row() -> None:
-    for name in ("train-mixtral", "serve-mixed-pool", "serve-infeasible", "place-balance"):
-        report = goal_of_folder(CHECKS / name).report(CHECKS / name)
-        tables = [
-            block.table if isinstance(block, Figure) else block
-            for section in report.sections
-            for block in section.blocks
-            if isinstance(block, Table | Figure)
-        ]
-        cells = sum(len(row) for table in tables for row in table.rows)
-        rows = _rows(report_csv(report))
-        assert sum(row["table"] != "facts" for row in rows) == cells
-        exact = [row for row in rows if row["value"]]
-        assert all(float(row["value"]) is not None for row in exact)
-        assert exact or name == "serve-infeasible"
 
 
 def test_a_plan_of_any_goal_has_a_table() -> None:
@@ -94,12 +75,9 @@ def test_the_front_is_drawn_with_the_region_that_keeps_the_target() -> None:
     assert front_figure(plan.model_copy(update={"pareto": ()})) is None
 
 
-def test_plan_and_report_write_the_files(tmp_path: Path) -> None:
+def test_plan_writes_its_table(tmp_path: Path) -> None:
     spec = CHECKS.parent / "placement" / "balance.yaml"
-    out, table, page = tmp_path / "plan", tmp_path / "table.csv", tmp_path / "page.csv"
+    out, table = tmp_path / "plan", tmp_path / "table.csv"
     planning = ["plan", str(spec), "-o", str(out), "--time-limit", "2s", "--csv", str(table)]
     assert run(planning) == 0
     assert len(_rows(table.read_text())) == 3
-    made = ["report", str(out), "--no-what-if", "--format", "csv", "-o", str(page)]
-    assert run(made) == 0
-    assert _rows(page.read_text())[0]["section"] == "headline"

@@ -11,7 +11,8 @@ from tuner.config.host_memory import HostMemory
 from tuner.config.train_words import short_decision
 from tuner.goals.train_folder import read_plan
 from tuner.plans.train import Plan, Preference, Relaxation
-from tuner.report.train_page import TrainEvidence, train_report
+from tuner.report.content import Evidence
+from tuner.report.train_page import train_report
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
@@ -23,7 +24,7 @@ OF_STATUS = {
 
 
 def _page(plan: Plan) -> Any:
-    return train_report(plan, TrainEvidence())
+    return train_report(plan, Evidence())
 
 
 def _preferring(plan: Plan, status: str) -> Plan:

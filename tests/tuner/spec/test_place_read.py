@@ -150,7 +150,8 @@ def priced_file(folder: Path, goal: str, *, top_k: int = 2) -> Path:
     [
         (
             "  ranks: 16\n",
-            "16 ranks on the 8 devices of pool 'h', the first, which has them; say 8 ",
+            "16 ranks, 4 a node, do not go on 2 nodes of 4 devices of pool 'h', the first, which"
+            " has them; say 8 ",
         ),
         ("  ranks: 8\n  ranks_per_node: 2\n", "do not go on 2 nodes of 4 devices"),
         ("  ranks: 8\n  ranks_per_node: 8\n", "do not go on 2 nodes of 4 devices"),
@@ -171,7 +172,7 @@ def test_nodes_are_the_clusters_where_the_goal_names_none(tmp_path: Path) -> Non
 
 def test_a_recording_of_another_model_is_refused(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  tokens_per_pass: 64\n"
-    assert "record this model" in refusal(priced_file(tmp_path, goal, top_k=3))
+    assert "has 3 experts a token, tiny-moe has 2" in refusal(priced_file(tmp_path, goal, top_k=3))
 
 
 def test_tokens_of_a_pass_need_the_experts_of_a_token(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:
     recording(tmp_path / "code.json", experts=16)
     assert "16 experts, 'chat' has 8" in refusal(path)
     recording(tmp_path / "code.json", layers=(1, 3))
-    assert "layers 1, 3, 'chat' has 1, 2" in refusal(path)
+    assert "layers 1, 3 recorded, 'chat' has layers 1, 2" in refusal(path)
 
 
 def test_a_layer_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -257,14 +258,20 @@ def test_the_running_placement_is_read_in_every_form(tmp_path: Path, form: str) 
 @each_row(
     ("content", "says"),
     [
-        ("[[0, 1, 2, 3, 4, 5, 6, 7]]", "1 rows"),
+        (
+            "[[0, 1, 2, 3, 4, 5, 6, 7]]",
+            "layer 1 was recorded and is not placed",
+        ),
         ("[[0, 1, 2, 3, 4, 5, 6, 6], [0, 1, 2, 3, 4, 5, 6, 7]]", "no expert 7"),
-        ("[[0, 1, 2, 3, 4, 5, 6, 9], [0, 1, 2, 3, 4, 5, 6, 7]]", "expert 9 does not exist"),
+        (
+            "[[0, 1, 2, 3, 4, 5, 6, 9], [0, 1, 2, 3, 4, 5, 6, 7]]",
+            "table[0][7] is 9; it must be",
+        ),
         ("[[0, 1, 2], [0, 1, 2]]", "3 slots, which the 4 ranks"),
-        ("[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1]]", "2 slots where 8 belong"),
+        ("[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1]]", "rows differ in length"),
         ('{"other": 1}', "no placement in it"),
-        ("[[true, 1, 2, 3, 4, 5, 6, 7], []]", "no row of expert ids"),
-        ("{", "not valid JSON"),
+        ("[[true, true], [true, false]]", "holds bool values"),
+        ("{", "cannot read the placement: Expecting property name"),
     ],
 )
 def test_a_damaged_running_placement_is_one_line(tmp_path: Path, content: str, says: str) -> None:
@@ -298,7 +305,7 @@ def test_sglang_needs_a_model_only_where_recordings_do_not_cover_the_decoder(
     assert (spec.num_layers, spec.layer_ids) == (5, (1, 2))
     (tmp_path / "code.json").unlink()
     write_stored(tmp_path / "code.json", replace(one, num_decoder_layers=6))
-    assert "'code' is of a model of 6 decoder layers, 'chat' of 5" in refusal(path)
+    assert "'code' has 6 decoder layers, 'chat' has 5" in refusal(path)
 
 
 def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -315,7 +322,7 @@ def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path)
     recording(tmp_path / "code.json", experts=9)
     expect("'code' has 9 experts, 'chat' has 8")
     recording(tmp_path / "code.json", layers=(1, 3))
-    expect("'code' has layers 1, 3, 'chat' has 1, 2; record the same layers")
+    expect("'code' has layers 1, 3 recorded, 'chat' has layers 1, 2")
     path.write_text(path.read_text().replace("goal:", f"{head}goal:", 1))
     for name in ("chat", "code"):
         recording(tmp_path / f"{name}.json")
@@ -335,7 +342,7 @@ def test_a_running_placement_of_other_layers_is_refused(tmp_path: Path) -> None:
     rows = {"decision": {"physical_to_logical": [list(range(8))], "layer_ids": [5]}}
     (tmp_path / "running.json").write_text(json.dumps(rows))
     assert refusal(path).endswith(
-        "layer 1 was recorded and is not placed there (layers 5 to 5 are); name the placement of"
+        "layer 1 was recorded and is not placed there (1 layers are); name the placement of"
         " the model that was recorded"
     )
 

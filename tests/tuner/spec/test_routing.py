@@ -79,7 +79,7 @@ def test_every_row_sums_to_one(
         ({"num_logical_experts": 3}, "logical_count has 2 layers of 4 experts"),
         ({"top_k": 0}, "top_k: Input should be greater than or equal to 1"),
         ({"layer_ids": [0]}, "logical_count has 2 layers of 4 experts"),
-        ({"layer_ids": [3, 0]}, "layer_ids [3, 0] must ascend"),
+        ({"layer_ids": [3, 0]}, "layer ids 3, 0: 2 layers with tokens need as many"),
         ({"layer_ids": [0, -1]}, "layer_ids.1: Input should be greater than or equal to 0"),
         ({"layer_ids": []}, "layer_ids: List should have at least 1 item"),
         ({"logical_count": None}, "logical_count holds object values"),

@@ -46,13 +46,10 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
 
 
 def _slots_LEX(expert_LS: Ints, count_LE: Ints) -> Ints:
-    layers, slots = expert_LS.shape
-    order_LS = np.argsort(expert_LS, axis=1, kind="stable")
-    sorted_LS = np.take_along_axis(expert_LS, order_LS, axis=1)
-    first_LE = np.cumsum(count_LE, axis=1) - count_LE
-    copy_LS = np.arange(slots) - np.take_along_axis(first_LE, sorted_LS, axis=1)
     slots_LEX = np.full((*count_LE.shape, int(count_LE.max())), -1, dtype=np.int64)
-    slots_LEX[np.arange(layers)[:, None], sorted_LS, copy_LS] = order_LS
+    for layer, expert in np.ndindex(count_LE.shape):
+        slots = np.flatnonzero(expert_LS[layer] == expert)
+        slots_LEX[layer, expert, : len(slots)] = slots
     return slots_LEX
 
 

@@ -26,9 +26,6 @@ class ServedPlacement:
 
     verified: VerifiedPlacement
     files: tuple[EmittedFile, ...]
-    marks: tuple[MadeFor, ...] = ()
-    """Targets on this engine that the placement was planned for; those of other engines if this one
-    is not among them."""
 
     def suits(self, group: Instances) -> bool:
         """Say whether the group has the ranks and slots that the placement was planned for.
@@ -54,9 +51,7 @@ def served_placement_for(
     emitted = emit_placement(engine, placement)
     read = PurePosixPath(engine_file(engine, "placement").SERVED_FILE)
     files = tuple(file for file in emitted if file.path == read)
-    all_marks = placement.plan.made_for
-    marks = tuple(mark for mark in all_marks if mark.engine == engine) or all_marks
-    served_placement = ServedPlacement(verified=placement, files=files, marks=marks)
+    served_placement = ServedPlacement(verified=placement, files=files)
     sizes = sorted({f"ep {group.ep} with {group.redundant_experts}" for group in groups})
     if not any(served_placement.suits(group) for group in groups):
         raise UnsuitedPlacementError(
@@ -92,28 +87,23 @@ def served_mark(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities
 def placement_lines(
     verified: VerifiedServing, placement: ServedPlacement | None, shape: GroupShape
 ) -> tuple[str, ...]:
-    """Return notes on what a group's placement was planned for, and whether the group differs."""
-    if placement is None or not placement.suits(shape.group):
+    """Return a note on what a group's placement was planned for, and whether the group differs."""
+    made_for = () if placement is None else placement.verified.plan.made_for
+    if placement is None or not placement.suits(shape.group) or not made_for:
         return ()
-    lines, engine = [], group_release(verified, shape.group)
-    for mark in placement.marks:
-        # A script uses its engine's settings, also where the plan was for another engine.
-        own_mark = getattr(engine_file(engine.name, "placement"), "planned_mark", None)
-        followed = mark
-        if own_mark is not None and mark.engine != engine.name:
-            followed = own_mark(placement.verified.plan)
-        here = served_mark(followed, shape, engine=engine)
-        if here == mark:
-            lines.append(
-                f"Experts are placed for {mark.words}: plan again when one of these changes."
-            )
-        else:
-            lines.append(
-                f"NOT AS PLANNED: experts are placed for {mark.words}, and these instances"
-                f" run {here.words}: their rank loads differ from the placement's plan."
-                " Plan the placement again for them."
-            )
-    return tuple(lines)
+    engine = group_release(verified, shape.group)
+    mark = next((one for one in made_for if one.engine == engine.name), made_for[0])
+    # A script uses its engine's settings, also where the plan was for another engine.
+    own_mark = getattr(engine_file(engine.name, "placement"), "planned_mark", None)
+    followed = mark if own_mark is None else own_mark(placement.verified.plan)
+    here = served_mark(followed, shape, engine=engine)
+    if here == mark:
+        return (f"Experts are placed for {mark.words}: plan again when one of these changes.",)
+    return (
+        f"NOT AS PLANNED: experts are placed for {mark.words}, and these instances run"
+        f" {here.words}: their rank loads differ from the placement's plan. Plan the placement"
+        " again for them.",
+    )
 
 
 def placement_notes(

@@ -51,6 +51,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         misfit = rows_misfit(PLACE_TARGET, offer, rows, ranks=decision.num_devices)
         if misfit is not None:
             raise UnsuitedPlacementError(f"{misfit}; plan again without dispatch lp")
+    location = json.dumps({"physical_to_logical_map": rows}, separators=(",", ":"))
     nodes = num_nodes(verified)
     several = (f"--nnodes {nodes}", '--node-rank "$node"', '--dist-init-addr "$MASTER_ADDR:20000"')
     command = (
@@ -65,7 +66,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         '"$@"',
     )
     return (
-        EmittedFile(path=PurePosixPath(SERVED_FILE), text=_location(rows)),
+        EmittedFile(path=PurePosixPath(SERVED_FILE), text=location + "\n"),
         run_script(
             verified,
             usage=("Usage: ./run.sh --model-path MODEL [more flags of the engine]",),
@@ -119,7 +120,3 @@ def _rows(decision: PlaceDecision, *, solves_program: bool) -> tuple[tuple[int, 
         )
     planned = dict(zip(decision.layer_ids, decision.physical_to_logical, strict=True))
     return tuple(planned.get(layer, unplanned) for layer in range(decision.num_layers))
-
-
-def _location(rows: tuple[tuple[int, ...], ...]) -> str:
-    return json.dumps({"physical_to_logical_map": rows}, separators=(",", ":")) + "\n"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tuner.costs.residuals import residual_for
+from tuner.report.content import Evidence
 from tuner.report.markdown import markdown
-from tuner.report.train_page import TrainEvidence, train_report
+from tuner.report.train_page import train_report
 from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.verification import conclude
@@ -87,7 +88,7 @@ def test_the_plans_choice_without_a_trial_wins_unless_one_was_faster_than_it_can
     assert (result.regret_ratio, result.tie) == (None, False)
     (line,) = result.notes
     assert line.startswith("the plan's own choice was not launched and stays the winner: ")
-    text = markdown(train_report(wide.plan, TrainEvidence(verified=result)))
+    text = markdown(train_report(wide.plan, Evidence(verified=result)))
     assert "This configuration is expected to be faster than all of 3 trials" in text
     faster = _concluded(wide, _others(wide, machine, 1.5, 1.5, 1.5, 0.5))
     assert faster.winner == faster.trials[3].decision

@@ -18,8 +18,9 @@ from tuner.cli.plan_text import verified_text
 from tuner.errors import SpecError
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.plans.folder import TRIALS_NAME
+from tuner.report.content import Evidence
 from tuner.report.markdown import markdown
-from tuner.report.train_page import TrainEvidence, train_report
+from tuner.report.train_page import train_report
 from tuner.verify.budget.budget import Budget
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
@@ -247,7 +248,7 @@ def test_the_report_says_what_is_extrapolated(
     small_jobs: tuple[Path, Verified],
 ) -> None:
     folder, result = small_jobs
-    evidence = TrainEvidence(verified=result, trials=read_trials(folder / TRIALS_NAME))
+    evidence = Evidence(verified=result, trials=read_trials(folder / TRIALS_NAME))
     text = markdown(train_report(read_plan(folder), evidence))
     assert "extrapolated from smaller jobs; no job of its own size was launched" in text
 
