@@ -12,6 +12,7 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
 from tuner.costs.lookups import Lookups
+from tuner.costs.place.expert_layer import grouped_gemms_s
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
 from tuner.goals.profiles import pool_profile
@@ -146,9 +147,10 @@ def _links(
     measured: "MeasuredProfile | None",
 ) -> "LinkSource":
     """The links between the ranks; none where neither traffic nor time is priced."""
+    from profilers.store import read_header
     from tuner.costs.train.measured_profile import read_measured
     from tuner.search.nodes.node_order import read_links
-    from tuner.search.place.link_source import is_of_accelerators, link_source
+    from tuner.search.place.links import link_source
 
     cluster = spec.cluster
     if cluster is None:
@@ -158,7 +160,11 @@ def _links(
         read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
         return LinkSource()
     profile = pool_profile(cluster.pools[0], profiles)
-    if measured is None and profile is not None and is_of_accelerators(profile):
+    if (
+        measured is None
+        and profile is not None
+        and read_header(profile).machine.device_kind == "cuda"
+    ):
         measured = read_measured(profile, calibrated=residuals is not None)
     return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
 
@@ -252,7 +258,9 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
         {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
         load_LE=read_holdout_pass(folder, heaviest),
         time_loads=time_loads,
-        price_loads=None if pricing is None else pricing.grouped_gemms_s,
+        price_loads=None
+        if pricing is None
+        else lambda rows, active: grouped_gemms_s(pricing.machine, copies=rows, active=active),
     )
     note = f"rows of one hold-out pass of {workloads[heaviest].name!r}"
     verified = verified.model_copy(update={"notes": (note, *verified.notes)})
