@@ -14,14 +14,16 @@ from profilers.routing.recording import Recording
 from tuner.costs.lookups import Lookups
 from tuner.costs.place.expert_layer import grouped_gemms_s
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
+from tuner.goals.place_folder import read_holdout_pass, read_place_plan
 from tuner.goals.profiles import pool_profile
 from tuner.goals.train_plan import version
+from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder, to_paths
+from tuner.plans.folder import VERIFIED_NAME
 from tuner.plans.place import PlacePlan, PlaceProvenance
 from tuner.plans.proof import with_planning_time
 from tuner.report.placement_maps import heat_maps
-from tuner.search.place.links import LinkSource
+from tuner.search.place.links import link_source
 from tuner.search.place.plan_place import make_place_plan
 from tuner.search.place.prices import pricing_of
 from tuner.search.settings import SearchSettings
@@ -34,7 +36,6 @@ from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 
 if TYPE_CHECKING:
-    from tuner.costs.train.calibration import Residuals
     from tuner.costs.train.measured_profile import MeasuredProfile
 
 
@@ -79,32 +80,31 @@ def place(
 
     started_s = clock()
     spec = read_place_spec(spec_path)
-    about_traffic = spec.goal.is_about_traffic
+    about_traffic, has_price = spec.goal.is_about_traffic, is_priced(spec)
     if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
-    has_price = is_priced(spec)
-    cluster = spec.cluster if has_price else None
+    priced_on = spec.cluster if has_price else None
     residuals = shipped() if calibrated else None
-    measured = _measured(cluster, profiles, calibrated=calibrated)
+    profile = measured = None
+    if spec.cluster is not None and (about_traffic or has_price):
+        profile = pool_profile(spec.cluster.pools[0], profiles)
+        measured = _measured(profile, is_priced=has_price, calibrated=calibrated)
     pricing = pricing_of(
-        spec.model, cluster, spec.goal, residuals=residuals, measured=measured, lookups=lookups
+        spec.model, priced_on, spec.goal, residuals=residuals, measured=measured, lookups=lookups
     )
+    spec_sha256 = hashlib.sha256(read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES))
     provenance = PlaceProvenance(
         moetune_version=version(),
-        spec_sha256=hashlib.sha256(
-            read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
-        ).hexdigest(),
+        spec_sha256=spec_sha256.hexdigest(),
         recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
-        notes=_price_notes(cluster, measured),
+        notes=_price_notes(priced_on, measured),
     )
     try:
-        source = _links(
-            spec,
-            profiles,
-            is_needed=about_traffic or has_price,
-            residuals=residuals,
-            measured=measured,
-        )
+        source = None
+        if spec.cluster is not None:
+            source = link_source(
+                spec.cluster, spec.goal, profile=profile, residuals=residuals, measured=measured
+            )
         made = make_place_plan(
             spec,
             pricing=pricing,
@@ -138,54 +138,23 @@ def _sha256(recording: Recording) -> str:
     return digest.hexdigest()
 
 
-def _links(
-    spec: PlaceSpec,
-    profiles: Sequence[Path],
-    *,
-    is_needed: bool,
-    residuals: "Residuals | None",
-    measured: "MeasuredProfile | None",
-) -> "LinkSource":
-    """The links between the ranks; none where neither traffic nor time is priced."""
-    from profilers.store import read_header
-    from tuner.costs.train.measured_profile import read_measured
-    from tuner.search.nodes.node_order import read_links
-    from tuner.search.place.links import link_source
-
-    cluster = spec.cluster
-    if cluster is None:
-        return LinkSource()
-    if not is_needed:
-        # The matrix is not used, but a wrong number of nodes is still refused.
-        read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
-        return LinkSource()
-    profile = pool_profile(cluster.pools[0], profiles)
-    if (
-        measured is None
-        and profile is not None
-        and read_header(profile).machine.device_kind == "cuda"
-    ):
-        measured = read_measured(profile, calibrated=residuals is not None)
-    return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
-
-
 def _measured(
-    cluster: Cluster | None, profiles: Sequence[Path], *, calibrated: bool
+    profile: Path | None, *, is_priced: bool, calibrated: bool
 ) -> "MeasuredProfile | None":
-    if cluster is None:
-        return None
+    """Read a profile of accelerators; a processor's has measured links, and prices no layers."""
     from profilers.store import read_header
     from tuner.costs.train.measured_profile import read_measured
 
-    path = pool_profile(cluster.pools[0], profiles)
-    if path is None:
+    if profile is None:
         return None
-    if read_header(path).machine.device_kind != "cuda":
+    if read_header(profile).machine.device_kind == "cuda":
+        return read_measured(profile, calibrated=calibrated)
+    if is_priced:
         raise SpecError(
-            f"{path}: was measured on processors, and expert layers are priced on accelerators;"
+            f"{profile}: was measured on processors, and expert layers are priced on accelerators;"
             " name a 'device' in the pool, or a profile of one"
         )
-    return read_measured(path, calibrated=calibrated)
+    return None
 
 
 def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") -> tuple[str, ...]:
@@ -247,13 +216,10 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
             device_kind=device_kind,
         )
 
-    pricing = pricing_of(
-        model,
-        made.cluster,
-        made.goal,
-        residuals=shipped(),
-        measured=_measured(made.cluster, (), calibrated=True),
-    )
+    cluster = made.cluster
+    profile = None if cluster is None else pool_profile(cluster.pools[0], ())
+    measured = _measured(profile, is_priced=True, calibrated=True)
+    pricing = pricing_of(model, cluster, made.goal, residuals=shipped(), measured=measured)
     verified = verify_placements(
         {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
         load_LE=read_holdout_pass(folder, heaviest),
@@ -264,5 +230,5 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
     )
     note = f"rows of one hold-out pass of {workloads[heaviest].name!r}"
     verified = verified.model_copy(update={"notes": (note, *verified.notes)})
-    write_place_verified(folder, verified)
+    write_files(folder, {VERIFIED_NAME: verified.model_dump_json(indent=2) + "\n"})
     return verified

@@ -21,9 +21,6 @@ from tuner.spec.place import PlaceGoal
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA_VERSION = 1
-# 1: first release.
-
 Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Band = tuple[float, float]
 
@@ -260,6 +257,7 @@ class PlacePlan(Record, extra="ignore"):
     """`plan.json` of a placement."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     goal: PlaceGoal
     cluster: Cluster | None = None
     """Cluster of the spec, which prices the plan; absent where the spec names none."""

@@ -289,11 +289,10 @@ def place_trials_section(verified: PlaceVerified) -> Section:
     """Return what the placements took that were measured."""
     table = Table(
         caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
-        header=("placement", "status", "predicted", "measured"),
+        header=("placement", "predicted", "measured"),
         rows=tuple(
             (
                 word(trial.decision),
-                word(trial.status),
                 maybe(seconds, trial.predicted_layer_time_s),
                 maybe(seconds, trial.measured_layer_time_s),
             )
