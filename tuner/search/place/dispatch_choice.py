@@ -182,16 +182,10 @@ def _launch(spec: PlaceSpec, target: PlaceTarget, rule: str) -> tuple[str, str]:
     return (same + nearest + default)[0].name, backend
 
 
-def launch_misfit_of(spec: PlaceSpec, placement: Placement, rule: str) -> str:
-    """Return why a target cannot be launched with a placement; empty: it can."""
-    rows = placement.expert_LS.tolist()
-    for mark in made_for(spec, rule):
-        target = PLACE_TARGETS[mark.engine]
-        for offer in dispatch_offers(target, mark.dispatch, mark.a2a_backend):
-            misfit = rows_misfit(target, offer, rows, ranks=spec.ranks.num_ranks)
-            if misfit is not None:
-                return misfit
-    return ""
+def launch_refusal(problem: PlaceProblem, placement: Placement) -> str:
+    """Return why the first target cannot run the rule with a placement; empty: it can."""
+    offers = offers_of(problem.spec, placement)
+    return next((refusal for offer, refusal in offers if offer.rule == problem.dispatch), "")
 
 
 def offers_of(
@@ -209,17 +203,16 @@ def offers_of(
         return []
     backend = launch_backend(target, dispatch=named, a2a_backend=spec.goal.a2a_backend)
     beside = dispatch_offers(target, named, backend)
-    if named is not None:
-        return [(offer, "") for offer in beside]
     found = []
-    for offer in target.offers:
+    for offer in target.offers if named is None else beside:
+        # A rule that the goal names was checked with its spec.
         misfit = launch_misfit(
             target,
             offer,
             architecture=None if spec.model is None else spec.model.architecture,
             pool=None if spec.cluster is None else spec.cluster.pools[0],
         )
-        refusal = "" if misfit is None else misfit.words
+        refusal = "" if misfit is None or named is not None else misfit.words
         if offer not in beside:
             only = "an all-to-all backend" if offer.has_backend else "goal.a2a_backend: none"
             refusal = f"needs {only}"

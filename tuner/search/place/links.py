@@ -61,9 +61,6 @@ ROW_ELEMENT_BYTES: Final = 2.0
 LARGE_BYTES: Final = 2.0**26
 """Size of a message whose latency is negligible."""
 
-LEAST_RATIO: Final = 0.01
-"""Minimum cost of a pair relative to its level's cost, however fast the matrix says it is."""
-
 MEASURED: Final = "measured links of the profile"
 
 
@@ -160,28 +157,23 @@ def links_between(
     domain_G = _domains(pool, ranks)
     same_GG = domain_G[:, None] == domain_G
     whole, moved = _level_costs(source, domain_G, spec.goal, row_bytes=row_bytes, copies=copies)
-    is_priced = source.hardware is not None
     inside, between = (_level_name(source, is_between=far) for far in (False, True))
-    level_GG = np.where(same_GG, whole[0], whole[1])
-    cost_GG = level_GG
+    cost_GG = np.where(same_GG, whole[0], whole[1])
     if source.matrix is not None and pool is not None:
         rates_NN, usual = scaled_to_nics(source.matrix, pool)
         np.fill_diagonal(rates_NN, usual)
         slow_GG = (usual / rates_NN)[np.ix_(ranks.node_G, ranks.node_G)]
-        cost_GG = level_GG + np.where(same_GG, moved[0], moved[1]) * (slow_GG - 1.0)
-        cost_GG = np.maximum(cost_GG, LEAST_RATIO * level_GG)
-        spare = len(source.matrix.nodes) > ranks.num_nodes
-        first = f" on its first {ranks.num_nodes} nodes" if spare else ""
-        between = f"link_matrix of pool {pool.name!r}{first}, its usual link as by {between}"
+        cost_GG = cost_GG + np.where(same_GG, moved[0], moved[1]) * (slow_GG - 1.0)
+        between = f"link_matrix of pool {pool.name!r}, its usual link as by {between}"
     measured_GG = _measured_GG(source, ranks, row_bytes=row_bytes, copies=copies)
     is_known_GG = ~np.isnan(measured_GG)
-    is_priced = is_priced or bool(is_known_GG.all())
+    is_priced = source.hardware is not None or bool(is_known_GG.all())
     is_near_GG = ranks.node_G[:, None] == ranks.node_G
     knows_far = bool(is_known_GG[~is_near_GG].any())
     if is_priced:
         cost_GG = np.where(is_known_GG, measured_GG, cost_GG)
-        is_other_GG = is_near_GG & ~np.eye(ranks.num_ranks, dtype=bool)
-        inside = MEASURED if is_known_GG[is_other_GG].any() else inside
+        # Beside the diagonal, all pairs of a node are known or none.
+        inside = MEASURED if is_known_GG[is_near_GG].sum() > ranks.num_ranks else inside
         between = MEASURED if knows_far else between
     if source.pairs and ranks.num_nodes > 1 and not knows_far:
         between += f" (the profile's measured links are not of {ranks.num_nodes} nodes)"
@@ -242,11 +234,10 @@ def _level_name(source: LinkSource, *, is_between: bool) -> str:
     hardware, pool = source.hardware, source.pool
     if hardware is None or pool is None:
         return f"constants, {LEVEL_COSTS[0]:g} to {LEVEL_COSTS[1]:g}"
-    if isinstance(hardware, MeasuredHardware):
-        known = hardware.collectives.groups
-        measured = [group for kind in ("all_to_all", MERGED) for group in known.get(kind, ())]
-        if any((group.inside < group.ranks) is is_between for group in measured):
-            return "collectives of the profile"
+    known = hardware.collectives.groups if isinstance(hardware, MeasuredHardware) else {}
+    measured = [group for kind in ("all_to_all", MERGED) for group in known.get(kind, ())]
+    if any((group.inside < group.ranks) is is_between for group in measured):
+        return "collectives of the profile"
     sheet = "the datasheet" if pool.device is None else f"the datasheet of {pool.device}"
     return f"{sheet} and nic of the spec" if is_between and pool.nic is not None else sheet
 
@@ -282,39 +273,31 @@ def _measured_GG(
     NaN where no link was measured. Between nodes a rank has its share of what all lanes carry at
     once, and at most what one lane carries alone.
     """
-    cost_GG = np.full((ranks.num_ranks, ranks.num_ranks), np.nan)
-    np.fill_diagonal(cost_GG, 0.0)
     per_node = int(np.bincount(ranks.node_G).max())
 
-    def cost(bytes_per_s: float, latency_s: float | None) -> float:
-        shared_s = 0.0 if row_bytes is None else (latency_s or 0.0) / copies
+    def cost(bytes_per_s: float, link: MeasuredLink) -> float:
+        shared_s = 0.0 if row_bytes is None else (link.latency_s or 0.0) / copies
         return (row_bytes or 1.0) / bytes_per_s + shared_s
 
-    inside = {
-        (link.sender, link.receiver): cost(link.bytes_per_s, link.latency_s)
-        for link in source.pairs
-        if link.is_inside
-    }
-    number_G = _rank_numbers(ranks, source.pairs_per_node).tolist()
-    between: dict[tuple[int, int], list[MeasuredLink]] = {}
-    for link in source.pairs:
-        if not link.is_inside:
-            between.setdefault((link.sender_node, link.receiver_node), []).append(link)
-    near, far = [], []
-    for one, two in np.argwhere(np.isnan(cost_GG)).tolist():
-        nodes = int(ranks.node_G[one]), int(ranks.node_G[two])
-        if nodes[0] == nodes[1]:
-            near.append((one, two, inside.get((number_G[one], number_G[two]))))
-            continue
-        lanes = sorted(between.get(nodes, ()), key=lambda link: link.lanes)
-        value = None
-        if lanes:
-            together = [link.bytes_per_s for link in lanes if link.lanes == lanes[-1].lanes]
-            rate = min(sum(together) / per_node, lanes[0].bytes_per_s)
-            value = cost(rate, lanes[0].latency_s)
-        far.append((one, two, value))
-    for priced, is_covered in ((near, per_node <= source.pairs_per_node), (far, True)):
-        if is_covered and all(value is not None for _, _, value in priced):
-            for one, two, value in priced:
-                cost_GG[one, two] = value
+    near: dict[tuple[int, int], float] = {}
+    lanes: dict[tuple[int, int], list[MeasuredLink]] = {}
+    for link in sorted(source.pairs, key=lambda link: link.lanes):
+        if link.is_inside:
+            near[link.sender, link.receiver] = cost(link.bytes_per_s, link)
+        else:
+            lanes.setdefault((link.sender_node, link.receiver_node), []).append(link)
+    far = {}
+    for nodes, links in lanes.items():
+        together = sum(one.bytes_per_s for one in links if one.lanes == links[-1].lanes)
+        far[nodes] = cost(min(together / per_node, links[0].bytes_per_s), links[0])
+    cost_GG = np.full((ranks.num_ranks, ranks.num_ranks), np.nan)
+    number_G = _rank_numbers(ranks, source.pairs_per_node)
+    is_near_GG = ranks.node_G[:, None] == ranks.node_G
+    for known, at_G, is_of_GG in ((near, number_G, is_near_GG), (far, ranks.node_G, ~is_near_GG)):
+        value_GG = np.array([[known.get((one, two), np.nan) for two in at_G] for one in at_G])
+        np.fill_diagonal(value_GG, 0.0)
+        is_covered = known is far or per_node <= source.pairs_per_node
+        if is_covered and not np.isnan(value_GG[is_of_GG]).any():
+            cost_GG[is_of_GG] = value_GG[is_of_GG]
+    np.fill_diagonal(cost_GG, 0.0)
     return cost_GG
