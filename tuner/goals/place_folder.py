@@ -90,7 +90,11 @@ def read_holdout_pass(folder: Path, number: int) -> Floats:
 
 
 def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
-    typical = {one.name: one.typical_pass_LE for one in split_recordings(spec)}
+    # Of each workload the hold-out pass of median size.
+    typical = {
+        one.name: sorted(one.holdout_PLE, key=np.sum)[len(one.holdout_PLE) // 2]
+        for one in split_recordings(spec)
+    }
     used: dict[str, str | bytes] = {
         "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
     }

@@ -162,10 +162,9 @@ def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") ->
         return ()
     pool = cluster.pools[0]
     source = "its profile" if measured is not None else f"the datasheet of {pool.device}"
-    notes = [f"time is priced on pool {pool.name!r}, from {source}"]
-    if len(cluster.pools) > 1:
-        notes.append(f"all ranks are on pool {pool.name!r}; the other pools are not used")
-    return tuple(notes)
+    notes = (f"time is priced on pool {pool.name!r}, from {source}",)
+    others = f"all ranks are on pool {pool.name!r}; the other pools are not used"
+    return (*notes, others) if len(cluster.pools) > 1 else notes
 
 
 def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
@@ -188,16 +187,15 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
     made = read_place_plan(folder)
     if made.decision is None:
         raise PlanUnreadableError(f"{folder}: the plan placed nothing ({made.binding_constraint})")
-    spec_path = folder / "used" / "spec.yaml"
     config = folder / "used" / "config.json"
     if not config.is_file():
         raise PlanUnreadableError(
             f"{folder}: the plan names no model, so the experts have no size; add `model` to"
-            f" {spec_path.name} and plan anew"
+            " spec.yaml and plan anew"
         )
     model = read_model(config)
-    moe = model.moe
-    if moe is None:
+    ffn = None if model.moe is None else model.moe.expert_ffn_size
+    if ffn is None:
         raise PlanUnreadableError(f"{config}: {model.name} has no experts")
     workloads = made.goal.workloads
     heaviest = max(range(len(workloads)), key=lambda number: workloads[number].weight)
@@ -210,7 +208,7 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
         return time_expert_loads(
             rows_NS,
             hidden=model.expert_hidden,
-            ffn=moe.expert_ffn_size,
+            ffn=ffn,
             is_gated=model.ffn_is_gated,
             budget_s=budget_s,
             device_kind=device_kind,

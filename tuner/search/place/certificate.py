@@ -119,12 +119,7 @@ def binding_constraint(problem: PlaceProblem, chosen: Placement) -> str:
     slots = _binding_slots(problem)
     if slots:
         return slots
-    if dispatch in PASS_BY_PASS:
-        return "whole experts in few slots, however a pass is split, as far as is proven"
-    slots_G, speed_G = spec.ranks.slots_G, spec.ranks.speed_G
-    if (slots_G * speed_G.sum() < speed_G * spec.num_experts).any():
-        return "ranks with few slots for their speed, as far as is proven"
-    if problem.balance().dispatch.is_near:
+    if problem.balance().dispatch.is_near and dispatch not in PASS_BY_PASS:
         return "near replicas take what is sent near them, as far as is proven"
     if len(problem.evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"

@@ -46,33 +46,15 @@ class WorkloadCost:
     loads: Evaluation
     load_events: float
     """Recorded token copies on most-loaded ranks, all passes and layers, for counting noise."""
-    seconds: LayerSeconds | None = None
-    traffic: float | None = None
+    seconds: LayerSeconds | None
+    traffic: float | None
     """Mean over the tokens; None where it is not the objective."""
-    traffic_P: Floats | None = None
-    """Traffic of batches of the tokens."""
-    traffic_events: float = math.inf
-    """Tokens in sums that have no batches."""
-
-    @property
-    def value(self) -> float:
-        """Return seconds where layers are priced, traffic where that is the objective, or loads."""
-        if self.seconds is None and self.traffic is not None:
-            return self.traffic
-        return float(self.value_P.mean())
-
-    @property
-    def value_P(self) -> Floats:
-        """The same of each pass or batch."""
-        if self.seconds is not None:
-            return self.seconds.pass_P
-        return self.loads.imbalance_P if self.traffic_P is None else self.traffic_P
-
-    @property
-    def events(self) -> float:
-        """Recorded events that the value counts."""
-        is_load = self.seconds is not None or self.traffic is None
-        return self.load_events if is_load else self.traffic_events
+    value: float
+    """Seconds where layers are priced, traffic where that is the objective, otherwise imbalance."""
+    value_P: Floats
+    """The same of each pass, or of batches of tokens."""
+    events: float
+    """Recorded events that the value counts."""
 
 
 def evaluate_workload(
@@ -95,9 +77,25 @@ def evaluate_workload(
     is_fit = split is Split.FIT
     load_PLE = scoring_passes(one, rule) if is_fit else one.load_PLE(split)
     loads = evaluate(placement, load_PLE=load_PLE, ranks=ranks, dispatch=rule, seed=seed)
-    seconds = traffic = traffic_P = None
-    is_timed = split is Split.HOLDOUT or (is_fit and spec.goal.objective is Objective.LAYER_TIME)
-    if pricing is not None and is_timed:
+    is_time = spec.goal.objective is Objective.LAYER_TIME
+    largest = float(loads.copies_PLG.max(axis=2).sum(axis=1).mean())
+    load_events = events = largest * len(load_PLE) * one.recorded_ratio
+    seconds = traffic = None
+    value_P = loads.imbalance_P
+    if spec.goal.is_about_traffic and not is_fit:
+        is_chain = spec.goal.objective is Objective.LAYER_CHAIN
+        sample = one.flow_MEE(split) if is_chain else one.token_LTK(split)
+        traffic = traffic_of(problem, sampled_problem(problem, sample), placement)
+        value_P, events = np.array([traffic]), math.inf
+        if one.has_holdout_transitions or not is_chain:
+            # Of all tokens, no gain is stated.
+            is_judged = split is Split.HOLDOUT
+            value_P = batch_traffic(problem, one, placement) if is_judged else value_P
+        elif one.recording.transition_MEE is not None:
+            # Every pair of a token's choices counts at most, and pairs of one are not independent.
+            pairs = float(one.recording.top_k or 1) ** 2
+            events = float(one.recording.transition_MEE.sum(axis=(1, 2)).mean()) / pairs
+    if pricing is not None and (split is Split.HOLDOUT or (is_fit and is_time)):
         seconds = pricing.price(
             placement,
             loads,
@@ -107,29 +105,15 @@ def evaluate_workload(
             is_counted=one.is_counted and not is_fit,
             slow_NN=problem.links.slow_NN,
         )
-    events = math.inf
-    if spec.goal.is_about_traffic and not is_fit:
-        is_chain = spec.goal.objective is Objective.LAYER_CHAIN
-        sample = one.flow_MEE(split) if is_chain else one.token_LTK(split)
-        traffic = traffic_of(problem, sampled_problem(problem, sample), placement)
-        traffic_P = np.array([traffic])
-        if one.has_holdout_transitions or not is_chain:
-            # Of all tokens, no gain is stated.
-            is_judged = split is Split.HOLDOUT
-            traffic_P = batch_traffic(problem, one, placement) if is_judged else traffic_P
-        elif one.recording.transition_MEE is not None:
-            # Every pair of a token's choices counts at most, and pairs of one are not independent.
-            pairs = float(one.recording.top_k or 1) ** 2
-            events = float(one.recording.transition_MEE.sum(axis=(1, 2)).mean()) / pairs
+        value_P, events = seconds.pass_P, load_events
     return WorkloadCost(
         loads=loads,
-        load_events=float(loads.copies_PLG.max(axis=2).sum(axis=1).mean())
-        * len(load_PLE)
-        * one.recorded_ratio,
+        load_events=load_events,
         seconds=seconds,
         traffic=traffic,
-        traffic_P=traffic_P,
-        traffic_events=events,
+        value=float(value_P.mean()) if traffic is None or seconds is not None else traffic,
+        value_P=value_P,
+        events=events,
     )
 
 

@@ -87,12 +87,6 @@ class WorkloadEvidence:
         return whole_LTK.astype(np.int64) if split is Split.ALL else kept_LTK
 
     @property
-    def typical_pass_LE(self) -> Floats:
-        """The hold-out pass of median size."""
-        order = np.argsort(self.holdout_PLE.sum(axis=(1, 2)), kind="stable")
-        return np.asarray(self.holdout_PLE[order[len(order) // 2]])
-
-    @property
     def has_holdout_transitions(self) -> bool:
         """Return whether there are hold-out tokens for transitions."""
         token_LTK = self.recording.token_LTK

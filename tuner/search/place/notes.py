@@ -10,7 +10,7 @@ from tuner.search.place.problem import PlaceProblem
 from tuner.search.place.search import MOST_FOLDS
 from tuner.search.place.verdict import Compared
 from tuner.spec.place import Dispatch, Objective
-from tuner.spec.place_method import FORMER, Method
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
@@ -30,8 +30,6 @@ def assumption_notes(
     spec, method = problem.spec, problem.spec.goal.method
     if method is not Method.AUTO:
         yield f"method {method.value}, as the goal says, whatever auto would find"
-    if method is Method.LOCAL_SEARCH:
-        yield f"{', '.join(sorted(FORMER))} are methods no more and read as local_search"
     if spec.goal.dispatch is Dispatch.LEAST_LOADED:
         yield _weights_sent(problem, compared)
     elif spec.ranks.num_slots > spec.num_experts:

@@ -7,12 +7,16 @@ the engine's dispatch rule, next to the current placement and EPLB's on the same
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
+from solvers.placement.balance.migration import loaded_LG
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.config.place import PlaceDecision
 from tuner.costs.place.expert_layer import expert_bytes
 from tuner.plans.place import (
     LayerTimes,
+    MigrationCost,
     PlaceAlternative,
     PlaceCertificate,
     PlacePlan,
@@ -26,7 +30,6 @@ from tuner.search.place.cost import evaluate_workload, pass_copies
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for, planned_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
 from tuner.search.place.links import LinkSource, links_between
-from tuner.search.place.migration import migration_cost
 from tuner.search.place.notes import assumption_notes
 from tuner.search.place.prices import ELEMENT_BYTES, Pricing
 from tuner.search.place.problem import PlaceProblem, migration_limit
@@ -110,15 +113,7 @@ def make_place_plan(
     gain = gain_of(problem, compared)
     migration = None
     if goal.current is not None:
-        migration = migration_cost(
-            spec.current,
-            chosen,
-            current_ranks=spec.current_ranks,
-            ranks=spec.ranks,
-            expert_bytes=_expert_bytes(spec),
-            machine=None if problem.pricing is None else problem.pricing.machine,
-            step_gain_ratio=gain.step_gain_ratio,
-        )
+        migration = migration_cost(problem, chosen, step_gain_ratio=gain.step_gain_ratio)
     traffic = () if planned[0].traffic is None else _mean_traffic(problem, compared)
     noises = [
         gain_noise(first.loads.imbalance_P, last.loads.imbalance_P, counted=last.load_events)
@@ -161,6 +156,35 @@ def make_place_plan(
         ),
         # Last: it states the time of planning.
         certificate=to_certificate(problem, chosen, found.outcome, method=best.name),
+    )
+
+
+def migration_cost(
+    problem: PlaceProblem, chosen: Placement, *, step_gain_ratio: float | None
+) -> MigrationCost:
+    """Count and price the move from the current placement.
+
+    A rank loads the experts that it does not hold yet; their slots do not matter. The rank that
+    loads most sets the transfer time: over the network if there are several nodes (an expert may
+    come from anywhere), over the scale-up links otherwise. Break-even is when the saved share of
+    whole passes equals the transfer time.
+    """
+    spec, pricing = problem.spec, problem.pricing
+    each = loaded_LG(spec.current, chosen, ranks=spec.ranks, current_ranks=spec.current_ranks)
+    loaded_G, size = each.sum(axis=0), _expert_bytes(spec)
+    transfer_s = break_even_s = None
+    if pricing is not None and size is not None:
+        hardware = pricing.machine.hardware
+        is_far = spec.ranks.num_nodes > 1
+        rate = hardware.scale_out_bytes_per_s if is_far else hardware.scale_up_bytes_per_s
+        transfer_s = float(loaded_G.max()) * size / float(np.max(rate))
+        pays = step_gain_ratio is not None and step_gain_ratio > 0.0
+        break_even_s = transfer_s / step_gain_ratio if pays and step_gain_ratio else None
+    return MigrationCost(
+        moved_experts=int(loaded_G.sum()),
+        moved_bytes=None if size is None else int(int(loaded_G.sum()) * size),
+        transfer_s=transfer_s,
+        break_even_s=break_even_s,
     )
 
 

@@ -20,8 +20,7 @@ from tuner.plans.place import LeftOut
 from tuner.search.place.cost import evaluate_workload, fit_cost
 from tuner.search.place.dispatch_choice import choose_dispatch, launch_refusal, offers_of
 from tuner.search.place.evidence import Split, limit_passes, mean_load_LE
-from tuner.search.place.methods import solve
-from tuner.search.place.problem import PlaceProblem, traffic_problem
+from tuner.search.place.problem import PlaceProblem, solve, traffic_problem
 from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method

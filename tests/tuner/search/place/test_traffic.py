@@ -73,8 +73,7 @@ def test_batches_of_holdout_tokens_average_to_their_traffic(spec: PlaceSpec) -> 
     assert len(parts) == 10
     assert len(set(parts.tolist())) > 1
     found = evaluate_workload(problem, one, spec.current)
-    assert found.traffic_P is not None
-    assert found.traffic_P.tolist() == parts.tolist()
+    assert found.value_P.tolist() == parts.tolist()
     assert parts.mean() == pytest.approx(found.traffic)
 
 
