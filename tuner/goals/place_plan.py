@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -200,20 +201,16 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
     workloads = made.goal.workloads
     heaviest = max(range(len(workloads)), key=lambda number: workloads[number].weight)
 
-    def time_loads(
-        rows_NS: Sequence[Sequence[int]],
-    ) -> tuple[str, tuple[tuple[float, ...], ...]]:
-        from profilers.kernels.expert_loads import time_expert_loads
+    from profilers.kernels.expert_loads import time_expert_loads
 
-        return time_expert_loads(
-            rows_NS,
-            hidden=model.expert_hidden,
-            ffn=ffn,
-            is_gated=model.ffn_is_gated,
-            budget_s=budget_s,
-            device_kind=device_kind,
-        )
-
+    time_loads = partial(
+        time_expert_loads,
+        hidden=model.expert_hidden,
+        ffn=ffn,
+        is_gated=model.ffn_is_gated,
+        budget_s=budget_s,
+        device_kind=device_kind,
+    )
     cluster = made.cluster
     profile = None if cluster is None else pool_profile(cluster.pools[0], ())
     measured = _measured(profile, is_priced=True, calibrated=True)

@@ -42,10 +42,10 @@ OFFERS_BESIDE: Final = (
         name="least_loaded",
         rule="least_loaded",
         has_backend=False,
-        cost="what a rank has beyond the mean goes to idle ranks with a copy of the expert's"
-        f" weights (LLEP: pieces of {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the"
-        f" most-loaded rank has {_KNOBS.gate_ratio:g} times the mean); no engine that is written"
-        " for has it",
+        cost="a runtime of its own, as no engine that is written for has the rule: what a rank has"
+        " beyond the mean goes to idle ranks with a copy of the expert's weights (LLEP: pieces of"
+        f" {_KNOBS.min_chunk_tokens:,.0f} token copies or more, where the most-loaded rank has"
+        f" {_KNOBS.gate_ratio:g} times the mean)",
     ),
     DispatchOffer(name="dynamic", rule="dynamic", has_backend=False),
 )

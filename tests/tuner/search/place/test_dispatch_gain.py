@@ -92,7 +92,7 @@ def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) 
     assert plan.predicted is not None
     taken, without = plan.predicted.dispatches
     assert (taken.rule, without.rule) == ("least_loaded", "dynamic")
-    assert "no engine that is written for has it" in taken.words
+    assert "no engine that is written for has the rule" in taken.words
     assert taken.words in words_of(place_report(plan))
     (planned_times,) = plan.predicted.layer_times
     assert taken.layer_time_s == pytest.approx(planned_times.after_s)
