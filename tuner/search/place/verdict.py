@@ -16,7 +16,7 @@ whatever it gains on its own workloads.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,9 +169,8 @@ def to_verdict(
         loads: where the objective is not the load, that of each workload and its noise.
         slack_ratio: load above EPLB's that the goal allows.
     """
-    fragile = _overloaded(loads, slack_ratio) or _fragile(left_out)
-    against = fragile or _too_small(gain) or _below_eplb(gain)
-    against = against or _move_costs_more(migration, rebalance_s)
+    fragile = next(_overloads(loads, slack_ratio), None) or next(_unseen_losses(left_out), None)
+    against = fragile or next(_shortcomings(gain, migration, rebalance_s), None)
     return Verdict(
         word="fragile" if fragile else "not worth it" if against else "worth it",
         reason=against or _praise(gain, loads),
@@ -181,78 +180,68 @@ def to_verdict(
     )
 
 
-def _overloaded(loads: Sequence[tuple[WorkloadOutcome, float]], slack_ratio: float) -> str:
+def _overloads(loads: Sequence[tuple[WorkloadOutcome, float]], slack_ratio: float) -> Iterator[str]:
     for one, noise in loads:
         allowed = (1.0 + slack_ratio) * max(one.imbalance_before, one.imbalance_rule)
         most = min(FRAGILE_RATIO * allowed, OVERLOAD_RATIO * one.imbalance_before)
         if one.imbalance_after > max(most, (1.0 + noise) * allowed):
-            return (
+            yield (
                 f"on {one.workload!r} the most-loaded ranks carry {one.imbalance_after:.2f} times"
                 f" the mean, {one.imbalance_before:.2f} without a plan and"
                 f" {one.imbalance_rule:.2f} by EPLB's rule: their load is limited on the mean of"
                 " the workloads; plan for fewer at once, or for less traffic_slack_ratio"
             )
-    return ""
 
 
-def _fragile(left_out: Sequence[LeftOut]) -> str:
+def _unseen_losses(left_out: Sequence[LeftOut]) -> Iterator[str]:
     for fold in left_out:
         without = f"planned without {fold.workload!r},"
         record = "record every workload that will be served"
         if fold.traffic is not None and fold.traffic[2] > fold.traffic[0]:
-            return (
+            yield (
                 f"{without} its traffic becomes {fold.traffic[2]:.4g},"
                 f" from {fold.traffic[0]:.4g} without a plan; {record}"
             )
         if fold.imbalance_after > FRAGILE_RATIO * fold.imbalance_before:
-            return (
+            yield (
                 f"{without} its imbalance becomes {fold.imbalance_after:.3f}, from"
                 f" {fold.imbalance_before:.3f} without a plan; {record}"
             )
         worst = fold.worst_rank_ratio_before
         if worst is not None and fold.worst_rank_ratio > OVERLOAD_RATIO * worst:
-            return (
+            yield (
                 f"{without} one rank carries {fold.worst_rank_ratio:.2f} times the mean there,"
                 f" {worst:.2f} without a plan"
             )
-    return ""
 
 
-def _too_small(gain: Gain) -> str:
-    value, noise = _percent(abs(gain.gain_ratio)), _percent(gain.noise_ratio)
-    if gain.gain_ratio < -gain.noise_ratio:
-        return f"{value} more {gain.saved}, beyond the noise of {noise}"
-    if gain.gain_ratio <= gain.noise_ratio:
-        what = "gain" if gain.gain_ratio >= 0.0 else "loss"
-        return f"the {what} of {value} is within the noise of {noise}"
+def _shortcomings(
+    gain: Gain, migration: MigrationCost | None, rebalance_s: float | None
+) -> Iterator[str]:
+    saved, noise = gain.gain_ratio, gain.noise_ratio
+    if saved < -noise:
+        yield f"{_percent(-saved)} more {gain.saved}, beyond the noise of {_percent(noise)}"
+    if saved <= noise:
+        what = "gain" if saved >= 0.0 else "loss"
+        yield f"the {what} of {_percent(abs(saved))} is within the noise of {_percent(noise)}"
     if gain.step_gain_ratio is not None and gain.step_gain_ratio <= RUN_TO_RUN_RATIO:
-        return (
+        yield (
             f"{_percent(gain.step_gain_ratio)} of a whole pass is less than two runs of one"
             f" configuration differ by ({format_ratio(RUN_TO_RUN_RATIO, digits=0)})"
         )
-    return ""
-
-
-def _below_eplb(gain: Gain) -> str:
-    eplb, noise = gain.eplb_gain_ratio, gain.eplb_noise_ratio
-    if eplb is None or eplb - gain.gain_ratio <= noise:
-        return ""
-    more = _percent(eplb - gain.gain_ratio)
-    beyond = f", {more} more, beyond the noise of {_percent(noise)}" if noise else ""
-    return (
-        f"EPLB's rule saves {_percent(eplb)} where this saves {_percent(gain.gain_ratio)}{beyond};"
-        " take its placement, which is among the alternatives"
-    )
-
-
-def _move_costs_more(migration: MigrationCost | None, rebalance_s: float | None) -> str:
+    eplb, eplb_noise = gain.eplb_gain_ratio, gain.eplb_noise_ratio
+    if eplb is not None and eplb - saved > eplb_noise:
+        more = f", {_percent(eplb - saved)} more, beyond the noise of {_percent(eplb_noise)}"
+        yield (
+            f"EPLB's rule saves {_percent(eplb)} where this saves {_percent(saved)}"
+            f"{more if eplb_noise else ''}; take its placement, which is among the alternatives"
+        )
     pays_s = None if migration is None else migration.break_even_s
-    if migration is None or pays_s is None or rebalance_s is None or pays_s <= rebalance_s:
-        return ""
-    return (
-        f"loading {migration.moved_experts} experts pays after {pays_s:.1f} s, the"
-        f" placement runs for {rebalance_s:.1f} s"
-    )
+    if migration and pays_s is not None and rebalance_s is not None and pays_s > rebalance_s:
+        yield (
+            f"loading {migration.moved_experts} experts pays after {pays_s:.1f} s, the placement"
+            f" runs for {rebalance_s:.1f} s"
+        )
 
 
 def _praise(gain: Gain, loads: Sequence[tuple[WorkloadOutcome, float]]) -> str:
