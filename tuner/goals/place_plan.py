@@ -24,9 +24,8 @@ from tuner.plans.folder import VERIFIED_NAME
 from tuner.plans.place import PlacePlan, PlaceProvenance
 from tuner.plans.proof import with_planning_time
 from tuner.report.placement_maps import heat_maps
-from tuner.search.place.links import link_source
 from tuner.search.place.plan_place import make_place_plan
-from tuner.search.place.prices import pricing_of
+from tuner.search.place.prices import place_pool, pricing_of
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
@@ -86,13 +85,10 @@ def place(
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
     priced_on = spec.cluster if has_price else None
     residuals = shipped() if calibrated else None
-    profile = measured = None
+    profile = measured = pool = None
     if spec.cluster is not None and (about_traffic or has_price):
         profile = pool_profile(spec.cluster.pools[0], profiles)
         measured = _measured(profile, is_priced=has_price, calibrated=calibrated)
-    pricing = pricing_of(
-        spec.model, priced_on, spec.goal, residuals=residuals, measured=measured, lookups=lookups
-    )
     spec_sha256 = hashlib.sha256(read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES))
     provenance = PlaceProvenance(
         moetune_version=version(),
@@ -101,16 +97,19 @@ def place(
         notes=_price_notes(priced_on, measured),
     )
     try:
-        source = None
         if spec.cluster is not None:
-            source = link_source(
-                spec.cluster, spec.goal, profile=profile, residuals=residuals, measured=measured
+            pool = place_pool(
+                spec.cluster,
+                spec.goal,
+                profile=profile,
+                residuals=residuals,
+                measured=measured,
+                lookups=lookups,
             )
         made = make_place_plan(
             spec,
-            pricing=pricing,
+            pool=pool,
             settings=SearchSettings(time_limit_s=time_limit_s, clock=clock),
-            source=source,
             provenance=provenance,
         )
     except SpecError as error:
@@ -211,10 +210,11 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
         budget_s=budget_s,
         device_kind=device_kind,
     )
-    cluster = made.cluster
-    profile = None if cluster is None else pool_profile(cluster.pools[0], ())
-    measured = _measured(profile, is_priced=True, calibrated=True)
-    pricing = pricing_of(model, cluster, made.goal, residuals=shipped(), measured=measured)
+    cluster, pricing = made.cluster, None
+    if cluster is not None:
+        measured = _measured(pool_profile(cluster.pools[0], ()), is_priced=True, calibrated=True)
+        pool = place_pool(cluster, made.goal, residuals=shipped(), measured=measured)
+        pricing = pricing_of(model, pool, made.goal)
     verified = verify_placements(
         {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
         load_LE=read_holdout_pass(folder, heaviest),

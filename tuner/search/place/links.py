@@ -25,28 +25,21 @@ between links; another order of nodes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from profilers.imports.link_matrix import LinkMatrix
-from profilers.links.matrix import MeasuredLink, links_of
-from profilers.store import read_profile
+from profilers.links.matrix import MeasuredLink
 from solvers.placement.ranks import Floats, Ints, Ranks
-from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.collectives import MERGED, Group, all_to_all_s
-from tuner.costs.train.constants import Constants
-from tuner.costs.train.measured_profile import MeasuredProfile
-from tuner.costs.train.shapes import Hardware, number
-from tuner.errors import UnknownDeviceError
+from tuner.costs.train.shapes import number
 from tuner.plans.place import LinkFacts
-from tuner.search.nodes.node_order import read_links, scaled_to_nics
+from tuner.search.nodes.node_order import scaled_to_nics
 from tuner.search.place.evidence import WorkloadEvidence, weight_W
-from tuner.search.place.prices import pool_hardware
-from tuner.spec.cluster import Cluster, Pool
+from tuner.search.place.prices import PlacePool
+from tuner.spec.cluster import Pool
 from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
@@ -62,65 +55,6 @@ LARGE_BYTES: Final = 2.0**26
 """Size of a message whose latency is negligible."""
 
 MEASURED: Final = "measured links of the profile"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkSource:
-    """Sources of the link costs of a pool; all absent by default."""
-
-    pool: Pool | None = None
-    hardware: Hardware | None = None
-    constants: Constants | None = None
-    matrix: LinkMatrix | None = None
-    pairs: tuple[MeasuredLink, ...] = ()
-    """Links between ranks, measured by the pool's profile."""
-    pairs_per_node: int = 1
-    """Ranks per node of that profile."""
-
-
-def link_source(
-    cluster: Cluster,
-    goal: PlaceGoal,
-    *,
-    profile: Path | None,
-    residuals: Residuals | None,
-    measured: MeasuredProfile | None,
-) -> LinkSource:
-    """Collect what is known of the links of the first pool, from the spec and its profile.
-
-    Args:
-        cluster: of the spec.
-        goal: of the placement.
-        profile: of the pool, if any.
-        residuals: corrections of datasheets.
-        measured: the same profile, where it is of accelerators.
-
-    Raises:
-        SpecError: a link matrix is of more or fewer nodes than the pool.
-        ProfileUnreadableError: a profile or a link matrix is missing or damaged.
-        UnknownDeviceError: no description of the device that the pool names.
-    """
-    pool = cluster.pools[0]
-    pairs: tuple[MeasuredLink, ...] = ()
-    per_node, own = 1, None
-    if profile is not None:
-        stored = read_profile(profile, operations=("link",))
-        pairs, per_node = links_of(stored), max(stored.header.machine.ranks_per_node, 1)
-    try:
-        # A CPU profile: no datasheet covers what it did not measure.
-        if pool.device is not None or measured is not None:
-            own = pool_hardware(pool, goal, residuals=residuals, measured=measured)
-    except UnknownDeviceError:
-        if pool.device is not None:
-            raise
-    return LinkSource(
-        pool=pool,
-        hardware=None if own is None else own.hardware,
-        constants=None if own is None else own.constants,
-        matrix=read_links(cluster.model_copy(update={"pools": (pool,)})).get(pool.name),
-        pairs=pairs,
-        pairs_per_node=per_node,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +78,7 @@ class LinkCosts:
 
 
 def links_between(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], source: LinkSource
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], source: PlacePool
 ) -> LinkCosts:
     """Price the links between the ranks of a spec, for passes of the hold-out passes' size."""
     ranks, pool, row_bytes = spec.ranks, source.pool, None
@@ -201,7 +135,7 @@ def links_between(
 
 
 def _level_costs(
-    source: LinkSource,
+    source: PlacePool,
     domain_G: Ints,
     goal: PlaceGoal,
     *,
@@ -229,7 +163,7 @@ def _level_costs(
     return whole, np.minimum(level_costs(many), whole)
 
 
-def _level_name(source: LinkSource, *, is_between: bool) -> str:
+def _level_name(source: PlacePool, *, is_between: bool) -> str:
     """Name the source of a level's cost."""
     hardware, pool = source.hardware, source.pool
     if hardware is None or pool is None:
@@ -266,7 +200,7 @@ def _over_usual_NN(cost_GG: Floats, same_GG: Allowed, ranks: Ranks) -> Floats:
 
 
 def _measured_GG(
-    source: LinkSource, ranks: Ranks, *, row_bytes: float | None, copies: float
+    source: PlacePool, ranks: Ranks, *, row_bytes: float | None, copies: float
 ) -> Floats:
     """Price the links that a profile measured, inside nodes or between them if all are known.
 

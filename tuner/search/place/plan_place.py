@@ -29,9 +29,9 @@ from tuner.search.place.certificate import binding_constraint, to_certificate
 from tuner.search.place.cost import evaluate_workload, pass_copies
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for, planned_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
-from tuner.search.place.links import LinkSource, links_between
+from tuner.search.place.links import links_between
 from tuner.search.place.notes import assumption_notes
-from tuner.search.place.prices import ELEMENT_BYTES, Pricing
+from tuner.search.place.prices import ELEMENT_BYTES, PlacePool, pricing_of
 from tuner.search.place.problem import PlaceProblem, migration_limit
 from tuner.search.place.search import Candidate, leave_one_out, search
 from tuner.search.place.verdict import Compared, gain_noise, gain_of, to_verdict
@@ -46,32 +46,27 @@ SAME_RATIO: Final = 1e-9
 
 
 def state_problem(
-    spec: PlaceSpec,
-    *,
-    pricing: Pricing | None = None,
-    settings: SearchSettings,
-    source: LinkSource | None = None,
+    spec: PlaceSpec, *, pool: PlacePool | None = None, settings: SearchSettings
 ) -> PlaceProblem:
     """Collect what is known before a search, whose time limit begins.
 
     Args:
         spec: what to plan.
-        pricing: of time; None: loads are balanced.
+        pool: that prices time and links; None: nothing is known of it.
         settings: time limit.
-        source: links between the ranks.
 
     Raises:
         SpecError: a limit cannot be kept.
     """
     deadline = settings.begin()
-    evidence = split_recordings(spec)
+    evidence, pool = split_recordings(spec), pool or PlacePool()
     # Tokens of a chain stay on the rank of their last expert: no dispatch or combine to price.
     is_chain = spec.goal.objective is Objective.LAYER_CHAIN
     return PlaceProblem(
         spec=spec,
         evidence=evidence,
-        pricing=None if is_chain else pricing,
-        links=links_between(spec, evidence, source or LinkSource()),
+        pricing=None if is_chain else pricing_of(spec.model, pool, spec.goal),
+        links=links_between(spec, evidence, pool),
         migration=migration_limit(spec, expert_bytes=_expert_bytes(spec)),
         deadline=deadline,
         dispatch=planned_dispatch(spec),
@@ -81,24 +76,22 @@ def state_problem(
 def make_place_plan(
     spec: PlaceSpec,
     *,
-    pricing: Pricing | None,
+    pool: PlacePool | None = None,
     settings: SearchSettings,
     provenance: PlaceProvenance,
-    source: LinkSource | None = None,
 ) -> PlacePlan:
     """Plan, evaluate and certify a placement.
 
     Args:
         spec: what to plan.
-        pricing: of time; None: loads are balanced.
+        pool: that prices time and links; None: nothing is known of it.
         settings: time limit.
         provenance: as far as the caller knows it.
-        source: links between the ranks.
 
     Raises:
         SpecError: the recordings lack what the objective needs, or a limit cannot be kept.
     """
-    found = search(state_problem(spec, pricing=pricing, settings=settings, source=source))
+    found = search(state_problem(spec, pool=pool, settings=settings))
     if isinstance(found, Outcome):
         return _no_plan(spec, found, provenance)
     problem, (best, *others) = found.problem, found.candidates

@@ -4,9 +4,13 @@ P passes   L layers   G ranks
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from profilers.imports.link_matrix import LinkMatrix
+from profilers.links.matrix import MeasuredLink, links_of
+from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.costs.ops import Prices, memory_bound
@@ -20,12 +24,13 @@ from tuner.costs.place.expert_layer import (
     weights_s,
 )
 from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.train.calibration import Residuals, band_of, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.measured_profile import DTYPE_OF, MeasuredProfile
 from tuner.costs.train.shapes import Hardware
 from tuner.plans.place import Band
+from tuner.search.nodes.node_order import read_links
 from tuner.search.place.evaluation import Evaluation, active_PLG
 from tuner.search.train.regimes import regime_of
 from tuner.spec.cluster import Cluster, Pool
@@ -149,78 +154,86 @@ class Pricing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PoolHardware:
-    """A pool as numbers, by datasheet and the links of its profile."""
+class PlacePool:
+    """What is known of the pool of the ranks; all absent by default."""
 
-    regime: Regime
-    precision: str
-    hardware: Hardware
-    constants: Constants
+    pool: Pool | None = None
+    hardware: Hardware | None = None
+    """By datasheet and the collectives of the profile; None: only single links are measured."""
+    constants: Constants | None = None
+    prices: Prices | None = None
+    band: Band = (1.0, 1.0)
+    matrix: LinkMatrix | None = None
+    pairs: tuple[MeasuredLink, ...] = ()
+    """Links between ranks, measured by the pool's profile."""
+    pairs_per_node: int = 1
+    """Ranks per node of that profile."""
 
 
-def pool_hardware(
-    pool: Pool,
+def place_pool(
+    cluster: Cluster,
     goal: PlaceGoal,
     *,
-    residuals: Residuals | None,
-    measured: MeasuredProfile | None,
-) -> PoolHardware:
-    """Return a pool as numbers.
+    profile: Path | None = None,
+    residuals: Residuals | None = None,
+    measured: MeasuredProfile | None = None,
+    lookups: Lookups | None = None,
+) -> PlacePool:
+    """Collect what is known of the first pool, from the spec and its profile.
+
+    Args:
+        cluster: of the spec.
+        goal: of the placement.
+        profile: of the pool, if any.
+        residuals: that correct a datasheet; None: none.
+        measured: the same profile, where it is of accelerators; None: the pool's datasheet.
+        lookups: filled with the kernels whose prices are looked up.
 
     Raises:
+        SpecError: a link matrix is of more or fewer nodes than the pool.
+        ProfileUnreadableError: a profile or a link matrix is missing or damaged.
         UnknownDeviceError: no description of the pool's device.
     """
+    pool = cluster.pools[0]
+    known = PlacePool(
+        pool=pool, matrix=read_links(cluster.model_copy(update={"pools": (pool,)})).get(pool.name)
+    )
+    if profile is not None:
+        stored = read_profile(profile, operations=("link",))
+        per_node = max(stored.header.machine.ranks_per_node, 1)
+        known = replace(known, pairs=links_of(stored), pairs_per_node=per_node)
+    if pool.device is None and measured is None:
+        # A CPU profile: no datasheet covers what it did not measure.
+        return known
     sheet = measured.sheet(pool) if measured is not None else pool.sheet
     precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
     regime = regime_of((PRICED_AS,), sheet, precision=precision, has_experts=True)
     constants = constants_of((regime,), residuals)
     hardware = hardware_of_pool(sheet, pool, precision=PRECISION_OF[precision])
+    prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)
     if measured is not None:
         hardware = measured.linked(hardware, constants)
-    return PoolHardware(regime=regime, precision=precision, hardware=hardware, constants=constants)
-
-
-def pricing_of(
-    model: ModelSpec | None,
-    cluster: Cluster | None,
-    goal: PlaceGoal,
-    *,
-    residuals: Residuals | None,
-    measured: MeasuredProfile | None,
-    lookups: Lookups | None = None,
-) -> Pricing | None:
-    """Return the pricing of a spec; None where it names no model or no cluster.
-
-    Args:
-        model: of the spec.
-        cluster: of the spec.
-        goal: of the spec.
-        residuals: that correct a datasheet; None: none.
-        measured: profile of the pool; None: its datasheet.
-        lookups: filled with the kernels whose prices are looked up.
-
-    Raises:
-        UnknownDeviceError: no description of the pool's device.
-    """
-    if model is None or cluster is None:
-        return None
-    own = pool_hardware(cluster.pools[0], goal, residuals=residuals, measured=measured)
-    prices: Prices = DatasheetPrices(hardware=own.hardware, constants=own.constants)
-    if measured is not None:
-        prices = measured.prices(own.hardware, own.constants, precision=own.precision)
+        prices = measured.prices(hardware, constants, precision=precision)
     if lookups is not None:
-        prices = NotedPrices(own=prices, lookups=lookups, dtype=DTYPE_OF[own.precision])
+        prices = NotedPrices(own=prices, lookups=lookups, dtype=DTYPE_OF[precision])
+    band = band_of(regime, residuals).edges
+    return replace(known, hardware=hardware, constants=constants, prices=prices, band=band)
+
+
+def pricing_of(model: ModelSpec | None, pool: PlacePool, goal: PlaceGoal) -> Pricing | None:
+    """Return the pricing of a spec; None where it names no model or no devices."""
+    if model is None or pool.hardware is None or pool.constants is None or pool.prices is None:
+        return None
     machine = ExpertMachine(
         model=model,
-        prices=prices,
-        hardware=own.hardware,
-        constants=own.constants,
+        prices=pool.prices,
+        hardware=pool.hardware,
+        constants=pool.constants,
         ranks=goal.ranks,
         element_bytes=ELEMENT_BYTES[goal.quantization],
         ranks_per_node=goal.ranks_per_node,
     )
-    band = band_of(own.regime, residuals).edges
-    return Pricing(machine=machine, band=band, merges=goal.is_merged)
+    return Pricing(machine=machine, band=pool.band, merges=goal.is_merged)
 
 
 def rank_of_choices(placement: Placement, token_LTK: Ints | None, ranks: Ranks) -> Ints:

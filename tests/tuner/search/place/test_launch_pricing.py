@@ -15,7 +15,7 @@ from tuner.search.place.cost import evaluate_workload, fit_cost
 from tuner.search.place.evaluation import Evaluation
 from tuner.search.place.evidence import Split
 from tuner.search.place.plan_place import state_problem
-from tuner.search.place.prices import pricing_of
+from tuner.search.place.prices import place_pool
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
 from tuner.spec.place_read import read_place_spec
@@ -59,9 +59,11 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
         )
     )
     spec = read_place_spec(tmp_path / "spec.yaml")
-    pricing = pricing_of(spec.model, spec.cluster, spec.goal, residuals=None, measured=None)
+    assert spec.cluster is not None
+    known = place_pool(spec.cluster, spec.goal)
+    problem = state_problem(spec, pool=known, settings=SearchSettings())
+    pricing = problem.pricing
     assert pricing is not None
-    problem = state_problem(spec, pricing=pricing, settings=SearchSettings())
     (evidence,) = problem.evidence
     placement = eplb(evidence.fit_LE, ranks=spec.ranks)
     load_PLE = evidence.fit_LE[None]

@@ -18,8 +18,9 @@ from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
 from tuner.search.place import plan_place as planning
 from tuner.search.place.evidence import split_recordings
-from tuner.search.place.links import link_source, links_between
+from tuner.search.place.links import links_between
 from tuner.search.place.plan_place import state_problem
+from tuner.search.place.prices import place_pool
 from tuner.search.place.search import layer_time_candidates
 from tuner.search.place.verdict import Gain, gain_of
 from tuner.search.settings import SearchSettings
@@ -393,10 +394,10 @@ def test_latent_experts_are_moved_and_sent_at_their_latent_width(tmp_path: Path)
     spec = read_place_spec(tmp_path / "spec.yaml")
     evidence = split_recordings(spec)
     assert spec.cluster is not None
-    source = link_source(spec.cluster, spec.goal, profile=None, residuals=None, measured=None)
+    pool = place_pool(spec.cluster, spec.goal)
     chain = spec.goal.model_copy(update={"objective": Objective.LAYER_CHAIN})
     sent, kept = (
-        links_between(replace(spec, goal=one), evidence, source).facts.between_cost
+        links_between(replace(spec, goal=one), evidence, pool).facts.between_cost
         for one in (spec.goal, chain)
     )
     assert sent is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from solvers.placement.ranks import Placement, Ranks
 from tuner.search.place.evaluation import evaluate
-from tuner.search.place.prices import Pricing, pricing_of, rank_of_choices
+from tuner.search.place.prices import Pricing, place_pool, pricing_of, rank_of_choices
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import PlaceGoal, RecordedWorkload
@@ -28,11 +28,7 @@ def pricing(*, merged: bool = False) -> Pricing:
         workloads=(RecordedWorkload(name="chat", path=Path("chat.json")),),
     )
     made = pricing_of(
-        read_model(MODELS / "olmoe-1b-7b" / "config.json"),
-        cluster,
-        goal,
-        residuals=None,
-        measured=None,
+        read_model(MODELS / "olmoe-1b-7b" / "config.json"), place_pool(cluster, goal), goal
     )
     assert made is not None
     return made
