@@ -69,9 +69,8 @@ from tests.solvers.placement.balance.testing import families
 from tests.solvers.placement.dispatch.static import rank_loads
 from tests.solvers.placement.dispatch.testing import sampled_loads
 from tuner.goals.place_plan import place
-from tuner.search.place.candidates import eplb_baseline
-from tuner.search.place.evaluation import whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
+from tuner.search.place.problem import eplb_baseline
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"
@@ -301,7 +300,7 @@ def noisy(
     loads: dict[str, float] = {}
     for tokens in size.tokens:
         copies = tokens * ranks.num_ranks * top_k
-        small_PLE = whole_tokens(mean_LE[None] * (copies / mean_LE.sum(axis=1).mean()))
+        small_PLE = np.rint(mean_LE[None] * (copies / mean_LE.sum(axis=1).mean()))
         small = replace(case, load_PLE=small_PLE)
         for rule in SAMPLED:
             drawn = [

@@ -1,7 +1,7 @@
 """MoETuner's second program by size; run as `python tests/benchmarks/placement_methods.py`.
 
 Clusters of experts in order, by ranks and layers, and its pairings (`MOST_PAIRINGS` in
-tuner/search/place/methods.py).
+tuner/search/place/problem.py).
 
 No bar: measurements that the limits of the methods are based on.
 """

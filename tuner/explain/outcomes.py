@@ -45,7 +45,7 @@ def to_outcome(
 
 def _reason(plan: StoredPlan) -> str:
     """Name what binds the plan; where nothing fits, with the first relaxation too."""
-    change = getattr(next(iter(plan.relaxations), None), "change", "")
+    change = getattr(next(iter(getattr(plan, "relaxations", ())), None), "change", "")
     if plan.decision is not None or not change:
         return plan.binding_constraint
     return f"{plan.binding_constraint}; nearest relaxation: {change}"

@@ -104,11 +104,9 @@ def _rivals(plan: PlacePlan) -> tuple[Rival, ...]:
 
 
 def _usual_changes(plan: PlacePlan) -> tuple[LimitChange, ...]:
-    requested = [LimitChange(key="nodes", value="+1"), LimitChange(key="slots", value="+1")]
-    requested += [LimitChange(key="slots", value="-1")]
-    if plan.cluster is not None:
-        requested.append(LimitChange(key="bandwidth", value="x2"))
-    return tuple(requested)
+    usual = [("nodes", "+1"), ("slots", "+1"), ("slots", "-1")]
+    usual += [("bandwidth", "x2")] * (plan.cluster is not None)
+    return tuple(LimitChange(key=key, value=value) for key, value in usual)
 
 
 def _seconds(plan: PlacePlan) -> Mapping[str, float]:

@@ -21,11 +21,9 @@ from solvers.placement.ranks import Floats
 from tuner.engines.files import LaunchFiles, launch_files
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.output import write_files
 from tuner.paths import AnyPath
 from tuner.plans.folder import (
     MAX_PLAN_BYTES,
-    VERIFIED_NAME,
     model_config,
     read_plan_as,
     write_plan_folder,
@@ -35,7 +33,6 @@ from tuner.search.place.evidence import split_recordings
 from tuner.spec.current_placement import LARGEST_BYTES
 from tuner.spec.files import LARGEST_FILE_BYTES, read_json_object
 from tuner.spec.place_read import PlaceSpec
-from tuner.verify.placement_records import PlaceVerified
 
 WAIVED = "evaluated on recorded passes only; nothing was launched"
 
@@ -92,17 +89,12 @@ def read_holdout_pass(folder: Path, number: int) -> Floats:
         raise PlanUnreadableError(f"{file}: holds no hold-out pass; plan anew") from error
 
 
-def write_place_verified(folder: Path, verified: PlaceVerified) -> None:
-    """Write the measurements.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
-    write_files(folder, {VERIFIED_NAME: verified.model_dump_json(indent=2) + "\n"})
-
-
 def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
-    typical = {one.name: one.typical_pass_LE for one in split_recordings(spec)}
+    # Of each workload the hold-out pass of median size.
+    typical = {
+        one.name: sorted(one.holdout_PLE, key=np.sum)[len(one.holdout_PLE) // 2]
+        for one in split_recordings(spec)
+    }
     used: dict[str, str | bytes] = {
         "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
     }

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,19 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
 from tuner.costs.lookups import Lookups
+from tuner.costs.place.expert_layer import grouped_gemms_s
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
+from tuner.goals.place_folder import read_holdout_pass, read_place_plan
 from tuner.goals.profiles import pool_profile
 from tuner.goals.train_plan import version
+from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder, to_paths
+from tuner.plans.folder import VERIFIED_NAME
 from tuner.plans.place import PlacePlan, PlaceProvenance
 from tuner.plans.proof import with_planning_time
 from tuner.report.placement_maps import heat_maps
-from tuner.search.place.links import LinkSource
 from tuner.search.place.plan_place import make_place_plan
-from tuner.search.place.prices import pricing_of
+from tuner.search.place.prices import place_pool, pricing_of
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
@@ -33,7 +36,6 @@ from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 
 if TYPE_CHECKING:
-    from tuner.costs.train.calibration import Residuals
     from tuner.costs.train.measured_profile import MeasuredProfile
 
 
@@ -78,37 +80,36 @@ def place(
 
     started_s = clock()
     spec = read_place_spec(spec_path)
-    about_traffic = spec.goal.is_about_traffic
+    about_traffic, has_price = spec.goal.is_about_traffic, is_priced(spec)
     if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
-    has_price = is_priced(spec)
-    cluster = spec.cluster if has_price else None
+    priced_on = spec.cluster if has_price else None
     residuals = shipped() if calibrated else None
-    measured = _measured(cluster, profiles, calibrated=calibrated)
-    pricing = pricing_of(
-        spec.model, cluster, spec.goal, residuals=residuals, measured=measured, lookups=lookups
-    )
+    profile = measured = pool = None
+    if spec.cluster is not None and (about_traffic or has_price):
+        profile = pool_profile(spec.cluster.pools[0], profiles)
+        measured = _measured(profile, is_priced=has_price, calibrated=calibrated)
+    spec_sha256 = hashlib.sha256(read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES))
     provenance = PlaceProvenance(
         moetune_version=version(),
-        spec_sha256=hashlib.sha256(
-            read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
-        ).hexdigest(),
+        spec_sha256=spec_sha256.hexdigest(),
         recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
-        notes=_price_notes(cluster, measured),
+        notes=_price_notes(priced_on, measured),
     )
     try:
-        source = _links(
-            spec,
-            profiles,
-            is_needed=about_traffic or has_price,
-            residuals=residuals,
-            measured=measured,
-        )
+        if spec.cluster is not None:
+            pool = place_pool(
+                spec.cluster,
+                spec.goal,
+                profile=profile,
+                residuals=residuals,
+                measured=measured,
+                lookups=lookups,
+            )
         made = make_place_plan(
             spec,
-            pricing=pricing,
+            pool=pool,
             settings=SearchSettings(time_limit_s=time_limit_s, clock=clock),
-            source=source,
             provenance=provenance,
         )
     except SpecError as error:
@@ -137,49 +138,23 @@ def _sha256(recording: Recording) -> str:
     return digest.hexdigest()
 
 
-def _links(
-    spec: PlaceSpec,
-    profiles: Sequence[Path],
-    *,
-    is_needed: bool,
-    residuals: "Residuals | None",
-    measured: "MeasuredProfile | None",
-) -> "LinkSource":
-    """The links between the ranks; none where neither traffic nor time is priced."""
-    from tuner.costs.train.measured_profile import read_measured
-    from tuner.search.nodes.node_order import read_links
-    from tuner.search.place.link_source import is_of_accelerators, link_source
-
-    cluster = spec.cluster
-    if cluster is None:
-        return LinkSource()
-    if not is_needed:
-        # The matrix is not used, but a wrong number of nodes is still refused.
-        read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
-        return LinkSource()
-    profile = pool_profile(cluster.pools[0], profiles)
-    if measured is None and profile is not None and is_of_accelerators(profile):
-        measured = read_measured(profile, calibrated=residuals is not None)
-    return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
-
-
 def _measured(
-    cluster: Cluster | None, profiles: Sequence[Path], *, calibrated: bool
+    profile: Path | None, *, is_priced: bool, calibrated: bool
 ) -> "MeasuredProfile | None":
-    if cluster is None:
-        return None
+    """Read a profile of accelerators; a processor's has measured links, and prices no layers."""
     from profilers.store import read_header
     from tuner.costs.train.measured_profile import read_measured
 
-    path = pool_profile(cluster.pools[0], profiles)
-    if path is None:
+    if profile is None:
         return None
-    if read_header(path).machine.device_kind != "cuda":
+    if read_header(profile).machine.device_kind == "cuda":
+        return read_measured(profile, calibrated=calibrated)
+    if is_priced:
         raise SpecError(
-            f"{path}: was measured on processors, and expert layers are priced on accelerators;"
+            f"{profile}: was measured on processors, and expert layers are priced on accelerators;"
             " name a 'device' in the pool, or a profile of one"
         )
-    return read_measured(path, calibrated=calibrated)
+    return None
 
 
 def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") -> tuple[str, ...]:
@@ -187,10 +162,9 @@ def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") ->
         return ()
     pool = cluster.pools[0]
     source = "its profile" if measured is not None else f"the datasheet of {pool.device}"
-    notes = [f"time is priced on pool {pool.name!r}, from {source}"]
-    if len(cluster.pools) > 1:
-        notes.append(f"all ranks are on pool {pool.name!r}; the other pools are not used")
-    return tuple(notes)
+    notes = (f"time is priced on pool {pool.name!r}, from {source}",)
+    others = f"all ranks are on pool {pool.name!r}; the other pools are not used"
+    return (*notes, others) if len(cluster.pools) > 1 else notes
 
 
 def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
@@ -213,48 +187,43 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
     made = read_place_plan(folder)
     if made.decision is None:
         raise PlanUnreadableError(f"{folder}: the plan placed nothing ({made.binding_constraint})")
-    spec_path = folder / "used" / "spec.yaml"
     config = folder / "used" / "config.json"
     if not config.is_file():
         raise PlanUnreadableError(
             f"{folder}: the plan names no model, so the experts have no size; add `model` to"
-            f" {spec_path.name} and plan anew"
+            " spec.yaml and plan anew"
         )
     model = read_model(config)
-    moe = model.moe
-    if moe is None:
+    ffn = None if model.moe is None else model.moe.expert_ffn_size
+    if ffn is None:
         raise PlanUnreadableError(f"{config}: {model.name} has no experts")
     workloads = made.goal.workloads
     heaviest = max(range(len(workloads)), key=lambda number: workloads[number].weight)
 
-    def time_loads(
-        rows_NS: Sequence[Sequence[int]],
-    ) -> tuple[str, tuple[tuple[float, ...], ...]]:
-        from profilers.kernels.expert_loads import time_expert_loads
+    from profilers.kernels.expert_loads import time_expert_loads
 
-        return time_expert_loads(
-            rows_NS,
-            hidden=model.expert_hidden,
-            ffn=moe.expert_ffn_size,
-            is_gated=model.ffn_is_gated,
-            budget_s=budget_s,
-            device_kind=device_kind,
-        )
-
-    pricing = pricing_of(
-        model,
-        made.cluster,
-        made.goal,
-        residuals=shipped(),
-        measured=_measured(made.cluster, (), calibrated=True),
+    time_loads = partial(
+        time_expert_loads,
+        hidden=model.expert_hidden,
+        ffn=ffn,
+        is_gated=model.ffn_is_gated,
+        budget_s=budget_s,
+        device_kind=device_kind,
     )
+    cluster, pricing = made.cluster, None
+    if cluster is not None:
+        measured = _measured(pool_profile(cluster.pools[0], ()), is_priced=True, calibrated=True)
+        pool = place_pool(cluster, made.goal, residuals=shipped(), measured=measured)
+        pricing = pricing_of(model, pool, made.goal)
     verified = verify_placements(
         {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
         load_LE=read_holdout_pass(folder, heaviest),
         time_loads=time_loads,
-        price_loads=None if pricing is None else pricing.grouped_gemms_s,
+        price_loads=None
+        if pricing is None
+        else lambda rows, active: grouped_gemms_s(pricing.machine, copies=rows, active=active),
     )
     note = f"rows of one hold-out pass of {workloads[heaviest].name!r}"
     verified = verified.model_copy(update={"notes": (note, *verified.notes)})
-    write_place_verified(folder, verified)
+    write_files(folder, {VERIFIED_NAME: verified.model_dump_json(indent=2) + "\n"})
     return verified

@@ -4,7 +4,8 @@
     VerifiedPlacement  a plan with the evidence for it, which is what emitters accept
 
 Imbalance is the sum over layers of the largest rank load over the sum of the means: 1 is perfect.
-Gains are measured pass by pass on hold-out passes.
+Gains are measured pass by pass on hold-out passes. Further fields of earlier plans are read and
+ignored.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,27 +17,22 @@ from profilers.steps.config import Count, Size
 from tuner.config.place import PlaceDecision
 from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
-from tuner.units import format_ratio
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-SCHEMA_VERSION = 1
-# 1: first release.
 
 Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Band = tuple[float, float]
 
 
-class PassSpread(Record):
+class PassSpread(Record, extra="ignore"):
     """Largest rank load over the mean, over passes and layers of one workload."""
 
     p50: Ratio
     p99: Ratio
-    mean: Ratio
 
 
-class WorkloadOutcome(Record):
+class WorkloadOutcome(Record, extra="ignore"):
     """One workload before and after, on the hold-out passes."""
 
     workload: str
@@ -49,7 +45,6 @@ class WorkloadOutcome(Record):
     """Imbalance of EPLB's better policy on the same loads."""
     imbalance_after: Ratio
     pass_before: PassSpread
-    pass_rule: PassSpread
     pass_after: PassSpread
 
 
@@ -63,6 +58,8 @@ class LeftOut(Record):
     imbalance_before: Ratio
     worst_rank_ratio: Ratio
     """Largest rank load of any layer over the layer's mean."""
+    worst_rank_ratio_before: Ratio | None = None
+    """The same without a plan; absent in older plans."""
     traffic: tuple[float, float, float] | None = None
     """Traffic as before, EPLB and after; absent where the objective is not traffic."""
 
@@ -75,16 +72,7 @@ class LayerOutcome(Record):
     bound: float
 
 
-class PlaceSpace(Record):
-    """Complete placements that were compared; the solver's own steps are not counted."""
-
-    priced: Size
-    bounded: Size = 0
-    illegal: Size
-    """Placements that exceed a limit on load."""
-
-
-class PlaceCertificate(Record):
+class PlaceCertificate(Record, extra="ignore"):
     """Solver status, objective and bound of the choice, under the model."""
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -93,21 +81,18 @@ class PlaceCertificate(Record):
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     layers: tuple[LayerOutcome, ...] = ()
     """Layer by layer, where the objective is a sum over layers."""
-    space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
     dispatch: str = "even"
     """Split of tokens over replicas in these numbers: `even`; `near_dynamic`, near replicas first
     and the others equally; `static`, these assigned once a launch, the mean over launches; `lp`,
     `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of an imbalance that is a mean over drawn launches; 0: exact, or seconds."""
-    within_band: Size = 0
-    """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds
     """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
 
 
-class LayerTimes(Record):
+class LayerTimes(Record, extra="ignore"):
     """Seconds of the expert layers of one pass, all layers, the mean over hold-out passes."""
 
     workload: str
@@ -119,9 +104,6 @@ class LayerTimes(Record):
     """Seconds of `after_s` in the most-loaded rank's grouped GEMMs."""
     exchange_after_s: Seconds
     """Seconds of `after_s` in dispatch and combine."""
-    before_layers_s: tuple[Seconds, ...] = ()
-    """Seconds of each placed layer before the plan."""
-    after_layers_s: tuple[Seconds, ...] = ()
 
 
 class LinkFacts(Record):
@@ -170,7 +152,7 @@ class MigrationCost(Record):
     """Running time after which the gain has paid for the move; absent without a gain."""
 
 
-class DispatchOutcome(Record):
+class DispatchOutcome(Record, extra="ignore"):
     """The placement under one dispatch rule that an engine offers."""
 
     dispatch: str
@@ -180,22 +162,11 @@ class DispatchOutcome(Record):
     has_backend: bool
     """Whether the rule runs with an all-to-all backend."""
     imbalance: Ratio
-    """Largest rank load over the mean given each hold-out pass's counts: the rule's shares of them,
-    under `static` the mean over `tables`."""
-    imbalance_sampled: Ratio
-    """Imbalance with the noise of whole tokens and of fixed tables: mean over draws."""
-    counts_copies: bool = False
-    """`tokens_per_rank` counts token copies, as the number of experts per token is unknown."""
-    tokens_per_rank: float
-    """Tokens that a rank routes in a pass, mean over workloads; the sampling noise depends on
-    it."""
-    draws: Size
-    tables: Size = 1
-    """Fixed tables that both are means over, several under `static`."""
-    is_allowed: bool
-    is_chosen: bool
+    """Largest rank load over the mean on hold-out passes; under `static` the mean over launches."""
+    layer_time_s: Seconds | None = None
+    """Seconds of the expert layers of a pass; absent where no model and devices were named."""
     words: str
-    """Why it was chosen, or its cost relative to the chosen one."""
+    """Its cost relative to the chosen one, and why it is not allowed, or has no engine."""
 
 
 class MadeFor(Record):
@@ -272,20 +243,6 @@ class PlaceAlternative(Record):
     lost_by: str
 
 
-class PlaceUnlaunchable(Record):
-    """A dispatch rule that no engine has."""
-
-    feature: str
-    gain_ratio: float
-    """Share of the priced time (or of the largest loads, without a price) that the rule saves
-    beside the best placement found without it, on hold-out passes."""
-
-    @property
-    def words(self) -> str:
-        """The rule and its gain in one line."""
-        return f"{self.feature} (would save {format_ratio(self.gain_ratio)})"
-
-
 class PlaceProvenance(Record):
     """The inputs of the plan."""
 
@@ -296,10 +253,11 @@ class PlaceProvenance(Record):
     notes: tuple[str, ...] = ()
 
 
-class PlacePlan(Record):
+class PlacePlan(Record, extra="ignore"):
     """`plan.json` of a placement."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     goal: PlaceGoal
     cluster: Cluster | None = None
     """Cluster of the spec, which prices the plan; absent where the spec names none."""
@@ -310,10 +268,6 @@ class PlacePlan(Record):
     certificate: PlaceCertificate
     binding_constraint: str
     alternatives: tuple[PlaceAlternative, ...] = ()
-    relaxations: tuple[str, ...] = ()
-    """The objective with more slots, or another limit, of plans of older versions; empty now."""
-    unlaunchable: tuple[PlaceUnlaunchable, ...] = ()
-    """The goal's dispatch rule, where no engine has it and it gains enough to be named."""
     provenance: PlaceProvenance
     files: tuple[str, ...] = ()
     made_for: tuple[MadeFor, ...] = ()

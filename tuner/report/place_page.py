@@ -53,7 +53,6 @@ from tuner.verify.placement_records import PlaceVerified
 def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
     """Build the report on a placement's plan."""
     decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
-    relaxations = section("ways-out", "Relaxations", bullets(plan.relaxations))
     if decision is None or predicted is None or verdict is None:
         return Report(
             title=f"Experts on {plan.goal.ranks} ranks",
@@ -62,7 +61,7 @@ def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
             is_found=False,
             facts=named(("certificate", plan.certificate.status), are_large=True),
             proof=f"Infeasible because of: {plan.binding_constraint}.",
-            sections=some(relaxations, _provenance(plan)),
+            sections=some(_provenance(plan)),
         )
     return Report(
         title=f"{decision.num_experts} experts on {decision.ranks} ranks",
@@ -91,15 +90,12 @@ def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
                 bounds_figure(plan.certificate),
                 _alternatives(plan),
                 _dispatches(predicted),
-                bullets(_dispatch_notes(predicted)),
-                bullets(f"Not launchable: {one.words}" for one in plan.unlaunchable),
                 bullets(
                     f"Made for {mark.words}; plan again when one of these changes."
                     for mark in plan.made_for
                 ),
             ),
             evidence.what_if,
-            relaxations,
             section("move", "Migration", _move(predicted.migration)),
             launch_section(evidence.files, names=plan.files),
             _provenance(plan),
@@ -279,11 +275,10 @@ def place_trials_section(verified: PlaceVerified) -> Section:
     """Return what the placements took that were measured."""
     table = Table(
         caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
-        header=("placement", "status", "predicted", "measured"),
+        header=("placement", "predicted", "measured"),
         rows=tuple(
             (
                 word(trial.decision),
-                word(trial.status),
                 maybe(seconds, trial.predicted_layer_time_s),
                 maybe(seconds, trial.measured_layer_time_s),
             )
@@ -323,32 +318,22 @@ def _alternatives(plan: PlacePlan) -> Table | None:
 def _dispatches(predicted: PlacePrediction) -> Table | None:
     if not predicted.dispatches:
         return None
-    tokens = predicted.dispatches[0].tokens_per_rank
-    what = "token copies" if predicted.dispatches[0].counts_copies else "tokens"
+    path = "predicted.dispatches"
     return Table(
-        caption="Dispatch rules of the engine: largest rank load over the mean, expected and with "
-        f"the noise of {tokens:.0f} {what} per rank",
-        header=("rule", "all-to-all backend", "expected", "with noise", "cost"),
+        caption="Dispatch rules with this placement: largest rank load over the mean, and time of "
+        "the expert layers",
+        header=("rule", "all-to-all backend", "load", "time", "cost"),
         rows=tuple(
             (
                 word(one.dispatch),
                 word("yes" if one.has_backend else "none"),
-                number(one.imbalance, key=f"predicted.dispatches.{at}.imbalance"),
-                number(one.imbalance_sampled, key=f"predicted.dispatches.{at}.imbalance_sampled"),
+                number(one.imbalance, key=f"{path}.{at}.imbalance"),
+                maybe(seconds, one.layer_time_s, key=f"{path}.{at}.layer_time_s"),
                 word(one.words),
             )
             for at, one in enumerate(predicted.dispatches)
         ),
     )
-
-
-def _dispatch_notes(predicted: PlacePrediction) -> Iterator[str]:
-    outcomes = predicted.dispatches
-    for one in outcomes:
-        if one.rule == "static":
-            yield f"static: mean over {one.tables} tables that a launch may draw"
-    if outcomes and not outcomes[0].rule.endswith("lp"):
-        yield "The objective is that of the mean fit pass."
 
 
 def _move(moved: MigrationCost | None) -> NamedValues | None:

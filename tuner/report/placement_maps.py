@@ -11,13 +11,14 @@ from typing import Final
 import numpy as np
 
 from profilers.routing.recording import numbers
+from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.plans.place import PlacePlan
 from tuner.report.heat_map import HeatMap, heat_map_json
-from tuner.search.place.comparison import evaluate_workload
-from tuner.search.place.evidence import split_recordings
-from tuner.search.place.notes import planned_dispatch
+from tuner.search.place.dispatch_choice import planned_dispatch
+from tuner.search.place.evaluation import MOST_SOLVED, evaluate
+from tuner.search.place.evidence import split_recordings, spread_passes
 from tuner.spec.files import read_json_object
 from tuner.spec.place_read import PlaceSpec
 
@@ -39,9 +40,16 @@ def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
     dispatch = compared[0].rule if compared else planned_dispatch(spec)
     files = {}
     for number, one in enumerate(split_recordings(spec)):
+        is_solved = dispatch in PASS_BY_PASS
+        shown_PLE = spread_passes(one.holdout_PLE, MOST_SOLVED) if is_solved else one.holdout_PLE
         maps = {
-            title: evaluate_workload(spec, one, placement, dispatch).mean_ratio_LG(spec.ranks)
-            for title, placement in (("before", spec.current), ("after", chosen))
+            title: evaluate(
+                placement, load_PLE=shown_PLE, ranks=ranks, dispatch=dispatch
+            ).mean_ratio_LG(ranks)
+            for title, placement, ranks in (
+                ("before", spec.current, spec.current_ranks),
+                ("after", chosen, spec.ranks),
+            )
         }
         heat = HeatMap(title=one.name, layer_ids=spec.layer_ids, panels=maps)
         files[f"heat_map_{number}.json"] = heat_map_json(heat)

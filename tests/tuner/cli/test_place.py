@@ -120,7 +120,6 @@ def test_the_planning_s_own_clock_is_what_is_printed(tmp_path: Path) -> None:
 
     made = make_place_plan(
         read_place_spec(spec_file(tmp_path)),
-        pricing=None,
         settings=SearchSettings(time_limit_s=0.5, clock=clock),
         provenance=PlaceProvenance(moetune_version="0", spec_sha256="0", recording_sha256={}),
     )

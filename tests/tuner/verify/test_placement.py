@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.config.place import PlaceDecision
-from tuner.verify.placement import rows_LS, verify_placements
+from tuner.verify.placement import rows_of_slots, verify_placements
 
 
 def decision(*rows: Sequence[int]) -> PlaceDecision:
@@ -40,8 +40,8 @@ def test_the_slowest_rank_of_every_layer_counts() -> None:
     )
     plan, runs = verified.trials
     # In order: 12 and 14 rows; mixed: 10 and 8.
-    assert runs.measured_layers_s == (12.0, 14.0)
-    assert plan.measured_layers_s == (10.0, 8.0)
+    assert runs.measured_layer_time_s == 13.0
+    assert plan.measured_layer_time_s == 9.0
     assert verified.winner == "plan"
     assert verified.regret_ratio == 0.0
     assert verified.layers == (3, 4)
@@ -58,7 +58,7 @@ def test_a_plan_that_loses_has_regret() -> None:
     assert verified.regret_ratio == pytest.approx(13.0 / 9.0 - 1.0)
 
 
-def test_a_prediction_is_recalibrated_by_the_other_trials_only() -> None:
+def test_a_prediction_is_of_the_same_loads() -> None:
     verified = verify_placements(
         {"plan": MIXED, "as it runs": IN_ORDER},
         load_LE=LOAD_LE,
@@ -67,12 +67,9 @@ def test_a_prediction_is_recalibrated_by_the_other_trials_only() -> None:
     )
     plan, runs = verified.trials
     assert plan.predicted_layer_time_s == 4.5
-    # The other trial took twice what was predicted.
-    assert plan.recalibrated_layer_time_s == 9.0
-    assert runs.recalibrated_layer_time_s == 13.0
+    assert runs.predicted_layer_time_s == 6.5
 
 
 def test_replicas_share_rows_and_lose_none() -> None:
-    table = decision([0, 1, 2, 0, 3, 0])
-    rows = rows_LS(table, np.array([[8.0, 4.0, 2.0, 2.0]]))
-    assert rows.tolist() == [[3, 4, 2, 3, 2, 2]]
+    rows = rows_of_slots((0, 1, 2, 0, 3, 0), np.array([8.0, 4.0, 2.0, 2.0]))
+    assert rows == [3, 4, 2, 3, 2, 2]

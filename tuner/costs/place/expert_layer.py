@@ -14,10 +14,11 @@ receives the most copies:
     plain       every copy is sent
     merged      a token is sent once to each domain and there once to each rank that it reaches
 
-The rest of a pass is priced roughly, to state a gain as a share of the pass: head, dense networks,
-shared experts and latent projections, and token mixers, data parallel over the ranks. Mixers run
-what tuner/costs/serve/mixer_ops.py lists for an engine: decode takes as long as their bytes over a
-stated context, prompts as long as their operations, an indexer's scores at the rate of attention.
+The rest of a pass is priced roughly, to state a gain as a share of the pass, data parallel over the
+ranks: the head, and in each layer an equal part of the operations that tuner/spec/accounting.py
+counts for projections, dense networks and shared experts, as one GEMM. Prompts take as long as the
+pairs that attention scores. Decode reads what tuner/costs/serve/mixer_ops.py lists for an engine
+over a stated context.
 
 Not covered: overlap of all-to-all and GEMMs, launch overhead of the host, tensor parallelism inside
 an expert. A rank's experts have equal rows; the additional tiles of an uneven split are a few per
@@ -39,13 +40,13 @@ from tuner.costs.ops import (
     memory_bound,
     trained_experts,
 )
-from tuner.costs.serve.decoder import Formats, Layers, decoder_of
+from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.mixer_ops import MixerOps
 from tuner.costs.serve.work import work
 from tuner.costs.train.collectives import Group, all_to_all_s
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware, number
-from tuner.spec.accounting import one_expert_parameters
+from tuner.spec.accounting import forward_flop_per_token, one_expert_parameters
 from tuner.spec.model import ModelSpec, Moe
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -265,77 +266,42 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     """
     model = machine.model
     rows = max(tokens / machine.ranks, 1.0)
+    sequence = context_tokens if decodes else min(context_tokens, rows)
     sampled = rows if decodes else max(rows / context_tokens, 1.0)
-    head = gemm(sampled, float(model.vocab_size), float(model.hidden_size), dtype=BF16)
-    total_s = _seconds(machine, head)
-    for group in decoder_of(model).layers:
-        # Norm before a mixer or network, residual addition behind it.
-        around = 5.0 * (group.has_mixer + group.has_network) * machine.element_bytes
-        layer_s = _seconds(machine, memory_bound(around * rows * model.hidden_size))
-        layer_s += _network_s(machine, group, rows=rows)
+    hidden, decoder = float(model.hidden_size), decoder_of(model)
+    flop = forward_flop_per_token(model, sequence_length=max(1, round(sequence)))
+    dense = flop.attention_projections + flop.dense_ffn + flop.shared_experts
+    dense += 4.0 * hidden * machine.moe.latent_size * model.num_moe_layers
+    layers = float(model.num_layers)
+    # Norm before each mixer or network, residual addition behind it.
+    parts = sum(group.count * (group.has_mixer + group.has_network) for group in decoder.layers)
+    total_s = _seconds(
+        machine,
+        gemm(sampled, float(model.vocab_size), hidden, dtype=BF16),
+        memory_bound(5.0 * parts * machine.element_bytes * rows * hidden),
+    )
+    total_s += layers * _seconds(machine, gemm(rows, dense / (2.0 * hidden * layers), hidden))
+    if not decodes:
+        own = model.attention
+        width = float(own.num_heads * (own.head_dim + own.value_head_dim))
+        scored = rows * (flop.attention_core + flop.linear_scan) / (2.0 * width * layers)
+        prompts = attention(
+            pairs=scored,
+            batch=rows / sequence,
+            sequence=sequence,
+            heads=float(own.num_heads),
+            kv_heads=float(own.num_kv_heads),
+            head_dim=float(own.head_dim),
+            value_dim=float(own.value_head_dim),
+        )
+        return total_s + layers * _seconds(machine, prompts)
+    for group in decoder.layers:
         mixer = MixerOps(attention=group.attention, hidden=model.hidden_size, formats=AS_PRICED)
-        layer_s += _seconds(machine, *_projections(mixer, rows=rows))
-        if decodes:
-            layer_s += _decode_s(machine, mixer, rows=rows, context=context_tokens)
-        else:
-            layer_s += _prompts_s(machine, mixer, rows=rows, sequence=min(context_tokens, rows))
-        total_s += group.count * layer_s
+        ops = mixer.decode_ops(np.array([rows]), np.array([context_tokens]))
+        read = [memory_bound(work(op)[1]) for op in ops]
+        total_s += group.count * _seconds(machine, *read)
     return total_s
 
 
 def _seconds(machine: ExpertMachine, *ops: Op) -> float:
     return sum(number(machine.prices.seconds(op)) for op in ops)
-
-
-def _network_s(machine: ExpertMachine, group: Layers, *, rows: float) -> float:
-    """Dense network, or what surrounds routed experts: shared ones and latent projections."""
-    if group.dense_ffn:
-        return _feed_forward_s(machine, rows=rows, width=float(group.dense_ffn))
-    if not group.has_experts:
-        return 0.0
-    shared_s = _feed_forward_s(machine, rows=rows, width=float(machine.moe.shared_ffn_size))
-    if not machine.moe.latent_size:
-        return shared_s
-    hidden, latent = float(machine.model.hidden_size), float(machine.moe.latent_size)
-    return shared_s + _seconds(machine, gemm(rows, latent, hidden), gemm(rows, hidden, latent))
-
-
-def _feed_forward_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
-    if width <= 0.0:
-        return 0.0
-    hidden, inner = float(machine.model.hidden_size), machine.up_matrices * width
-    activation = memory_bound(machine.element_bytes * rows * (inner + width))
-    return _seconds(machine, gemm(rows, inner, hidden), gemm(rows, hidden, width), activation)
-
-
-def _projections(mixer: MixerOps, *, rows: float) -> tuple[Op, ...]:
-    return tuple(gemm(rows, n, k, dtype=dtype) for n, k, dtype in (*mixer.gemms, *mixer.up_gemms))
-
-
-def _decode_s(machine: ExpertMachine, mixer: MixerOps, *, rows: float, context: float) -> float:
-    """Attention of one new token of each of so many sequences, by its bytes."""
-    ops = mixer.decode_ops(np.array([rows]), np.array([context]))
-    return _seconds(machine, *(memory_bound(work(op)[1]) for op in ops))
-
-
-def _prompts_s(machine: ExpertMachine, mixer: MixerOps, *, rows: float, sequence: float) -> float:
-    """Attention of prompts of so many tokens each, by its operations."""
-    own, piece_Q = mixer.attention, mixer.piece_Q(np.array([sequence]))
-    count = rows / number(piece_Q)
-    total_s = 0.0
-    for op in mixer.prompt_ops(piece_Q):
-        if op.operation in ("linear_scan", "memory_bound"):
-            total_s += count * _seconds(machine, op)
-            continue
-        flop = number(work(op)[0])
-        prompts = attention(
-            pairs=count * flop / (2.0 * own.heads * (own.head_dim + own.value_dim)),
-            batch=count,
-            sequence=number(piece_Q),
-            heads=float(own.heads),
-            kv_heads=float(own.kv_heads),
-            head_dim=float(own.head_dim),
-            value_dim=float(own.value_dim),
-        )
-        total_s += _seconds(machine, prompts)
-    return total_s

@@ -16,13 +16,20 @@ from solvers.placement.dispatch import launches
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
-from solvers.placement.dispatch.sampling import expected_loads
+from solvers.placement.dispatch.sampling import PASS_BY_PASS, expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.plans.place import Band, PassSpread
+from tuner.search.place.evidence import WorkloadEvidence, spread_passes
 from tuner.spec.place import Dispatch
 
 SEED: Final = 90_001
 """Seed of the launches drawn for evaluation; choices and certificates use others."""
+
+MOST_PASSES: Final = 32
+"""Passes scored under a rule that acts pass by pass."""
+
+MOST_SOLVED: Final = 8
+"""Passes scored where each takes a linear program per layer."""
 
 STATED_RATIO = 0.9
 """Share of passes inside a printed band."""
@@ -61,7 +68,7 @@ class Evaluation:
     def spread(self) -> PassSpread:
         """Return the largest load over the mean, over passes and layers."""
         p50, p99 = np.quantile(self.ratio_PL, (0.5, 0.99))
-        return PassSpread(p50=float(p50), p99=float(p99), mean=float(self.ratio_PL.mean()))
+        return PassSpread(p50=float(p50), p99=float(p99))
 
     @property
     def worst_ratio(self) -> float:
@@ -75,12 +82,24 @@ class Evaluation:
         return np.asarray((time_PLG / mean_PL[:, :, None]).mean(axis=0))
 
 
+def scoring_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
+    """Return the fit passes to score a rule on: the mean pass, or several where it acts on each.
+
+    Rules that act pass by pass (by the imbalance or the best split of a pass) are scored on
+    recorded passes.
+    """
+    if not is_per_pass(dispatch):
+        return one.fit_LE[None]
+    return spread_passes(one.fit_PLE, MOST_SOLVED if dispatch in PASS_BY_PASS else MOST_PASSES)
+
+
+def is_per_pass(dispatch: str) -> bool:
+    """Return whether a rule acts pass by pass, so that the mean pass does not represent it."""
+    return dispatch in PASS_BY_PASS or dispatch == Dispatch.LEAST_LOADED.value
+
+
 def evaluate(
-    placement: Placement,
-    *,
-    load_PLE: Floats,
-    ranks: Ranks,
-    dispatch: str,
+    placement: Placement, *, load_PLE: Floats, ranks: Ranks, dispatch: str, seed: int = SEED
 ) -> Evaluation:
     """Split the passes over replicas and find the most-loaded ranks.
 
@@ -88,38 +107,21 @@ def evaluate(
     among launches, repeated in turn where there are fewer. Least-loaded dispatch also says which
     experts a rank reads, and whose weights move.
     """
-    case = DispatchCase(
-        load_PLE=load_PLE,
-        placement=placement,
-        ranks=ranks,
-        seed=SEED,
-    )
-    active_PLG = weights_PLG = None
+    case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks, seed=seed)
+    read_PLG = weights_PLG = None
+    num_launches = 1
     if dispatch == Dispatch.LEAST_LOADED.value:
         moved = least_loaded_plan(case, knobs=LeastLoaded())
-        copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
+        copies_PLG, read_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
         weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
     elif dispatch == Dispatch.STATIC.value:
-        repeats = -(-launches.LAUNCHES // len(load_PLE))
-        case = replace(case, load_PLE=np.tile(load_PLE, (repeats, 1, 1)))
-        return evaluate_loads(launches.loads(case), ranks=ranks, num_launches=launches.LAUNCHES)
+        num_launches = launches.LAUNCHES
+        repeats = -(-num_launches // len(load_PLE))
+        copies_PLG = launches.loads(replace(case, load_PLE=np.tile(load_PLE, (repeats, 1, 1))))
     else:
         copies_PLG = expected_loads(dispatch, case)
-    return evaluate_loads(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)
-
-
-def evaluate_loads(
-    copies_PLG: Floats,
-    *,
-    ranks: Ranks,
-    active_PLG: Floats | None = None,
-    weights_PLG: Floats | None = None,
-    num_launches: int = 1,
-) -> Evaluation:
-    """Find the most-loaded ranks, given the token copies of each rank."""
-    time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
-    largest_PL = time_PLG.max(axis=2)
+    largest_PL = (copies_PLG / ranks.speed_G).max(axis=2)
     # A pass scaled to very few tokens can have a layer without any: no rank waits there.
     total_P = mean_PL.sum(axis=1)
     some_PL = np.where(mean_PL > 0.0, mean_PL, 1.0)
@@ -128,23 +130,10 @@ def evaluate_loads(
         ratio_PL=np.where(mean_PL > 0.0, largest_PL / some_PL, 1.0),
         imbalance_P=np.where(total_P > 0.0, largest_PL.sum(axis=1), 1.0)
         / np.where(total_P > 0.0, total_P, 1.0),
-        active_PLG=active_PLG,
+        active_PLG=read_PLG,
         weights_PLG=weights_PLG,
         num_launches=num_launches,
     )
-
-
-def whole_tokens(load_PLE: Floats) -> Floats:
-    """Round loads to whole token copies at random, keeping every layer's total to one copy.
-
-    Systematic sampling: an expert's copies are the integers in its interval of the cumulative sum,
-    with one random offset per layer; unbiased.
-    """
-    sum_PLE = load_PLE.cumsum(axis=2)
-    start_PL = np.random.default_rng(0).random(load_PLE.shape[:2])
-    # Whole loads stay unchanged, whatever rounding error the sum adds.
-    passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
-    return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
 
 
 def active_PLG(

@@ -1,26 +1,40 @@
-"""Fit passes and hold-out passes of each recorded workload.
+"""Fit passes and hold-out passes of each recorded workload: the one split of a plan's evidence.
 
-    W workloads   P passes   L layers   E experts
+    W workloads   P passes   L layers   E experts   T sampled tokens   K experts of a token
+    M = L - 1 pairs of consecutive recorded layers
 
 The last `judge_ratio` of the passes are held out, so that gains are measured on tokens that the
 plan was not made from. A recording of one pass (totals) is split at random instead (binomial per
 expert), so that overfitting to sampling noise shows no gain; a drift of later tokens does not show,
-and the plan says so. Sampled tokens are split in order, like passes.
+and the plan says so. Sampled tokens are in the order of passes and split likewise; every pair of a
+token's choices counts one. A recording that keeps only sums of transitions over all passes is
+evaluated on what was planned from.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
 from profilers.routing.recording import Recording
 from solvers.placement.ranks import Floats, Ints
+from tuner.errors import SpecError
 from tuner.spec.place_read import PlaceSpec
 
 BATCHES: Final = 8
 """Batches of the fit passes that their dispersion is measured between."""
+_RECORD_TOKENS: Final = "record tokens: SGLang's recorder in mode per_token, or Megatron's trace"
+
+
+class Split(StrEnum):
+    """Part of the evidence."""
+
+    FIT = "fit"
+    HOLDOUT = "holdout"
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,12 +45,12 @@ class WorkloadEvidence:
     weight_ratio: float
     fit_LE: Floats
     """Mean over the fit passes."""
+    fit_PLE: Floats
+    """The fit passes; their mean where one pass was split at random."""
     holdout_PLE: Floats
     """The hold-out passes."""
     variance_LE: Floats
     """Variance of the hold-out passes' mean load around `fit_LE`; see `load_variance`."""
-    whole_PLE: Floats
-    """All passes, for leave-one-out."""
     num_fit_passes: int
     is_split: bool
     """Fit and hold-out passes are different passes."""
@@ -47,26 +61,66 @@ class WorkloadEvidence:
     passes_left_out: int
     """Passes in which some layer saw no token."""
     recording: Recording
-    fit_LTK: Ints | None = None
+    fit_LTK: Ints | None
     """Sampled tokens to fit on; None where none were kept."""
-    holdout_LTK: Ints | None = None
+    holdout_LTK: Ints | None
     """Sampled tokens held out."""
 
-    @property
-    def fit_PLE(self) -> Floats:
-        """The fit passes; their mean where one pass was split at random."""
-        return self.whole_PLE[: self.num_fit_passes] if self.is_split else self.fit_LE[None]
+    def load_PLE(self, split: Split) -> Floats:
+        """Return the passes of a part."""
+        if split is Split.ALL:
+            return np.concatenate([self.fit_PLE, self.holdout_PLE])
+        return self.fit_PLE if split is Split.FIT else self.holdout_PLE
+
+    def token_LTK(self, split: Split) -> Ints:
+        """Return the chosen experts of the sampled tokens of a part.
+
+        Raises:
+            SpecError: the recording holds none.
+        """
+        kept_LTK = self.fit_LTK if split is Split.FIT else self.holdout_LTK
+        whole_LTK = self.recording.token_LTK
+        if kept_LTK is None or whole_LTK is None:
+            raise SpecError(
+                f"goal.workloads: {self.name!r} holds no sampled tokens, which objective"
+                f" co_activation is about; {_RECORD_TOKENS}"
+            )
+        return whole_LTK.astype(np.int64) if split is Split.ALL else kept_LTK
 
     @property
-    def typical_pass_LE(self) -> Floats:
-        """The hold-out pass of median size."""
-        order = np.argsort(self.holdout_PLE.sum(axis=(1, 2)), kind="stable")
-        return np.asarray(self.holdout_PLE[order[len(order) // 2]])
+    def has_holdout_transitions(self) -> bool:
+        """Return whether there are hold-out tokens for transitions."""
+        token_LTK = self.recording.token_LTK
+        return token_LTK is not None and token_LTK.shape[1] > 1
 
-    @property
-    def num_holdout_passes(self) -> int:
-        """Hold-out passes; 0 where one pass was split at random."""
-        return len(self.holdout_PLE) if self.is_split else 0
+    def flow_MEE(self, split: Split) -> Floats:
+        """Return the transitions of a part, each pair of layers as shares of its token copies.
+
+        Raises:
+            SpecError: the recording holds neither transitions nor sampled tokens.
+        """
+        recorded_MEE = self.recording.transition_MEE
+        if self.has_holdout_transitions and (split is not Split.ALL or recorded_MEE is None):
+            return transitions_MEE(self.token_LTK(split), self.recording.num_experts)
+        if recorded_MEE is None:
+            raise SpecError(
+                f"goal.workloads: {self.name!r} holds no transitions between layers, which"
+                f" objective layer_chain is about; {_RECORD_TOKENS}"
+            )
+        return _shares_MEE(recorded_MEE)
+
+
+def transitions_MEE(token_LTK: Ints, num_experts: int) -> Floats:
+    """Return the pairs of choices of tokens in consecutive layers, as shares of each pair's sum."""
+    flow = np.zeros((len(token_LTK) - 1, num_experts, num_experts))
+    for pair_EE, here_TK, there_TK in zip(flow, token_LTK[:-1], token_LTK[1:], strict=True):
+        cell = here_TK[:, :, None] * num_experts + there_TK[:, None, :]
+        pair_EE += np.bincount(cell.ravel(), minlength=num_experts**2).reshape(pair_EE.shape)
+    return _shares_MEE(flow)
+
+
+def _shares_MEE(flow: Floats) -> Floats:
+    return np.asarray(flow / np.maximum(flow.sum(axis=(1, 2), keepdims=True), 1.0))
 
 
 def split_recordings(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
@@ -82,7 +136,7 @@ def split_recordings(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
     if goal.tokens_per_pass is not None and top_k is not None:
         copies = float(goal.tokens_per_pass * top_k)
     return tuple(
-        _of_recording(
+        _split(
             spec.recordings[workload.name],
             name=workload.name,
             weight_ratio=workload.weight / total,
@@ -93,7 +147,7 @@ def split_recordings(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
     )
 
 
-def _of_recording(
+def _split(
     recording: Recording,
     *,
     name: str,
@@ -109,21 +163,26 @@ def _of_recording(
     passes = len(counted_PLE)
     is_split = passes >= 2
     if is_split:
-        num_holdout = min(passes - 1, max(1, round(judge_ratio * passes)))
-        fit_PLE, holdout_PLE = counted_PLE[:-num_holdout], counted_PLE[-num_holdout:]
+        first = passes - _num_held_out(passes, judge_ratio)
+        fit_PLE, holdout_PLE = counted_PLE[:first], counted_PLE[first:]
     else:
         fit_PLE, holdout_PLE = _split_copies(counted_PLE, judge_ratio=judge_ratio)
     size = copies_per_pass or _copies_per_pass(counted_PLE)
-    fit_LTK, holdout_LTK = _split_tokens(recording, judge_ratio=judge_ratio)
-    scale = size / _copies_per_pass(holdout_PLE if not is_split else counted_PLE)
-    variance_LE = load_variance(fit_PLE, holdout_copies=holdout_PLE.sum(axis=(0, 2)), size=size)
+    scale = size / _copies_per_pass(counted_PLE if is_split else holdout_PLE)
+    fit_LE = fit_PLE.mean(axis=0) * (size / _copies_per_pass(fit_PLE))
+    fit_LTK = holdout_LTK = None
+    if recording.token_LTK is not None:
+        token_LTK = recording.token_LTK.astype(np.int64)
+        # A single token is both.
+        at = token_LTK.shape[1] - max(1, _num_held_out(token_LTK.shape[1], judge_ratio))
+        fit_LTK, holdout_LTK = token_LTK[:, : max(at, 1)], token_LTK[:, at:]
     return WorkloadEvidence(
         name=name,
         weight_ratio=weight_ratio,
-        fit_LE=fit_PLE.mean(axis=0) * (size / _copies_per_pass(fit_PLE)),
+        fit_LE=fit_LE,
+        fit_PLE=fit_PLE.astype(np.float64) * scale if is_split else fit_LE[None],
         holdout_PLE=holdout_PLE.astype(np.float64) * scale,
-        variance_LE=variance_LE,
-        whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
+        variance_LE=load_variance(fit_PLE, holdout_copies=holdout_PLE.sum(axis=(0, 2)), size=size),
         num_fit_passes=len(fit_PLE),
         is_split=is_split,
         is_counted=is_split and copies_per_pass is None,
@@ -168,6 +227,10 @@ def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats
     return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
+def _num_held_out(count: int, ratio: float) -> int:
+    return min(count - 1, max(1, round(ratio * count)))
+
+
 def _copies_per_pass(count_PLE: Ints) -> float:
     """Token copies of one layer in one pass, on average."""
     return float(count_PLE.sum(axis=2).mean())
@@ -182,33 +245,19 @@ def _split_copies(count_PLE: Ints, *, judge_ratio: float) -> tuple[Ints, Ints]:
     return fit_PLE, holdout_PLE
 
 
-def _split_tokens(
-    recording: Recording, *, judge_ratio: float
-) -> tuple[Ints, Ints] | tuple[None, None]:
-    if recording.token_LTK is None:
-        return None, None
-    tokens_LTK = recording.token_LTK.astype(np.int64)
-    tokens = tokens_LTK.shape[1]
-    if tokens < 2:
-        return tokens_LTK, tokens_LTK
-    num_holdout = min(tokens - 1, max(1, round(judge_ratio * tokens)))
-    return tokens_LTK[:, :-num_holdout], tokens_LTK[:, -num_holdout:]
-
-
 def spread_passes(load_PLE: Floats, most: int) -> Floats:
     """Return at most so many passes, evenly spaced."""
     taken = np.linspace(0, len(load_PLE) - 1, min(most, len(load_PLE)))
     return load_PLE[taken.round().astype(np.int64)]
 
 
-def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
-    """Stack the mean fit passes."""
-    return np.stack([one.fit_LE for one in evidence])
-
-
-def variance_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
-    """Stack the variances of other passes' loads."""
-    return np.stack([one.variance_LE for one in evidence])
+def limit_passes(one: WorkloadEvidence, most: int) -> WorkloadEvidence:
+    """Keep at most so many passes of each part; one held out does not show how passes differ."""
+    return replace(
+        one,
+        fit_PLE=spread_passes(one.fit_PLE, max(1, most)),
+        holdout_PLE=spread_passes(one.holdout_PLE, max(2, most)),
+    )
 
 
 def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:
@@ -222,6 +271,5 @@ def mean_load_LE(evidence: Sequence[WorkloadEvidence]) -> Floats:
 
     Totals are equal per layer, since recordings differ in length.
     """
-    loads = load_WLE(evidence)
-    shares = loads / loads.sum(axis=2, keepdims=True)
-    return np.asarray(np.einsum("w,wle->le", weight_W(evidence), shares))
+    shares = [one.fit_LE / one.fit_LE.sum(axis=1, keepdims=True) for one in evidence]
+    return np.asarray(np.einsum("w,wle->le", weight_W(evidence), np.stack(shares)))

@@ -1,21 +1,20 @@
-"""The dispatch rule assumed for an engine, and notes on a plan's other assumptions."""
+"""Notes on a plan's assumptions, one line each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.engines.place_capabilities import PLACE_TARGETS
-from tuner.engines.place_rules import dispatch_offers, launch_backend
-from tuner.search.place.candidates import EplbBaseline
-from tuner.search.place.cross_validation import MOST_FOLDS
+from tuner.plans.place import LeftOut
 from tuner.search.place.dispatch_choice import made_for
-from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.transitions import has_holdout_transitions
+from tuner.search.place.problem import PlaceProblem
+from tuner.search.place.search import MOST_FOLDS
+from tuner.search.place.verdict import Compared
 from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
 """Rules that send tokens to a replica on their own rank or node where there is one."""
-
 
 RULE_WORDS: Final[Mapping[str, str]] = {
     "near_dynamic": "'dynamic' with near replicas first",
@@ -24,66 +23,72 @@ RULE_WORDS: Final[Mapping[str, str]] = {
 """Rules whose names in the solvers and the engine differ."""
 
 
-def planned_dispatch(spec: PlaceSpec) -> str:
-    """Return the dispatch rule that a plan is solved for, by the solvers' name.
-
-    The goal's rule, as the first target runs it with the deployment's backend. If the goal names
-    none and several are offered, a draw per token: no load-blind rule has lower expected loads,
-    fixed tables only vary around them. Otherwise the target's own rule.
-    """
-    name = next(iter(spec.emit), "eplb")
-    target, goal = PLACE_TARGETS[name], spec.goal
-    said = None if goal.dispatch is None else goal.dispatch.value
-    if target.offers and said != "even":
-        backend = launch_backend(target, dispatch=said, a2a_backend=goal.a2a_backend)
-        offers = dispatch_offers(target, said, backend)
-        return next((one for one in offers if one.name == "dynamic"), offers[0]).rule
-    return said or target.default_dispatch
-
-
 def assumption_notes(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str, baseline: EplbBaseline
-) -> tuple[str, ...]:
-    """Return a plan's assumptions, one line each."""
-    return (
-        *_dispatch_notes(spec, dispatch),
-        f"EPLB baseline: its {'hierarchical' if 'hier' in baseline.name else 'global'} policy",
-        *_recording_notes(evidence),
-        *_layer_notes(spec),
-        *_judging_notes(spec, evidence),
-    )
+    problem: PlaceProblem, compared: Sequence[Compared], folds: Sequence[LeftOut]
+) -> Iterator[str]:
+    """Yield what a plan assumes of method, rule, baseline, recordings and workloads."""
+    spec, method = problem.spec, problem.spec.goal.method
+    if method is not Method.AUTO:
+        yield f"method {method.value}, as the goal says, whatever auto would find"
+    if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+        yield _weights_sent(problem, compared)
+    elif spec.ranks.num_slots > spec.num_experts:
+        # Without replicas all rules are the same.
+        yield from _dispatch_notes(spec, problem.dispatch)
+    is_grouped = "hier" in problem.baseline.name
+    yield f"EPLB baseline: its {'hierarchical' if is_grouped else 'global'} policy"
+    yield from _recording_notes(problem)
+    yield from _layer_notes(spec)
+    yield from _workload_notes(problem, folds)
 
 
 def _dispatch_notes(spec: PlaceSpec, dispatch: str) -> Iterator[str]:
-    if spec.goal.dispatch is Dispatch.LEAST_LOADED or spec.ranks.num_slots == spec.num_experts:
-        # Without replicas all rules are the same.
-        return
-    said = RULE_WORDS.get(dispatch, repr(dispatch))
-    yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"
+    target = PLACE_TARGETS[spec.emit[0]] if spec.emit else None
+    if spec.goal.dispatch is not None:
+        whose = "as the goal says"
+    elif target is None:
+        whose = "as EPLB assumes"
+    else:
+        whose = f"{'the best of those' if target.offers else 'as'} {target.name}"
+        whose += " runs" if target.offers else " does"
+    yield f"replicas share tokens by the rule {RULE_WORDS.get(dispatch, repr(dispatch))}, {whose}"
     for mark in made_for(spec, dispatch):
         if not mark.is_judged:
             runs = f"dispatch {mark.dispatch}" if mark.dispatch else "an even split"
             yield f"{mark.engine} runs {runs}, under which nothing was evaluated here"
     if dispatch in NEAR_FIRST:
         yield "placed and evaluated as if every rank sent equally many tokens to each expert"
-    for cost in sorted(_costs(spec, dispatch)):
+    offers = () if target is None else target.offers
+    for cost in sorted({one.cost for one in offers if one.rule == dispatch and one.cost}):
         yield f"loads and seconds leave out what the rule costs at run time: {cost}"
 
 
-def _costs(spec: PlaceSpec, dispatch: str) -> set[str]:
-    offers = PLACE_TARGETS[next(iter(spec.emit), "eplb")].offers
-    return {offer.cost for offer in offers if offer.rule == dispatch and offer.cost}
+def _weights_sent(problem: PlaceProblem, compared: Sequence[Compared]) -> str:
+    sent = sum(
+        one.weight_ratio * float(planned.loads.weights_PLG.max(axis=2).mean())
+        for one, (_, _, planned) in zip(problem.evidence, compared, strict=True)
+        if planned.loads.weights_PLG is not None
+    )
+    counted = (
+        "not counted; name `model` and `cluster` for it"
+        if problem.pricing is None
+        else "counted, after the all-to-all and not overlapped with it"
+    )
+    return (
+        f"the most-loaded rank sends or gets the weights of {sent:.2f}"
+        f" experts in a layer and pass by the rule 'least_loaded'; their transfer is {counted}"
+    )
 
 
-def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
-    whole = [one.name for one in evidence if not one.is_split]
+def _recording_notes(problem: PlaceProblem) -> Iterator[str]:
+    whole = [one.name for one in problem.evidence if not one.is_split]
     if whole:
         yield (
             f"{', '.join(whole)}: one pass recorded, so token copies were split at random into fit"
             " and hold-out; how passes differ is not known"
         )
-    for one in evidence:
-        unseen = int((one.whole_PLE.sum(axis=0) == 0.0).sum())
+    for one in problem.evidence:
+        unseen = int((one.recording.count_LE == 0).sum())
         if unseen:
             yield f"{one.name}: {unseen} experts of all layers were never chosen"
         if one.passes_left_out:
@@ -107,9 +112,10 @@ def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
     )
 
 
-def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
+def _workload_notes(problem: PlaceProblem, folds: Sequence[LeftOut]) -> Iterator[str]:
+    spec, evidence = problem.spec, problem.evidence
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        summed = [one.name for one in evidence if not has_holdout_transitions(one)]
+        summed = [one.name for one in evidence if not one.has_holdout_transitions]
         if summed:
             yield (
                 f"{', '.join(summed)}: transitions are kept summed over all passes, so traffic is"
@@ -117,18 +123,15 @@ def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Ite
             )
         if spec.cluster is not None and spec.model is not None:
             yield "expert layers are not priced: tokens stay where their last expert was"
-    if len(evidence) > MOST_FOLDS:
-        yield f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn"
     if len(evidence) == 1:
         yield "one workload: how the plan does on another one is not known"
-
-
-def _whose_dispatch(spec: PlaceSpec) -> str:
-    if spec.goal.dispatch is not None:
-        return "as the goal says"
-    if not spec.emit:
-        return "as EPLB assumes"
-    chosen = PLACE_TARGETS[spec.emit[0]].offers
-    return (
-        f"{'the best of those' if chosen else 'as'} {spec.emit[0]} {'runs' if chosen else 'does'}"
-    )
+        return
+    if len(evidence) > MOST_FOLDS:
+        yield f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn"
+    made = {fold.workload for fold in folds}
+    missing = [repr(one.name) for one in evidence[:MOST_FOLDS] if one.name not in made]
+    if missing:
+        yield (
+            f"no plan was made without {', '.join(missing)} in the time limit; give more with"
+            " --time-limit"
+        )

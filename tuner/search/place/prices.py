@@ -4,9 +4,13 @@ P passes   L layers   G ranks
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from profilers.imports.link_matrix import LinkMatrix
+from profilers.links.matrix import MeasuredLink, links_of
+from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.costs.ops import Prices, memory_bound
@@ -16,20 +20,18 @@ from tuner.costs.place.expert_layer import (
     Reach,
     dispatch_combine_s,
     experts_s,
-    grouped_gemms_s,
     layer_seconds,
-    rest_s,
     weights_s,
 )
 from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.train.calibration import Residuals, band_of, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.measured_profile import DTYPE_OF, MeasuredProfile
 from tuner.costs.train.shapes import Hardware
 from tuner.plans.place import Band
+from tuner.search.nodes.node_order import read_links
 from tuner.search.place.evaluation import Evaluation, active_PLG
-from tuner.search.place.links import slowdown_X
 from tuner.search.train.regimes import regime_of
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.model import ModelSpec
@@ -49,12 +51,8 @@ class Pricing:
     machine: ExpertMachine
     band: Band
     """Band of measured over predicted seconds."""
-    decodes: bool
-    context_tokens: float
     merges: bool
     """Dispatch sends a token once per rank and domain."""
-    slow_NN: Floats | None = None
-    """Cost between two nodes over that of the median pair, where links differ."""
 
     def price(
         self,
@@ -65,6 +63,7 @@ class Pricing:
         ranks: Ranks,
         token_LTK: Ints | None,
         is_counted: bool = False,
+        slow_NN: Floats | None = None,
     ) -> LayerSeconds:
         """Price passes whose rank loads are known.
 
@@ -75,59 +74,36 @@ class Pricing:
             ranks: with slots and speeds.
             token_LTK: sampled tokens, for a merged all-to-all.
             is_counted: loads are those of recorded passes.
+            slow_NN: cost between two nodes over that of the median pair; None: links are uniform.
         """
-        reach = None
-        if self.merges:
-            reach = _reach(placement, token_LTK, self.machine, ranks)
-        read_PLG = evaluation.active_PLG
+        read_PLG, copies_PLG = evaluation.active_PLG, evaluation.copies_PLG
         if read_PLG is None:
             read_PLG = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted)
-            repeats = len(evaluation.copies_PLG) // len(load_PLE)
-            read_PLG = np.tile(read_PLG, (repeats, 1, 1))
+            read_PLG = np.tile(read_PLG, (len(copies_PLG) // len(load_PLE), 1, 1))
+        reach = None
+        nodes, node_G = range(ranks.num_nodes), ranks.node_G
+        weight_XN = np.add.reduceat(copies_PLG, np.searchsorted(node_G, nodes), axis=2)
+        if self.merges:
+            rank_LTK = rank_of_choices(placement, token_LTK, ranks)
+            reach = Reach(
+                ranks=_distinct(rank_LTK),
+                domains=_distinct(rank_LTK // int(self.machine.group.inside)),
+            )
+            touched_NL = [(node_G[rank_LTK] == node).any(axis=2).sum(axis=1) for node in nodes]
+            weight_XN = np.stack(touched_NL, axis=1).astype(np.float64)
+        is_even = slow_NN is None or bool((slow_NN == 1.0).all())
         seconds = layer_seconds(
             self.machine,
-            copies_PLG=evaluation.copies_PLG,
+            copies_PLG=copies_PLG,
             active_PLG=read_PLG,
             speed_G=ranks.speed_G,
             reach=reach,
-            far_ratio=self._far_ratio(placement, evaluation, ranks=ranks, token_LTK=token_LTK),
+            far_ratio=1.0 if is_even or slow_NN is None else slowdown_X(slow_NN, weight_XN),
         )
         if evaluation.weights_PLG is None:
             return seconds
         sent_PL = weights_s(self.machine, evaluation.weights_PLG.max(axis=2))
         return replace(seconds, all_to_all_PL=seconds.all_to_all_PL + sent_PL)
-
-    def _far_ratio(
-        self, placement: Placement, evaluation: Evaluation, *, ranks: Ranks, token_LTK: Ints | None
-    ) -> Floats | float:
-        """Slowdown of traffic between domains from non-uniform links, by pass and layer."""
-        if self.slow_NN is None or (self.slow_NN == 1.0).all():
-            return 1.0
-        if not self.merges:
-            first_N = np.searchsorted(ranks.node_G, np.arange(ranks.num_nodes))
-            return slowdown_X(self.slow_NN, np.add.reduceat(evaluation.copies_PLG, first_N, axis=2))
-        rank_LTK = _rank_of_choices(placement, token_LTK, ranks)
-        touched_LN = np.stack(
-            [
-                (ranks.node_G[rank_LTK] == node).any(axis=2).sum(axis=1)
-                for node in range(ranks.num_nodes)
-            ],
-            axis=1,
-        )
-        return slowdown_X(self.slow_NN, touched_LN.astype(np.float64))
-
-    def grouped_gemms_s(self, rows_N: Floats, active_N: Floats) -> Floats:
-        """Seconds of the grouped GEMMs of ranks with so many rows and active experts."""
-        return grouped_gemms_s(self.machine, copies=rows_N, active=active_N)
-
-    def whole_pass_s(self, *, tokens: float) -> float:
-        """Seconds of a pass without routed experts."""
-        return rest_s(
-            self.machine,
-            tokens=tokens,
-            context_tokens=self.context_tokens,
-            decodes=self.decodes,
-        )
 
     @property
     def active_load(self) -> float:
@@ -178,99 +154,89 @@ class Pricing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PoolHardware:
-    """A pool as numbers, by datasheet."""
+class PlacePool:
+    """What is known of the pool of the ranks; all absent by default."""
 
-    regime: Regime
-    precision: str
-    hardware: Hardware
-    constants: Constants
+    pool: Pool | None = None
+    hardware: Hardware | None = None
+    """By datasheet and the collectives of the profile; None: only single links are measured."""
+    constants: Constants | None = None
+    prices: Prices | None = None
+    band: Band = (1.0, 1.0)
+    matrix: LinkMatrix | None = None
+    pairs: tuple[MeasuredLink, ...] = ()
+    """Links between ranks, measured by the pool's profile."""
+    pairs_per_node: int = 1
+    """Ranks per node of that profile."""
 
 
-def pool_hardware(
-    pool: Pool,
+def place_pool(
+    cluster: Cluster,
     goal: PlaceGoal,
     *,
-    residuals: Residuals | None,
-    measured: MeasuredProfile | None,
-) -> PoolHardware:
-    """Return a pool as numbers.
-
-    Raises:
-        UnknownDeviceError: no description of the pool's device.
-    """
-    sheet = measured.sheet(pool) if measured is not None else pool.sheet
-    precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
-    regime = regime_of((PRICED_AS,), sheet, precision=precision, has_experts=True)
-    return PoolHardware(
-        regime=regime,
-        precision=precision,
-        hardware=hardware_of_pool(sheet, pool, precision=PRECISION_OF[precision]),
-        constants=constants_of((regime,), residuals),
-    )
-
-
-def pricing_of(
-    model: ModelSpec | None,
-    cluster: Cluster | None,
-    goal: PlaceGoal,
-    *,
-    residuals: Residuals | None,
-    measured: MeasuredProfile | None,
+    profile: Path | None = None,
+    residuals: Residuals | None = None,
+    measured: MeasuredProfile | None = None,
     lookups: Lookups | None = None,
-) -> Pricing | None:
-    """Return the pricing of a spec; None where it names no model or no cluster.
+) -> PlacePool:
+    """Collect what is known of the first pool, from the spec and its profile.
 
     Args:
-        model: of the spec.
         cluster: of the spec.
-        goal: of the spec.
+        goal: of the placement.
+        profile: of the pool, if any.
         residuals: that correct a datasheet; None: none.
-        measured: profile of the pool; None: its datasheet.
+        measured: the same profile, where it is of accelerators; None: the pool's datasheet.
         lookups: filled with the kernels whose prices are looked up.
 
     Raises:
+        SpecError: a link matrix is of more or fewer nodes than the pool.
+        ProfileUnreadableError: a profile or a link matrix is missing or damaged.
         UnknownDeviceError: no description of the pool's device.
     """
-    if model is None or cluster is None:
-        return None
-    own = pool_hardware(cluster.pools[0], goal, residuals=residuals, measured=measured)
-    regime, hardware, constants = own.regime, own.hardware, own.constants
-    precision = own.precision
+    pool = cluster.pools[0]
+    known = PlacePool(
+        pool=pool, matrix=read_links(cluster.model_copy(update={"pools": (pool,)})).get(pool.name)
+    )
+    if profile is not None:
+        stored = read_profile(profile, operations=("link",))
+        per_node = max(stored.header.machine.ranks_per_node, 1)
+        known = replace(known, pairs=links_of(stored), pairs_per_node=per_node)
+    if pool.device is None and measured is None:
+        # A CPU profile: no datasheet covers what it did not measure.
+        return known
+    sheet = measured.sheet(pool) if measured is not None else pool.sheet
+    precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
+    regime = regime_of((PRICED_AS,), sheet, precision=precision, has_experts=True)
+    constants = constants_of((regime,), residuals)
+    hardware = hardware_of_pool(sheet, pool, precision=PRECISION_OF[precision])
     prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)
     if measured is not None:
         hardware = measured.linked(hardware, constants)
         prices = measured.prices(hardware, constants, precision=precision)
     if lookups is not None:
         prices = NotedPrices(own=prices, lookups=lookups, dtype=DTYPE_OF[precision])
+    band = band_of(regime, residuals).edges
+    return replace(known, hardware=hardware, constants=constants, prices=prices, band=band)
+
+
+def pricing_of(model: ModelSpec | None, pool: PlacePool, goal: PlaceGoal) -> Pricing | None:
+    """Return the pricing of a spec; None where it names no model or no devices."""
+    if model is None or pool.hardware is None or pool.constants is None or pool.prices is None:
+        return None
     machine = ExpertMachine(
         model=model,
-        prices=prices,
-        hardware=hardware,
-        constants=constants,
+        prices=pool.prices,
+        hardware=pool.hardware,
+        constants=pool.constants,
         ranks=goal.ranks,
         element_bytes=ELEMENT_BYTES[goal.quantization],
         ranks_per_node=goal.ranks_per_node,
     )
-    return Pricing(
-        machine=machine,
-        band=band_of(regime, residuals).edges,
-        decodes=goal.phase == "decode",
-        context_tokens=float(goal.context_tokens),
-        merges=goal.is_merged,
-    )
+    return Pricing(machine=machine, band=pool.band, merges=goal.is_merged)
 
 
-def _reach(
-    placement: Placement, token_LTK: Ints | None, machine: ExpertMachine, ranks: Ranks
-) -> Reach:
-    """Count the ranks and domains that sampled tokens touch."""
-    inside = int(machine.group.inside)
-    rank_LTK = _rank_of_choices(placement, token_LTK, ranks)
-    return Reach(ranks=_distinct(rank_LTK), domains=_distinct(rank_LTK // inside))
-
-
-def _rank_of_choices(placement: Placement, token_LTK: Ints | None, ranks: Ranks) -> Ints:
+def rank_of_choices(placement: Placement, token_LTK: Ints | None, ranks: Ranks) -> Ints:
     """Return the rank of each choice of sampled tokens; replicas are taken round-robin."""
     if token_LTK is None:
         raise ValueError("a merged all-to-all needs sampled tokens")
@@ -288,3 +254,21 @@ def _rank_of_choices(placement: Placement, token_LTK: Ints | None, ranks: Ranks)
 def _distinct(place_LTK: Ints) -> float:
     ordered = np.sort(place_LTK, axis=2)
     return float(1.0 + (ordered[:, :, 1:] != ordered[:, :, :-1]).sum(axis=2).mean())
+
+
+def slowdown_X(slow_NN: Floats, weight_XN: Floats) -> Floats:
+    """Return the slowdown of an all-to-all between nodes, relative to uniform links.
+
+    The slowest node sets its time, by what it sends or receives; all nodes send equally, to each
+    node by its weight. Links faster than the median gain nothing.
+    """
+    between_NN = 1.0 - np.eye(len(slow_NN))
+
+    def longest_X(cost_NN: Floats) -> Floats:
+        sent_XN = weight_XN @ cost_NN.T
+        got_XN = weight_XN * cost_NN.sum(axis=0)
+        return np.asarray(np.maximum(sent_XN, got_XN).max(axis=-1))
+
+    uniform_X = longest_X(between_NN)
+    ratio_X = longest_X(slow_NN * between_NN) / np.where(uniform_X > 0.0, uniform_X, 1.0)
+    return np.where(uniform_X > 0.0, np.maximum(ratio_X, 1.0), 1.0)

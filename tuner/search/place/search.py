@@ -1,251 +1,218 @@
-"""The search for a placement: solve, choose the dispatch rule, score, all within one deadline.
+"""The search for a placement: solve, score candidates, choose the dispatch rule.
 
-The dispatch rule is chosen once, on a first placement. If it differs from the rule that placement
-was solved for, a second search runs under the chosen rule. Time for linear programs is reserved
-(`deadline.py`).
+The dispatch rule is chosen once, on the best placement for the rule that the plan began with;
+candidates are then scored under it. All searches and evaluations share one deadline. Searches have
+time limits, the steps between them have none: almost all of their time goes to linear programs, one
+per layer, pass and placement, so passes are limited to as many as fit, whatever the host's load.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from solvers.placement.balance.problem import Migration, ReplicaDispatch
+from solvers.placement import single_check
+from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
-from tuner.search.place.candidates import (
-    EplbBaseline,
-    eplb_baseline,
-    layer_time_candidates,
-    node_local_replicas,
-    policies,
-    solve_objective,
-    solved_dispatch,
-)
-from tuner.search.place.cost import active_load_of
-from tuner.search.place.deadline import (
-    MIN_LP_S,
-    limit_fit_passes,
-    pass_seconds,
-)
-from tuner.search.place.dispatch_choice import allowed_rules, choose_dispatch
-from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.search.place.links import LinkCosts
-from tuner.search.place.methods import merge_candidates
-from tuner.search.place.prices import Pricing
-from tuner.search.place.selection import CandidateScores, score_candidates
-from tuner.search.settings import Deadline
+from tuner.errors import SpecError
+from tuner.plans.place import LeftOut
+from tuner.search.place.cost import evaluate_workload, fit_cost
+from tuner.search.place.dispatch_choice import choose_dispatch, launch_refusal, offers_of
+from tuner.search.place.evidence import Split, limit_passes, mean_load_LE
+from tuner.search.place.problem import PlaceProblem, solve, traffic_problem
+from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
-from tuner.spec.place_read import PlaceSpec
 
+MAIN_SHARE: Final = 0.5
+"""Share of the time limit for the main search; evaluation takes what is left."""
+MAIN_BESIDE_PROGRAMS: Final = 0.2
+"""The same where linear programs may have to be solved, which takes longer than the search."""
 OTHERS_SHARE: Final = 0.4
 """Share of the main search's time for further candidates of objective layer_time."""
+LEFT_OUT_SHARE: Final = 0.15
+"""Share of the time limit for the plans without each workload in turn."""
+PROGRAMS_SHARE: Final = 0.6
+"""Share of the time limit for linear programs."""
 
-LEAST_RATIO: Final = 0.05
-"""Share of the time limit that the main search has in any case."""
+PROGRAM_S: Final = 2e-5
+"""Seconds of a linear program by slot of a layer: twice to three times those of one core of an EPYC
+(58 layers of 160 slots, 75 ms a pass), for slower hosts and placements that take more rounds."""
+MOST_EVALUATED: Final = 8
+"""About how many placements a linear program is solved for on each fit or hold-out pass: the
+candidates, the chosen one under another rule, and the plan without the workload."""
 
-MAX_SCORED: Final = 8
-"""About how many placements a linear program is solved for on each fit pass: the candidates, the
-chosen one (to choose its dispatch rule)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeShares:
-    """Shares of the time limit; evaluation takes what is left."""
-
-    main: float
-    """The main search."""
-    second_search: float
-    """The search under another dispatch rule, where the first placement shows that to be best."""
-    leave_one_out: float
-    """Plans without each workload in turn."""
-    scoring: float = 0.0
-    """Linear programs of the fit passes."""
-
-
-PLAIN: Final = TimeShares(main=0.5, second_search=0.15, leave_one_out=0.15)
-PROGRAMS: Final = TimeShares(
-    main=0.3,
-    second_search=0.1,
-    leave_one_out=0.05,
-    scoring=0.3,
-)
-"""Shares where linear programs may have to be solved, which takes longer than the search."""
+MOST_FOLDS: Final = 12
+"""Workloads that are left out in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlaceProblem:
-    """The spec with everything that is known before the search."""
+class Candidate:
+    """A placement scored on the fit passes."""
 
-    spec: PlaceSpec
-    evidence: tuple[WorkloadEvidence, ...]
-    pricing: Pricing | None
-    links: LinkCosts
-    migration: Migration | None
-    deadline: Deadline
+    name: str
+    placement: Placement
+    objective: float
+    broken: str
+    """The limit that it breaks; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """The chosen placement with all candidates, and the dispatch rule it was solved for."""
+    """What was found, under the rule that was chosen."""
 
+    problem: PlaceProblem
     outcome: Outcome[Placement]
-    baseline: EplbBaseline
-    dispatch: str
-    scores: CandidateScores
-    scored_evidence: tuple[WorkloadEvidence, ...]
-    """The evidence, limited to the fit passes that candidates were scored on."""
-    shares: TimeShares
-    pass_s: float
-    """Seconds of the linear programs of one pass; 0: none is solved."""
+    candidates: tuple[Candidate, ...]
+    """Best first; the goal's method first where it names one."""
     notes: tuple[str, ...]
 
 
-def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Placement]:
+def search(problem: PlaceProblem) -> SearchResult | Outcome[Placement]:
     """Find the placement, or return the outcome of a search that found none.
 
-    Args:
-        problem: what to solve.
-        dispatch: the rule to begin with.
+    Raises:
+        SpecError: the goal cannot be solved, or no placement found can be launched.
     """
-    spec, goal, ranks, deadline = (
-        problem.spec,
-        problem.spec.goal,
-        problem.spec.ranks,
-        problem.deadline,
+    spec, deadline = problem.spec, problem.deadline
+    problem, notes = _within_deadline(problem)
+    share = MAIN_BESIDE_PROGRAMS if _solves_programs(problem) else MAIN_SHARE
+    is_time = spec.goal.objective is Objective.LAYER_TIME and spec.goal.method is Method.AUTO
+    # Neither share counts what was read and timed before.
+    main_s, others_s = (
+        part * share * deadline.limit_s for part in (1.0 - OTHERS_SHARE * is_time, OTHERS_SHARE)
     )
-    shares, pass_s = _shares_of(problem, dispatch)
-    scored_evidence = problem.evidence
-    if pass_s:
-        scored_evidence = limit_fit_passes(
-            problem.evidence,
-            placements=MAX_SCORED,
-            pass_s=pass_s,
-            time_s=max(deadline.share_s(shares.scoring), MIN_LP_S),
-        )
-    steps = _SearchSteps(problem=problem, scored_evidence=scored_evidence)
-    baseline = steps.eplb_baseline(dispatch)
-    is_layer_time = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
-    others_share = shares.main * OTHERS_SHARE * is_layer_time
-    # The main search has a minimum of time, however long the first steps took.
-    allowed_s = max(deadline.share_s(shares.main - others_share), LEAST_RATIO * deadline.limit_s)
-    outcome, candidates = steps.solve(baseline, dispatch, allowed_s)
+    outcome = solve(problem, time_limit_s=main_s)
     if outcome.solution is None:
         return outcome
-    if is_layer_time and deadline.left_s > 0.0:
-        candidates |= layer_time_candidates(
-            problem.evidence,
-            goal=goal,
-            ranks=ranks,
-            baseline=baseline,
-            dispatch=dispatch,
-            links=problem.links,
-            migration=problem.migration,
-            time_limit_s=deadline.share_s(others_share),
-        )
-    scores = steps.score_candidates(candidates, baseline, dispatch)
-    choice = choose_dispatch(spec, scored_evidence, scores.chosen, planned=dispatch)
-    if choice.rule != dispatch:
-        # The rule is chosen once; placements are solved, scored and evaluated under it.
-        needs_second = steps.searched_for(choice.rule) not in (None, steps.searched_for(dispatch))
-        dispatch = choice.rule
-        baseline = steps.eplb_baseline(dispatch)
-        second_s = deadline.share_s(shares.second_search)
-        if needs_second and second_s > 0.0:
-            second_search, second_candidates = steps.solve(baseline, dispatch, second_s)
-            if second_search.solution is not None:
-                candidates = merge_candidates(
-                    candidates, second_candidates, goal=goal, dispatch=dispatch
-                )
-                outcome = second_search
-        scores = steps.score_candidates(candidates, baseline, dispatch)
+    found = {outcome.method: outcome.solution}
+    if is_time:
+        found |= layer_time_candidates(problem, time_limit_s=others_s)
+    candidates = score(problem, found)
+    rule, unscored = choose_dispatch(problem, candidates[0].placement)
+    if rule != problem.dispatch:
+        problem = replace(problem, dispatch=rule)
+        candidates = score(problem, found)
     return SearchResult(
-        outcome=outcome,
-        baseline=baseline,
-        dispatch=dispatch,
-        scores=scores,
-        scored_evidence=scored_evidence,
-        shares=shares,
-        pass_s=pass_s if dispatch in PASS_BY_PASS else 0.0,
-        notes=choice.notes,
+        problem=problem, outcome=outcome, candidates=candidates, notes=(*unscored, *notes)
     )
 
 
-def _shares_of(problem: PlaceProblem, dispatch: str) -> tuple[TimeShares, float]:
-    """Return the time shares, and the seconds of a pass where linear programs may be solved."""
+def _solves_programs(problem: PlaceProblem) -> bool:
+    allowed = {one.rule for one, refusal in offers_of(problem.spec) if not refusal}
+    rules = {problem.dispatch, *allowed} & PASS_BY_PASS
+    return bool(rules) and not problem.spec.goal.is_about_traffic
+
+
+def _within_deadline(problem: PlaceProblem) -> tuple[PlaceProblem, tuple[str, ...]]:
+    """Keep as many passes as linear programs are solved for in time, with a note on the others."""
+    if not _solves_programs(problem):
+        return problem, ()
+    layers, slots = problem.baseline.placement.expert_LS.shape
+    each_s = PROGRAM_S * layers * slots * MOST_EVALUATED * len(problem.evidence)
+    most = int(PROGRAMS_SHARE * problem.deadline.limit_s / each_s)
+    evidence = tuple(limit_passes(one, most) for one in problem.evidence)
+    cut = [
+        f"{len(few.holdout_PLE)} of {len(one.holdout_PLE)} passes of {one.name!r}"
+        for one, few in zip(problem.evidence, evidence, strict=True)
+        if len(few.holdout_PLE) < len(one.holdout_PLE)
+    ]
+    note = (
+        f"evaluated on {', '.join(cut)}, evenly spaced: no more linear programs fit in the time"
+        " limit; give more with --time-limit"
+    )
+    return replace(problem, evidence=evidence), (note,) * bool(cut)
+
+
+def layer_time_candidates(problem: PlaceProblem, *, time_limit_s: float) -> dict[str, Placement]:
+    """Return candidates that the search for layer time misses, by name.
+
+    The search models token copies and weight reads. Where the all-to-all dominates, the balance of
+    copies alone counts; where a token is sent once per rank and domain, the number of ranks does.
+    """
     spec = problem.spec
-    if spec.goal.is_about_traffic or not PASS_BY_PASS.intersection(
-        (dispatch, *allowed_rules(spec))
-    ):
-        return PLAIN, 0.0
-    baseline = policies(mean_load_LE(problem.evidence), ranks=spec.ranks, groups=None)["eplb"]
-    clock = problem.deadline.clock
-    pass_s = pass_seconds(problem.evidence, baseline, ranks=spec.ranks, clock=clock)
-    return PROGRAMS, pass_s
+    objectives = {"balance of copies": Objective.BALANCE}
+    is_single = problem.migration is None and spec.ranks.num_slots == spec.num_experts
+    has_tokens = all(one.fit_LTK is not None for one in problem.evidence)
+    if spec.goal.is_merged and is_single and has_tokens:
+        objectives["co-activation"] = Objective.CO_ACTIVATION
+    found = {}
+    for name, objective in objectives.items():
+        goal = spec.goal.model_copy(update={"objective": objective})
+        other = replace(problem, spec=replace(spec, goal=goal))
+        solved = solve(other, time_limit_s=time_limit_s / len(objectives))
+        if solved.solution is not None:
+            found[name] = solved.solution
+    return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _SearchSteps:
-    """The steps of a search, under one dispatch rule and then another."""
+def score(problem: PlaceProblem, found: Mapping[str, Placement]) -> tuple[Candidate, ...]:
+    """Order the candidates, EPLB's and the current placement by cost; the goal's method first.
 
-    problem: PlaceProblem
-    scored_evidence: tuple[WorkloadEvidence, ...]
-
-    def eplb_baseline(self, dispatch: str) -> EplbBaseline:
-        goal, ranks = self.problem.spec.goal, self.problem.spec.ranks
-        return eplb_baseline(
-            self.scored_evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch
+    Raises:
+        SpecError: no placement found can be launched with the dispatch that the goal names.
+    """
+    spec, baseline = problem.spec, problem.baseline
+    named = dict(found)
+    if problem.migration is None and spec.goal.method is not Method.EPLB:
+        named[baseline.name] = baseline.placement
+    ranks = spec.ranks
+    can_split = ranks.num_nodes > 1 and spec.num_experts % ranks.num_nodes == 0
+    is_uniform = (ranks.slots_G == ranks.slots_G[0]).all()
+    if problem.dispatch == "near_lp" and problem.migration is None and can_split and is_uniform:
+        # Near only to the ranks that hold them, so that the program steers all other tokens.
+        named["replicas on one node"] = eplb(
+            mean_load_LE(problem.evidence), ranks=ranks, num_groups=spec.num_experts
         )
+    if spec.current.expert_LS.shape == baseline.placement.expert_LS.shape:
+        named["as it runs"] = spec.current
+    candidates = []
+    for name, placement in named.items():
+        broken = launch_refusal(problem, placement)
+        if spec.goal.is_about_traffic:
+            limits = single_check.violations(traffic_problem(problem), placement)
+            broken = broken or next(iter(limits), "")
+        candidate = Candidate(
+            name=name, placement=placement, objective=fit_cost(problem, placement), broken=broken
+        )
+        candidates.append(candidate)
+    method = spec.goal.method.value
+    candidates.sort(key=lambda one: (one.name != method, bool(one.broken), one.objective))
+    if candidates[0].broken and not spec.goal.is_about_traffic:
+        raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {candidates[0].broken}")
+    return tuple(candidates)
 
-    def searched_for(self, dispatch: str) -> ReplicaDispatch | None:
-        """Return the rule that a search places for; None: replicas on one node stand for it."""
-        is_idle = (
-            self.problem.spec.goal.objective is Objective.BALANCE
-            and self.with_local_replicas({}, dispatch)
-        )
-        return None if is_idle else solved_dispatch(dispatch)
 
-    def with_local_replicas(
-        self, placements: Mapping[str, Placement], dispatch: str
-    ) -> dict[str, Placement]:
-        goal, evidence = self.problem.spec.goal, self.problem.evidence
-        local = node_local_replicas(
-            evidence, goal=goal, ranks=self.problem.spec.ranks, dispatch=dispatch
-        )
-        return (
-            {**local} if local and goal.objective is Objective.BALANCE else {**placements, **local}
-        )
+def leave_one_out(problem: PlaceProblem) -> tuple[LeftOut, ...]:
+    """Plan without each workload in turn and evaluate on all of its passes.
 
-    def solve(
-        self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
-    ) -> tuple[Outcome[Placement], dict[str, Placement]]:
-        problem, goal = self.problem, self.problem.spec.goal
-        # EPLB's rule takes no time; what a search would take is left to evaluation.
-        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
-        outcome = solve_objective(
-            problem.evidence,
-            goal=goal.model_copy(update={"method": method}),
-            ranks=problem.spec.ranks,
-            baseline=baseline,
-            dispatch=dispatch,
-            links=problem.links,
-            active_load=active_load_of(goal, problem.pricing),
-            migration=problem.migration,
-            time_limit_s=time_limit_s,
+    Only the first `MOST_FOLDS` workloads, and as many as the time allows.
+    """
+    evidence, spec, deadline = problem.evidence, problem.spec, problem.deadline
+    folds: list[LeftOut] = []
+    limit_s = LEFT_OUT_SHARE * deadline.limit_s / min(len(evidence), MOST_FOLDS)
+    for one in evidence[: MOST_FOLDS * (len(evidence) > 1)]:
+        others = tuple(other for other in evidence if other is not one)
+        fold = replace(problem, evidence=others)
+        if deadline.left_s <= 0.0:
+            break
+        solution = solve(fold, time_limit_s=min(limit_s, deadline.left_s)).solution
+        if solution is None:
+            continue
+        before, rule, after = costs = [
+            evaluate_workload(fold, one, placement, split=Split.ALL)
+            for placement in (spec.current, fold.baseline.placement, solution)
+        ]
+        first, second, third = (cost.traffic or 0.0 for cost in costs)
+        left_out = LeftOut(
+            workload=one.name,
+            imbalance_after=after.loads.imbalance,
+            imbalance_rule=rule.loads.imbalance,
+            imbalance_before=before.loads.imbalance,
+            worst_rank_ratio=after.loads.worst_ratio,
+            worst_rank_ratio_before=before.loads.worst_ratio,
+            traffic=(first, second, third) if spec.goal.is_about_traffic else None,
         )
-        return outcome, {} if outcome.solution is None else {outcome.method: outcome.solution}
-
-    def score_candidates(
-        self, candidates: Mapping[str, Placement], baseline: EplbBaseline, dispatch: str
-    ) -> CandidateScores:
-        problem = self.problem
-        return score_candidates(
-            problem.spec,
-            self.scored_evidence,
-            self.with_local_replicas(candidates, dispatch),
-            baseline,
-            problem.pricing,
-            problem.links,
-            dispatch,
-        )
+        folds.append(left_out)
+    return tuple(folds)

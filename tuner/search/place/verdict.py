@@ -1,4 +1,11 @@
-"""Verdict on a placement: worth it or not, given the noise between passes, launches and runs.
+"""Savings of a plan with their uncertainty, and the verdict: worth it or not.
+
+    W workloads   P hold-out passes, or batches of hold-out tokens
+
+Savings are in seconds of the expert layers where they are priced, in traffic where that is the
+objective and nothing is priced, otherwise in load of the most-loaded ranks. The noise of the
+workloads' mean is the root sum of squares, each weighted by its share of the cost; under static
+dispatch, where all workloads run on one launch's tables, it is the sum.
 
 A gain counts if it exceeds its variation from pass to pass, or from launch to launch where a rule
 draws tables, and, as a share of a whole pass, the difference between two runs
@@ -9,13 +16,16 @@ whatever it gains on its own workloads.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from solvers.placement.ranks import Floats
+from tuner.costs.place.expert_layer import rest_s
 from tuner.plans.place import LeftOut, MigrationCost, Verdict, WorkloadOutcome
+from tuner.search.place.cost import WorkloadCost
+from tuner.search.place.problem import PlaceProblem
 from tuner.units import format_ratio
 
 CONFIDENCE_FACTOR = 1.645
@@ -39,16 +49,80 @@ OVERLOAD_RATIO = 1.5
 """Worst layer's imbalance on an unseen workload over that without the plan, from which on the plan
 is fragile; affinity clustering was seen to make a rank 2.49 times overloaded on another domain."""
 
+Compared = tuple[WorkloadCost, WorkloadCost, WorkloadCost]
+"""Hold-out costs of a workload under the current placement, EPLB's and the plan's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loads:
-    """Loads of the workloads under a plan whose objective is traffic."""
+class Gain:
+    """Shares of the cost without the plan."""
 
-    outcomes: Sequence[WorkloadOutcome]
-    noises: Sequence[float]
-    """Noise of each workload's change."""
-    slack_ratio: float
-    """Load above EPLB's that the goal allows."""
+    gain_ratio: float
+    noise_ratio: float
+    step_gain_ratio: float | None = None
+    """Share of a whole pass's seconds that is saved; None where nothing is priced."""
+    saved: str = "load on the most-loaded ranks"
+    """Name of the saved quantity."""
+    eplb_gain_ratio: float | None = None
+    """Share of the cost that EPLB's rule saves; None where a limit on moved experts forbids it."""
+    eplb_noise_ratio: float = 0.0
+    """Uncertainty of the difference from it, both on the same passes."""
+
+
+def gain_of(problem: PlaceProblem, compared: Sequence[Compared]) -> Gain:
+    """Return what the plan saves on the hold-out passes of all workloads."""
+    weights = [one.weight_ratio for one in problem.evidence]
+    values = np.array([[cost.value for cost in costs] for costs in compared])
+    before, eplb, after = (float(np.dot(weights, value_W)) for value_W in values.T)
+    noise, eplb_noise = (
+        _noise_of_mean(weights, values[:, at], compared, against=at) for at in (0, 1)
+    )
+    share = eplb / before if before > 0.0 else 1.0
+    gain_ratio = 1.0 - after / before if before > 0.0 else 0.0
+    is_traffic = compared[0][0].traffic is not None
+    step_gain_ratio = None
+    if problem.pricing is not None and compared[0][0].seconds is not None:
+        machine, goal = problem.pricing.machine, problem.spec.goal
+        # Assume that layers without a recording are as imbalanced as the recorded ones.
+        layers_s = machine.model.num_moe_layers / len(problem.spec.layer_ids) * before
+        tokens_W = [
+            float(one.holdout_PLE.sum(axis=2).mean()) / machine.moe.computed_top_k
+            for one in problem.evidence
+        ]
+        context, decodes = float(goal.context_tokens), goal.phase == "decode"
+        rest_W = [
+            rest_s(machine, tokens=tokens, context_tokens=context, decodes=decodes)
+            for tokens in tokens_W
+        ]
+        step_gain_ratio = gain_ratio * layers_s / (float(np.dot(weights, rest_W)) + layers_s)
+    unpriced = "traffic" if is_traffic else "load on the most-loaded ranks"
+    return Gain(
+        gain_ratio=gain_ratio,
+        noise_ratio=noise,
+        step_gain_ratio=step_gain_ratio,
+        saved=unpriced if step_gain_ratio is None else "time in the expert layers",
+        eplb_gain_ratio=1.0 - share if problem.migration is None else None,
+        eplb_noise_ratio=eplb_noise * share,
+    )
+
+
+def _noise_of_mean(
+    weights: Sequence[float], value_W: Floats, compared: Sequence[Compared], *, against: int
+) -> float:
+    """Return the noise of the workloads' mean gain over the current placement's or EPLB's cost."""
+    noises = [
+        gain_noise(
+            costs[against].value_P,
+            costs[2].value_P,
+            counted=costs[2].events,
+            launches=costs[2].loads.num_launches,
+        )
+        for costs in compared
+    ]
+    shares = np.array(weights) * value_W
+    is_shared = any(costs[2].loads.num_launches > 1 for costs in compared)
+    total = float(shares.sum())
+    return float(np.linalg.norm(shares * noises, 1 if is_shared else 2)) / total if total else 0.0
 
 
 def gain_noise(before_P: Floats, after_P: Floats, *, counted: float, launches: int = 1) -> float:
@@ -77,145 +151,113 @@ def gain_noise(before_P: Floats, after_P: Floats, *, counted: float, launches: i
 
 
 def to_verdict(
+    gain: Gain,
     *,
-    gain_ratio: float,
-    noise_ratio: float,
-    step_gain_ratio: float | None,
-    left_out: Sequence[LeftOut],
-    baseline_worst: Sequence[float],
-    migration: MigrationCost | None,
-    rebalance_s: float | None,
-    saved: str = "load on the most-loaded ranks",
-    loads: Loads | None = None,
-    eplb_gain_ratio: float | None = None,
-    eplb_noise_ratio: float = 0.0,
+    left_out: Sequence[LeftOut] = (),
+    migration: MigrationCost | None = None,
+    rebalance_s: float | None = None,
+    loads: Sequence[tuple[WorkloadOutcome, float]] = (),
+    slack_ratio: float = 0.0,
 ) -> Verdict:
     """Return the verdict on a plan, with the first reason against it, if any.
 
     Args:
-        gain_ratio: share of the cost that the plan saves.
-        noise_ratio: uncertainty of that.
-        step_gain_ratio: share of a whole pass; None without a price.
+        gain: what the plan saves, and EPLB's rule.
         left_out: leave-one-out results.
-        baseline_worst: for each of them, the worst layer's imbalance without a plan.
         migration: cost of the move; None without a current placement.
         rebalance_s: how long the placement will run; None: indefinitely.
-        saved: what is saved, in words.
-        loads: where the objective is not the load.
-        eplb_gain_ratio: share of the same cost that EPLB's rule saves; None where a limit on moved
-            experts forbids its placement.
-        eplb_noise_ratio: uncertainty of the difference of both shares.
+        loads: where the objective is not the load, that of each workload and its noise.
+        slack_ratio: load above EPLB's that the goal allows.
     """
-    loads = loads or Loads(outcomes=(), noises=(), slack_ratio=0.0)
-    fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)
-    reason_against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio, saved)
-    reason_against = reason_against or _below_eplb(gain_ratio, eplb_gain_ratio, eplb_noise_ratio)
-    if not reason_against and migration is not None and rebalance_s is not None:
-        reason_against = _move_costs_more(migration, rebalance_s)
-    word = "fragile" if fragile else "not worth it" if reason_against else "worth it"
-    praise = _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(loads.outcomes)
-    praise += _like_eplb(gain_ratio, eplb_gain_ratio, eplb_noise_ratio)
+    fragile = next(_overloads(loads, slack_ratio), None) or next(_unseen_losses(left_out), None)
+    against = fragile or next(_shortcomings(gain, migration, rebalance_s), None)
     return Verdict(
-        word=word,
-        reason=reason_against or praise,
-        gain_ratio=gain_ratio,
-        noise_ratio=noise_ratio,
-        step_gain_ratio=step_gain_ratio,
+        word="fragile" if fragile else "not worth it" if against else "worth it",
+        reason=against or _praise(gain, loads),
+        gain_ratio=gain.gain_ratio,
+        noise_ratio=gain.noise_ratio,
+        step_gain_ratio=gain.step_gain_ratio,
     )
 
 
-def _overloaded(loads: Loads) -> str:
-    for one, noise in zip(loads.outcomes, loads.noises, strict=True):
-        allowed = (1.0 + loads.slack_ratio) * max(one.imbalance_before, one.imbalance_rule)
+def _overloads(loads: Sequence[tuple[WorkloadOutcome, float]], slack_ratio: float) -> Iterator[str]:
+    for one, noise in loads:
+        allowed = (1.0 + slack_ratio) * max(one.imbalance_before, one.imbalance_rule)
         most = min(FRAGILE_RATIO * allowed, OVERLOAD_RATIO * one.imbalance_before)
         if one.imbalance_after > max(most, (1.0 + noise) * allowed):
-            return (
+            yield (
                 f"on {one.workload!r} the most-loaded ranks carry {one.imbalance_after:.2f} times"
                 f" the mean, {one.imbalance_before:.2f} without a plan and"
                 f" {one.imbalance_rule:.2f} by EPLB's rule: their load is limited on the mean of"
                 " the workloads; plan for fewer at once, or for less traffic_slack_ratio"
             )
-    return ""
 
 
-def _more(loads: Sequence[WorkloadOutcome]) -> str:
-    more = max((one.imbalance_after / one.imbalance_before - 1.0 for one in loads), default=0.0)
-    return (
-        f"; the most-loaded ranks have up to {format_ratio(more)} more load" if more > 0.001 else ""
-    )
-
-
-def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> str:
-    for fold, worst in zip(left_out, baseline_worst, strict=True):
+def _unseen_losses(left_out: Sequence[LeftOut]) -> Iterator[str]:
+    for fold in left_out:
+        without = f"planned without {fold.workload!r},"
+        record = "record every workload that will be served"
         if fold.traffic is not None and fold.traffic[2] > fold.traffic[0]:
-            return (
-                f"planned without {fold.workload!r}, its traffic becomes {fold.traffic[2]:.4g},"
-                f" from {fold.traffic[0]:.4g} without a plan; record every workload that will be"
-                " served"
+            yield (
+                f"{without} its traffic becomes {fold.traffic[2]:.4g},"
+                f" from {fold.traffic[0]:.4g} without a plan; {record}"
             )
         if fold.imbalance_after > FRAGILE_RATIO * fold.imbalance_before:
-            return (
-                f"planned without {fold.workload!r}, its imbalance becomes"
-                f" {fold.imbalance_after:.3f}, from {fold.imbalance_before:.3f} without a plan;"
-                " record every workload that will be served"
+            yield (
+                f"{without} its imbalance becomes {fold.imbalance_after:.3f}, from"
+                f" {fold.imbalance_before:.3f} without a plan; {record}"
             )
-        if fold.worst_rank_ratio > OVERLOAD_RATIO * worst:
-            return (
-                f"planned without {fold.workload!r}, one rank carries"
-                f" {fold.worst_rank_ratio:.2f} times the mean there, {worst:.2f} without a plan"
+        worst = fold.worst_rank_ratio_before
+        if worst is not None and fold.worst_rank_ratio > OVERLOAD_RATIO * worst:
+            yield (
+                f"{without} one rank carries {fold.worst_rank_ratio:.2f} times the mean there,"
+                f" {worst:.2f} without a plan"
             )
-    return ""
 
 
-def _too_small(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
-    if gain < -noise:
-        return f"{_percent(-gain)} more {saved}, beyond the noise of {_percent(noise)}"
-    if gain <= noise:
-        what = "gain" if gain >= 0.0 else "loss"
-        return f"the {what} of {_percent(abs(gain))} is within the noise of {_percent(noise)}"
-    if step_gain is not None and step_gain <= RUN_TO_RUN_RATIO:
-        return (
-            f"{_percent(step_gain)} of a whole pass is less than two runs of one configuration"
-            f" differ by ({format_ratio(RUN_TO_RUN_RATIO, digits=0)})"
+def _shortcomings(
+    gain: Gain, migration: MigrationCost | None, rebalance_s: float | None
+) -> Iterator[str]:
+    saved, noise = gain.gain_ratio, gain.noise_ratio
+    if saved < -noise:
+        yield f"{_percent(-saved)} more {gain.saved}, beyond the noise of {_percent(noise)}"
+    if saved <= noise:
+        what = "gain" if saved >= 0.0 else "loss"
+        yield f"the {what} of {_percent(abs(saved))} is within the noise of {_percent(noise)}"
+    if gain.step_gain_ratio is not None and gain.step_gain_ratio <= RUN_TO_RUN_RATIO:
+        yield (
+            f"{_percent(gain.step_gain_ratio)} of a whole pass is less than two runs of one"
+            f" configuration differ by ({format_ratio(RUN_TO_RUN_RATIO, digits=0)})"
         )
-    return ""
+    eplb, eplb_noise = gain.eplb_gain_ratio, gain.eplb_noise_ratio
+    if eplb is not None and eplb - saved > eplb_noise:
+        more = f", {_percent(eplb - saved)} more, beyond the noise of {_percent(eplb_noise)}"
+        yield (
+            f"EPLB's rule saves {_percent(eplb)} where this saves {_percent(saved)}"
+            f"{more if eplb_noise else ''}; take its placement, which is among the alternatives"
+        )
+    pays_s = None if migration is None else migration.break_even_s
+    if migration and pays_s is not None and rebalance_s is not None and pays_s > rebalance_s:
+        yield (
+            f"loading {migration.moved_experts} experts pays after {pays_s:.1f} s, the placement"
+            f" runs for {rebalance_s:.1f} s"
+        )
 
 
-def _below_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
-    if eplb_gain is None or eplb_gain - gain <= noise:
-        return ""
-    beyond = (
-        f", {_percent(eplb_gain - gain)} more, beyond the noise of {_percent(noise)}"
-        if noise
-        else ""
-    )
-    return (
-        f"EPLB's rule saves {_percent(eplb_gain)} where this saves {_percent(gain)}{beyond}; take"
-        " its placement, which is among the alternatives"
-    )
-
-
-def _like_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
-    if eplb_gain is None or eplb_gain == gain or abs(eplb_gain - gain) > noise:
-        return ""
-    return (
-        f"; no better or worse than EPLB's rule, which saves {_percent(eplb_gain)}, within the"
-        f" noise of {_percent(noise)} between the two"
-    )
-
-
-def _move_costs_more(migration: MigrationCost, rebalance_s: float) -> str:
-    if migration.break_even_s is None or migration.break_even_s <= rebalance_s:
-        return ""
-    return (
-        f"loading {migration.moved_experts} experts pays after {migration.break_even_s:.1f} s, the"
-        f" placement runs for {rebalance_s:.1f} s"
-    )
-
-
-def _praise(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
-    whole = "" if step_gain is None else f", {format_ratio(step_gain)} of a whole pass"
-    return f"{format_ratio(gain)} less {saved}{whole}; noise {_percent(noise)}"
+def _praise(gain: Gain, loads: Sequence[tuple[WorkloadOutcome, float]]) -> str:
+    step, eplb, noise = gain.step_gain_ratio, gain.eplb_gain_ratio, gain.eplb_noise_ratio
+    praise = f"{format_ratio(gain.gain_ratio)} less {gain.saved}"
+    praise += "" if step is None else f", {format_ratio(step)} of a whole pass"
+    praise += f"; noise {_percent(gain.noise_ratio)}"
+    more = max((one.imbalance_after / one.imbalance_before - 1.0 for one, _ in loads), default=0.0)
+    if more > 0.001:
+        praise += f"; the most-loaded ranks have up to {format_ratio(more)} more load"
+    if eplb is not None and eplb != gain.gain_ratio and abs(eplb - gain.gain_ratio) <= noise:
+        praise += (
+            f"; no better or worse than EPLB's rule, which saves {_percent(eplb)}, within the"
+            f" noise of {_percent(noise)} between the two"
+        )
+    return praise
 
 
 def _percent(ratio: float) -> str:

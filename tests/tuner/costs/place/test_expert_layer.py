@@ -262,8 +262,8 @@ def test_every_sequence_has_states_of_its_own() -> None:
     # 128 heads of 128 x 64 in fp32, and three past inputs of 10,240 channels, in and out.
     states = 40 * 2 * (128 * 128 * 64 * 4 + 3 * (8192 + 2 * 8 * 128) * 2)
     cached = 8 * 1000 * 2 * 2 * 128 * 2
-    # A norm and a residual addition around each of the 88; the shared expert's activation.
-    around = 88 * 5 * 4096 * 2 + 40 * 2 * 5376 * 2
+    # A norm and a residual addition around each of the 88.
+    around = 88 * 5 * 4096 * 2
     assert moved == pytest.approx(64 * (states + cached + around), rel=1e-9)
 
 
@@ -272,10 +272,11 @@ def test_prompts_compute_the_pairs_that_the_layers_look_at() -> None:
         made = replace(machine(name=name, ranks=1), prices=ATTENTION_FLOP)
         return rest_s(made, tokens=8192.0, context_tokens=4096.0, decodes=False)
 
-    # Two prompts of 4,096 tokens: half of all pairs in twelve layers, 128 a token in the others.
-    pairs = 12 * 8192 * 4096 / 2 + 12 * 8192 * 128
+    # Two prompts of 4,096 tokens: half of all pairs in twelve layers, 128 a token in the others,
+    # from the 128th on.
+    pairs = 12 * 8192 * 4097 / 2 + 12 * 2 * (128 * 129 / 2 + (4096 - 128) * 128)
     assert attention_flop("gpt-oss-20b") == pytest.approx(2 * pairs * 64 * (64 + 64))
-    # 64 heads of 128 score half of all pairs; 128 heads look at 2,048 tokens of 576 + 512 elements.
-    scored = 2 * 8192 * 4096 / 2 * 64 * 128
-    kept = 2 * 2 * (2048**2 / 2 + 2048 * 2048) * 128 * (576 + 512)
+    # 64 heads of 128 score half of all pairs; 128 heads look at 2,048 tokens of 192 + 128 elements.
+    scored = 2 * 8192 * 4097 / 2 * 64 * 128
+    kept = 2 * 2 * (2048 * 2049 / 2 + 2048 * 2048) * 128 * (192 + 128)
     assert attention_flop("deepseek-v3.2") == pytest.approx(61 * (scored + kept))

@@ -51,7 +51,7 @@ def sample_placement(
     dispatch: Dispatch | None = None,
 ) -> VerifiedPlacement:
     """Return a placement that a plan of round numbers supports."""
-    spread = PassSpread(p50=1.1, p99=1.3, mean=1.15)
+    spread = PassSpread(p50=1.1, p99=1.3)
     plan = PlacePlan(
         goal=PlaceGoal(
             kind="place",
@@ -77,7 +77,6 @@ def sample_placement(
                     imbalance_rule=1.2,
                     imbalance_after=1.1,
                     pass_before=spread,
-                    pass_rule=spread,
                     pass_after=spread,
                 ),
             ),

@@ -11,12 +11,11 @@ from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement, Ranks
 from solvers.result import Outcome, Status
 from tests.rows import each_row
-from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.certificate import binding_constraint, to_certificate
-from tuner.search.place.evidence import split_recordings
-from tuner.search.place.links import LinkSource, links_between
-from tuner.search.place.traffic import placement_traffic, problem_scale
-from tuner.search.place.transitions import Tokens
+from tuner.search.place.cost import fit_cost, traffic_scale
+from tuner.search.place.plan_place import state_problem
+from tuner.search.place.problem import traffic_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 TOKENS, LAYERS, EXPERTS = 240, 3, 8
@@ -62,18 +61,12 @@ def stated(folder: Path, objective: str) -> PlaceSpec:
 def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_found(
     tmp_path: Path, objective: str
 ) -> None:
-    spec = stated(tmp_path, objective)
-    evidence = split_recordings(spec)
-    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
-    links = links_between(spec, evidence, LinkSource())
-    scale = problem_scale(spec, evidence, baseline, links)
+    problem = state_problem(stated(tmp_path, objective), settings=SearchSettings())
+    scale = traffic_scale(problem, traffic_problem(problem))
     parted = [0, 2, 4, 6, 1, 3, 5, 7]
     mixed = [0, 2, 1, 3, 4, 6, 5, 7]
     good, bad = (Placement(expert_LS=np.array([row] * LAYERS)) for row in (parted, mixed))
-    value = {
-        name: placement_traffic(spec, evidence, one, baseline, links, tokens=Tokens.FIT)
-        for name, one in (("good", good), ("bad", bad))
-    }
+    value = {name: fit_cost(problem, one) for name, one in (("good", good), ("bad", bad))}
     assert value["good"] < 0.9 * value["bad"]
 
     def certified(chosen: Placement, bound: float) -> tuple[str, float | None, float | None]:
@@ -85,10 +78,7 @@ def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_fou
             solve_s=0.0,
             method="local_search",
         )
-        made = to_certificate(
-            spec, evidence, chosen, found, baseline, None, links,
-            dispatch="even", method="as it runs", solve_s=0.0,
-        )  # fmt: skip
+        made = to_certificate(problem, chosen, found, method="as it runs")
         assert made.objective is not None
         assert made.bound is not None
         assert made.gap_ratio == pytest.approx(
@@ -113,15 +103,14 @@ def test_a_linear_program_that_evens_out_all_ranks_is_bound_by_the_mean_alone(
     tmp_path: Path,
 ) -> None:
     spec = stated(tmp_path, "balance")
-    evidence = split_recordings(spec)
-    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
     spec = replace(spec, ranks=Ranks.uniform(ranks=2, slots_per_rank=5))
+    problem = replace(state_problem(spec, settings=SearchSettings()), dispatch="lp")
     words = {}
     for name, row in (
         ("shared", [0, 2, 4, 6, 1, 1, 3, 5, 7, 0]),
         ("alone", [0, 2, 4, 6, 0, 1, 3, 5, 7, 1]),
     ):
         chosen = Placement(expert_LS=np.array([row] * LAYERS))
-        words[name] = binding_constraint(spec, evidence, chosen, baseline, None, dispatch="lp")
+        words[name] = binding_constraint(problem, chosen)
     assert words["shared"] == "the mean load: no rank can have less than its share"
     assert words["alone"].startswith("whole experts in few slots")

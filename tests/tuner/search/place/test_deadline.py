@@ -7,15 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers.placement.ranks import Placement
 from tuner.goals.place_plan import place
-from tuner.search.place.deadline import (
-    limit_fit_passes,
-    limit_holdout_passes,
-    limit_note,
-)
-from tuner.search.place.evidence import split_recordings
-from tuner.search.place.selection import CandidateScores, to_alternatives
+from tuner.search.place.evidence import limit_passes, split_recordings
+from tuner.search.place.plan_place import lost_by
 from tuner.search.settings import Deadline
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
@@ -70,24 +64,14 @@ def test_linear_programs_of_58_layers_keep_to_the_time_limit(tmp_path: Path) -> 
     ]
 
 
-def test_as_many_passes_are_used_as_the_time_allows(tmp_path: Path) -> None:
-    evidence = split_recordings(small(tmp_path))
-    wrong = []
-    for time_s, num_fit, num_holdout in ((0.0, 1, 2), (30.0, 3, 3), (1e9, 8, 8)):
-        few = limit_fit_passes(evidence, placements=5, pass_s=2.0, time_s=time_s)
-        fewer = limit_holdout_passes(few, placements=5, pass_s=2.0, time_s=time_s)
-        kept = (fewer[0].num_fit_passes, len(fewer[0].holdout_PLE))
-        whole_PLE = evidence[0].whole_PLE
-        known = {one.tobytes() for one in whole_PLE}
-        rest = fewer[0].whole_PLE[fewer[0].num_fit_passes :]
-        if (
-            kept != (num_fit, num_holdout)
-            or not np.array_equal(rest, fewer[0].holdout_PLE)
-            or any(one.tobytes() not in known for one in fewer[0].whole_PLE)
-            or bool(limit_note(evidence, fewer)) is (num_holdout == 8)
-        ):
-            wrong.append((time_s, kept))
-    assert not wrong
+def test_passes_that_are_kept_are_recorded_ones_of_both_parts(tmp_path: Path) -> None:
+    (one,) = split_recordings(small(tmp_path))
+    known = {load_LE.tobytes() for load_LE in (*one.fit_PLE, *one.holdout_PLE)}
+    for most in (2, 3, 100):
+        few = limit_passes(one, most)
+        assert (len(few.fit_PLE), len(few.holdout_PLE)) == (min(most, 8), min(most, 8))
+        assert (few.num_fit_passes, few.fit_LE.tolist()) == (8, one.fit_LE.tolist())
+        assert all(load_LE.tobytes() in known for load_LE in (*few.fit_PLE, *few.holdout_PLE))
 
 
 def test_nothing_is_left_after_the_deadline() -> None:
@@ -100,16 +84,6 @@ def test_nothing_is_left_after_the_deadline() -> None:
     assert (due.left_s, due.share_s(0.5)) == (0.0, 0.0)
 
 
-def test_a_better_alternative_lost_to_the_method_of_the_goal(tmp_path: Path) -> None:
-    spec = small(tmp_path)
-    evidence = split_recordings(spec)
-    first = Placement(expert_LS=np.array([[*range(8), 0, 1, 2, 3]] * 2))
-    second = Placement(expert_LS=np.array([[*range(8), 4, 5, 6, 7]] * 2))
-    scores = CandidateScores(
-        placements={"eplb": first, "local_search": second},
-        values={"eplb": 1.25, "local_search": 1.225},
-        broken={"eplb": "", "local_search": ""},
-    )
-    (alternative,) = to_alternatives(spec, evidence, scores, "near_lp")
-    assert alternative.objective == 1.225
-    assert alternative.lost_by == "2.00 % less of the objective, but the goal names its method"
+def test_a_better_alternative_lost_to_the_method_of_the_goal() -> None:
+    assert lost_by(1.225, 1.25) == "2.00 % less of the objective, but the goal names its method"
+    assert lost_by(1.25, 1.25) == "as much of the objective"

@@ -16,12 +16,12 @@ from tuner.errors import SpecError
 from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
-from tuner.search.place.comparison import PlacementComparison, evaluate_workload
-from tuner.search.place.dispatch_gain import dispatch_gain
-from tuner.search.place.evidence import split_recordings
+from tuner.search.place.cost import evaluate_workload
+from tuner.search.place.dispatch_choice import compared_dispatches
+from tuner.search.place.plan_place import state_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
-from tuner.units import format_s
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -89,11 +89,13 @@ def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
 def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
     goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
     plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
-    (taken,) = (note for note in plan.provenance.notes if note.startswith("with the rule"))
-    with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s\b", taken))
-    (lacking,) = plan.unlaunchable
-    assert lacking.gain_ratio == pytest.approx(1.0 - with_s / without_s, abs=0.01)
-    assert f"Not launchable: {lacking.words}" in words_of(place_report(plan))
+    assert plan.predicted is not None
+    taken, without = plan.predicted.dispatches
+    assert (taken.rule, without.rule) == ("least_loaded", "dynamic")
+    assert "no engine that is written for has the rule" in taken.words
+    assert taken.words in words_of(place_report(plan))
+    (planned_times,) = plan.predicted.layer_times
+    assert taken.layer_time_s == pytest.approx(planned_times.after_s)
     (note,) = (note for note in plan.provenance.notes if note.startswith("the most-loaded rank"))
     assert note.endswith(
         "their transfer is counted, after the all-to-all and not overlapped with it"
@@ -126,35 +128,29 @@ def test_both_rules_are_scored_on_the_same_passes(tmp_path: Path) -> None:
             count_PLE=count_PLE.astype(np.int64),
         ),
     )
-    spec = read_place_spec(tmp_path / "spec.yaml")
-    (one,) = evidence = split_recordings(spec)
+    problem = state_problem(read_place_spec(tmp_path / "spec.yaml"), settings=SearchSettings())
+    (one,) = problem.evidence
     in_order = Placement(expert_LS=np.tile(np.arange(8), (4, 1)))
     with_rule, without = (
-        evaluate_workload(spec, one, in_order, rule) for rule in ("least_loaded", "dynamic")
+        evaluate_workload(problem, one, in_order, dispatch=rule).loads
+        for rule in ("least_loaded", "dynamic")
     )
-    unlaunchable, (line, _) = dispatch_gain(
-        spec,
-        evidence,
-        [PlacementComparison(current=with_rule, eplb=with_rule, planned=with_rule)],
-        None,
-        chosen=in_order,
-        candidates=(in_order,),
-    )
+    taken, other = compared_dispatches(problem, in_order)
     # Every pass is split no worse by the rule, so it cannot lose.
     assert (with_rule.imbalance_P <= without.imbalance_P + 1e-9).all()
-    assert f"least_loaded': {with_rule.imbalance:.3f} times the mean" in line
-    assert f"best placement found: {without.imbalance:.3f} times the mean" in line
-    (lacking,) = unlaunchable
-    assert lacking.gain_ratio == pytest.approx(1.0 - with_rule.imbalance / without.imbalance)
-    assert lacking.gain_ratio > 0.1
+    assert taken.imbalance == pytest.approx(with_rule.imbalance)
+    assert other.imbalance == pytest.approx(without.imbalance)
+    assert taken.imbalance < 0.9 * other.imbalance
+    assert taken.layer_time_s is None
 
 
 def test_where_layers_are_priced_both_rules_are_compared_in_seconds(tmp_path: Path) -> None:
     plan = planned(tmp_path, "  dispatch: least_loaded\n", priced=True, slots=2, skew=1.2)
     assert plan.predicted is not None
-    (taken,) = (note for note in plan.provenance.notes if note.startswith("with the rule"))
+    taken, without = plan.predicted.dispatches
     (times,) = plan.predicted.layer_times
-    assert f"'least_loaded': {format_s(times.after_s)} in the expert layers" in taken
+    assert taken.layer_time_s == pytest.approx(times.after_s)
+    assert without.layer_time_s is not None
     (note,) = (note for note in plan.provenance.notes if note.startswith("the most-loaded rank"))
     assert "their transfer is counted" in note
 

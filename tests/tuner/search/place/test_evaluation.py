@@ -5,7 +5,7 @@ import pytest
 
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.ranks import Placement, Ranks
-from tuner.search.place.evaluation import active_PLG, evaluate, whole_tokens
+from tuner.search.place.evaluation import active_PLG, evaluate
 from tuner.search.place.verdict import gain_noise
 
 RANKS = Ranks.uniform(ranks=2, slots_per_rank=2)
@@ -60,20 +60,6 @@ def test_of_a_recorded_pass_it_is_known_which_experts_were_reached() -> None:
     active = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=True)
     # One token on one of two replicas, three on one of two, and expert 2 or 3 alone.
     assert active[0, 0] == pytest.approx([0.5 + 0.875 + 1.0, 0.5 + 0.0 + 0.875])
-
-
-def test_dynamic_dispatch_is_evaluated_on_whole_tokens() -> None:
-    rng = np.random.default_rng(2)
-    counts_PLE = rng.integers(0, 100, (3, 2, 8)).astype(np.float64)
-    assert (whole_tokens(counts_PLE) == counts_PLE).all()
-    scaled_PLE = 0.037 * counts_PLE
-    whole_PLE = whole_tokens(scaled_PLE)
-    assert (np.abs(whole_PLE - scaled_PLE) < 1.0).all()
-    assert (np.abs((whole_PLE - scaled_PLE).sum(axis=2)) < 1.0).all()
-    placement = Placement(expert_LS=np.tile(np.arange(8), (2, 1)))
-    ranks = Ranks.uniform(ranks=2, slots_per_rank=4)
-    evaluation = evaluate(placement, load_PLE=scaled_PLE, ranks=ranks, dispatch="dynamic")
-    assert evaluation.imbalance >= 1.0
 
 
 def test_a_layer_without_tokens_keeps_nobody_waiting() -> None:

@@ -1,23 +1,23 @@
 """Seconds under static dispatch are those of a mean launch, not of the engine's own table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from solvers.placement.balance.check import objective
+from solvers.placement.balance.check import LAUNCH_SEED, objective
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
 from tests.solvers.placement.dispatch.static import rank_loads
-from tuner.search.place.candidates import balance_problem
-from tuner.search.place.cost import (
-    fit_cost,
-    fit_seconds,
-)
-from tuner.search.place.evaluation import evaluate_loads
-from tuner.search.place.evidence import split_recordings
-from tuner.search.place.prices import pricing_of
+from tuner.search.place.cost import evaluate_workload, fit_cost
+from tuner.search.place.evaluation import Evaluation
+from tuner.search.place.evidence import Split
+from tuner.search.place.plan_place import state_problem
+from tuner.search.place.prices import place_pool
+from tuner.search.settings import SearchSettings
+from tuner.spec.place import Objective
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -59,15 +59,20 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
         )
     )
     spec = read_place_spec(tmp_path / "spec.yaml")
-    pricing = pricing_of(spec.model, spec.cluster, spec.goal, residuals=None, measured=None)
+    assert spec.cluster is not None
+    known = place_pool(spec.cluster, spec.goal)
+    problem = state_problem(spec, pool=known, settings=SearchSettings())
+    pricing = problem.pricing
     assert pricing is not None
-    (evidence,) = split_recordings(spec)
+    (evidence,) = problem.evidence
     placement = eplb(evidence.fit_LE, ranks=spec.ranks)
     load_PLE = evidence.fit_LE[None]
 
     def seconds_of(seed: int) -> float:
         case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks, seed=seed)
-        evaluation = evaluate_loads(rank_loads(case), ranks=spec.ranks)
+        load_PLG = rank_loads(case)
+        ones_PL = np.ones(load_PLG.shape[:2])
+        evaluation = Evaluation(copies_PLG=load_PLG, ratio_PL=ones_PL, imbalance_P=ones_PL[:, 0])
         return float(
             pricing.price(
                 placement, evaluation, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=None
@@ -76,14 +81,17 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
 
     tables = np.array([seconds_of(1000 + seed) for seed in range(64)])
     assert tables.std() > 0.01 * tables.mean()
-    error = tables.std() * np.sqrt(1.0 / 64 + 1.0 / 32)
-    chosen_by = fit_cost(spec, [evidence], placement, pricing, "static")
+    error = tables.std() * np.sqrt(1.0 / 64 + 1.0 / 10)
+    chosen_by = fit_cost(problem, placement)
     assert chosen_by == pytest.approx(tables.mean(), abs=4.0 * error)
-    (certified,) = fit_seconds(spec, [evidence], placement, pricing, "static")
-    assert certified.layer_L.sum() == pytest.approx(tables.mean(), abs=4.0 * error)
+    fit = Split.FIT
+    cost = evaluate_workload(problem, evidence, placement, split=fit, seed=LAUNCH_SEED)
+    assert cost.seconds is not None
+    assert cost.value == cost.seconds.layer_L.sum() == pytest.approx(tables.mean(), abs=4.0 * error)
     # What a placement is chosen by must not certify it.
-    assert chosen_by != certified.layer_L.sum()
-    unpriced = fit_cost(spec, [evidence], placement, None, "static")
-    problem = balance_problem([evidence], goal=spec.goal, ranks=spec.ranks, dispatch="static")
-    assert unpriced != objective(problem, placement)
-    assert unpriced == pytest.approx(objective(problem, placement), rel=0.1)
+    assert chosen_by != cost.value
+    even = spec.goal.model_copy(update={"objective": Objective.BALANCE})
+    unpriced = fit_cost(replace(problem, spec=replace(spec, goal=even)), placement)
+    proven = objective(problem.balance(), placement)
+    assert unpriced != proven
+    assert unpriced == pytest.approx(proven, rel=0.1)

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tests.solvers.placement.balance.testing import families
 from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
-from tuner.search.place.candidates import eplb_baseline, policies
-from tuner.search.place.evaluation import evaluate
+from tuner.search.place.evaluation import evaluate, scoring_passes
 from tuner.search.place.evidence import split_recordings
-from tuner.search.place.passes import scoring_passes
+from tuner.search.place.problem import eplb_baseline
 from tuner.search.place.verdict import gain_noise
 
 GOAL = """schema_version: 1
@@ -100,20 +100,16 @@ def test_a_plan_under_the_linear_program_is_scored_by_it_and_is_not_above_eplb(
     assert certificate.objective == pytest.approx(ratio.mean(), rel=1e-3)
 
 
-def test_replicas_on_one_node_stand_for_the_search_of_loads_and_beside_that_of_time(
-    tmp_path: Path,
-) -> None:
+def test_replicas_on_one_node_stand_beside_what_searches_find(tmp_path: Path) -> None:
     plan_of_time = plan_of_skewed_passes(
         tmp_path, GOAL.replace("objective: balance", "objective: layer_time") + MACHINE
     )
-    balance, layer_time = (
-        {plan.certificate.method, *(one.method for one in plan.alternatives)}
-        for plan in (plan_of_skewed_passes(tmp_path), plan_of_time)
-    )
-    searched = {"local_search", "balance of copies"}
-    assert layer_time >= {"replicas on one node", *searched}
-    assert "replicas on one node" in balance
-    assert not balance & searched
+    for plan, found in (
+        (plan_of_skewed_passes(tmp_path), {"local_search"}),
+        (plan_of_time, {"local_search", "balance of copies"}),
+    ):
+        methods = {plan.certificate.method, *(one.method for one in plan.alternatives)}
+        assert methods >= {"replicas on one node", *found}
 
 
 def grouped_goal(folder: Path, seed: int) -> Path:
@@ -167,7 +163,10 @@ def test_a_plan_for_the_linear_program_is_above_eplb_s_rule_by_noise_at_most(
         fit_PLE = scoring_passes(evidence, "near_lp")
         policy_of = {
             near_lp_P(placement, fit_PLE, ranks).mean(): name
-            for name, placement in policies(evidence.fit_LE, ranks=ranks, groups=8).items()
+            for name, placement in (
+                ("eplb", eplb(evidence.fit_LE, ranks=ranks)),
+                ("eplb hierarchical", eplb(evidence.fit_LE, ranks=ranks, num_groups=8)),
+            )
         }
         assert rule.name == policy_of[min(policy_of)], (seed, policy_of)
         by_policy.add(rule.name)

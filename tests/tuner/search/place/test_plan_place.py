@@ -1,7 +1,7 @@
 """Whole placements' plans, from a spec with recordings to the verdict."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from tuner.errors import SpecError
 from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
 from tuner.search.place import plan_place as planning
-from tuner.search.place import search as searching
-from tuner.search.place.candidates import balance_problem, eplb_baseline, layer_time_candidates
 from tuner.search.place.evidence import split_recordings
-from tuner.search.place.link_source import link_source
-from tuner.search.place.links import LinkSource, links_between
-from tuner.search.place.savings import Gain, load_gain
+from tuner.search.place.links import links_between
+from tuner.search.place.plan_place import state_problem
+from tuner.search.place.prices import place_pool
+from tuner.search.place.search import layer_time_candidates
+from tuner.search.place.verdict import Gain, gain_of
+from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
 from tuner.spec.place_read import read_place_spec
 
@@ -152,8 +153,8 @@ def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies
         assert plan.decision is not None
         found[dispatch] = plan
     spec = read_place_spec(tmp_path / "spec.yaml")
-    evidence = split_recordings(spec)
-    for_static = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch="static")
+    problem = state_problem(spec, settings=SearchSettings())
+    for_static = problem.balance()
     value = {
         name: objective(
             for_static,
@@ -163,7 +164,7 @@ def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies
         if plan.decision is not None
     }
     assert found["static"].certificate.objective == pytest.approx(value["static"])
-    rule = eplb_baseline(evidence, ranks=spec.ranks, groups=None, dispatch="static").placement
+    rule = problem.baseline.placement
     assert value["static"] <= objective(for_static, rule)
     # Half of the excess over the bound of a plan for an even split, or less.
     least = found["static"].certificate.bound
@@ -216,16 +217,11 @@ def test_dynamic_dispatch_is_evaluated_at_any_size_of_a_pass(tmp_path: Path) -> 
     (first, _) = plan.predicted.outcomes
     even = planned(tmp_path, goal.replace("dynamic", "even"), layers=1, time_limit_s=8.0)
     assert even.predicted is not None
-    # Expected is an even split; few tokens scatter over replicas about it, and the plan says so.
+    # Expected is an even split.
     # Two searches, which the time limit may end at different steps.
     assert first.imbalance_after == pytest.approx(
         even.predicted.outcomes[0].imbalance_after, rel=0.01
     )
-    (rule,) = plan.predicted.dispatches
-    assert rule.is_chosen
-    assert rule.tokens_per_rank == pytest.approx(77 / 4)
-    assert rule.imbalance_sampled > rule.imbalance
-    assert not even.predicted.dispatches
 
 
 def test_seconds_of_layers_add_up(tmp_path: Path) -> None:
@@ -233,9 +229,6 @@ def test_seconds_of_layers_add_up(tmp_path: Path) -> None:
     goal = "  ranks: 16\n  objective: layer_time\n  slots_per_rank: 5\n  robust: worst\n"
     plan = planned(tmp_path, goal, head=head, experts=64, top_k=8)
     assert plan.predicted is not None
-    for one in plan.predicted.layer_times:
-        assert sum(one.before_layers_s) == pytest.approx(one.before_s)
-        assert sum(one.after_layers_s) == pytest.approx(one.after_s)
     certificate = plan.certificate
     assert sum(one.objective for one in certificate.layers) == pytest.approx(certificate.objective)
 
@@ -309,10 +302,11 @@ def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def behind_the_rule(*args: Any) -> Gain:
-        gain = load_gain(*args)
-        return replace(gain, eplb_gain_ratio=gain.gain_ratio + 0.05)
+        gain = gain_of(*args)
+        is_free = gain.eplb_gain_ratio is not None
+        return replace(gain, eplb_gain_ratio=gain.gain_ratio + 0.05 if is_free else None)
 
-    monkeypatch.setattr(planning, "load_gain", behind_the_rule)
+    monkeypatch.setattr(planning, "gain_of", behind_the_rule)
     (tmp_path / "current.json").write_text(json.dumps([[*range(16), 0, 1, 2, 3]] * 3))
     goal = "  ranks: 4\n  slots_per_rank: 5\n  current: current.json\n"
     free = planned(tmp_path, goal, workloads=1, time_limit_s=0.2)
@@ -323,13 +317,6 @@ def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_
     assert free.verdict.reason.startswith("EPLB's rule saves")
     # What a search of so little time finds may be nothing on a busy machine.
     assert "EPLB's rule" not in limited.verdict.reason
-
-
-def test_shares_of_the_time_limit_add_up_to_no_more_than_it() -> None:
-    for shares in (searching.PLAIN, searching.PROGRAMS):
-        parts = [getattr(shares, field.name) for field in fields(shares)]
-        # The rest is for evaluation.
-        assert sum(parts) < 1.0
 
 
 def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
@@ -406,10 +393,11 @@ def test_latent_experts_are_moved_and_sent_at_their_latent_width(tmp_path: Path)
     # Dispatch sends 1,024 elements; a token of a layer chain moves on with all 4,096.
     spec = read_place_spec(tmp_path / "spec.yaml")
     evidence = split_recordings(spec)
-    source = link_source(spec.cluster, spec.goal, profile=None, residuals=None, measured=None)
+    assert spec.cluster is not None
+    pool = place_pool(spec.cluster, spec.goal)
     chain = spec.goal.model_copy(update={"objective": Objective.LAYER_CHAIN})
     sent, kept = (
-        links_between(replace(spec, goal=one), evidence, source).facts.between_cost
+        links_between(replace(spec, goal=one), evidence, pool).facts.between_cost
         for one in (spec.goal, chain)
     )
     assert sent is not None
@@ -552,18 +540,8 @@ def test_layer_time_has_candidates_that_its_search_misses(
         "schema_version: 1\ngoal:\n  kind: place\n  ranks: 4\n  ranks_per_node: 2\n"
         f"{goal}  workloads: [{{name: chat, path: chat}}]\n"
     )
-    spec = read_place_spec(path)
-    evidence = split_recordings(spec)
-    found = layer_time_candidates(
-        evidence,
-        goal=spec.goal,
-        ranks=spec.ranks,
-        baseline=eplb_baseline(evidence, ranks=spec.ranks, groups=None),
-        dispatch="even",
-        links=links_between(spec, evidence, LinkSource()),
-        migration=None,
-        time_limit_s=0.5,
-    )
+    problem = state_problem(read_place_spec(path), settings=SearchSettings())
+    found = layer_time_candidates(problem, time_limit_s=0.5)
     assert set(found) == names
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from solvers.placement.ranks import Placement, Ranks
 from tuner.search.place.evaluation import evaluate
-from tuner.search.place.prices import Pricing, _reach, pricing_of
+from tuner.search.place.prices import Pricing, place_pool, pricing_of, rank_of_choices
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import PlaceGoal, RecordedWorkload
@@ -28,11 +28,7 @@ def pricing(*, merged: bool = False) -> Pricing:
         workloads=(RecordedWorkload(name="chat", path=Path("chat.json")),),
     )
     made = pricing_of(
-        read_model(MODELS / "olmoe-1b-7b" / "config.json"),
-        cluster,
-        goal,
-        residuals=None,
-        measured=None,
+        read_model(MODELS / "olmoe-1b-7b" / "config.json"), place_pool(cluster, goal), goal
     )
     assert made is not None
     return made
@@ -72,11 +68,10 @@ def test_merged_tokens_take_replicas_in_turn() -> None:
     placement = Placement(expert_LS=np.array([[0, 1, 2, 0]]))
     # Expert 0 on rank 0 for the first token, with 1; on rank 1 for the second, away from 1.
     token_LTK = np.array([[[0, 1], [0, 1]]])
-    reach = _reach(placement, token_LTK, pricing(merged=True).machine, ranks)
-    assert reach.ranks == 1.5
+    assert rank_of_choices(placement, token_LTK, ranks).tolist() == [[[0, 0], [1, 0]]]
 
 
 def test_a_merged_exchange_needs_tokens() -> None:
     ranks = Ranks.uniform(ranks=2, slots_per_rank=1)
     with pytest.raises(ValueError, match="sampled tokens"):
-        _reach(Placement(expert_LS=np.array([[0, 1]])), None, pricing(merged=True).machine, ranks)
+        rank_of_choices(Placement(expert_LS=np.array([[0, 1]])), None, ranks)

@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers.placement.balance.eplb import eplb
-from tuner.search.place.candidates import EplbBaseline
-from tuner.search.place.comparison import compare_loads
-from tuner.search.place.evidence import mean_load_LE, split_recordings
-from tuner.search.place.savings import Gain, load_gain
+from tuner.search.place.cost import evaluate_workload
+from tuner.search.place.plan_place import state_problem
+from tuner.search.place.verdict import Gain, gain_of
+from tuner.search.settings import SearchSettings
 from tuner.spec.place_read import read_place_spec
 
 
-def gain_of(folder: Path, names: list[str], dispatch: str) -> Gain:
+def gain_for(folder: Path, names: list[str], dispatch: str) -> Gain:
     """Several workloads of one recording, placed by EPLB on ranks with replicas."""
     rng = np.random.default_rng(4)
     share_E = rng.dirichlet(np.full(64, 0.6))
@@ -37,10 +36,12 @@ def gain_of(folder: Path, names: list[str], dispatch: str) -> Gain:
     }
     (folder / "spec.yaml").write_text(json.dumps({"schema_version": 1, "goal": goal, "emit": []}))
     spec = read_place_spec(folder / "spec.yaml")
-    evidence = split_recordings(spec)
-    placement = eplb(mean_load_LE(evidence), ranks=spec.ranks)
-    baseline = EplbBaseline(placement=placement, name="eplb", largest_L=np.ones(1))
-    return load_gain(evidence, compare_loads(spec, evidence, placement, baseline, dispatch))
+    problem = state_problem(spec, settings=SearchSettings())
+    before, after = (
+        [evaluate_workload(problem, one, placement) for one in problem.evidence]
+        for placement in (spec.current, problem.baseline.placement)
+    )
+    return gain_of(problem, list(zip(before, after, after, strict=True)))
 
 
 def test_workloads_that_share_the_tables_of_a_launch_are_no_more_certain_than_one(
@@ -48,7 +49,7 @@ def test_workloads_that_share_the_tables_of_a_launch_are_no_more_certain_than_on
 ) -> None:
     ratio = {}
     for dispatch in ("static", "dynamic"):
-        one, two = (gain_of(tmp_path, names, dispatch) for names in (["a"], ["a", "b"]))
+        one, two = (gain_for(tmp_path, names, dispatch) for names in (["a"], ["a", "b"]))
         assert two.gain_ratio == pytest.approx(one.gain_ratio)
         ratio[dispatch] = two.noise_ratio / one.noise_ratio
     assert ratio == pytest.approx({"static": 1.0, "dynamic": 0.5**0.5})

@@ -11,21 +11,16 @@ from solvers.placement.coactivation import check
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Placement
 from tuner.goals.place_plan import place
-from tuner.search.place.candidates import eplb_baseline, traffic_problem
-from tuner.search.place.evidence import split_recordings
-from tuner.search.place.links import LinkCosts, LinkSource, links_between
-from tuner.search.place.traffic import (
-    batch_traffic,
-    placement_traffic,
-    problem_scale,
-    workload_traffic,
-)
-from tuner.search.place.transitions import Tokens
+from tuner.search.place.cost import batch_traffic, evaluate_workload, fit_cost, traffic_scale
+from tuner.search.place.evidence import Split, split_recordings
+from tuner.search.place.plan_place import state_problem
+from tuner.search.place.problem import PlaceProblem, traffic_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 
-def constant_links(spec: PlaceSpec) -> LinkCosts:
-    return links_between(spec, split_recordings(spec), LinkSource())
+def problem_of(spec: PlaceSpec) -> PlaceProblem:
+    return state_problem(spec, settings=SearchSettings())
 
 
 @pytest.fixture
@@ -53,13 +48,11 @@ def spec(tmp_path: Path) -> PlaceSpec:
 
 
 def test_a_tokens_cost_is_the_ranks_and_nodes_it_touches(spec: PlaceSpec) -> None:
-    (one,) = split_recordings(spec)
-    baseline = eplb_baseline([one], ranks=spec.ranks, groups=None)
+    problem = problem_of(spec)
+    (one,) = problem.evidence
     placement = Placement(expert_LS=np.tile(np.arange(8), (2, 1)))
     assert one.recording.token_LTK is not None
-    found = workload_traffic(
-        spec, one, placement, baseline, constant_links(spec), tokens=Tokens.ALL
-    )
+    found = evaluate_workload(problem, one, placement, split=Split.ALL).traffic
     # Two experts a rank, two ranks a node. From half of the ranks a node is another one, which
     # costs 6, and from half of the ranks of a node a rank is another one, which costs 1.
     by_hand = [
@@ -74,34 +67,24 @@ def test_a_tokens_cost_is_the_ranks_and_nodes_it_touches(spec: PlaceSpec) -> Non
 
 
 def test_batches_of_holdout_tokens_average_to_their_traffic(spec: PlaceSpec) -> None:
-    (one,) = split_recordings(spec)
-    links = constant_links(spec)
-    baseline = eplb_baseline([one], ranks=spec.ranks, groups=None)
-    parts = batch_traffic(spec, one, spec.current, baseline, links)
+    problem = problem_of(spec)
+    (one,) = problem.evidence
+    parts = batch_traffic(problem, one, spec.current)
     assert len(parts) == 10
     assert len(set(parts.tolist())) > 1
-    compare_predictions = workload_traffic(
-        spec, one, spec.current, baseline, links, tokens=Tokens.HOLDOUT
-    )
-    assert parts.mean() == pytest.approx(compare_predictions)
+    found = evaluate_workload(problem, one, spec.current)
+    assert found.value_P.tolist() == parts.tolist()
+    assert parts.mean() == pytest.approx(found.traffic)
 
 
 def test_fit_traffic_is_the_checkers_objective_per_token(spec: PlaceSpec) -> None:
-    evidence = split_recordings(spec)
-    links = constant_links(spec)
-    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
+    problem = problem_of(spec)
     placement = Placement(expert_LS=np.random.default_rng(1).permuted([[*range(8)]] * 2, axis=1))
-    problem = traffic_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-    )
-    assert isinstance(problem, CoactivationProblem)
-    scale = problem_scale(spec, evidence, baseline, links)
+    stated = traffic_problem(problem)
+    assert isinstance(stated, CoactivationProblem)
+    scale = traffic_scale(problem, stated)
     assert scale == 20.0
-    stated = placement_traffic(spec, evidence, placement, baseline, links, tokens=Tokens.FIT)
-    assert stated == pytest.approx(check.objective(problem, placement) / scale)
-    assert stated == pytest.approx(
-        workload_traffic(spec, evidence[0], placement, baseline, links, tokens=Tokens.FIT)
-    )
+    assert fit_cost(problem, placement) == pytest.approx(check.objective(stated, placement) / scale)
 
 
 def test_holdout_tokens_are_no_fit_tokens(spec: PlaceSpec) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.plans.place import LeftOut, MigrationCost, PassSpread, Verdict, WorkloadOutcome
-from tuner.search.place.verdict import Loads, gain_noise, to_verdict
+from tuner.search.place.verdict import Gain, gain_noise, to_verdict
 
 
 def fold(*, after: float, before: float = 1.5, worst: float = 1.2) -> LeftOut:
@@ -15,6 +15,7 @@ def fold(*, after: float, before: float = 1.5, worst: float = 1.2) -> LeftOut:
         imbalance_rule=1.3,
         imbalance_before=before,
         worst_rank_ratio=worst,
+        worst_rank_ratio_before=1.5,
     )
 
 
@@ -28,11 +29,8 @@ def verdict_for(
     rebalance_s: float | None = None,
 ) -> Verdict:
     return to_verdict(
-        gain_ratio=gain,
-        noise_ratio=noise,
-        step_gain_ratio=step_gain,
+        Gain(gain_ratio=gain, noise_ratio=noise, step_gain_ratio=step_gain),
         left_out=left_out,
-        baseline_worst=[1.5] * len(left_out),
         migration=migration,
         rebalance_s=rebalance_s,
     )
@@ -103,7 +101,7 @@ def test_correlated_passes_count_less() -> None:
 
 
 def outcome(*, before: float, after: float) -> WorkloadOutcome:
-    spread = PassSpread(p50=1.0, p99=1.0, mean=1.0)
+    spread = PassSpread(p50=1.0, p99=1.0)
     return WorkloadOutcome(
         workload="chat",
         passes_planned_from=1,
@@ -112,7 +110,6 @@ def outcome(*, before: float, after: float) -> WorkloadOutcome:
         imbalance_rule=1.0,
         imbalance_after=after,
         pass_before=spread,
-        pass_rule=spread,
         pass_after=spread,
     )
 
@@ -129,15 +126,8 @@ def test_less_traffic_on_overloaded_ranks_is_not_praised(
     after: float, word: str, says: str
 ) -> None:
     verdict = to_verdict(
-        gain_ratio=0.3,
-        noise_ratio=0.01,
-        step_gain_ratio=None,
-        left_out=(),
-        baseline_worst=(),
-        migration=None,
-        rebalance_s=None,
-        saved="traffic",
-        loads=Loads(outcomes=(outcome(before=1.0, after=after),), noises=(0.02,), slack_ratio=0.0),
+        Gain(gain_ratio=0.3, noise_ratio=0.01, saved="traffic"),
+        loads=((outcome(before=1.0, after=after), 0.02),),
     )
     assert verdict.word == word
     assert says in verdict.reason
@@ -147,16 +137,7 @@ def test_less_traffic_on_overloaded_ranks_is_not_praised(
 def test_what_saves_less_than_eplbs_rule_is_not_worth_it(
     rule_gain: float | None, word: str
 ) -> None:
-    verdict = to_verdict(
-        gain_ratio=0.3,
-        noise_ratio=0.01,
-        step_gain_ratio=None,
-        left_out=(),
-        baseline_worst=(),
-        migration=None,
-        rebalance_s=None,
-        eplb_gain_ratio=rule_gain,
-    )
+    verdict = to_verdict(Gain(gain_ratio=0.3, noise_ratio=0.01, eplb_gain_ratio=rule_gain))
     assert verdict.word == word
     assert ("EPLB's rule saves 31.00 %" in verdict.reason) is (word == "not worth it")
 
@@ -169,17 +150,10 @@ def test_ties_with_eplb_are_neither_better_nor_worse() -> None:
         (0.33, 0.02, "not worth it", "3.00 % more, beyond the noise of 2.00 %"),
         (0.25, 0.02, "worth it", "noise 1.00 %"),
     ):
-        verdict = to_verdict(
-            gain_ratio=0.3,
-            noise_ratio=0.01,
-            step_gain_ratio=None,
-            left_out=(),
-            baseline_worst=(),
-            migration=None,
-            rebalance_s=None,
-            eplb_gain_ratio=rule_gain,
-            eplb_noise_ratio=noise,
+        gain = Gain(
+            gain_ratio=0.3, noise_ratio=0.01, eplb_gain_ratio=rule_gain, eplb_noise_ratio=noise
         )
+        verdict = to_verdict(gain)
         is_tied = "no better or worse" in verdict.reason
         if verdict.word != word or says not in verdict.reason or is_tied != ("no better" in says):
             wrong.append((rule_gain, verdict))
