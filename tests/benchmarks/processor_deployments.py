@@ -30,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from tests.presence import present
 from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
@@ -221,8 +222,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     for (own, rate), ratio in ratios.items():
         others = [name for name in DEPLOYMENTS if name != own]
         for three in itertools.combinations(others, 3):
-            residual = latency_residual([ratios[name, rate] for name in three], prior=None)
-            assert residual is not None
+            residual = present(latency_residual([ratios[name, rate] for name in three], prior=None))
             errors.append(abs(residual.factor / ratio - 1.0))
             held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))
             spreads.append(residual.spread)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.presence import present
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.costs.residuals import residual_for
@@ -39,9 +40,8 @@ def _say(line: str) -> None:
 def _jobs(path: Path, devices: int) -> TrialJobs:
     spec = read_spec(path)
     plan = api.plan(path, top=TOP, with_unlaunchable=False).plan
-    assert plan.predicted is not None
     problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
-    price = production_prices(problem, plan.predicted)
+    price = production_prices(problem, present(plan.predicted))
     return TrialJobs(space=PlanCandidates(plan=plan), price=price, max_devices=devices)
 
 
@@ -56,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _line(jobs: TrialJobs, *, machines: int, wall_s: float) -> str:
     inside, off, stated, chosen, first, trials = [], [], [], [], [], []
-    price = jobs.price
-    assert price is not None
+    price = present(jobs.price)
     for seed in range(machines):
         machine = HiddenMachine(
             jobs=jobs, price=price, seed=seed, start_up_s=START_UP_S, num_steps=STEPS

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.presence import present
 from tests.printed import flat
 from tests.rows import each_row
 from tuner.cli import app as frame
@@ -27,14 +28,13 @@ def test_it_breaks_time_and_memory_down_by_stage_and_says_why_others_lost(
     lines = capsys.readouterr().out
     text = flat(lines)
     plan = read_plan(bound_plan)
-    assert plan.predicted is not None
-    for cause in plan.predicted.breakdown_s:
+    for cause in present(plan.predicted).breakdown_s:
         assert f"\n  {cause_words(cause)}" in lines
     assert "Certificate: proven optimal under the model" in text
     assert f"Bound by {plan.binding_constraint}." in text
     assert " stages layers recompute forward backward " in text
     assert " ".join(MEMORY_COLUMNS) in text
-    for peak in plan.predicted.peak_memory_bytes:
+    for peak in present(plan.predicted).peak_memory_bytes:
         assert format_bytes(peak) in text
     for other in plan.alternatives[:3]:
         assert other.lost_by.split(";")[0].split()[0] in text

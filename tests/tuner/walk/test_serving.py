@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.presence import present
 from tests.printed import words_of
 from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
@@ -157,9 +158,11 @@ FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES, **ROUTERS, **ISLANDS}
 
 def _plan(decision: ServeDecision, other: ServeDecision) -> ServePlan:
     verified = _verified(decision, "sglang")
-    assert verified.plan.predicted is not None
     beside = ServeAlternative(
-        decision=other, predicted=verified.plan.predicted, within_band=True, lost_by="nothing"
+        decision=other,
+        predicted=present(verified.plan.predicted),
+        within_band=True,
+        lost_by="nothing",
     )
     return verified.plan.model_copy(update={"alternatives": (beside,)})
 

@@ -6,6 +6,7 @@ import pytest
 
 from profilers.kv_transfer.shards import CacheDegrees
 from profilers.records import Case, Measurement
+from tests.presence import present
 from tests.profilers.testing import fake_profile
 from tests.rows import each_row
 from tuner.costs.prices.profile import ProfilePrices
@@ -41,8 +42,7 @@ def test_windowed_layers_keep_their_window_only() -> None:
     spec = model("gpt-oss-120b")
     windowed = sum(spec.windowed)
     assert 0 < windowed < spec.num_layers
-    window = spec.attention.sliding_window
-    assert window is not None
+    window = present(spec.attention.sliding_window)
     each = 2 * spec.attention.num_kv_heads * spec.attention.head_dim
     kept = windowed * window + (spec.num_layers - windowed) * 5000
     whole = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=5000, bytes_per_element=1.0)

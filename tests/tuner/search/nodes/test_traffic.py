@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.costs.train.constants import Constants
@@ -31,10 +32,9 @@ def sent(model: ModelSpec, *, node: int = 8, **changes: Any) -> NodeTraffic:
     """Of a decision of two stages with a batch of 1,536 sequences of 4,096 tokens."""
     decision = sample_decision(**({"recompute_modules": ()} | changes))
     plan = sample_verified(model, decision, devices_per_node=node).plan
-    assert plan.predicted is not None
     return traffic(
         decision,
-        plan.predicted,
+        present(plan.predicted),
         model=model,
         goal=plan.goal,
         pool=plan.cluster.pools[0],
@@ -156,9 +156,8 @@ def test_stages_that_fill_no_nodes_are_reported(
 
 
 def test_dispatched_copies_of_latent_experts_have_the_latent_width(mixtral: ModelSpec) -> None:
-    assert mixtral.moe is not None
     latent = mixtral.model_copy(
-        update={"moe": mixtral.moe.model_copy(update={"latent_size": 1024})}
+        update={"moe": present(mixtral.moe).model_copy(update={"latent_size": 1024})}
     )
     changes = WIDE | {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
     found = sent(latent, **changes)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.presence import present
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
@@ -164,8 +165,7 @@ def test_a_model_without_a_wrapper_is_sized_and_refused_by_name(tmp_path: Path) 
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "MixtralForCausalLM" in own.told
-    assert plan.decision is not None
-    assert plan.decision.mode == "disaggregated"
+    assert present(plan.decision).mode == "disaggregated"
 
 
 def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
@@ -224,8 +224,7 @@ def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -
         modes="disaggregated, attention_expert",
         emit="vllm, kubernetes",
     )
-    assert plan.decision is not None
-    assert plan.decision.mode == "disaggregated"
+    assert present(plan.decision).mode == "disaggregated"
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "emit: kubernetes" in own.told
@@ -233,10 +232,8 @@ def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -
 
 def test_the_example_is_planned_and_launched() -> None:
     plan = deploy(MODELS.parent / "serving" / "qwen3-attention-ffn.yaml", time_limit_s=20.0).plan
-    assert plan.decision is not None
-    assert plan.predicted is not None
     verified = VerifiedServing(
-        plan=plan, decision=plan.decision, predicted=plan.predicted, waived="test"
+        plan=plan, decision=present(plan.decision), predicted=present(plan.predicted), waived="test"
     )
     files = emit_all_serving(verified)
     assert list(files) == ["vllm", "local", "slurm"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presence import present
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
@@ -104,8 +105,7 @@ def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
     problem = problem_of(
         spec(nodes=3, traffic="{rate: 30/s, input_tokens: 4000, output_tokens: 9}")
     )
-    solution = solve_goal(problem, "disaggregated")
-    assert solution is not None
+    solution = present(solve_goal(problem, "disaggregated"))
     assert not solution.missed
     decision = to_decision(solution, problem)
     assert [one.link for one in decision.handovers] == ["scale_up"]
@@ -122,8 +122,7 @@ def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
     assert solution.solved.outcome.bound <= solution.objective
     # With a fast card for each device instances are paired freely.
     fast = problem_of(spec(nodes=3, nics=""))
-    free = solve_goal(fast, "disaggregated")
-    assert free is not None
+    free = present(solve_goal(fast, "disaggregated"))
     assert free.solved.program.cells == 0
     assert free.devices <= solution.devices
 
@@ -135,10 +134,10 @@ def test_cells_serve_as_much_as_so_many_machines(spec: Spec) -> None:
         variant = problem_variants(problem, "disaggregated")[-1]
         assert variant.cell_pool == ("p" if nodes > 1 else "")
         spare = goal_spare(variant)
-        solved = solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
-        assert solved is not None
-        assert solved.outcome.solution is not None
-        rates.append(solved.outcome.solution.rate_per_s)
+        solved = present(
+            solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
+        )
+        rates.append(present(solved.outcome.solution).rate_per_s)
         assert solved.outcome.objective == pytest.approx(1.0 / rates[-1])
         assert solved.outcome.bound <= solved.outcome.objective
     assert rates == pytest.approx([rates[0], 2.0 * rates[0], 3.0 * rates[0]])
@@ -149,10 +148,8 @@ def test_a_machine_with_one_slow_card_serves_as_with_a_fast_one_for_each(spec: S
     slo = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"
     path = spec(model="llama-3.1-70b", traffic=traffic, slo=slo, objective="rate")
     plan = planned(path)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    assert plan.predicted.requests_per_s == pytest.approx(2.1, abs=0.15)
-    assert plan.decision.handovers[0].seconds < 0.03
+    assert present(plan.predicted).requests_per_s == pytest.approx(2.1, abs=0.15)
+    assert present(plan.decision).handovers[0].seconds < 0.03
 
 
 def test_a_cache_inside_a_machine_of_a100_takes_milliseconds(spec: Spec) -> None:
@@ -164,8 +161,7 @@ def test_a_cache_inside_a_machine_of_a100_takes_milliseconds(spec: Spec) -> None
             slo="{ttft: {p90: 400ms}, tpot: {p90: 100ms}}",
         )
     )
-    assert plan.decision is not None
-    (transfer,) = plan.decision.handovers
+    (transfer,) = present(plan.decision).handovers
     assert transfer.link == "scale_up"
     assert transfer.seconds - KV_TRANSFER_LATENCY_S < 2e-3
 

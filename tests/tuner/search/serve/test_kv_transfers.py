@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presence import present
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.costs.serve.machine import ServingMachine
@@ -156,14 +157,16 @@ def test_unlike_vendors_pass_through_host_memory_where_the_engine_can(tmp_path: 
 def test_pools_whose_pages_differ_are_given_a_size_that_both_take(tmp_path: Path) -> None:
     # SGLang's pages hold 64 tokens on Blackwell and 1 on Hopper; vLLM's hold 16 on both.
     joined = planned(spec_of(tmp_path, engine="sglang"))
-    assert joined.decision is not None
-    assert [(way.from_pool, way.to_pool) for way in joined.decision.handovers] == [("b200", "h20")]
-    (page,) = {group.page_size for group in joined.decision.instances}
+    assert [(way.from_pool, way.to_pool) for way in present(joined.decision).handovers] == [
+        ("b200", "h20")
+    ]
+    (page,) = {group.page_size for group in present(joined.decision).instances}
     assert page is not None
     free = planned(spec_of(tmp_path, engine="vllm"))
-    assert free.decision is not None
-    assert [(way.from_pool, way.to_pool) for way in free.decision.handovers] == [("b200", "h20")]
-    assert {group.page_size for group in free.decision.instances} == {None}
+    assert [(way.from_pool, way.to_pool) for way in present(free.decision).handovers] == [
+        ("b200", "h20")
+    ]
+    assert {group.page_size for group in present(free.decision).instances} == {None}
 
 
 def test_pages_that_differ_keep_instances_unconnected(tmp_path: Path) -> None:

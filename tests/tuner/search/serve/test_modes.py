@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presence import present
 from tests.rows import each_row
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy
@@ -65,18 +66,17 @@ def test_one_run_solves_every_mode(plan: ServePlan) -> None:
         assert one.tpot_s is not None
         (told,) = (line for line in plan.unlaunchable if line.feature.startswith(mode))
         assert told.gain_ratio == pytest.approx(max(one.gain_ratio or 0.0, 0.0))
-    assert plan.decision is not None
-    assert plan.decision.num_devices == solutions[plan.decision.mode].devices
+    assert present(plan.decision).num_devices == solutions[present(plan.decision).mode].devices
 
     # What a mode saves is what its devices are fewer.
     for one in plan.modes:
         if one.devices is not None:
-            assert one.gain_ratio == pytest.approx(1.0 - one.devices / plan.decision.num_devices)
+            assert one.gain_ratio == pytest.approx(
+                1.0 - one.devices / present(plan.decision).num_devices
+            )
     # Ties and the bound are of modes that can be launched.
     certificate = plan.certificate
-    assert certificate.bound is not None
-    assert certificate.objective is not None
-    assert certificate.bound <= certificate.objective
+    assert present(certificate.bound) <= present(certificate.objective)
     near = sum(other.within_band for other in plan.alternatives)
     assert certificate.within_band >= near
 
@@ -89,19 +89,16 @@ def test_shared_devices_are_a_plan_where_the_release_launches_them(tmp_path: Pat
         extra="modes: [shared_device]\n  quantization: fp8",
         traffic="{rate: 2/s, input_tokens: 2000, output_tokens: 200}",
     )
-    assert plan.decision is not None
-    (group,) = plan.decision.instances
+    (group,) = present(plan.decision).instances
     assert group.role is Role.AGGREGATED
     assert group.attention_dp == group.pp == 1
     assert not group.chunked_prefill
-    assert group.prefill_share_ratio is not None
     # In steps of eight multiprocessors.
     units = {"h100": 132, "h20": 78}[group.pool]
-    steps = group.prefill_share_ratio * units / 8
+    steps = present(group.prefill_share_ratio) * units / 8
     assert steps == pytest.approx(round(steps))
-    assert plan.predicted is not None
-    assert plan.predicted.ttft_s.p90 <= 3.0
-    assert plan.predicted.tpot_s.p90 <= 0.05
+    assert present(plan.predicted).ttft_s.p90 <= 3.0
+    assert present(plan.predicted).tpot_s.p90 <= 0.05
     assert plan.certificate.status == "optimal"
 
 

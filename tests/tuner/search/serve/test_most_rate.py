@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presence import present
 from tests.printed import words_of
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
@@ -65,8 +66,7 @@ def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> No
         option.devices: option.rate_per_s / option.devices
         for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
     }
-    found = solve_goal(problem, "aggregated")
-    assert found is not None
+    found = present(solve_goal(problem, "aggregated"))
     assert found.rate_per_s is not None
     assert not found.missed_without_spare
     assert 1.0 / found.bound == pytest.approx(4.0 * max(each.values()), rel=1e-6)
@@ -80,14 +80,12 @@ def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
                 nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
             )
         )
-        found = solve_goal(problem, "aggregated")
-        assert found is not None
-        assert found.rate_per_s is not None
+        found = present(solve_goal(problem, "aggregated"))
         assert found.missed_without_spare
-        assert found.rate_per_s < 0.95 / found.bound
+        assert present(found.rate_per_s) < 0.95 / found.bound
         targets = problem.spec.goal.slo
         for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
-            more = at_rate(problem, factor * found.rate_per_s)
+            more = at_rate(problem, factor * present(found.rate_per_s))
             simulated = simulate_traffic(more, "aggregated", found.groups)
             assert simulated.meets(targets) == holds, (slo, factor)
 
@@ -120,19 +118,16 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     problem = problem_of(spec(nodes=2, more_pools=pools))
     one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
     one = solve_goal(replace(problem, routers=(one_kind,)), "aggregated")
-    found = solve_goal(problem, "aggregated")
+    found = present(solve_goal(problem, "aggregated"))
     assert one is not None
-    assert found is not None
     assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}
     assert {group.option.serving_pool.pool.name for group in found.groups} == {"h100", "h20"}
     assert found.router == by_load
     assert found.covered_kinds == by_load.most_kinds
-    assert one.rate_per_s is not None
-    assert found.rate_per_s is not None
-    assert 1.1 * one.rate_per_s < found.rate_per_s <= 1.0 / found.bound
+    assert 1.1 * present(one.rate_per_s) < present(found.rate_per_s) <= 1.0 / found.bound
     targets = problem.spec.goal.slo
     for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
-        more = at_rate(problem, factor * found.rate_per_s)
+        more = at_rate(problem, factor * present(found.rate_per_s))
         simulated = simulate_traffic(more, "aggregated", found.groups, router=found.router)
         assert simulated.meets(targets) == holds or not found.missed_without_spare
 
@@ -149,12 +144,11 @@ def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
         "shared_device",
     }
     for one in solutions.serving:
-        assert one.rate_per_s is not None
-        assert one.rate_per_s <= 1.0 / one.bound
+        assert present(one.rate_per_s) <= 1.0 / one.bound
         if one.mode == "disaggregated":
             for role in (Role.PREFILL, Role.DECODE):
                 served = sum(group.rate_per_s for group in one.groups if group.option.role is role)
-                assert one.rate_per_s <= served
+                assert present(one.rate_per_s) <= served
     assert solutions.fitting[0].rate_per_s == max(
         one.rate_per_s or 0.0 for one in solutions.fitting
     )
@@ -162,20 +156,18 @@ def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
 
 def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Spec) -> None:
     plan = planned(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
-    assert plan.predicted is not None
     certificate = plan.certificate
-    assert certificate.objective is not None
-    assert certificate.objective == pytest.approx(plan.predicted.requests_per_s)
-    assert certificate.bound is not None
-    assert certificate.objective <= certificate.bound
-    assert certificate.gap_ratio == pytest.approx(1.0 - certificate.objective / certificate.bound)
+    assert certificate.objective == pytest.approx(present(plan.predicted).requests_per_s)
+    assert present(certificate.objective) <= present(certificate.bound)
+    assert certificate.gap_ratio == pytest.approx(
+        1.0 - present(certificate.objective) / present(certificate.bound)
+    )
     assert plan.goal.traffic.rate == certificate.objective
-    assert [one.requests_per_s for one in plan.modes] == [certificate.objective]
+    assert [one.requests_per_s for one in plan.modes] == [present(certificate.objective)]
     assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
     shown = words_of(serve_report(plan))
     assert ": requests/s within the SLO " in shown
     assert ", upper bound " in shown
     assert "devices requests/s" in shown
-    figures = goal_of(plan).figures(plan)
-    assert figures is not None
+    figures = present(goal_of(plan).figures(plan))
     assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

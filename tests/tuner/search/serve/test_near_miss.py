@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presence import present
 from tests.printed import words_of
 from tuner.costs.serve.bands import PublishedMode
 from tuner.goals.serve_plan import deploy
@@ -45,20 +46,20 @@ def test_the_cheapest_deployment_that_misses_by_less_than_its_band_is_named(
     tmp_path: Path,
 ) -> None:
     fits = planned(tmp_path)
-    assert fits.decision is not None
-    assert fits.predicted is not None
     assert fits.near_miss is None
     for target, reached in (
-        ("ttft p90", fits.predicted.ttft_s.p90),
-        ("tpot p90", fits.predicted.tpot_s.p90),
+        ("ttft p90", present(fits.predicted).ttft_s.p90),
+        ("tpot p90", present(fits.predicted).tpot_s.p90),
     ):
         limit_s = 0.95 * reached
         key = f"{target[:4]}_ms"
         plan = planned(tmp_path, **{key: 1e3 * limit_s})  # type: ignore[arg-type]  # a latency
-        near = plan.near_miss
-        assert plan.decision is not None
-        assert near is not None
-        assert near.decision.num_devices == fits.decision.num_devices < plan.decision.num_devices
+        near = present(plan.near_miss)
+        assert (
+            near.decision.num_devices
+            == present(fits.decision).num_devices
+            < present(plan.decision).num_devices
+        )
         assert near.cost_per_hour == 2.0 * near.decision.num_devices
         (missed,) = near.missed
         assert missed.target == target

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presence import present
 from tests.printed import words_of
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
@@ -48,8 +49,7 @@ def test_a_mode_without_runs_is_not_chosen_where_its_band_takes_the_gain_away(
     assert "no published run backs shared_device" in guessed.told
     # The bound is of both modes, so that the measured one is not called optimal.
     assert plan.certificate.status == "feasible"
-    assert plan.certificate.bound is not None
-    assert plan.certificate.bound <= (guessed.devices or 0)
+    assert present(plan.certificate.bound) <= (guessed.devices or 0)
     assert "aggregated, shared_device" in plan.certificate.covers
 
 
@@ -57,10 +57,8 @@ def test_a_mode_without_runs_that_is_the_only_one_requested_is_chosen_with_a_cau
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path, modes="shared_device")
-    assert plan.decision is not None
-    assert plan.decision.mode == "shared_device"
-    assert plan.predicted is not None
-    assert plan.predicted.is_new_pair
+    assert present(plan.decision).mode == "shared_device"
+    assert present(plan.predicted).is_new_pair
     (note,) = (note for note in plan.provenance.notes if "no published run of" in note)
     assert "this model on" in note
     assert "of mode shared_device" in note

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.rows import each_row
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
@@ -60,8 +61,7 @@ def test_a_goal_that_names_nothing_has_no_loads() -> None:
 
 
 def test_shares_are_those_that_were_recorded(tmp_path: Path) -> None:
-    loads = expert_loads(goal_of(recording(tmp_path)), MODEL)
-    assert loads is not None
+    loads = present(expert_loads(goal_of(recording(tmp_path)), MODEL))
     assert loads.share_LE[0] == pytest.approx(np.array([8, 1, 1, 1, 1, 1, 1, 2]) / 16.0)
     assert (loads.top_k, loads.num_slots) == (2, 8)
 
@@ -71,10 +71,8 @@ def test_a_placement_holds_the_recorded_layers(tmp_path: Path, is_folder: bool) 
     rows = [[0, 1, 2, 3, 4, 5, 6, 7], [0, 7, 1, 6, 2, 5, 3, 4], [7, 6, 5, 4, 3, 2, 1, 0]]
     plan = placement(tmp_path, physical_to_logical=rows, layer_ids=(0, 1, 3))
     named = tmp_path if is_folder else plan
-    loads = expert_loads(goal_of(recording(tmp_path), named), MODEL)
-    assert loads is not None
-    assert loads.expert_LS is not None
-    assert loads.expert_LS.tolist() == rows[1:]
+    loads = present(expert_loads(goal_of(recording(tmp_path), named), MODEL))
+    assert present(loads.expert_LS).tolist() == rows[1:]
     assert loads.fits(4)
     # Expert 0 takes 8 of 16; beside 1 or beside 7 with 1 or 2 more, over 4.
     assert loads.expert_imbalance(4) == pytest.approx(np.mean([4 * 10 / 16, 1.0]))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.rows import each_row
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
@@ -61,8 +62,7 @@ def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) 
     assert "the closest plan serves" in plan.binding_constraint
     (way,) = (one for one in plan.relaxations if one.limit == "rate")
     rate = float(re.findall(r"[\d.e+]+", way.change)[0])
-    assert way.decision is not None
-    assert way.decision.num_devices == 8
+    assert present(way.decision).num_devices == 8
     for share, fits in ((0.9, True), (1.3, False)):
         traffic = f"{{rate: {share * rate}/s, {LENGTHS}}}"
         again = planned(tmp_path, traffic=traffic, extra=TOGETHER)
@@ -76,9 +76,7 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
     def closest(seconds_a_look: float) -> Closest:
         looks = itertools.count()
         settings = SearchSettings(time_limit_s=20.0, clock=lambda: next(looks) * seconds_a_look)
-        found = find_closest(build_serve_problem(read, serving_pools, settings))
-        assert found is not None
-        return found
+        return present(find_closest(build_serve_problem(read, serving_pools, settings)))
 
     hasty, patient = closest(30.0), closest(0.0)
     assert hasty.decision.mode == "aggregated"
@@ -92,17 +90,14 @@ def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
     assert plan.decision is None
     ways = {way.change: way.decision for way in plan.relaxations}
     assert all(ways.values())
-    more = ways["one more node of h100"]
-    assert more is not None
+    more = present(ways["one more node of h100"])
     own = planned(tmp_path, nodes=2, traffic=traffic, extra=TOGETHER)
     assert own.decision is not None
     assert more.num_devices == own.decision.num_devices
-    half = ways["prompts and outputs half as long"]
-    assert half is not None
+    half = present(ways["prompts and outputs half as long"])
     shorter = "{rate: 50/s, input_tokens: 1000, output_tokens: 150}"
     own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
-    assert own.decision is not None
-    assert half.num_devices == own.decision.num_devices
+    assert half.num_devices == present(own.decision).num_devices
     # Of one node there is no twice beside one more.
     assert "twice the nodes of every pool" not in ways
 
@@ -206,5 +201,4 @@ def test_pools_that_nothing_links_are_said_to_lack_a_link(tmp_path: Path) -> Non
     assert plan.decision is None
     assert plan.binding_constraint.startswith("link: no link joins the pools")
     ways = {way.limit: way for way in plan.relaxations}
-    assert ways["link"].decision is not None
-    assert ways["link"].decision.num_devices <= 4
+    assert present(ways["link"].decision).num_devices <= 4

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.search.serve.mode_simulation import waits_s
@@ -76,22 +77,24 @@ def test_more_offloaded_prompts_leave_local_instances_more_requests(problem: Ser
 
 def test_caches_go_between_pools_and_only_those_of_long_prompts(problem: ServeProblem) -> None:
     for variant in problem_variants(problem, "prefill_offload"):
-        program = build_program(
-            "prefill_offload",
-            variant.options.options,
-            serving_pools=variant.serving_pools,
-            kv_transfers=variant.kv_transfers,
-            demand=variant.demand,
-            spare=Spare(prefill_ratio=0.0, others_ratio=0.0),
+        program = present(
+            build_program(
+                "prefill_offload",
+                variant.options.options,
+                serving_pools=variant.serving_pools,
+                kv_transfers=variant.kv_transfers,
+                demand=variant.demand,
+                spare=Spare(prefill_ratio=0.0, others_ratio=0.0),
+            )
         )
-        assert program is not None
-        assert variant.threshold is not None
         own = program.problem
         for route in own.routes:
             ends = own.groups[route.sender].name, own.groups[route.receiver].name
             assert ("h100" in ends[0]) != ("h100" in ends[1])
             # Mixtral keeps 131,072 bytes a token.
-            tokens = variant.threshold.long_share * variant.threshold.input_tokens(is_long=True)
+            tokens = present(variant.threshold).long_share * present(
+                variant.threshold
+            ).input_tokens(is_long=True)
             assert route.request_bytes == pytest.approx(131_072 * tokens, rel=1e-3)
             assert {own.links[link].name for link in route.links} <= {"h100 to h20", "h20 to h100"}
 

@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.printed import words_of
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
@@ -133,8 +134,7 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
             assert left is None or left(role, 24) is None
             continue
         assert left is not None
-        found = left(role, 24)
-        assert found is not None
+        found = present(left(role, 24))
         # One of 24 caches has the prefix of a session.
         assert found.ratio == pytest.approx(0.85 / 24)
         assert found.request_ratio == pytest.approx(1 / 24)
@@ -153,10 +153,9 @@ def test_a_rank_without_the_prefix_computes_the_whole_prompt() -> None:
     ).on(Role.AGGREGATED, ranks=4)
     assert demand.computed_tokens == pytest.approx(1000 * (1.0 - 0.75 / 4))
     drawn = sample_rank_requests(goal, demand, count=400, every=1, most_tokens=1e6)
-    assert drawn.cached_R is not None
     # A quarter finds three quarters of its prompt, the others nothing.
-    assert set(drawn.cached_R.tolist()) == {0, 750}
-    assert float((drawn.cached_R > 0).mean()) == pytest.approx(0.25, abs=0.06)
+    assert set(present(drawn.cached_R).tolist()) == {0, 750}
+    assert float((present(drawn.cached_R) > 0).mean()) == pytest.approx(0.25, abs=0.06)
 
 
 def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
@@ -176,21 +175,17 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
     whole, split = of_ranks("vllm", 4), of_ranks("sglang", 4)
     narrow = of_ranks("sglang", 1)
     for plan, ranks, hit in ((whole, 4, 0.85), (split, 4, 0.85 / 4), (narrow, 1, 0.85)):
-        assert plan.decision is not None
-        assert plan.predicted is not None
-        hits = plan.predicted.prefix_hits
+        hits = present(plan.predicted).prefix_hits
         assert hits is not None
-        assert {group.attention_dp for group in plan.decision.instances} == {ranks}
+        assert {group.attention_dp for group in present(plan.decision).instances} == {ranks}
         assert hits.ranks == ranks * hits.instances
         assert hits.ratio == pytest.approx(hit)
-    assert whole.decision is not None
-    assert whole.decision.router is not None
-    assert whole.decision.router.ranks == 4
-    assert whole.predicted is not None
-    assert whole.predicted.prefix_hits is not None
-    assert whole.predicted.prefix_hits.ratio_band == pytest.approx((0.85 / 4, 0.85))
+    assert present(present(whole.decision).router).ranks == 4
+    assert present(present(whole.predicted).prefix_hits).ratio_band == pytest.approx(
+        (0.85 / 4, 0.85)
+    )
     text = words_of(serve_report(whole))
-    hits = whole.predicted.prefix_hits
+    hits = present(present(whole.predicted).prefix_hits)
     assert (
         f"router by prefix, to {hits.ranks} ranks (85.0 % of prompt tokens found; 21.2 % if to"
         f" {hits.instances} instance{'s' * (hits.instances > 1)})"
@@ -201,8 +196,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
     assert "rank 0" in note
     # Both sides of the choice are in the search: a wide instance costs what it computes.
     assert split.certificate.objective is not None
-    assert whole.certificate.objective is not None
-    assert split.certificate.objective > whole.certificate.objective
+    assert split.certificate.objective > present(whole.certificate.objective)
 
 
 def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
@@ -246,13 +240,13 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
     goal = goal_of("vllm", prefix_hit=0.2)
     (_, choice) = router_choices(goal, (), "disaggregated")
     assert to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
-    some = to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)])
-    assert some is not None
+    some = present(to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)]))
     assert some.policy is RouterPolicy.ROUND_ROBIN
     assert some.decode_policy is RouterPolicy.POWER_OF_TWO
     assert some.cache_threshold is None
-    both = to_serve_router(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
-    assert both is not None
+    both = present(
+        to_serve_router(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
+    )
     # Half of the prefix, which is less than the router's own three tenths of a prompt.
     assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
@@ -264,20 +258,15 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
     by_load = planned(tmp_path, emit="[vllm]", rate=16)
-    assert by_load.decision is not None
-    assert by_load.predicted is not None
-    assert len(by_load.decision.instances) == 2
-    assert by_load.decision.router is not None
-    assert by_load.decision.router.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
-    assert by_load.predicted.ttft_s.p90 <= 1.0
-    assert by_load.predicted.tpot_s.p90 <= 0.04
+    assert len(present(by_load.decision).instances) == 2
+    assert present(present(by_load.decision).router).policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    assert present(by_load.predicted).ttft_s.p90 <= 1.0
+    assert present(by_load.predicted).tpot_s.p90 <= 0.04
     assert "up to 3 kinds" in by_load.certificate.covers
     # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
     without = planned(tmp_path, emit="[dynamo]", rate=16)
     assert without.decision is not None
-    assert by_load.certificate.objective is not None
-    assert without.certificate.objective is not None
-    saved = 1.0 - by_load.certificate.objective / without.certificate.objective
+    saved = 1.0 - present(by_load.certificate.objective) / present(without.certificate.objective)
     assert saved > 0.1
     (named,) = (one for one in without.unlaunchable if "router with weights" in one.feature)
     assert named.gain_ratio == pytest.approx(saved)
@@ -291,18 +280,14 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
         for scope in ("", ", prefix_scope: common")
     )
     kept = planned(tmp_path, engine="sglang", rate=32, rest=", prefix_hit: 0.8")
-    assert alone.decision is not None
-    assert kept.decision is not None
-    count = sum(group.count for group in alone.decision.instances)
+    count = sum(group.count for group in present(alone.decision).instances)
     assert count > 1
     (note,) = (one for one in alone.provenance.notes if "counted on in prefix caches" in one)
     assert float(note.partition("%")[0]) / 100.0 <= 0.8 / count + 0.005
-    assert alone.certificate.objective is not None
-    assert shared.certificate.objective is not None
-    assert alone.certificate.objective >= shared.certificate.objective
+    assert present(alone.certificate.objective) >= present(shared.certificate.objective)
     assert not any("counted on in prefix" in one for one in shared.provenance.notes)
-    router = kept.decision.router
-    if sum(group.count for group in kept.decision.instances) > 1:
+    router = present(kept.decision).router
+    if sum(group.count for group in present(kept.decision).instances) > 1:
         assert router is not None
         assert router.policy is RouterPolicy.CACHE_AWARE
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.printed import words_of
 from tuner.config.serve import Role
 from tuner.costs.serve.iteration import Iteration
@@ -73,9 +74,8 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
         cost, per_hour = predicted.token_cost, predicted.cost_per_hour
         assert cost is not None
         assert per_hour is not None
-        assert predicted.input_tokens_per_s is not None
         assert cost.currency == "EUR"
-        of_prompts = predicted.input_tokens_per_s * cost.input_per_million
+        of_prompts = present(predicted.input_tokens_per_s) * cost.input_per_million
         of_answers = predicted.output_tokens_per_s * cost.output_per_million
         assert (of_prompts + of_answers) * 3600.0 / 1e6 == pytest.approx(per_hour)
         assert of_prompts * 3600.0 / 1e6 == pytest.approx(cost.input_ratio * per_hour)

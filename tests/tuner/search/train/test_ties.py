@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tuner.config.train import TrainDecision
 from tuner.engines.manifest import Capabilities
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -90,10 +91,9 @@ def _is_of_other_degrees(one: TrainDecision, other: TrainDecision) -> bool:
 
 
 def _decisions(every: SearchOutcome) -> list[TrainDecision]:
-    assert every.solutions is not None
     return [
         TrainDecision.model_validate(solution_fields(every, index))
-        for index in range(len(every.solutions))
+        for index in range(len(present(every.solutions)))
     ]
 
 
@@ -103,8 +103,7 @@ def test_rows_tie_where_their_decisions_do(
 ) -> None:
     wrong, seen = [], set[tuple[bool, bool, bool]]()
     for every, decisions in searches:
-        assert every.solutions is not None
-        step_s = every.solutions.step_s
+        step_s = present(every.solutions).step_s
         for index in range(0, len(decisions), max(1, len(decisions) // NUM_CHOSEN)):
             chosen, own_s = decisions[index], float(step_s[index])
             tied = tied_rows(every, RATIOS, chosen=chosen, step_s=own_s)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.presence import present
 from tests.printed import flat
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plans.train import Plan, Provenance
@@ -132,9 +133,8 @@ def wrong_choice(ranking: Ranking, plan: Plan, problem: PoolsProblem) -> Iterato
     """What speaks against a plan among all that was found for it."""
     best = ranking.best
     assert best is not None
-    assert plan.predicted is not None
     chance_of = {one: risk.chance for one, risk in ranking.risks.items()}
-    planned = plan.predicted.out_of_memory_probability or 0.0
+    planned = present(plan.predicted).out_of_memory_probability or 0.0
     least = min(chance_of.values())
     if least <= LIKELY < max(planned, chance_of[best]):
         yield f"planned with {planned:.3f}, found with {least:.3f}"
@@ -168,8 +168,7 @@ def wrong_headroom(ranking: Ranking, plan: Plan, planned: float) -> Iterator[str
 
 def wrong_words(plan: Plan) -> Iterator[str]:
     """What a text says otherwise than the stored plan."""
-    predicted = Plan.model_validate_json(plan.model_dump_json()).predicted
-    assert predicted is not None
+    predicted = present(Plan.model_validate_json(plan.model_dump_json()).predicted)
     chance = predicted.out_of_memory_probability or 0.0
     warning = memory_warning(plan)
     if (warning is not None) != (chance > SMALL):
@@ -179,9 +178,8 @@ def wrong_words(plan: Plan) -> Iterator[str]:
     at_risk = predicted.rank_at_risk
     peak = max(predicted.peak_memory_bytes)
     if at_risk is not None:
-        assert plan.placement is not None
         peak = predicted.peak_memory_bytes[at_risk.pipeline_rank]
-        if plan.placement.stages[at_risk.pipeline_rank].pool != at_risk.pool:
+        if present(plan.placement).stages[at_risk.pipeline_rank].pool != at_risk.pool:
             yield f"rank {at_risk.pipeline_rank} is not on {at_risk.pool}"
     for said in map(flat, (plan_text(plan, folder=Path("plan")), explanation(plan))):
         for words in (format_ratio(chance), format_bytes(peak), warning):
