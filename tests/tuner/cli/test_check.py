@@ -14,6 +14,7 @@ import pytest
 from profilers.records import Case, Machine, Measurement, ProfileHeader, TableInfo
 from profilers.store import write_header, write_table
 from tests.rows import each_row
+from tests.tuner.cli.refusals import refusal
 from tuner.cli import app as frame
 from tuner.regress.records import Check
 
@@ -115,9 +116,7 @@ def test_a_scenario_that_cannot_be_read_exits_1(broken: Path, capsys: Captured) 
 def test_unusable_input_exits_2_in_one_line(
     arguments: list[str], words: str, capsys: Captured
 ) -> None:
-    assert frame.run(["check", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+    assert words in refusal(capsys, ["check", *arguments])
 
 
 def test_files_for_ci_are_written(broken: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -11,6 +11,7 @@ from profilers.routing.store import read_header, read_recording
 from profilers.store import write_profile
 from tests.profilers.testing import fake_profile, gemm_row
 from tests.rows import each_row
+from tests.tuner.cli.refusals import refusal
 from tuner.cli import app as frame
 from tuner.cli.profile_routing import layer_ids
 from tuner.errors import TunerError
@@ -21,9 +22,7 @@ COUNTS = np.array([[0, 0, 0], [9, 3, 0], [4, 4, 4]])
 
 
 def complaint(capsys: Captured, *arguments: object) -> str:
-    assert frame.run([str(each) for each in arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+    return refusal(capsys, [str(each) for each in arguments])
 
 
 @pytest.fixture

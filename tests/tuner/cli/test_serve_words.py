@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from tests.printed import words_of
+from tests.tuner.models import MODELS
 from tuner.goals.serve_plan import deploy
 from tuner.report.serve_page import serve_report
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 
 def test_reasons_that_differ_in_numbers_alone_take_one_line(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from tests.presence import present
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
+from tests.tuner.models import MODELS
 from tuner.errors import SpecError
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_plan import Deployed, deploy
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 LAYERS, EXPERTS, RANKS = 32, 8, 4
 
 

@@ -1,22 +1,19 @@
 """Blocks of layers that keep different things, by hand and against logs of vLLM."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from tests.presence import present
+from tests.tuner.models import example_model
 from tuner.costs.serve.cache_groups import BlockPool, CacheGroup, block_pool
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.memory import layer_kv_bytes
 from tuner.engines.serve_rules.traits import BlockRule
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 
 
 def pool_of(name: str, *, ranks: int = 1, states: int = 2) -> BlockPool | None:
-    layers = decoder_of(read_model(MODELS / name)).layers
+    layers = decoder_of(example_model(name)).layers
     return block_pool(
         layers,
         token_bytes=[layer_kv_bytes(one.attention, BF16, ranks) for one in layers],
@@ -53,7 +50,7 @@ def test_states_share_blocks_with_as_many_tokens_of_keys() -> None:
 
 def hybrid(*, layers: int, heads: int, values: int, ranks: int, kv: str, drafts: int) -> BlockPool:
     """Return the blocks of Qwen3.5's kind: every fourth layer attends, the rest have states."""
-    own = decoder_of(read_model(MODELS / "qwen3.5-397b-a17b")).layers
+    own = decoder_of(example_model("qwen3.5-397b-a17b")).layers
     made = []
     for one in own:
         linear = one.attention.linear

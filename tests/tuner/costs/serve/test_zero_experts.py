@@ -1,13 +1,13 @@
 """Experts without weights in serving: who computes their copies, and where pipelines are cut."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.presence import present
 from tests.rows import Failures
+from tests.tuner.models import example_model
 from tuner.costs.serve.all_to_all import ExpertTraffic
 from tuner.costs.serve.decoder import Experts, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -19,11 +19,9 @@ from tuner.costs.serve.speculative import DraftMethod, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
-LONGCAT = decoder_of(read_model(MODELS / "longcat-flash"))
+LONGCAT = decoder_of(example_model("longcat-flash"))
 EXPERTS = Experts(num=512, top_k=12, ffn=2048, shared_ffn=12288, zero=256)
 SKIPPED, TO_AN_EXPERT = (
     replace(serve_traits()["vllm"], computes_zero_copies=choice) for choice in (False, True)

@@ -9,6 +9,7 @@ from profilers.imports.link_matrix import LinkMatrix
 from tests.presence import present
 from tests.printed import flat
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.cli.plan_text import plan_text
 from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.search.nodes.expected_step import SLOW_LINKS, expected_steps_s, replacement_index
@@ -24,9 +25,7 @@ from tuner.search.train.memory_risk import (
     loss_prices,
 )
 from tuner.search.train.preference import TOLERANCE_RATIO
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 NODES = 4
 
 WIDE: dict[str, Any] = {"data_parallel_size": 16, "expert_data_parallel_size": 2}
@@ -70,7 +69,7 @@ def on_links(plan: Plan, one: Alternative, band: tuple[float, float]) -> tuple[f
 @pytest.fixture
 def plan() -> Plan:
     """Two seconds wide, runners-up of 2.1 s deep and of 9 s."""
-    made = sample_verified(read_model(MODELS / "mixtral-8x7b"), sample_decision(**WIDE)).plan
+    made = sample_verified(example_model("mixtral-8x7b"), sample_decision(**WIDE)).plan
     pool = made.cluster.pools[0].model_copy(update={"nodes": NODES, "nic": 50e9})
     others = (of(made, DEEP | {"micro_batch_size": 2}, step_s=9.0), of(made, DEEP, step_s=2.1))
     cluster = made.cluster.model_copy(update={"pools": (pool,)})

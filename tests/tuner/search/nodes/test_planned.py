@@ -6,13 +6,12 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from tests.presence import present
+from tests.tuner.models import MODELS
 from tuner.api import plan
 from tuner.cli.app import run
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.plans.train import VerifiedPlan
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 SPEC = """\
 schema_version: 1

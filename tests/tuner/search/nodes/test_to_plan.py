@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,21 +6,19 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tests.presence import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.faults.forecast import RunForecast
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels
 from tuner.plans.train import Plan
 from tuner.search.nodes.expected_step import SLOW_LINKS, slowed
 from tuner.search.nodes.to_plan import with_node_order
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def plan(**changes: Any) -> Plan:
     """Two stages of four nodes each, of a pool of nine."""
     wide = {"data_parallel_size": 32, "expert_data_parallel_size": 4}
-    made = sample_verified(read_model(MODELS / "mixtral-8x7b"), sample_decision(**wide)).plan
+    made = sample_verified(example_model("mixtral-8x7b"), sample_decision(**wide)).plan
     pool = made.cluster.pools[0].model_copy(update={"nodes": 9, "nic": 50e9, **changes})
     return made.model_copy(update={"cluster": made.cluster.model_copy(update={"pools": (pool,)})})
 

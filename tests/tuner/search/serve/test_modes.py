@@ -6,42 +6,28 @@ import pytest
 
 from tests.presence import present
 from tests.rows import each_row
+from tests.tuner import serve_specs
+from tests.tuner.serve_specs import H100
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServeModeResult, ServePlan
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
-LINK = "[{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}]"
+LINK = "{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}"
 SPREAD = "input_tokens: {kind: lognormal, mean: 4000, cv: 1.5, most: 30000}, output_tokens: 200"
 MODES = ["aggregated", "disaggregated", "attention_expert", "shared_device", "prefill_offload"]
 
 
-def planned(
-    folder: Path,
-    *,
-    engine: str = "vllm",
-    model: str = "mixtral-8x7b",
-    pools: str = f"{H100}, {H20}",
-    links: str = LINK,
-    traffic: str = f"{{rate: 6/s, {SPREAD}}}",
-    slo: str = "{ttft: {p90: 3s}, tpot: {p90: 50ms}}",
-    extra: str = "objective: devices",
-) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: {links}}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {traffic}\n"
-        f"  slo: {slo}\n"
-        f"  {extra}\n"
-    )
-    return deploy(path, time_limit_s=20.0).plan
+SPEC = {
+    "pools": f"{H100}, {H20}",
+    "links": LINK,
+    "traffic": f"{{rate: 6/s, {SPREAD}}}",
+    "slo": "{ttft: {p90: 3s}, tpot: {p90: 50ms}}",
+}
+"""Every mode on two pools."""
+
+
+def planned(folder: Path, **fields: str) -> ServePlan:
+    return serve_specs.planned(folder, **(SPEC | fields))
 
 
 def by_mode(plan: ServePlan) -> dict[str, ServeModeResult]:
@@ -50,7 +36,6 @@ def by_mode(plan: ServePlan) -> dict[str, ServeModeResult]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
-    """Every mode on two pools."""
     return planned(tmp_path_factory.mktemp("modes"))
 
 
@@ -108,8 +93,8 @@ FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
 @each_row(
     ("pools", "links", "traffic", "says"),
     [
-        (H100, "[]", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
-        (f"{H100}, {H20}", "[]", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
+        (H100, "", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
+        (f"{H100}, {H20}", "", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
         (f"{H100}, {H20}", LINK, FIXED, "equally long"),
     ],
 )

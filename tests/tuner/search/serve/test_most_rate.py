@@ -9,9 +9,9 @@ import pytest
 from tests.presence import present
 from tests.printed import words_of
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.goals.registry import goal_of
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.modes import solve_modes
@@ -21,7 +21,6 @@ from tuner.search.serve.solve_mode import (
     simulate_traffic,
 )
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 EVEN = "{rate: 3/s, arrival: {kind: constant}, input_tokens: 1000, output_tokens: 200}"
 SHAPE = "{input_tokens: 2000, output_tokens: 400}"
 Spec = Callable[..., Path]
@@ -31,32 +30,24 @@ Spec = Callable[..., Path]
 def spec(tmp_path: Path) -> Spec:
     def made(
         *,
-        model: str = "llama-3.1-8b",
         nodes: int = 4,
         per_node: int = 1,
         engine: str = "vllm",
-        traffic: str = SHAPE,
-        slo: str = "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
         modes: str = "[aggregated]",
-        extra: str = "",
         more_pools: str = "",
+        **fields: str,
     ) -> Path:
-        path = tmp_path / "spec.yaml"
-        path.write_text(
-            f"schema_version: 1\nmodel: {MODELS / model}\n"
-            f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes},"
-            f" devices_per_node: {per_node}}}{more_pools}]}}\n"
-            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  traffic: {traffic}\n"
-            f"  slo: {slo}\n  objective: rate\n  modes: {modes}\n  {extra}\n"
-            f"emit: [{engine}]\n"
-        )
-        return path
+        spec = {
+            "model": "llama-3.1-8b",
+            "traffic": SHAPE,
+            "slo": "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
+            "extra": f"objective: rate\n  modes: {modes}",
+        }
+        pools = f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: {per_node}}}"
+        pools += more_pools
+        return serve_spec(tmp_path, pools=pools, engine=engine, emit=engine, **(spec | fields))
 
     return made
-
-
-def planned(path: Path) -> ServePlan:
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
@@ -91,7 +82,7 @@ def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
 
 
 def test_no_rate_is_named_where_a_single_request_misses_a_target(spec: Spec) -> None:
-    plan = planned(spec(slo="{ttft: {p90: 1ms}}"))
+    plan = plan_of(spec(slo="{ttft: {p90: 1ms}}"))
     assert plan.decision is None
     assert plan.certificate.status == "infeasible"
     assert "a single prompt takes" in plan.binding_constraint
@@ -155,7 +146,7 @@ def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
 
 
 def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Spec) -> None:
-    plan = planned(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
+    plan = plan_of(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
     certificate = plan.certificate
     assert certificate.objective == pytest.approx(present(plan.predicted).requests_per_s)
     assert present(certificate.objective) <= present(certificate.bound)

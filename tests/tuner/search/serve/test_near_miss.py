@@ -6,14 +6,12 @@ import pytest
 
 from tests.presence import present
 from tests.printed import words_of
+from tests.tuner import serve_specs
 from tuner.costs.serve.bands import PublishedMode
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.near_miss import LONGER_RATIO
 from tuner.units import format_ratio
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def planned(
@@ -29,17 +27,15 @@ def planned(
     input_tokens: int = 2000,
 ) -> ServePlan:
     """Llama-3.1-8B on machines of one H100."""
-    path = folder / "spec.yaml"
-    path.write_text(
-        f"schema_version: 1\nmodel: {MODELS / 'llama-3.1-8b'}\n"
-        f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 1,"
-        f" price_per_device_hour: 2.0{extra}}}]}}\n"
-        f"goal:\n  kind: serve\n  engine: {{name: vllm}}\n"
-        f"  traffic: {{rate: {rate}/s, input_tokens: {input_tokens}, output_tokens: 300}}\n"
-        f"  slo: {{ttft: {{p90: {ttft_ms}ms}}, tpot: {{p90: {tpot_ms}ms}}}}\n"
-        f"  objective: {objective}\n  modes: [{mode}]\n"
+    return serve_specs.planned(
+        folder,
+        model="llama-3.1-8b",
+        pools=f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 1,"
+        f" price_per_device_hour: 2.0{extra}}}",
+        traffic=f"{{rate: {rate}/s, input_tokens: {input_tokens}, output_tokens: 300}}",
+        slo=f"{{ttft: {{p90: {ttft_ms}ms}}, tpot: {{p90: {tpot_ms}ms}}}}",
+        extra=f"objective: {objective}\n  modes: [{mode}]",
     )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def test_the_cheapest_deployment_that_misses_by_less_than_its_band_is_named(

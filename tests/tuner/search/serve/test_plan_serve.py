@@ -7,45 +7,16 @@ import pytest
 from tests.presence import present
 from tests.printed import words_of
 from tests.rows import each_row
+from tests.tuner.serve_specs import H100, planned
 from tuner.config.serve import Role
 from tuner.errors import SpecError
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-
-H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 L40S = "{name: l40s, device: l40s, nodes: 4, devices_per_node: 8, price_per_device_hour: 0.9}"
 H200 = "{name: h200, device: h200-sxm, nodes: 1, devices_per_node: 8}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 FEW_MODES = "objective: devices\n  modes: [aggregated, disaggregated]"
-
-
-def planned(
-    folder: Path,
-    *,
-    pools: str = H100,
-    links: str = "[]",
-    traffic: str = "{rate: 10/s, input_tokens: 2000, output_tokens: 300}",
-    slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
-    extra: str = "objective: devices",
-    model: str = "mixtral-8x7b",
-    engine: str = "vllm",
-) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: {links}}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {traffic}\n"
-        f"  slo: {slo}\n"
-        f"  {extra}\n"
-    )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +131,7 @@ def test_pools_without_a_link_hand_nothing_over(tmp_path: Path) -> None:
     linked = planned(
         tmp_path,
         pools=f"{H100}, {H20}",
-        links="[{between: [h100, h20], bandwidth: 400Gbit/s, latency: 10us}]",
+        links="{between: [h100, h20], bandwidth: 400Gbit/s, latency: 10us}",
         extra="modes: [disaggregated]\n  objective: cost",
     )
     assert present(present(linked.predicted).cost_per_hour) <= present(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.presence import present
+from tests.tuner.models import MODELS
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import PrefixReuse, ServePlan
@@ -22,7 +23,6 @@ from tuner.simulate.serving.prefix_hits import by_weight
 from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 SPEC = f"""
 schema_version: 1
 model: {MODELS / "mixtral-8x7b"}

@@ -10,15 +10,14 @@ import pytest
 from tests.presence import present
 from tests.rows import each_row
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
+from tests.tuner.models import example_model
 from tuner.errors import SpecError
 from tuner.search.serve.recorded_loads import expert_loads, read_placement
 from tuner.spec.goal import Routing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 
-MODEL_FOLDER = Path(__file__).parents[4] / "examples" / "models"
-MODEL = read_model(MODEL_FOLDER / "tiny-moe")
+MODEL = example_model("tiny-moe")
 """Four layers of eight experts, two a token."""
 
 
@@ -130,6 +129,6 @@ def test_what_is_no_placement_is_refused_in_one_line(tmp_path: Path, text: str) 
 
 
 def test_a_dense_model_has_no_loads(tmp_path: Path) -> None:
-    dense: ModelSpec = read_model(MODEL_FOLDER / "llama-3.1-8b")
+    dense: ModelSpec = example_model("llama-3.1-8b")
     with pytest.raises(SpecError, match="has no experts"):
         expert_loads(goal_of(recording(tmp_path)), dense)

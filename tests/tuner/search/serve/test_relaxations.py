@@ -10,6 +10,8 @@ import pytest
 
 from tests.presence import present
 from tests.rows import each_row
+from tests.tuner.models import MODELS
+from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
@@ -19,38 +21,17 @@ from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 LENGTHS = "input_tokens: 2000, output_tokens: 300"
 TOGETHER = "objective: devices\n  modes: [aggregated]"
 
 
-def written(
-    folder: Path,
-    *,
-    nodes: int = 1,
-    traffic: str = f"{{rate: 60/s, {LENGTHS}}}",
-    slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
-    engine: str = "vllm",
-    extra: str = "objective: devices",
-) -> Path:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / 'mixtral-8x7b'}\n"
-        "cluster:\n"
-        f"  pools: [{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8}}]\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {traffic}\n"
-        f"  slo: {slo}\n"
-        f"  {extra}\n"
-    )
-    return path
+def written(folder: Path, *, nodes: int = 1, **fields: str) -> Path:
+    pools = f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8}}"
+    return serve_spec(folder, pools=pools, **({"traffic": f"{{rate: 60/s, {LENGTHS}}}"} | fields))
 
 
 def planned(folder: Path, **asked: Any) -> ServePlan:
-    return deploy(written(folder, **asked), time_limit_s=20.0).plan
+    return plan_of(written(folder, **asked))
 
 
 @pytest.mark.slow

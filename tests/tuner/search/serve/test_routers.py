@@ -9,11 +9,13 @@ import pytest
 
 from tests.presence import present
 from tests.printed import words_of
+from tests.tuner import serve_specs
+from tests.tuner.models import MODELS
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import H100
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import router_stacks
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve import options
@@ -38,35 +40,22 @@ from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, EngineName, Mode, ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 
 
 def planned(
-    folder: Path,
-    *,
-    engine: str = "vllm",
-    emit: str = "[]",
-    rate: int = 20,
-    rest: str = "",
+    folder: Path, *, engine: str = "vllm", emit: str = "", rate: int = 20, rest: str = ""
 ) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / 'mixtral-8x7b'}\n"
-        f"cluster: {{pools: [{H100}, {H20}], links: []}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
-        f" output_tokens: 400{rest}}}\n"
-        "  slo: {ttft: {p90: 1s}, tpot: {p90: 40ms}}\n"
-        "  objective: cost\n"
-        "  modes: [aggregated]\n"
-        f"emit: {emit}\n"
+    return serve_specs.planned(
+        folder,
+        pools=f"{H100}, {H20}",
+        engine=engine,
+        traffic=f"{{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
+        f" output_tokens: 400{rest}}}",
+        slo="{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
+        extra="objective: cost\n  modes: [aggregated]",
+        emit=emit,
     )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def goal_of(engine: str, **traffic: object) -> ServeGoal:
@@ -169,8 +158,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
             "instance_degrees",
             lambda *of, **more: (one for one in every(*of, **more) if one.attention_data == ranks),
         )
-        emit = f"[{engine}]"
-        return planned(tmp_path, engine=engine, emit=emit, rate=40, rest=", prefix_hit: 0.85")
+        return planned(tmp_path, engine=engine, emit=engine, rate=40, rest=", prefix_hit: 0.85")
 
     whole, split = of_ranks("vllm", 4), of_ranks("sglang", 4)
     narrow = of_ranks("sglang", 1)
@@ -257,14 +245,14 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
-    by_load = planned(tmp_path, emit="[vllm]", rate=16)
+    by_load = planned(tmp_path, emit="vllm", rate=16)
     assert len(present(by_load.decision).instances) == 2
     assert present(present(by_load.decision).router).policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
     assert present(by_load.predicted).ttft_s.p90 <= 1.0
     assert present(by_load.predicted).tpot_s.p90 <= 0.04
     assert "up to 3 kinds" in by_load.certificate.covers
     # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
-    without = planned(tmp_path, emit="[dynamo]", rate=16)
+    without = planned(tmp_path, emit="dynamo", rate=16)
     assert without.decision is not None
     saved = 1.0 - present(by_load.certificate.objective) / present(without.certificate.objective)
     assert saved > 0.1

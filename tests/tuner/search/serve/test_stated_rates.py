@@ -7,6 +7,7 @@ import pytest
 
 from tests.presence import present
 from tests.seeds import seeds
+from tests.tuner.models import MODELS
 from tests.tuner.search.serve.problems import problem_of
 from tuner.costs.serve.bands import PublishedMode
 from tuner.goals.serve_plan import deploy
@@ -14,7 +15,6 @@ from tuner.plans.serve import ServePlan
 from tuner.search.serve.most_rate import RATE_STEP, at_stated_rate, solve_goal
 from tuner.search.serve.relaxations import find_closest
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 RIPPLE_RATIO = 0.05
 """Steps take whole prompts, so that percentiles of few requests are not quite monotone in the rate:
 twelve random pools had 1.03 times the highest rate held once, 1.1 times never."""

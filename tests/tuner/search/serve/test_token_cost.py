@@ -10,6 +10,7 @@ import pytest
 
 from tests.presence import present
 from tests.printed import words_of
+from tests.tuner.models import MODELS
 from tuner.config.serve import Role
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import deploy
@@ -20,7 +21,6 @@ from tuner.search.serve.multiplexing import split_iteration
 from tuner.search.serve.options import Option, ServingPool, price_options, step_seconds
 from tuner.search.serve.token_cost import prompt_ratio
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 PRICES = {"h100": 3.0, "h20": 1.5}
 SPEC = f"""
 schema_version: 1

@@ -7,6 +7,7 @@ import pytest
 
 from tests.presence import present
 from tests.printed import flat
+from tests.tuner.models import MODELS, example_model
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_bridge.write import overrides
@@ -21,12 +22,10 @@ from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 NOTHING = Provenance(
     moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
 )
@@ -50,7 +49,7 @@ def _spec(
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / "llama-3.1-8b",
-        model=read_model(MODELS / "llama-3.1-8b"),
+        model=example_model("llama-3.1-8b"),
         cluster=Cluster(pools=(pool,)),
         goal=TrainGoal(kind="train", sequence_length=4096, global_batch_size=nodes * 8),
         search=Search(

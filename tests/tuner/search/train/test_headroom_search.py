@@ -10,6 +10,7 @@ import pytest
 
 from tests.presence import present
 from tests.printed import unwrapped
+from tests.tuner.models import MODELS, example_model
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -32,13 +33,11 @@ from tuner.search.train.relaxations import least_sufficient_memory
 from tuner.search.train.search import search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import parse_bytes
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 QWEN = Path(__file__).parents[4] / "examples" / "worked" / "qwen3-30b-a3b-16-h100" / "spec.yaml"
 MakeProblem = Callable[..., TrainProblem]
 EveryDecision = Callable[[SearchOutcome], Solutions]
@@ -85,7 +84,7 @@ def test_a_safe_decision_beyond_the_rows_of_the_search_is_found() -> None:
 
 def llama_70b(**pool: object) -> Plan:
     """Llama 3.1 70B for 90 days on 128 H100 under torchtitan."""
-    model = read_model(MODELS / "llama-3.1-70b")
+    model = example_model("llama-3.1-70b")
     h100 = {"name": "h100", "device": "h100-sxm", "nodes": 16, "devices_per_node": 8, "nic": 5e10}
     cluster = Cluster(pools=(Pool.model_validate(h100 | pool),))
     goal = {"kind": "train", "sequence_length": 8192, "global_batch_size": 512}
@@ -158,7 +157,7 @@ def pipeline_spec(model: str, *, memory_per_device: int) -> Spec:
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / model,
-        model=read_model(MODELS / model),
+        model=example_model(model),
         cluster=Cluster(pools=(Pool.model_validate(pool | memory),)),
         goal=TrainGoal.model_validate(goal),
         search=Search.model_validate(limits),

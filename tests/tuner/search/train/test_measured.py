@@ -355,7 +355,12 @@ def test_of_heterogeneous_pools_each_takes_the_profile_of_its_device(
     other = {"name": "q", "device": "h100-sxm", "nodes": 1, "devices_per_node": 8}
     content["cluster"]["pools"].append(other)
     content["cluster"]["links"] = [{"between": ["p", "q"], "bandwidth": "50GB/s", "latency": "5us"}]
-    content["search"] = {"micro_batch_size": 1}
+    content["search"] = {
+        "micro_batch_size": 1,
+        "tensor_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "virtual_pipeline_model_parallel_size": 1,
+    }
     file.write_text(yaml.safe_dump(content))
     made = planned(file, store_profile(largest=8192))
     assert made.provenance.profile_source == {"p": "measured", "q": "datasheet"}

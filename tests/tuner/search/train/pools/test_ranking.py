@@ -12,6 +12,7 @@ import pytest
 
 from tests.presence import present
 from tests.printed import flat
+from tests.tuner.models import MODELS, example_model
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plans.train import Plan, Provenance
 from tuner.report.memory_headroom import memory_warning
@@ -26,12 +27,10 @@ from tuner.search.train.pools.to_plan import chain_memory_risk, effective_step_s
 from tuner.search.train.preference import TOLERANCE_RATIO
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_ratio
 
-MODELS = Path(__file__).parents[5] / "examples" / "models"
 SEEDS = (7, 106, 117, 119)
 """The quicker ones of a hundred: plans over pools and on one, with room and without."""
 MORE_SEEDS = (13, 111)
@@ -94,7 +93,7 @@ def spec_of(seed: int, *, memory_share: float = 1.0) -> Spec:
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / model,
-        model=read_model(MODELS / model),
+        model=example_model(model),
         cluster=Cluster(pools=pools, links=links),
         goal=TrainGoal.model_validate(goal),
         search=Search.model_validate(FEW),
