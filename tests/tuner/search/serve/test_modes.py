@@ -7,9 +7,11 @@ import pytest
 from tests.presence import present
 from tests.rows import each_row
 from tests.tuner import serve_specs
-from tests.tuner.serve_specs import H100
+from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import H100, serve_spec
 from tuner.config.serve import Role
 from tuner.plans.serve import ServeModeResult, ServePlan
+from tuner.search.serve.modes import explain_no_solution
 
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 LINK = "{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}"
@@ -101,11 +103,8 @@ FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
 def test_what_keeps_prompts_from_being_offloaded_is_stated(
     tmp_path: Path, pools: str, links: str, traffic: str, says: str
 ) -> None:
-    two = "modes: [aggregated, prefill_offload]"
-    plan = planned(tmp_path, pools=pools, links=links, traffic=traffic, extra=two)
-    one = by_mode(plan)["prefill_offload"]
-    assert one.status == "none"
-    assert says in one.told
+    problem = problem_of(serve_spec(tmp_path, pools=pools, links=links, traffic=traffic))
+    assert says in explain_no_solution("prefill_offload", problem)
 
 
 def trace(folder: Path) -> str:

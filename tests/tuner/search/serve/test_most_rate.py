@@ -34,6 +34,7 @@ def spec(tmp_path: Path) -> Spec:
         per_node: int = 1,
         engine: str = "vllm",
         modes: str = "[aggregated]",
+        extra: str = "",
         more_pools: str = "",
         **fields: str,
     ) -> Path:
@@ -41,7 +42,7 @@ def spec(tmp_path: Path) -> Spec:
             "model": "llama-3.1-8b",
             "traffic": SHAPE,
             "slo": "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
-            "extra": f"objective: rate\n  modes: {modes}",
+            "extra": f"objective: rate\n  modes: {modes}\n  {extra}",
         }
         pools = f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: {per_node}}}"
         pools += more_pools
