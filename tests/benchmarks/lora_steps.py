@@ -39,6 +39,7 @@ from profilers.store import read_profile
 from tests.benchmarks.fit_or_not import workload_and_decision
 from tests.benchmarks.lora_trials import memory_of, model_of, read_runs, seconds_of
 from tests.benchmarks.lora_trials import name_of as name_of_loop
+from tests.presence import present
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import residual_for
 from tuner.costs.train.shapes import number
@@ -79,8 +80,7 @@ class Judged:
 
 def name_of(config: StepConfig) -> str:
     """Name a run by its settings."""
-    own, degrees, stage = config.adapters, config.parallelism, config.stages[0]
-    assert own is not None
+    own, degrees, stage = present(config.adapters), config.parallelism, config.stages[0]
     parts = [f"r{own.rank} {'+'.join(own.targets)}", f"b{config.micro_batch_size}"]
     parts += [f"dp{degrees.data} ep{degrees.expert} zero{degrees.zero_stage}"]
     parts += [f"{stage.recompute.value}/{stage.chunks}"] if stage.recompute != "none" else []

@@ -151,9 +151,7 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert made.effective_step_s == pytest.approx(objective_s, rel=1e-14)
         assert made.effective_time_ratio == choice.ratio
         assert sum(made.time_ratios.values()) == pytest.approx(1.0, abs=1e-12)
-        levels, chosen = made.checkpoint_levels, choice.chosen
-        assert levels is not None
-        assert chosen is not None
+        levels, chosen = present(made.checkpoint_levels), present(choice.chosen)
         assert levels.levels == (Level.HOST, Level.SHARED)
         assert levels.host_interval_steps == chosen.policy.segment_steps
         assert made.checkpoint_interval_steps == chosen.policy.shared_interval_steps

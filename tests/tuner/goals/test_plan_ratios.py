@@ -52,9 +52,8 @@ def test_runners_up_of_one_plan_get_the_band_that_the_plan_stored() -> None:
 def test_errors_of_two_settings_add_up_as_squares_of_logarithms() -> None:
     plan = _train()
     elsewhere = plan.model_copy(update={"model": plan.model.model_copy(update={"vocab_size": 9})})
-    result = ratio_band(plan, elsewhere, figure="step_time_s")
+    result = present(ratio_band(plan, elsewhere, figure="step_time_s"))
     single = math.log1p(ties_ratio(present(plan.predicted).step_time_s_band))
-    assert result is not None
     assert result.band[1] == pytest.approx(math.exp(math.sqrt(2.0) * single))
     assert result.band[0] == pytest.approx(1.0 / result.band[1])
     assert "settings differ" in result.source

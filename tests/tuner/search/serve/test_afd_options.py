@@ -123,9 +123,7 @@ def _planned(folder: Path, *, model: str = "deepseek-v3", **changes: Any) -> Ser
 
 def test_a_plan_of_afd_units_is_launched_and_names_what_a_rule_costs(tmp_path: Path) -> None:
     plan = _planned(tmp_path)
-    decision, predicted = plan.decision, plan.predicted
-    assert decision is not None
-    assert predicted is not None
+    decision, predicted = present(plan.decision), present(plan.predicted)
     assert [group.role for group in decision.instances] == [
         Role.PREFILL,
         Role.ATTENTION,

@@ -71,9 +71,7 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
     for decision, predicted in solutions:
         assert decision is not None
         assert predicted is not None
-        cost, per_hour = predicted.token_cost, predicted.cost_per_hour
-        assert cost is not None
-        assert per_hour is not None
+        cost, per_hour = present(predicted.token_cost), present(predicted.cost_per_hour)
         assert cost.currency == "EUR"
         of_prompts = present(predicted.input_tokens_per_s) * cost.input_per_million
         of_answers = predicted.output_tokens_per_s * cost.output_per_million

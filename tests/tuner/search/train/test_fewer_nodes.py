@@ -94,8 +94,7 @@ def _fewer(planned: Planned) -> FewerNodes:
 
 
 def test_the_layout_of_fewer_nodes_is_a_plan_of_its_own(continued: Planned) -> None:
-    full, fewer, made = continued.plan, _fewer(continued), continued.fewer
-    assert made is not None
+    full, fewer, made = continued.plan, _fewer(continued), present(continued.fewer)
     small = made.plan
     assert (present(full.decision).num_devices, present(small.decision).num_devices) == (
         6,
@@ -142,8 +141,7 @@ def test_the_run_of_the_plan_is_that_of_the_formula(continued: Planned) -> None:
     others, _, small, _ = _shares(present(continued.fewer).plan, present(continued.fewer).spec)
     fewer = _fewer(continued)
     made = continued_run(node_losses(jobs, others, model, idle_nodes=fewer.idle_nodes), full, small)
-    record, predicted = _record(continued.plan), continued.plan.predicted
-    assert predicted is not None
+    record, predicted = _record(continued.plan), present(continued.plan.predicted)
     run = present(predicted.run)
     assert record.decision == "continue"
     assert record.wait_effective_time_ratio == pytest.approx(waited, rel=1e-6)

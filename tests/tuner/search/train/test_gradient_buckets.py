@@ -131,10 +131,11 @@ def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan)
 
 def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> None:
     plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2, 4)))
-    one, predicted, objective_s = plan.preferred, plan.predicted, plan.certificate.objective
-    assert one is not None
-    assert predicted is not None
-    assert objective_s is not None
+    one, predicted, objective_s = (
+        present(plan.preferred),
+        present(plan.predicted),
+        present(plan.certificate.objective),
+    )
     assert one.fastest.ddp_bucket_size in MENU
     (listed,) = (other for other in plan.runners_up if other.decision == one.fastest)
     assert one.fastest_step_s == pytest.approx(listed.predicted.step_time_s)

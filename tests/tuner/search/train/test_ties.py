@@ -59,9 +59,8 @@ def searches(make_problem: MakeProblem) -> list[tuple[SearchOutcome, list[TrainD
 
 def _with_other_options(outcome: SearchOutcome) -> SearchOutcome:
     """Every row of a search with some other legal options, as if they took as long."""
-    assert outcome.solutions is not None
     random, every, chosen = np.random.default_rng(22), list[Candidates](), list[int]()
-    rows = outcome.solutions.candidates.rows
+    rows = present(outcome.solutions).candidates.rows
     for facts, like in by_facts(rows):
         legal = outcome.options.legal(facts)
         some = np.repeat(like, WAYS_OF_ROW)
@@ -75,12 +74,12 @@ def _with_other_options(outcome: SearchOutcome) -> SearchOutcome:
     for more in every[1:]:
         candidates = candidates.concat(more)
     at = np.array(chosen)
-    both = outcome.solutions.concat(
+    both = present(outcome.solutions).concat(
         Solutions(
             candidates=candidates,
-            step_s=outcome.solutions.step_s[at],
-            peak_bytes=outcome.solutions.peak_bytes[at],
-            layers_PC=outcome.solutions.layers_PC[:, at],
+            step_s=present(outcome.solutions).step_s[at],
+            peak_bytes=present(outcome.solutions).peak_bytes[at],
+            layers_PC=present(outcome.solutions).layers_PC[:, at],
         )
     )
     return replace(outcome, solutions=both)

@@ -59,9 +59,8 @@ def together(spec: MakeSpec, provenance: Provenance) -> Plan:
 
 
 def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
-    made, placement = together, together.placement
+    made, placement = together, present(together.placement)
     assert made.predicted is not None
-    assert placement is not None
     assert {stage.pool for stage in placement.stages} == {"new", "old"}
     assert (
         tuple(stage.layers for stage in placement.stages) == present(made.decision).pipeline_layout
@@ -72,9 +71,8 @@ def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
     assert made.certificate.gap_ratio < 0.05
     assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
     assert 0.0 < present(made.predicted.mfu_ratio) < 1.0
-    chance = made.predicted.out_of_memory_probability
+    chance = present(made.predicted.out_of_memory_probability)
     at_start = present(made.predicted.out_of_memory_at_start_probability)
-    assert chance is not None
     assert 0.0 <= at_start <= chance <= 1.0
     assert "the slowest stage, " in made.binding_constraint
 
@@ -105,8 +103,7 @@ def test_hosts_follow_the_stages(together: Plan) -> None:
 
 
 def test_single_pool_baselines_are_reported(together: Plan) -> None:
-    made, placement = together, together.placement
-    assert placement is not None
+    made, placement = together, present(together.placement)
     steps_s = {alone.pool: alone.step_time_s for alone in placement.alone}
     assert set(steps_s) == {"new", "old"}
     for step_s in steps_s.values():
@@ -328,12 +325,12 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
         assert len(made.cluster.pools) == 2
     assert chances[1] < chances[0]
     assert steps_s[1] > steps_s[0]
-    assert made.preferred is not None
-    chance, other = chances[1], made.preferred.fastest_out_of_memory_probability
-    assert other is not None
+    chance, other = chances[1], present(present(made.preferred).fastest_out_of_memory_probability)
     words = f"({format_ratio(chance)} instead of {format_ratio(other)})"
-    assert made.preferred.reasons == (f"less chance of running out of memory {words}",)
-    assert present(made.preferred.expected_step_s) < present(made.preferred.fastest_expected_step_s)
+    assert present(made.preferred).reasons == (f"less chance of running out of memory {words}",)
+    assert present(present(made.preferred).expected_step_s) < present(
+        present(made.preferred).fastest_expected_step_s
+    )
     # Failures that are priced but decide nothing are no reason.
     failing = requested.goal.model_copy(
         update={"reliability": Reliability(device_mtbf=1e9, restart=600.0)}
@@ -345,7 +342,7 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
         provenance=provenance,
     )
     assert replanned.decision == made.decision
-    assert present(replanned.preferred).reasons == made.preferred.reasons
+    assert present(replanned.preferred).reasons == present(made.preferred).reasons
 
 
 def roomiest(chains: Iterable[Chain], problem: PoolsProblem) -> SimulatedChain:
@@ -486,8 +483,10 @@ def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
     # The old pool's devices have far less memory: their smaller peak is the one at risk.
     old = {"memory_per_device": 21 * 10**9, "usable_memory_ratio": 1.0}
     made = plan(spec("olmoe-1b-7b", old=old, **TIGHT), provenance)
-    at_risk, peaks = present(made.predicted).rank_at_risk, present(made.predicted).peak_memory_bytes
-    assert at_risk is not None
+    at_risk, peaks = (
+        present(present(made.predicted).rank_at_risk),
+        present(made.predicted).peak_memory_bytes,
+    )
     assert at_risk.pool == "old" == present(made.placement).stages[at_risk.pipeline_rank].pool
     assert at_risk.peak_memory_bytes == peaks[at_risk.pipeline_rank] < max(peaks)
     assert at_risk.memory_capacity_bytes == 21 * 10**9
