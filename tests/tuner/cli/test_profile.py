@@ -3,14 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from profilers.records import (
-    Case,
-    Machine,
-    Measurement,
-    ProfileHeader,
-    TableInfo,
-)
-from profilers.store import write_header, write_table
+from profilers.records import Case, Measurement
+from profilers.store import write_profile
+from tests.profilers.testing import fake_machine, fake_profile
 from tests.tuner.cli.refusals import refusal
 from tuner.cli import app as frame
 
@@ -22,29 +17,11 @@ GEMM = Case(operation="gemm", dtype="fp32", direction="forward", axes={"m": 64, 
 def _profile(
     folder: Path, *times_s: float, device: str = "a processor", host: str = "here", kind: str = ""
 ) -> Path:
-    machine = Machine(
-        hostname=host,
-        device=device,
-        device_kind="cpu",
-        num_devices=2,
-        memory_bytes_per_device=2**33,
-        cores=2,
-        host_memory_bytes=2**34,
-        world=1,
-        threads_per_rank=1,
-        oversubscribed=False,
-        libraries={"torch": "2.13.0"},
-    )
-    table = TableInfo(rows=1, complete=True, seconds=1.0)
-    header = ProfileHeader(
-        moetune_version="0.1.0",
-        created="2026-01-01T00:00:00Z",
-        machine=machine,
-        tables={"gemm": table},
+    machine = fake_machine(device=device).model_copy(
+        update={"hostname": host, "num_devices": 2, "memory_bytes_per_device": 2**33}
     )
     row = Measurement(case=GEMM.model_copy(update={"kind": kind}), times_s=times_s)
-    write_table(folder, [row], operation="gemm")
-    write_header(folder, header)
+    write_profile(folder, fake_profile([row], machine=machine))
     return folder
 
 
