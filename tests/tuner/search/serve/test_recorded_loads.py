@@ -77,32 +77,20 @@ def test_a_placement_holds_the_recorded_layers(tmp_path: Path, is_folder: bool) 
     assert loads.expert_imbalance(4) == pytest.approx(np.mean([4 * 10 / 16, 1.0]))
 
 
-def test_a_placement_without_a_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"goal\.placement: needs goal\.routing"):
-        expert_loads(goal_of(None, placement(tmp_path)), MODEL)
-
-
 @each_row(
-    ("changes", "message"),
+    ("recorded", "placed", "message"),
     [
-        ({"num_logical_experts": 4, "logical_count": [[1] * 4, [1] * 4]}, "has 8 experts a layer"),
-        ({"layer_ids": [3, 9]}, "layer 9 was"),
-        ({"top_k": 4}, "4 experts a token were recorded, tiny-moe has 2"),
-    ],
-)
-def test_a_recording_of_another_model_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SpecError, match=message) as caught:
-        expert_loads(goal_of(recording(tmp_path, **changes)), MODEL)
-    assert "\n" not in str(caught.value)
-
-
-@each_row(
-    ("changes", "message"),
-    [
-        ({"layer_ids": (0, 1)}, "layer 3 was recorded and not placed"),
+        (None, {}, r"goal\.placement: needs goal\.routing"),
         (
+            {"num_logical_experts": 4, "logical_count": [[1] * 4, [1] * 4]},
+            None,
+            "has 8 experts a layer",
+        ),
+        ({"layer_ids": [3, 9]}, None, "layer 9 was"),
+        ({"top_k": 4}, None, "4 experts a token were recorded, tiny-moe has 2"),
+        ({}, {"layer_ids": (0, 1)}, "layer 3 was recorded and not placed"),
+        (
+            {},
             {
                 "num_experts": 6,
                 "physical_to_logical": [[0, 1, 2, 3, 4, 5, 0, 2], [5, 4, 3, 2, 1, 0, 4, 1]],
@@ -111,11 +99,13 @@ def test_a_recording_of_another_model_is_refused(
         ),
     ],
 )
-def test_a_placement_of_something_else_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+def test_recordings_and_placements_of_another_model_are_refused(
+    tmp_path: Path, recorded: dict[str, Any] | None, placed: dict[str, Any] | None, message: str
 ) -> None:
+    loads = None if recorded is None else recording(tmp_path, **recorded)
+    named = [] if placed is None else [placement(tmp_path, **placed)]
     with pytest.raises(SpecError, match=message) as caught:
-        expert_loads(goal_of(recording(tmp_path), placement(tmp_path, **changes)), MODEL)
+        expert_loads(goal_of(loads, *named), MODEL)
     assert "\n" not in str(caught.value)
 
 
