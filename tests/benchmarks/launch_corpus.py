@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import yaml
 
+from tests.expect import present
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.errors import TunerError
 from tuner.estimate.serving.estimate import pool_named, surroundings
@@ -283,8 +284,7 @@ def _around() -> Surroundings:
         path.write_text(_SPEC.replace("ENGINE", "vllm"))
         spec = read_serve_spec(path)
     around = surroundings(spec, pool_named(spec, None))
-    assert around.model.moe is not None
-    moe = around.model.moe.model_copy(update={"num_experts": MANY_EXPERTS})
+    moe = present(around.model.moe).model_copy(update={"num_experts": MANY_EXPERTS})
     model = around.model.model_copy(update={"max_position": LONGEST_POSITION, "moe": moe})
     return Surroundings(model=model, pool=around.pool, memory_bytes=around.memory_bytes)
 

@@ -26,11 +26,9 @@ of recordings in the project's own layout, OLMoE's and Mixtral's.
 Seconds of a search are CPU time of this process, so that other load on the machine does not affect
 the figures.
 
-`--case` runs the cases whose names contain a text; `--out` appends every finished case to a file of
-JSON lines, and skips those that it has. A table ends the run. Exit code 1: a bar of `--bars` is
-missed in it: under `static` at most half the excess of `even plan`, and never above `eplb`; and the
-expected load of `best plan` under the rule that it is emitted with (`near`, or `near_lp`), at most
-1.02 of the bound.
+`--case` runs the cases whose names contain a text. Exit code 1: a bar of `--bars` is missed: under
+`static` at most half the excess of `even plan`, and never above `eplb`; and the expected load of
+`best plan` under the rule it is emitted with (`near`, or `near_lp`), at most 1.02 of the bound.
 """
 
 import argparse
@@ -39,8 +37,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -56,15 +54,6 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
-from tests.benchmarks.dispatch_results import (
-    Line,
-    add_result,
-    code,
-    missed,
-    read_results,
-    table,
-    text_of,
-)
 from tests.solvers.placement.balance.testing import families
 from tests.solvers.placement.dispatch.static import rank_loads
 from tests.solvers.placement.dispatch.testing import sampled_loads
@@ -84,6 +73,26 @@ SAMPLED: Final = ("static", "dynamic", "near_dynamic", "near_lp")
 SYNTHETIC_TOKENS: Final = 1_000_000
 SYNTHETIC_PASSES: Final = 4
 SEED: Final = 2024
+MOST_OF_BOUND: Final = 1.02
+LEAST_CUT: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One placement of one case under every rule."""
+
+    case: str
+    placement: str
+    bound: float
+    loads: dict[str, float]
+    dispatch: str = ""
+    """The rule that is emitted, where the planner chose."""
+    solve_s: float | None = None
+    missed: tuple[str, ...] = field(default=())
+
+
+EXPECTED: Final[Mapping[str, str]] = {"static": "near", "dynamic": "near", "lp": "near_lp"}
+"""By the rule that is emitted, what is expected of it beside an all-to-all backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +131,34 @@ class Case:
     per_node: int
     model: str = ""
     """Of examples/models; empty: one of the recording's experts and layers is made up."""
+
+
+def missed(
+    result: Mapping[str, Mapping[str, float]], bound: float, *, emitted: str
+) -> tuple[tuple[str, str], ...]:
+    """Bars that a plan misses, each with the plan's name.
+
+    Args:
+        found: loads by rule, of every placement.
+        bound: the least load that whole experts allow.
+        emitted: the rule of the best plan.
+    """
+    most = bound + LEAST_CUT * (result["even plan"]["static"] - bound)
+    bars = (
+        ("static plan", "static: half of the excess", most, "static"),
+        ("static plan", "static: above EPLB's rule", result["eplb"]["static"], "static"),
+        ("best plan", "expected load", MOST_OF_BOUND * bound, EXPECTED[emitted]),
+    )
+    return tuple((name, said) for name, said, most, rule in bars if result[name][rule] > most)
+
+
+def text_of(line: Line) -> str:
+    """One placement as text."""
+    loads = "  ".join(f"{name} {value:.4f}" for name, value in line.loads.items())
+    rule = f"  emitted with {line.dispatch}" if line.dispatch else ""
+    spent = "" if line.solve_s is None else f"  ({line.solve_s:.0f} s)"
+    bad = "".join(f"  MISSED {said}" for said in line.missed)
+    return f"{line.case}: {line.placement:<13} bound {line.bound:.4f}  {loads}{rule}{spent}{bad}"
 
 
 def cases(size: Size, work: Path, routing: Path | None) -> Iterator[Case]:
@@ -330,23 +367,13 @@ def print_figures() -> int:
     parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
     parser.add_argument("--expected", action="store_true", help="no noisy maxima of small passes")
     parser.add_argument("--case", action="append", default=[], help="cases whose name holds this")
-    parser.add_argument("--out", type=Path, help="JSON lines of what is done, gone on with")
     parser.add_argument("--routing", type=Path, help="folder of recordings")
     parser.add_argument("--seconds", type=float, default=Size().time_limit_s, help="of a plan")
     chosen = parser.parse_args()
     size = SMALL if chosen.small else Size(time_limit_s=chosen.seconds)
     if chosen.expected:
         size = replace(size, tokens=())
-    settings = {
-        "small": chosen.small,
-        "seconds": size.time_limit_s,
-        "tokens": list(size.tokens),
-        "code": code(),
-    }
-    try:
-        done = {} if chosen.out is None else read_results(chosen.out, settings)
-    except ValueError as error:
-        parser.error(str(error))
+    result = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         arguments = [
@@ -357,24 +384,17 @@ def print_figures() -> int:
         if not arguments:
             parser.error(f"no case is called like {chosen.case}")
         for number, case in enumerate(arguments, start=1):
-            if case.name in done:
-                continue
             started_s = time.monotonic()
-            done[case.name] = lines(case, size, work)
-            if chosen.out is not None:
-                add_result(chosen.out, done[case.name], settings)
+            found = lines(case, size, work)
+            result += found
             spent_s = time.monotonic() - started_s
             sys.stderr.write(f"{number} of {len(arguments)}: {case.name}, {spent_s:.0f} s\n")
             if not chosen.json:
-                sys.stdout.writelines(text_of(line) + "\n" for line in done[case.name])
+                sys.stdout.writelines(text_of(line) + "\n" for line in found)
                 sys.stdout.flush()
-    result = [done[case.name] for case in arguments]
     if chosen.json:
-        every = [asdict(line) for lines_of in result for line in lines_of]
-        sys.stdout.write(json.dumps(every, indent=2) + "\n")
-    else:
-        sys.stdout.write("\n" + table(result, size.tokens) + "\n")
-    return int(chosen.bars and any(line.missed for lines_of in result for line in lines_of))
+        sys.stdout.write(json.dumps([asdict(line) for line in result], indent=2) + "\n")
+    return int(chosen.bars and any(line.missed for line in result))
 
 
 if __name__ == "__main__":

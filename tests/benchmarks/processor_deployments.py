@@ -1,17 +1,12 @@
 """vLLM's deployments on a processor against their predictions; run as
 
-    python tests/benchmarks/processor_deployments.py [FOLDER] [--launch --vllm BIN --model DIR]
-        [--rounds 5] [--only NAME ...]
-
-The disaggregated one runs on two machines of one core each, which one_core_machines.sh emulates
-(root; the cpuset controller), and is started once for each load, after its client.
+    python tests/benchmarks/processor_deployments.py [FOLDER]
 
 FOLDER, by default examples/profiles/epyc-vllm, holds `profile/` with the steps of the engine
-(`moetune profile --suite kernels,links,engine`) and `launches.json`, the latencies of every launch.
-With `--launch` every deployment (`DEPLOYMENTS`) is emitted, started by its local.sh, and sent both
-loads (`RATES`) by vLLM's benchmark client, round-robin, so that repeats of a deployment are far
-apart in time; the machine must be idle. BIN is the folder of `vllm`, DIR what make_model.py wrote.
-Printed:
+(`moetune profile --suite kernels,links,engine`) and `launches.json`, the latencies of every launch:
+each deployment (`DEPLOYMENTS`) was emitted, started by its local.sh, and sent both loads (`RATES`)
+by vLLM's benchmark client, round-robin, without prefix caching. The disaggregated one ran on two
+machines of one core each, emulated by cpusets. Printed:
 
     alone     error of TTFT and TPOT from the profile alone, before any launch
     after     the same with the residual of three other deployments at that load, all choices of
@@ -26,22 +21,19 @@ import argparse
 import itertools
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from tests.expect import present
 from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
-from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.search.serve.options import Option
 from tuner.search.serve.program import SolvedProgram, Spare
@@ -57,27 +49,13 @@ from tuner.search.serve.to_plan import to_decision, to_prediction
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec
-from tuner.verify.command import parse_template
-from tuner.verify.deployments.launcher import (
-    SERVER_PLACEHOLDERS,
-    DeploymentLaunch,
-    DeploymentStarter,
-    DeploymentTimeouts,
-)
 
 CHECKOUT: Final = Path(__file__).parents[2]
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"
 MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
-FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager --no-enable-prefix-caching"
-"""Without prefix caching: the client warms up with a run's first prompt, and prompts repeat, being
-consecutive tokens from a random one of 256."""
-ONE_CORE_MACHINES: Final = Path(__file__).with_name("one_core_machines.sh")
 INPUT, OUTPUT = 256, 32
 RATES: Final = (0.5, 1.2)
 """Requests a second."""
-REQUESTS: Final = {0.5: 8, 1.2: 16}
-START_S: Final = 400.0
-RUN_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -178,112 +156,6 @@ def _option(problem: ServeProblem, own: Deployment, role: Role) -> Option:
     return replace(one, running=own.running, step_tokens=own.tokens, is_chunked=True)
 
 
-def launches(
-    profile: Path, vllm: Path, model: Path, rounds: Sequence[int], names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Start the deployments and send each both loads, round-robin."""
-    environment = {
-        **os.environ,
-        "PATH": f"{vllm}{os.pathsep}{os.environ['PATH']}",
-        "MODEL": str(model),
-        "HF_HUB_OFFLINE": "1",
-        "ROUTER_HOST": "127.0.0.1",
-    }
-    commands = {
-        "aggregated": f"bash {{launch}}/local.sh {FLAGS}",
-        "disaggregated": f"bash {ONE_CORE_MACHINES} {{launch}}/../vllm {FLAGS}",
-    }
-    starters = {
-        mode: DeploymentStarter(
-            command=parse_template(
-                command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
-            ),
-            pace=DeploymentTimeouts(start_s=START_S),
-            environment=environment,
-            prepare=lambda launch: write_launch_files(launch, None),
-            on_message=lambda _: None,
-        )
-        for mode, command in commands.items()
-    }
-    with tempfile.TemporaryDirectory(prefix="moetune-deployments-") as scratch:
-        folder = Path(scratch)
-        result = folder / "result.json"
-        for number, name in itertools.product(rounds, names):
-            mode = DEPLOYMENTS[name].mode
-            starts = [RATES] if mode == "aggregated" else [(rate,) for rate in RATES]
-            for rates in starts:
-                own = planned(name, RATES[0], profile, folder)
-                place = len(DEPLOYMENTS) * number + list(DEPLOYMENTS).index(name)
-                launch = prepared_launch(
-                    own.plan, own.decision, own.predicted, place, folder, Reached()
-                )
-                clients = [_client(launch.url, model, rate, result, seed=number) for rate in rates]
-                sent = (
-                    _sent(starters[mode], launch, clients, environment)
-                    if mode == "aggregated"
-                    else _sent_by_waiting(starters[mode], launch, clients[0], environment)
-                )
-                for rate, _ in zip(rates, sent, strict=True):
-                    values = json.loads(result.read_text())
-                    yield {
-                        "deployment": name,
-                        "rate": rate,
-                        "ttft_s": values["mean_ttft_ms"] / 1e3,
-                        "tpot_s": values["mean_tpot_ms"] / 1e3,
-                        "completed": values["completed"],
-                    }
-
-
-def _client(url: str, model: Path, rate: float, result: Path, *, seed: int) -> list[str]:
-    return [
-        *("vllm", "bench", "serve", "--base-url", url, "--model", str(model)),
-        *("--dataset-name", "random", "--random-input-len", str(INPUT)),
-        *("--random-output-len", str(OUTPUT), "--ignore-eos", "--num-warmups", "4"),
-        *("--num-prompts", str(REQUESTS[rate]), "--request-rate", str(rate)),
-        *("--seed", str(1000 * seed + round(100 * rate)), "--disable-tqdm"),
-        *("--save-result", "--result-filename", str(result)),
-    ]
-
-
-def _sent(
-    starter: DeploymentStarter,
-    launch: DeploymentLaunch,
-    commands: Sequence[Sequence[str]],
-    environment: Mapping[str, str],
-) -> Iterator[None]:
-    """Start a deployment and run one client after the other."""
-    with starter.started(launch):
-        for command in commands:
-            _run(command, environment)
-            yield
-
-
-def _sent_by_waiting(
-    starter: DeploymentStarter,
-    launch: DeploymentLaunch,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-) -> Iterator[None]:
-    """Start a client that waits for its deployment, which leaves a new one no core to start on."""
-    waits = [*command, "--ready-check-timeout-sec", str(round(START_S))]
-    with ThreadPoolExecutor(1) as pool:
-        client = pool.submit(_run, waits, environment, START_S + RUN_S)
-        with starter.started(launch):
-            client.result()
-            yield
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float = RUN_S) -> None:
-    subprocess.run(
-        command,
-        env=dict(environment),
-        check=True,
-        timeout=limit_s,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
 METRICS: Final = ("ttft_s", "tpot_s")
 
 
@@ -350,8 +222,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     for (own, rate), ratio in ratios.items():
         others = [name for name in DEPLOYMENTS if name != own]
         for three in itertools.combinations(others, 3):
-            residual = latency_residual([ratios[name, rate] for name in three], prior=None)
-            assert residual is not None
+            residual = present(latency_residual([ratios[name, rate] for name in three], prior=None))
             errors.append(abs(residual.factor / ratio - 1.0))
             held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))
             spreads.append(residual.spread)
@@ -369,27 +240,7 @@ def main() -> None:
     """Print or launch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=STORED)
-    parser.add_argument("--launch", action="store_true")
-    parser.add_argument("--vllm", type=Path)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=tuple(DEPLOYMENTS), default=[*DEPLOYMENTS])
     options = parser.parse_args()
-    if options.launch:
-        if options.vllm is None or options.model is None:
-            parser.error("--launch needs --vllm and --model")
-        stored = options.folder / "launches.json"
-        # Rounds before this one count too.
-        rows = json.loads(stored.read_text()) if stored.is_file() else []
-        done = sum((one["deployment"], one["rate"]) == (options.only[0], RATES[0]) for one in rows)
-        rounds = range(done, done + options.rounds)
-        for row in launches(
-            options.folder / "profile", options.vllm, options.model, rounds, options.only
-        ):
-            rows.append(row)
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
-            stored.write_text(json.dumps(rows, indent=0) + "\n")
     result = figures(options.folder)
     for row in result["rows"]:
         cells = "  ".join(

@@ -5,11 +5,10 @@
 Reads a published table (published_serving.py), and kernels from TABLES (profiles or a folder of
 aiconfigurator's tables), else from datasheets. Prints first the accuracy for a new
 pair (model, engine): every pair is held out in turn, predicted without what only its rows have
-shown, and compared with bands made without it; beside them the former bands, deciles by engine of
-the rows of all other pairs. Then errors of the model as it ships, with residuals of other models
-only, and after three launches of the same model, system and engine, whose median residual has
-weight 3 / 4; last the order of strategies, seconds and memory. Figures that miss their aim are
-marked. Exit code 1: a figure misses.
+shown, and compared with bands made without it. Then errors of the model as it ships, with residuals
+of other models only, and after three launches of the same model, system and engine, whose median
+residual has weight 3 / 4; last the order of strategies, seconds and memory. Figures that miss their
+aim are marked. Exit code 1: a figure misses.
 """
 
 import resource
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from tests.benchmarks.published_serving import Harness, read_published
 from tests.benchmarks.serving_band_fit import METRICS, Regime, Row, interval_score, regimes_of
@@ -35,7 +33,6 @@ from tuner.calibrate.serving import held_out
 MIB = 2**20
 LEAST_PAIRS = 3
 PRIOR_LAUNCHES = 1.0
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +160,7 @@ def _leave_pairs_out(rows: Sequence[Row]) -> list[bool]:
 
 
 def _bands(regime: Regime, metric: str) -> list[bool]:
-    """Print coverage of held-out rows, scores and widths of the bands, now and before."""
+    """Print coverage of held-out rows, scores and widths of the bands."""
     low_C, high_C = regime.left_out(metric, regime.levels(metric))
     residual_C = regime.new_C[metric]
     inside_C = (low_C <= residual_C) & (residual_C <= high_C)
@@ -184,32 +181,12 @@ def _bands(regime: Regime, metric: str) -> list[bool]:
         name = f"{name} hold, known pairs by other systems, releases or formats"
         missed.append(_check(name, float(np.mean(own_C)), 0.78, is_most=False))
         _say(f"    median width {np.median((own_high_C - own_low_C)[is_own_C]):.3f}")
-    old_low_C, old_high_C = _deciles(regime, metric)
-    old_C = (old_low_C <= residual_C) & (residual_C <= old_high_C)
     now_C = interval_score(low_C, high_C, residual_C)
-    before_C = interval_score(old_low_C, old_high_C, residual_C)
-    wide, old_wide = (float(np.median(w)) for w in (high_C - low_C, old_high_C - old_low_C))
     _say(
         f"  {metric.upper()}, logarithms: interval score {np.mean(now_C):.3f} by row and"
-        f" {regime.by_pair(now_C):.3f} by pair, median width {wide:.3f}; deciles of other pairs'"
-        f" rows: {np.mean(before_C):.3f}, {regime.by_pair(before_C):.3f}, {old_wide:.3f}, holding"
-        f" {np.mean(old_C):.1%} by row and {regime.by_pair(old_C):.1%} by pair"
+        f" {regime.by_pair(now_C):.3f} by pair, median width {np.median(high_C - low_C):.3f}"
     )
     return missed
-
-
-def _deciles(regime: Regime, metric: str) -> tuple[Floats, Floats]:
-    """Return the former bands: first and last decile of the engine's rows, its pair held out."""
-    residual_C = regime.new_C[metric]
-    low_C, high_C = np.empty_like(residual_C), np.empty_like(residual_C)
-    for pair in regime.pairs:
-        own_C = regime.pair_C == pair
-        engine = regime.engine_C[int(np.argmax(own_C))]
-        others_C = (regime.engine_C == engine) & ~own_C
-        used_C = others_C if others_C.any() else ~own_C
-        low, high = np.quantile(residual_C[used_C], (0.1, 0.9))
-        low_C[own_C], high_C[own_C] = min(low, 0.0), max(high, 0.0)
-    return low_C, high_C
 
 
 def _recipes(pairs: Sequence[Pair]) -> list[Pair]:

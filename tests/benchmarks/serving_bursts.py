@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.expect import present
 from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.instance import build_inputs, price_option, simulate_load
 from tuner.estimate.serving.registry import read_serving_text
@@ -69,9 +70,7 @@ def estimate_burst(row: Mapping[str, str], folder: Path) -> Burst:
     inputs = build_inputs(launch, spec=spec, serving_pool=price_serving_pool(pool, ()))
     option = price_option(inputs, launch.setting)
     load = simulate_load(inputs, option)
-    assert load.ttft_s is not None
-    assert load.tpot_s is not None
-    predicted = (load.requests_per_s, load.ttft_s.mean, load.tpot_s.mean)
+    predicted = (load.requests_per_s, present(load.ttft_s).mean, present(load.tpot_s).mean)
     measured = [float(row[name]) for name in NAMES]
     return Burst(
         row=row,

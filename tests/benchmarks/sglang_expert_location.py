@@ -18,6 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tests.expect import present
+
 RELEASE: Final = "0.5.23"
 """The release that our rules follow; another one may draw differently."""
 NAME: Final = "sglang.srt.eplb.expert_location"
@@ -95,13 +97,11 @@ class ExpertLocation:
         return modules
 
     def _load(self, file: Path) -> Any:
-        spec = importlib.util.spec_from_file_location(NAME, file)
-        assert spec is not None
-        assert spec.loader is not None
+        spec = present(importlib.util.spec_from_file_location(NAME, file))
         module = importlib.util.module_from_spec(spec)
         self._modules[NAME] = module
         with _Modules(self._modules):
-            spec.loader.exec_module(module)
+            present(spec.loader).exec_module(module)
         return module
 
 

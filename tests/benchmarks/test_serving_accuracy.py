@@ -5,6 +5,7 @@ import pytest
 
 from tests.benchmarks.published_serving import documented
 from tests.benchmarks.serving_accuracy import after_launches, main
+from tests.expect import present
 from tuner.backtest.serving.launches import parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.scores import Pair
@@ -34,8 +35,7 @@ def test_tokens_of_hopper_are_predicted_within_a_fifth(
     printed = capsys.readouterr().out
     # About 9 %; a step time made 1.5 times as long gives about 50 %.
     line = r"^hopper, uncalibrated: 12 predictions\n  TPOT median: ([\d.]+) %"
-    median = re.search(line, printed, re.MULTILINE)
-    assert median is not None
+    median = present(re.search(line, printed, re.MULTILINE))
     assert float(median[1]) < 20.0
     assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in printed
 

@@ -13,6 +13,7 @@ from solvers.layout.check import violations
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Claim, Status
+from tests.expect import present
 from tests.solvers.layout.testing import large_problem
 
 
@@ -27,10 +28,9 @@ def true_claim(problem: LayoutProblem) -> Claim[Layout]:
 
 
 def tampered(claim: Claim[Layout], stage: int, layers_R: tuple[int, ...]) -> Claim[Layout]:
-    assert claim.solution is not None
-    layers_SR = list(claim.solution.layers_SR)
+    layers_SR = list(present(claim.solution).layers_SR)
     layers_SR[stage] = layers_R
-    layout = Layout(layers_SR=tuple(layers_SR), option_S=claim.solution.option_S)
+    layout = Layout(layers_SR=tuple(layers_SR), option_S=present(claim.solution).option_S)
     return Claim(status=claim.status, solution=layout, bound=claim.bound)
 
 
@@ -48,8 +48,7 @@ def test_a_tampered_layout_is_rejected(problem: LayoutProblem, true_claim: Claim
         (0, (3, 20), "device 0 needs"),
     ):
         claim = tampered(true_claim, stage, layers_R)
-        assert claim.solution is not None
-        assert any(complaint in line for line in violations(problem, claim.solution))
+        assert any(complaint in line for line in violations(problem, present(claim.solution)))
         with pytest.raises(RejectedClaimError, match="lie claims a solution that is not allowed"):
             LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
 

@@ -10,6 +10,7 @@ from solvers.instances.counts import common_unit
 from solvers.instances.dominance import undominated
 from solvers.instances.problem import Column, InstanceObjective, InstancePlan, InstancesProblem
 from solvers.registry import INSTANCES
+from tests.expect import present
 from tests.solvers.instances import brute_force
 from tests.solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 
@@ -44,8 +45,7 @@ def test_a_tie_is_found_and_idle_instances_are_no_alternative() -> None:
 def test_the_least_rate_follows_the_band() -> None:
     # 8P + 4D serve 40 requests/s on twelve devices, 7P + 4D 39.2 on eleven: 2.04 % more time each.
     problem = one_pool(objective=InstanceObjective.RATE, demand_per_s=0.0)
-    best = solved(problem)
-    assert best is not None
+    best = present(solved(problem))
     for band_ratio, counts in ((0.0, [(8, 4)]), (0.0203, [(8, 4)]), (0.0205, [(7, 4)])):
         actual = alternatives(
             problem, best, band_ratio=band_ratio, most=9, time_limit_s=TIME_LIMIT_S
@@ -114,8 +114,7 @@ def uses_dominated(problem: InstancesProblem, count_J: tuple[int, ...]) -> bool:
 )
 def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: InstanceObjective) -> None:
     problem = mixed_pool(objective=objective)
-    best = solved(problem)
-    assert best is not None
+    best = present(solved(problem))
     actual = alternatives(problem, best, band_ratio=0.02, most=4, time_limit_s=TIME_LIMIT_S)
     assert actual.plans
     least = INSTANCES.check.objective(problem, best)
@@ -140,7 +139,6 @@ def test_identical_columns_count_once() -> None:
     problem = one_pool()
     twin = Column(name="p again", group=0, devices_P=(1,), rate_per_s=5.6, price_per_hour=2.0)
     doubled = dataclasses.replace(problem, columns=(*problem.columns, twin))
-    best = solved(doubled)
-    assert best is not None
+    best = present(solved(doubled))
     actual = alternatives(doubled, best, band_ratio=0.0, most=9, time_limit_s=TIME_LIMIT_S)
     assert len(actual.plans) == 1

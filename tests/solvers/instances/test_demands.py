@@ -14,6 +14,7 @@ from solvers.instances.problem import (
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
+from tests.expect import present
 
 
 def test_next_to_nothing_takes_one_instance_of_each_role() -> None:
@@ -42,9 +43,10 @@ def test_next_to_nothing_takes_one_instance_of_each_role() -> None:
         outcome = INSTANCES.solve(problem, time_limit_s=60.0)
         assert outcome.status is Status.OPTIMAL
         assert outcome.objective == 3.0
-        assert outcome.solution is not None
-        assert outcome.solution.count_J == (1, 1, 0)
-        assert outcome.solution.rate_per_s == pytest.approx(demand_per_s)
-        near = alternatives(problem, outcome.solution, band_ratio=0.5, most=9, time_limit_s=60.0)
+        assert present(outcome.solution).count_J == (1, 1, 0)
+        assert present(outcome.solution).rate_per_s == pytest.approx(demand_per_s)
+        near = alternatives(
+            problem, present(outcome.solution), band_ratio=0.5, most=9, time_limit_s=60.0
+        )
         assert {plan.count_J for plan in near.plans} == {(1, 1, 0), (0, 0, 1)}
         assert near.is_complete

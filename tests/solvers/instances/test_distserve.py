@@ -25,6 +25,7 @@ from solvers.instances.problem import (
     Route,
 )
 from solvers.registry import INSTANCES
+from tests.expect import present
 
 Fit = tuple[float, float, float]
 Degrees = tuple[int, int]
@@ -112,9 +113,8 @@ def fewest_devices(
         max_kinds=1,
     )
     outcome = INSTANCES.solve(problem, time_limit_s=60.0)
-    assert outcome.solution is not None
     chosen: tuple[dict[Degrees, int], dict[Degrees, int]] = ({}, {})
-    for (phase, degrees, _), count in zip(options, outcome.solution.count_J, strict=True):
+    for (phase, degrees, _), count in zip(options, present(outcome.solution).count_J, strict=True):
         if count:
             chosen[phase][degrees] = count
     return *chosen, outcome.objective

@@ -18,6 +18,7 @@ from solvers.instances.problem import (
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
+from tests.expect import present
 
 LONG_SHARE = 0.496
 """Prefill-as-a-Service (arXiv:2604.15039): prompts above its threshold of 19.4k tokens."""
@@ -30,8 +31,7 @@ LONG_BYTES = 13e9 / 8 / 1.61
 def solved(problem: InstancesProblem) -> InstancePlan:
     outcome = INSTANCES.solve(problem, time_limit_s=60.0)
     assert outcome.status is Status.OPTIMAL
-    assert outcome.solution is not None
-    return outcome.solution
+    return present(outcome.solution)
 
 
 def offload(*, egress_bytes_per_s: float = 100e9 / 8) -> InstancesProblem:

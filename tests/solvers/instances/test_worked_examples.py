@@ -15,6 +15,7 @@ from solvers.instances.problem import (
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
+from tests.expect import present
 from tests.solvers.instances.contract import draw
 from tests.solvers.instances.testing import mixed_pool, one_pool
 
@@ -25,8 +26,7 @@ def test_two_prefill_for_one_decode() -> None:
     # DistServe, section 2: 5.6 and 10 requests/s make 2P + 1D serve 10 on three devices.
     outcome = INSTANCES.solve(one_pool(), time_limit_s=TIME_LIMIT_S)
     assert outcome.status is Status.OPTIMAL
-    assert outcome.solution is not None
-    assert outcome.solution.count_J == (2, 1)
+    assert present(outcome.solution).count_J == (2, 1)
     each = one_pool(objective=InstanceObjective.RATE, demand_per_s=0.0, pools=(three_devices(),))
     best = INSTANCES.solve(each, time_limit_s=TIME_LIMIT_S)
     assert best.status is Status.OPTIMAL
@@ -52,8 +52,7 @@ def test_the_fastest_plan_holds_nothing_idle() -> None:
     )
     outcome = INSTANCES.solve(thin, time_limit_s=TIME_LIMIT_S)
     assert outcome.status is Status.OPTIMAL
-    assert outcome.solution is not None
-    assert outcome.solution.count_J == (4, 2)
+    assert present(outcome.solution).count_J == (4, 2)
 
 
 def test_what_cannot_be_served_is_infeasible() -> None:
@@ -70,8 +69,9 @@ def test_a_mixed_pool_is_solved_to_optimality() -> None:
     problem = mixed_pool()
     outcome = INSTANCES.solve(problem, time_limit_s=TIME_LIMIT_S)
     assert outcome.status is Status.OPTIMAL
-    assert outcome.solution is not None
-    used = {problem.role_of(j) for j, count in enumerate(outcome.solution.count_J) if count}
+    used = {
+        problem.role_of(j) for j, count in enumerate(present(outcome.solution).count_J) if count
+    }
     assert used >= {InstanceRole.PREFILL, InstanceRole.DECODE}
 
 

@@ -1,19 +1,17 @@
 """Rates of an engine, fitted to its steps."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.calibrate.engine_rates import first_rates, fit_rates, measured_steps, predicted_steps
 from tuner.costs.serve.engine_steps import DecodePoint, EngineSteps, LaunchSteps, PromptPoint
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.reached import ReachedRates
 from tuner.devices.catalogue import CPU
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 MACHINE = ServingMachine(sheet=CPU, tables=None)
 TRUE = ReachedRates(
     gemm_flop_per_s=150e9,
@@ -38,7 +36,7 @@ def steps_of(seconds: list[float], *, model: str = "mixtral-8x22b") -> EngineSte
         release="0.32.0",
         device="a processor",
         command="bash {launch}/local.sh",
-        model=read_model(MODELS / model),
+        model=example_model(model),
         launches=tuple(
             LaunchSteps(
                 tensor_parallel=tensor,

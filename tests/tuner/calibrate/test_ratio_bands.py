@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tuner.backtest.columns import PublishedRun, build_run
 from tuner.backtest.rows import read_rows
 from tuner.calibrate.ratio_bands import (
@@ -68,9 +69,7 @@ def test_the_band_holds_the_stated_share_of_settings_and_of_one_more() -> None:
 def test_a_kind_with_few_settings_is_drawn_to_the_others_and_one_with_many_is_not() -> None:
     def size(num_own: int) -> float:
         kinds = [KIND] * num_own + [OTHER] * 40
-        result = band_width(_pairs([[0.5]] * num_own + [[0.1]] * 40, kinds), KIND)
-        assert result is not None
-        return result
+        return present(band_width(_pairs([[0.5]] * num_own + [[0.1]] * 40, kinds), KIND))
 
     assert size(1) == 0.1
     assert size(40) == 0.5
@@ -81,8 +80,7 @@ def test_coverage_is_of_settings_that_the_band_was_made_without() -> None:
     inside = is_covered(pairs)
     assert inside[pairs.setting_P != 19].all()
     assert not inside[pairs.setting_P == 19].any()
-    bands = build_ratio_bands(pairs)
-    assert bands is not None
+    bands = present(build_ratio_bands(pairs))
     # 19 settings of weight 1 of 19 + sqrt(2)
     assert bands.covered_ratio == pytest.approx(19 / (19 + math.sqrt(2)))
 

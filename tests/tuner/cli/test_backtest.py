@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from pandas import read_csv
 
+from tests.printed import flat
 from tests.rows import each_row
+from tuner.backtest import layout
+from tuner.backtest.serving import layout as serving_layout
 from tuner.cli import app as frame
 from tuner.cli import backtest, calibrate
 from tuner.errors import SpecError
@@ -15,10 +18,8 @@ RUNS = Path(__file__).parents[1] / "backtest" / "runs.csv"
 
 
 def test_the_help_lists_every_column() -> None:
-    from tuner.backtest.layout import COLUMNS
-
     listed = backtest.command.__doc__ or ""
-    assert all(f"\n{name}: " in listed for name in COLUMNS)
+    assert all(f"\n{name}: " in listed for name in (*layout.COLUMNS, *serving_layout.COLUMNS))
 
 
 def test_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,17 +44,11 @@ def test_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert all({"id", "predicted", "measured", "reason"} <= set(row) for row in result["rows"])
 
 
-def test_text_names_what_was_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    backtest.command(RUNS, uncalibrated=True)
-    shown = capsys.readouterr().out
-    assert "models with experts" in shown
-    assert "no arch_json, and Mystery is not known" in shown
-    assert "('no-arch')" in shown
-    assert "--json has every row" in shown
-
-
-def test_every_row_is_written_as_csv(tmp_path: Path) -> None:
+def test_every_row_is_written_as_csv_and_what_was_not_predicted_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     backtest.command(RUNS, uncalibrated=True, csv=tmp_path / "rows.csv")
+    assert "no arch_json, and Mystery is not known ('no-arch')" in flat(capsys.readouterr().out)
     written = read_csv(tmp_path / "rows.csv")
     assert len(written) == 14
     assert written["id"][0] == "dense-a"

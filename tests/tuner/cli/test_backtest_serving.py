@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tuner.backtest.serving.layout import COLUMNS
 from tuner.cli import backtest, calibrate
 from tuner.errors import SpecError
 
@@ -38,11 +37,6 @@ def test_json_keeps_its_contract(runs: Path, capsys: pytest.CaptureFixture[str])
         assert result[part]["rows"] == 3
         assert names <= set(result[part]["sources"]["h200_sxm|vllm|agg"])
     assert [row["id"] for row in result["rows"]] == ["a", "b", "c"]
-
-
-def test_the_help_lists_every_column() -> None:
-    listed = backtest.command.__doc__ or ""
-    assert all(f"\n{name}: " in listed for name in COLUMNS)
 
 
 def test_text_names_reasons_and_what_came_from_datasheets(

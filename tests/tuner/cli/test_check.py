@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from profilers.records import Case, Machine, Measurement, ProfileHeader, TableInfo
-from profilers.store import write_header, write_table
+from profilers.records import Case, Measurement
+from profilers.store import write_profile
+from tests.profilers.testing import fake_profile
 from tests.rows import each_row
+from tests.tuner.cli.refusals import refusal
 from tuner.cli import app as frame
 from tuner.regress.records import Check
 
@@ -33,27 +35,7 @@ def profile(folder: Path, factor: float) -> Path:
         )
         for case in cases
     ]
-    machine = Machine(
-        hostname="here",
-        device="a processor",
-        device_kind="cpu",
-        num_devices=2,
-        memory_bytes_per_device=2**33,
-        cores=2,
-        host_memory_bytes=2**34,
-        world=1,
-        threads_per_rank=1,
-        oversubscribed=False,
-        libraries={"torch": "2.13.0"},
-    )
-    write_table(folder, rows, operation="copy")
-    header = ProfileHeader(
-        moetune_version="0.1.0",
-        created="2026-01-01T00:00:00Z",
-        machine=machine,
-        tables={"copy": TableInfo(rows=len(rows), complete=True, seconds=1.0)},
-    )
-    write_header(folder, header)
+    write_profile(folder, fake_profile(rows))
     return folder
 
 
@@ -115,9 +97,7 @@ def test_a_scenario_that_cannot_be_read_exits_1(broken: Path, capsys: Captured) 
 def test_unusable_input_exits_2_in_one_line(
     arguments: list[str], words: str, capsys: Captured
 ) -> None:
-    assert frame.run(["check", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+    assert words in refusal(capsys, ["check", *arguments])
 
 
 def test_files_for_ci_are_written(broken: Path, tmp_path: Path, capsys: Captured) -> None:

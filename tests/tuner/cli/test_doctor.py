@@ -1,13 +1,13 @@
 import json
 from importlib.metadata import PackageNotFoundError
-from types import MappingProxyType
 
 import pytest
 
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.environment import Component, examine
 
-INSTALLED = MappingProxyType({"numpy": "2.4.6", "pulp": "3.3.2"})
+INSTALLED = {"numpy": "2.4.6", "pulp": "3.3.2"}
 
 ENGINES = (
     "megatron-core<0.17,>=0.16.1; extra == 'engines'",
@@ -34,33 +34,43 @@ def _installed(**versions: str) -> dict[str, Component]:
     return {finding.name: finding for finding in found}
 
 
-def test_a_missing_core_package_comes_with_its_command() -> None:
-    numpy = _installed(pulp="3.3.2")["numpy"]
-    assert (numpy.status, numpy.core) == ("missing", True)
-    assert numpy.remedy == "pip install 'numpy>=1.26'"
-
-
-def test_an_old_core_package_is_broken_and_a_new_one_is_not() -> None:
-    assert _installed(numpy="1.9.0", pulp="3.3.2")["numpy"].status == "broken"
-    assert _installed(numpy="1.26", pulp="3.3.2")["numpy"].status == "ok"
-    assert _installed(numpy="10.0.0", pulp="3.3.2")["numpy"].status == "ok"
-
-
-def test_torch_is_no_core_package_and_says_what_its_absence_costs() -> None:
-    torch = _installed(**INSTALLED)["torch"]
-    assert (torch.status, torch.core) == ("missing", False)
-    assert "measure" in torch.costs
-    assert torch.remedy == "pip install 'torch>=2.7'"
-
-
-def test_what_draws_reports_and_reads_revisions_says_what_its_absence_costs() -> None:
-    found = _installed(**INSTALLED)
-    assert (found["plotly"].status, found["plotly"].remedy) == ("missing", "pip install plotly")
-    assert "moetune report" in found["plotly"].costs
-    assert "--format png" in found["chromium"].costs
-    assert found["chromium"].remedy == "apt-get install chromium"
-    assert "--against git:REV" in found["git"].costs
-    assert not any(found[name].core for name in ("plotly", "chromium", "git"))
+@each_row(
+    ("versions", "name", "status", "is_core", "costs", "remedy"),
+    [
+        ({"pulp": "3.3.2"}, "numpy", "missing", True, "", "pip install 'numpy>=1.26'"),
+        ({"numpy": "1.9.0"}, "numpy", "broken", True, "", None),
+        ({"numpy": "1.26"}, "numpy", "ok", True, "", None),
+        ({"numpy": "10.0.0"}, "numpy", "ok", True, "", None),
+        (INSTALLED, "torch", "missing", False, "measure", "pip install 'torch>=2.7'"),
+        (INSTALLED, "plotly", "missing", False, "moetune report", "pip install plotly"),
+        (INSTALLED, "chromium", "missing", False, "--format png", "apt-get install chromium"),
+        (INSTALLED, "git", "missing", False, "--against git:REV", None),
+        (
+            INSTALLED,
+            "aiconfigurator-core",
+            "missing",
+            False,
+            "moetune profile import aiconfigurator",
+            None,
+        ),
+        # It clashes, and is reported only where it is.
+        (INSTALLED | {"highspy": "1.15.1"}, "highspy", "broken", None, "", "pip uninstall highspy"),
+    ],
+)
+def test_what_lacks_is_told_with_its_cost_and_its_command(
+    versions: dict[str, str],
+    name: str,
+    status: str,
+    is_core: bool | None,
+    costs: str,
+    remedy: str | None,
+) -> None:
+    found = _installed(**versions)[name]
+    assert found.status == status
+    assert found.core == (found.core if is_core is None else is_core)
+    assert costs in found.costs
+    assert found.remedy == (found.remedy if remedy is None else remedy)
+    assert "highspy" not in _installed(**INSTALLED)
 
 
 def test_any_browser_of_its_kind_will_do() -> None:
@@ -81,17 +91,6 @@ def test_engines_are_added_without_what_their_metadata_asks_for() -> None:
     assert core.remedy == "pip install --no-deps 'megatron-core<0.17,>=0.16.1'"
     assert found["deepspeed"].remedy.endswith("--no-build-isolation --no-deps 'deepspeed==0.19.8'")
     assert "--no-deps 'torchtitan==0.3.0' tyro" in found["torchtitan"].remedy
-
-
-def test_an_extra_of_measurements_is_named() -> None:
-    missing = _installed(**INSTALLED)["aiconfigurator-core"]
-    assert "moetune profile import aiconfigurator" in missing.costs
-
-
-def test_highspy_is_reported_because_it_clashes() -> None:
-    assert "highspy" not in _installed(**INSTALLED)
-    highspy = _installed(**INSTALLED, highspy="1.15.1")["highspy"]
-    assert (highspy.status, highspy.remedy) == ("broken", "pip uninstall highspy")
 
 
 def test_everything_missing_says_its_cost_and_its_remedy() -> None:

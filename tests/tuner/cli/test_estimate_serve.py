@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.estimate.serving.records import ServingEstimate
@@ -50,8 +51,7 @@ def test_json_holds_the_same_as_a_record(capsys: Captured) -> None:
     result = ServingEstimate.model_validate_json(capsys.readouterr().out)
     assert result.schema_version == 1
     assert result.instance.devices == 8
-    assert result.load is not None
-    assert result.load.keeps_up
+    assert present(result.load).keeps_up
 
 
 def test_a_launch_that_falls_behind_is_a_negative_result(capsys: Captured) -> None:

@@ -1,3 +1,4 @@
+from tests.expect import present
 from tuner.cli.backtest_text import LONGEST_ID, MOST_REASONS, left_out
 
 
@@ -9,8 +10,7 @@ def test_each_reason_names_its_first_row_and_where_all_are() -> None:
         ("d", "page", "gbs is blank"),
         ("e", "page", None),
     ]
-    found = left_out(rows)
-    assert found is not None
+    found = present(left_out(rows))
     head, *lines = found.notes
     assert "--json has every row" in head
     assert lines == [
@@ -21,8 +21,7 @@ def test_each_reason_names_its_first_row_and_where_all_are() -> None:
 
 
 def test_a_table_with_a_reason_per_row_stays_short() -> None:
-    found = left_out((f"{i}" + "y" * 500, "lab", f"reason {i}") for i in range(1000))
-    assert found is not None
+    found = present(left_out((f"{i}" + "y" * 500, "lab", f"reason {i}") for i in range(1000)))
     assert len(found.notes) == MOST_REASONS + 2
     assert found.notes[-1] == f"... and {1000 - MOST_REASONS} further reasons"
     assert max(map(len, found.notes)) < LONGEST_ID + 40

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.models import MODELS
 from tuner.cli.app import run
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 REFUSED = (
     "plan missing.yaml -o out",
     "plan",

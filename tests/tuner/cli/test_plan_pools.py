@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import flat
 from tuner.cli import app as frame
 from tuner.goals.train_folder import read_plan
@@ -41,9 +42,7 @@ def test_the_whole_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "whole run " in shown
     assert "% of the time trains checkpoints every " in shown
     plan = read_plan(tmp_path / "plan")
-    assert plan.predicted is not None
-    assert plan.predicted.run is not None
-    assert plan.predicted.run.cost is not None
+    assert present(present(plan.predicted).run).cost is not None
 
 
 def test_nothing_that_fits_is_exit_code_1_with_ways_out(

@@ -12,9 +12,9 @@ import pytest
 
 from tests.printed import unwrapped
 from tests.rows import each_row
+from tests.tuner.models import MODELS
 from tuner.cli.app import run
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 LENGTHS = "input_tokens: 1000, output_tokens: 50"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 TWO_NODES = "{name: a, device: h100-sxm, nodes: 2, devices_per_node: 8}"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tuner.compare.comparison import compare, compare_stored
 from tuner.config.train_words import train_changes
 from tuner.errors import TunerError
@@ -15,8 +16,7 @@ STORED = Path(__file__).parents[3] / "examples" / "profiles"
 
 
 def _slower(plan: Plan, times: float) -> Plan:
-    own = plan.predicted
-    assert own is not None
+    own = present(plan.predicted)
     fields = {
         "step_time_s": own.step_time_s * times,
         "step_time_s_band": tuple(edge * times for edge in own.step_time_s_band),
@@ -37,8 +37,7 @@ def test_plans_of_every_goal_are_compared() -> None:
         result = compare([CHECKS / name for name in names])
         assert result.goal == names[0].partition("-")[0]
         assert [Path(plan.plan).name for plan in result.plans] == list(names)
-        assert result.best is not None
-        assert result.plans[result.best].against_best is None
+        assert result.plans[present(result.best)].against_best is None
         assert result.plans[0].question_changes == result.plans[0].decision_changes == ()
         assert all(plan.question_changes for plan in result.plans[1:])
         for plan in result.plans:
@@ -51,7 +50,6 @@ def test_plans_of_every_goal_are_compared() -> None:
 def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:
     plan = read_any_plan(CHECKS / "train-mixtral")
     assert isinstance(plan, Plan)
-    assert plan.decision is not None
     other = plan.alternatives[0]
     as_plan = plan.model_copy(update={"decision": other.decision, "predicted": other.predicted})
     result = compare_stored([plan, as_plan], names=["plan", "other"])
@@ -60,7 +58,7 @@ def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:
     assert sum(rival.terms_s.values()) == pytest.approx(
         result.plans[1].figures["step_time_s"] - result.plans[0].figures["step_time_s"]
     )
-    assert result.plans[1].decision_changes == train_changes(plan.decision, other.decision)
+    assert result.plans[1].decision_changes == train_changes(present(plan.decision), other.decision)
     assert result.plans[1].question_changes == ()
     band = result.plans[1].ratios["step_time_s"].band
     assert band == pytest.approx(other.ratio_band)
@@ -78,8 +76,7 @@ def test_only_beyond_the_band_is_a_plan_worse() -> None:
         "best by tokens_per_s: plan; tied with it, within the band of the ratio: near;"
         " worse beyond the band: far"
     )
-    against = result.plans[0].against_best
-    assert against is not None
+    against = present(result.plans[0].against_best)
     assert against.ratio == pytest.approx(1.0 / 3.0)
 
 

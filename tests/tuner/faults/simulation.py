@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tests.expect import present
 from tuner.faults.levels import (
     CLASSES,
     FailureClass,
@@ -270,8 +271,7 @@ def _save(state: _State, level: Level) -> bool:
 
 def _return(state: _State) -> bool:
     """Go back to all nodes from the checkpoint that was just made; False: it failed before."""
-    assert state.run.fewer is not None
-    return_s = state.unwritten_s + state.run.fewer.return_s
+    return_s = state.unwritten_s + present(state.run.fewer).return_s
     spent_s = state.spend(return_s)
     state.recovery_s += spent_s
     if spent_s < return_s:
@@ -289,8 +289,7 @@ def _recover(state: _State) -> None:
     position_s = state.trained_s + state.into_s
     worst = FailureClass.PROCESS
     while True:
-        assert state.failure is not None
-        failure, state.failure = state.failure, next(state.coming, None)
+        failure, state.failure = present(state.failure), next(state.coming, None)
         worst = max(worst, failure.kind, key=CLASSES.index)
         _replace_node(state, failure)
         if not state.layout.policy.survives(worst):

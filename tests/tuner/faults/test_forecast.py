@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import present
 from tests.tuner.faults.testing import Habits, lived
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.goodput import goodput_step_s
@@ -33,26 +34,28 @@ def test_the_run_of_a_real_model_adds_up() -> None:
     run_forecast = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
     # 14.8e12 / 62,914,560 = 235,239.8 steps.
     assert run_forecast.steps == 235_240
-    assert run_forecast.effective_step_s is not None
-    assert run_forecast.wall_clock_s is not None
-    assert run_forecast.device_hours is not None
-    assert run_forecast.checkpoint_interval_s is not None
-    assert run_forecast.wall_clock_s == pytest.approx(235_240 * run_forecast.effective_step_s)
-    assert run_forecast.effective_time_ratio == pytest.approx(10.0 / run_forecast.effective_step_s)
+    assert run_forecast.wall_clock_s == pytest.approx(
+        235_240 * present(run_forecast.effective_step_s)
+    )
+    assert run_forecast.effective_time_ratio == pytest.approx(
+        10.0 / present(run_forecast.effective_step_s)
+    )
     assert sum(run_forecast.time_ratios.values()) == pytest.approx(1.0, abs=1e-12)
     assert run_forecast.failure_interval_s == pytest.approx(50_000 * HOUR / 2048)
     # 2048 devices train and 4 * 8 stand by.
-    assert run_forecast.device_hours == pytest.approx(2080 * run_forecast.wall_clock_s / HOUR)
-    assert run_forecast.cost == pytest.approx(2 * run_forecast.device_hours)
-    running_s = run_forecast.wall_clock_s * (1 - run_forecast.time_ratios["waiting"])
+    assert run_forecast.device_hours == pytest.approx(
+        2080 * present(run_forecast.wall_clock_s) / HOUR
+    )
+    assert run_forecast.cost == pytest.approx(2 * present(run_forecast.device_hours))
+    running_s = present(run_forecast.wall_clock_s) * (1 - run_forecast.time_ratios["waiting"])
     assert run_forecast.expected_failures == pytest.approx(running_s * 2048 / (50_000 * HOUR))
     assert run_forecast.goodput_tokens_per_s == pytest.approx(
-        62_914_560 / run_forecast.effective_step_s
+        62_914_560 / present(run_forecast.effective_step_s)
     )
     # Young's sqrt(2 * 235.18 / 1.1378e-5) = 6429.6 s, less 2 c / 3 = 156.8 s to second order.
     assert run_forecast.checkpoint_interval_s == pytest.approx(6272.8, abs=2.0)
     assert run_forecast.checkpoint_interval_steps == round(
-        run_forecast.checkpoint_interval_s / 10.0
+        present(run_forecast.checkpoint_interval_s) / 10.0
     )
 
 
@@ -185,8 +188,6 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
     rng = np.random.default_rng(7)
     lives = [lived(HABITS, segments=400, rng=rng) for _ in range(600)]
     wall_s = np.array([life.wall_s for life in lives])
-    assert run_forecast.wall_clock_s is not None
-    assert run_forecast.wall_clock_s_band is not None
     assert run_forecast.wall_clock_s == pytest.approx(float(wall_s.mean()), rel=0.005)
     failures = float(np.mean([life.failures for life in lives]))
     assert run_forecast.expected_failures == pytest.approx(failures, rel=0.03)
@@ -197,13 +198,15 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
     ):
         share = float(np.sum(spent)) / float(wall_s.sum())
         assert run_forecast.time_ratios[name] == pytest.approx(share, rel=0.05)
-    low, high = run_forecast.wall_clock_s_band
+    low, high = present(run_forecast.wall_clock_s_band)
     # A tenth of the lives lies on either side; 600 lives scatter by 1.2 points, the normal
     # approximation is allowed as much again.
     assert float(np.mean(wall_s < low)) == pytest.approx(0.1, abs=0.04)
     assert float(np.mean(wall_s > high)) == pytest.approx(0.1, abs=0.04)
     assert math.isclose(
-        run_forecast.time_ratios["training"], 720_000 / run_forecast.wall_clock_s, rel_tol=1e-12
+        run_forecast.time_ratios["training"],
+        720_000 / present(run_forecast.wall_clock_s),
+        rel_tol=1e-12,
     )
 
 
@@ -219,8 +222,7 @@ def test_the_band_follows_the_work_that_failures_take_away() -> None:
     habits = Habits(failures_per_s=1 / (8 * HOUR), work_s=2 * HOUR, stall_s=60.0, restart_s=60.0)
     rng = np.random.default_rng(8)
     wall_s = np.array([lived(habits, segments=200, rng=rng).wall_s for _ in range(1000)])
-    assert run_forecast.wall_clock_s_band is not None
-    low, high = run_forecast.wall_clock_s_band
+    low, high = present(run_forecast.wall_clock_s_band)
     # A thousand lives know the width between P10 and P90 to about 4 %.
     width = float(np.subtract(*np.percentile(wall_s, [90, 10])))
     assert high - low == pytest.approx(width, rel=0.15)
@@ -246,8 +248,10 @@ def test_the_largest_published_run_keeps_more_than_nine_tenths_of_its_time() -> 
     )
     run_forecast = forecast(run, jobs=jobs, reliability=reliability)
     assert 0.90 < run_forecast.effective_time_ratio < 0.97
-    assert run_forecast.expected_failures is not None
-    assert run_forecast.wall_clock_s is not None
     # 419 in 54 days of wall clock, and a little more until as much training is done.
-    per_54_days = run_forecast.expected_failures * fifty_four_days_s / run_forecast.wall_clock_s
+    per_54_days = (
+        present(run_forecast.expected_failures)
+        * fifty_four_days_s
+        / present(run_forecast.wall_clock_s)
+    )
     assert per_54_days == pytest.approx(419, rel=1e-9)

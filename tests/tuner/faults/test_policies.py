@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.expect import present
 from tests.rows import Failures
 from tuner.faults.forecast import TrainingRun, forecast, writes_in_background
 from tuner.faults.goodput import goodput_step_s
@@ -131,8 +132,7 @@ def _compare_with_enumeration(
 def test_the_best_level_depends_on_what_fails() -> None:
     # Waiting for each write to shared storage costs more than copies on hosts ever do.
     both = choose_policy(JOBS, MODEL, step_s=10.0)
-    assert both.chosen is not None
-    assert both.chosen.policy.replicas == 1
+    assert present(both.chosen).policy.replicas == 1
     assert both.ratio > float(both.shared_only.effective_ratio) + 0.05
     # Without a peer's copy every lost node sends the run to shared storage.
     only_nodes = replace(MODEL, process_mtbf_s=math.inf, host=replace(HOST, replicas=(0,)))
@@ -151,9 +151,7 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert made.effective_step_s == pytest.approx(objective_s, rel=1e-14)
         assert made.effective_time_ratio == choice.ratio
         assert sum(made.time_ratios.values()) == pytest.approx(1.0, abs=1e-12)
-        levels, chosen = made.checkpoint_levels, choice.chosen
-        assert levels is not None
-        assert chosen is not None
+        levels, chosen = present(made.checkpoint_levels), present(choice.chosen)
         assert levels.levels == (Level.HOST, Level.SHARED)
         assert levels.host_interval_steps == chosen.policy.segment_steps
         assert made.checkpoint_interval_steps == chosen.policy.shared_interval_steps
@@ -165,10 +163,8 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert levels.compared[0].effective_time_ratio == choice.ratio
         assert levels.compared[-1].effective_time_ratio < choice.ratio
         assert {one.replicas for one in levels.compared} == {0, 1}
-        assert made.wall_clock_s_band is not None
-        assert made.wall_clock_s is not None
-        low_s, high_s = made.wall_clock_s_band
-        assert low_s < made.wall_clock_s < high_s
+        low_s, high_s = present(made.wall_clock_s_band)
+        assert low_s < present(made.wall_clock_s) < high_s
 
 
 def test_where_shared_storage_is_chosen_nothing_changes() -> None:
@@ -176,8 +172,7 @@ def test_where_shared_storage_is_chosen_nothing_changes() -> None:
     slow = replace(HOST, node_bytes_per_s=1e8, replicas=(1,))
     model = replace(BESIDE, host=slow)
     made = forecast(run, jobs=JOBS, reliability=model)
-    assert made.checkpoint_levels is not None
-    assert made.checkpoint_levels.levels == (Level.SHARED,)
+    assert present(made.checkpoint_levels).levels == (Level.SHARED,)
     without = forecast(run, jobs=JOBS, reliability=replace(model, host=None))
     assert made.model_copy(update={"checkpoint_levels": None}) == without
     assert "checkpoint_levels" not in without.model_dump()
@@ -265,8 +260,7 @@ def test_what_is_not_possible_says_why() -> None:
             assert any(message in reason for reason in choice.left_out), choice.left_out
             assert len(choice.left_out) == 1
             assert len(choice.by_replicas) == left
-        host = model.host
-        assert host is not None
+        host = present(model.host)
         needed = replace(model, host=replace(host, is_optional=False, replicas=(1,)))
         run = TrainingRun(step_s=step_s, tokens_per_step=1, tokens=None, devices_per_node=8)
         made = forecast(run, jobs=jobs, reliability=needed)
@@ -274,8 +268,7 @@ def test_what_is_not_possible_says_why() -> None:
             assert not made.finishes
             assert message in made.reason
             assert "\n" not in made.reason
-            assert made.checkpoint_levels is not None
-            assert made.checkpoint_levels.levels == ()
+            assert present(made.checkpoint_levels).levels == ()
             assert math.isinf(float(goodput_step_s(step_s, jobs=jobs, reliability=needed)))
     failures.check()
 
@@ -292,14 +285,12 @@ def test_copies_that_wait_for_a_write_need_memory() -> None:
         )
         return choose_policy(JOBS, replace(FRAGILE_BESIDE, host=host), step_s=10.0)
 
-    free = chosen().chosen
-    assert free is not None
+    free = present(chosen().chosen)
     queued = queued_copies(free.policy, free.seconds)
     assert queued > 3
     assert free.host_bytes == host_bytes(JOBS, replicas=1, queued=queued)
     memory = host_bytes(JOBS, replicas=1, queued=2)
-    less = chosen(memory_bytes=memory).chosen
-    assert less is not None
+    less = present(chosen(memory_bytes=memory).chosen)
     assert less.host_bytes <= memory
     assert less.ratio < free.ratio
     assert less.policy.segment_steps > free.policy.segment_steps

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tests.expect import present
 from tuner.faults.reliability import Jobs, failure_rate_per_s
 from tuner.faults.resolved import resolved
 from tuner.goals.train_notes import analytic_notes
@@ -32,9 +33,7 @@ MODEL = Path(__file__).parents[3] / "examples" / "models" / "mixtral-8x7b" / "co
 def stated(tmp_path: Path, text: str) -> Reliability:
     file = tmp_path / "spec.yaml"
     file.write_text(SPEC.format(model=MODEL, reliability=text))
-    found = read_spec(file).goal.reliability
-    assert found is not None
-    return found
+    return present(read_spec(file).goal.reliability)
 
 
 def test_nodes_lost_a_week_are_a_mean_time_between_failures(tmp_path: Path) -> None:
@@ -79,8 +78,7 @@ def test_an_assumed_checkpoint_bandwidth_is_noted_once(tmp_path: Path) -> None:
     told = [one for one in analytic_notes(spec, {}, calibrated=True) if "checkpoint" in one]
     assert len(told) == 1
     assert "assumed to be 2.00 GB/s a machine" in told[0]
-    reliability = spec.goal.reliability
-    assert reliability is not None
+    reliability = present(spec.goal.reliability)
     known = reliability.model_copy(update={"checkpoint": Checkpoint(bandwidth=1e10)})
     goal = spec.goal.model_copy(update={"reliability": known})
     spec = spec.model_copy(update={"goal": goal})

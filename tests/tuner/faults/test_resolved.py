@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
+from tests.expect import present
 from tuner.config.columns import Strategies
 from tuner.engines.capabilities import loading_ranks
 from tuner.engines.saved_bytes import SavedBytes
@@ -187,8 +188,9 @@ def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> No
     ):
         checkpoint = Checkpoint(levels=TWO_LEVELS, host_memory=stated)
         both = STATED.model_copy(update={"checkpoint": checkpoint})
-        host = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=profile, obstacle="")
-        assert host is not None
+        host = present(
+            host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=profile, obstacle="")
+        )
         assert host.memory_bytes == memory
         model = resolved(both, host_bytes_per_s=5e10, profile=profile, host=host)
         left_out = obstacle(jobs, model, replicas=0, step_s=1.0)

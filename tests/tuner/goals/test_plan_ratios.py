@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tuner.costs.serve.bands import ratio_bands
 from tuner.goals.goal import StoredPlan
 from tuner.goals.plan_ratios import PlanRatio
@@ -34,19 +35,15 @@ def _serve() -> ServePlan:
 
 def test_runners_up_of_one_plan_get_the_band_that_the_plan_stored() -> None:
     plan = _train()
-    assert plan.predicted is not None
     failures = []
     for other in plan.alternatives:
-        assert other.ratio_band is not None
         as_plan = plan.model_copy(update={"decision": other.decision, "predicted": other.predicted})
-        result = ratio_band(plan, as_plan, figure="step_time_s")
-        assert result is not None
-        ratio = other.predicted.step_time_s / plan.predicted.step_time_s
+        result = present(ratio_band(plan, as_plan, figure="step_time_s"))
+        ratio = other.predicted.step_time_s / present(plan.predicted).step_time_s
         band = (result.band[0] * ratio, result.band[1] * ratio)
-        if band != pytest.approx(other.ratio_band):
+        if band != pytest.approx(present(other.ratio_band)):
             failures.append(f"{band} is not {other.ratio_band}")
-        rate = ratio_band(plan, as_plan, figure="tokens_per_s")
-        assert rate is not None
+        rate = present(ratio_band(plan, as_plan, figure="tokens_per_s"))
         assert rate.band == pytest.approx((1.0 / result.band[1], 1.0 / result.band[0]))
     assert plan.alternatives
     assert failures == []
@@ -54,11 +51,9 @@ def test_runners_up_of_one_plan_get_the_band_that_the_plan_stored() -> None:
 
 def test_errors_of_two_settings_add_up_as_squares_of_logarithms() -> None:
     plan = _train()
-    assert plan.predicted is not None
     elsewhere = plan.model_copy(update={"model": plan.model.model_copy(update={"vocab_size": 9})})
-    result = ratio_band(plan, elsewhere, figure="step_time_s")
-    single = math.log1p(ties_ratio(plan.predicted.step_time_s_band))
-    assert result is not None
+    result = present(ratio_band(plan, elsewhere, figure="step_time_s"))
+    single = math.log1p(ties_ratio(present(plan.predicted).step_time_s_band))
     assert result.band[1] == pytest.approx(math.exp(math.sqrt(2.0) * single))
     assert result.band[0] == pytest.approx(1.0 / result.band[1])
     assert "settings differ" in result.source
@@ -67,28 +62,24 @@ def test_errors_of_two_settings_add_up_as_squares_of_logarithms() -> None:
 def test_layouts_at_equal_load_take_the_band_of_published_pairs() -> None:
     plan = _serve()
     for figure, band in (("ttft_p90_s", ratio_bands()[0]), ("tpot_mean_s", ratio_bands()[1])):
-        result = ratio_band(plan, plan, figure=figure)
-        assert result is not None
+        result = present(ratio_band(plan, plan, figure=figure))
         assert result.band == (band.low_ratio, band.high_ratio)
         assert "equal load" in result.source
 
 
 def test_under_another_traffic_a_deployment_takes_the_wider_of_both_stated_bands() -> None:
     plan = _serve()
-    own = plan.predicted
-    assert own is not None
+    own = present(plan.predicted)
     wide = own.model_copy(update={"tpot_s_band": (own.tpot_s.mean / 2.0, own.tpot_s.mean * 2.0)})
     traffic = plan.goal.traffic.model_copy(update={"prefix_hit": 0.5})
     goal = plan.goal.model_copy(update={"traffic": traffic})
     other = plan.model_copy(update={"predicted": wide, "goal": goal})
     for figure in ("tpot_mean_s", "cost_per_hour", "num_devices", "goodput_per_device"):
-        result = ratio_band(plan, other, figure=figure)
-        assert result is not None
+        result = present(ratio_band(plan, other, figure=figure))
         assert result.band == pytest.approx((0.5, 2.0))
         assert "wider" in result.source
     assert ratio_band(plan, other, figure="requests_per_s") is None
-    first_token = ratio_band(plan, other, figure="ttft_p90_s")
-    assert first_token is not None
+    first_token = present(ratio_band(plan, other, figure="ttft_p90_s"))
     assert first_token.band[1] == pytest.approx(1.0 + ties_ratio(own.ttft_s_band))
 
 
@@ -101,11 +92,9 @@ def test_the_most_requests_have_the_band_of_steps_whatever_rates_are_found() -> 
         goal = plan.goal.model_copy(update={"traffic": traffic, "objective": "rate"})
         plans.append(plan.model_copy(update={"goal": goal}))
     tpot = ratio_bands()[1]
-    result = ratio_band(*plans[:2], figure="requests_per_s")
-    assert result is not None
+    result = present(ratio_band(*plans[:2], figure="requests_per_s"))
     assert result.band == (tpot.low_ratio, tpot.high_ratio)
-    elsewhere = ratio_band(plans[0], plans[2], figure="requests_per_s")
-    assert elsewhere is not None
+    elsewhere = present(ratio_band(plans[0], plans[2], figure="requests_per_s"))
     assert "wider" in elsewhere.source
     assert ratio_band(plans[0], _serve(), figure="requests_per_s") is None
 

@@ -9,6 +9,7 @@ import yaml
 
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
+from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner import api
 from tuner.costs.serve.residual import LatencyResidual, ServeResidual
@@ -78,8 +79,7 @@ def test_a_deployment_is_planned_on_the_profile_and_started_by_the_build_for_pro
     tmp_path: Path, profile: Path
 ) -> None:
     made = api.deploy(deployment(tmp_path), profiles=profile)
-    assert made.plan.decision is not None
-    (group,) = made.plan.decision.instances
+    (group,) = present(made.plan.decision).instances
     assert (group.ep, group.pp, group.attention_dp) == (1, 1, 1)
     api.write(tmp_path / "plan", made)
     script = (tmp_path / "plan" / "launch" / "vllm" / "aggregated.sh").read_text()
@@ -111,11 +111,13 @@ def test_disaggregated_ranks_need_a_machine_each(tmp_path: Path, profile: Path) 
     spec.write_text(yaml.safe_dump(keys))
     made = api.deploy(spec, profiles=profile)
     assert made.plan.decision is not None
-    assert made.plan.predicted is not None
     aggregated = api.deploy(deployment(tmp_path, modes=["aggregated"]), profiles=profile).plan
-    assert aggregated.predicted is not None
     # Half of each core polls for the transfer; aggregated, tokens wait for prompts instead.
-    assert 1.3 <= made.plan.predicted.tpot_s.p50 / aggregated.predicted.tpot_s.p50 <= 2.1
+    assert (
+        1.3
+        <= present(made.plan.predicted).tpot_s.p50 / present(aggregated.predicted).tpot_s.p50
+        <= 2.1
+    )
     assert any("measure before relying on it" in one for one in made.plan.provenance.notes)
     api.write(tmp_path / "plan", made)
     for role in ("prefill", "decode"):
@@ -130,10 +132,8 @@ def test_disaggregated_ranks_need_a_machine_each(tmp_path: Path, profile: Path) 
         ("aggregated", None),
     ):
         launch = served if connector is None else f"{served} --kv-transfer-config '{connector}'"
-        load = api.estimate_serving(spec, launch=launch, profiles=profile).load
-        assert load is not None
-        assert load.tpot_s is not None
-        seconds[name] = load.tpot_s.p50
+        load = present(api.estimate_serving(spec, launch=launch, profiles=profile).load)
+        seconds[name] = present(load.tpot_s).p50
     assert 1.3 <= seconds["decode"] / seconds["aggregated"] <= 2.1
 
 
@@ -156,11 +156,13 @@ def test_what_launches_said_corrects_later_plans(tmp_path: Path, profile: Path) 
     notes = " ".join(again.provenance.notes)
     assert "corrected by 3 deployments of vllm 0.32.0: TTFT x 1.5, TPOT x 0.8" in notes
     assert "priced by torch's kernels" in notes
-    assert again.predicted is not None
-    assert made.plan.predicted is not None
-    assert again.predicted.ttft_s.mean == pytest.approx(1.5 * made.plan.predicted.ttft_s.mean)
-    assert again.predicted.tpot_s.mean == pytest.approx(0.8 * made.plan.predicted.tpot_s.mean)
-    low, high = again.predicted.tpot_s_band
+    assert present(again.predicted).ttft_s.mean == pytest.approx(
+        1.5 * present(made.plan.predicted).ttft_s.mean
+    )
+    assert present(again.predicted).tpot_s.mean == pytest.approx(
+        0.8 * present(made.plan.predicted).tpot_s.mean
+    )
+    low, high = present(again.predicted).tpot_s_band
     assert high / low == pytest.approx(1.1**2)
 
 
@@ -197,6 +199,5 @@ def test_what_ifs_of_a_corrected_plan_are_corrected(tmp_path: Path, profile: Pat
     made = api.deploy(deployment(tmp_path), profiles=profile, residual=RESIDUAL)
     api.write(tmp_path / "plan", made)
     again = api.what_ifs(tmp_path / "plan", ())
-    assert made.plan.predicted is not None
-    mean_s = made.plan.predicted.ttft_s.mean
+    mean_s = present(made.plan.predicted).ttft_s.mean
     assert again.base.figures["ttft_mean_s"] == pytest.approx(mean_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from profilers.store import read_profile
+from tests.expect import present
 from tuner import api
 from tuner.costs.residuals import UNKNOWN_BAND
 from tuner.errors import PlanUnreadableError
@@ -41,10 +42,9 @@ def test_a_verified_plans_folder_corrects_later_plans_of_its_engine(tmp_path: Pa
     kept = tmp_path / "kept"
     shutil.copytree(VERIFIED, kept)
     plain = planned(tmp_path, profile=VERIFIED / "used" / "profile", emit="deepspeed")
-    assert plain.provenance.residual is not None
-    assert plain.provenance.residual.engine == "deepspeed"
+    assert present(plain.provenance.residual).engine == "deepspeed"
     # What was learned of the reference step says nothing about DeepSpeed.
-    assert plain.provenance.residual.band_ratio == UNKNOWN_BAND
+    assert present(plain.provenance.residual).band_ratio == UNKNOWN_BAND
     assert any("not deepspeed's own: verify" in note for note in plain.provenance.notes)
     verified = json.loads((kept / "verified.json").read_text())
     residual = verified["residual"] | {
@@ -55,10 +55,10 @@ def test_a_verified_plans_folder_corrects_later_plans_of_its_engine(tmp_path: Pa
     }
     (kept / "verified.json").write_text(json.dumps(verified | {"residual": residual}))
     later = planned(tmp_path, profile=kept, emit="deepspeed")
-    assert plain.predicted is not None
-    assert later.predicted is not None
-    assert later.predicted.step_time_s == pytest.approx(1.5 * plain.predicted.step_time_s)
-    low, high = later.predicted.step_time_s_band
+    assert present(later.predicted).step_time_s == pytest.approx(
+        1.5 * present(plain.predicted).step_time_s
+    )
+    low, high = present(later.predicted).step_time_s_band
     assert high / low < 1.3
     assert any("times are corrected by" in note for note in later.provenance.notes)
     # Another engine does not take it, and the plan's own trials start from what it holds.

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
+from tests.tuner.models import MODELS
 from tuner.errors import SpecError
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_plan import Deployed, deploy
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 LAYERS, EXPERTS, RANKS = 32, 8, 4
 
 
@@ -78,8 +79,7 @@ def test_a_placement_is_priced_served_and_emitted(tmp_path: Path) -> None:
     # SGLang 0.5.23 keeps no copies of Mixtral's experts.
     alone = deployed(tmp_path, extra=loads, engine="vllm").plan
     made = deployed(tmp_path, extra=f"{loads}\n  {placed(tmp_path)}", engine="vllm")
-    assert made.plan.decision is not None
-    groups = made.plan.decision.instances
+    groups = present(made.plan.decision).instances
     assert {(group.ep, group.redundant_experts) for group in groups} == {(RANKS, 12 - EXPERTS)}
     assert any("as placed in" in note for note in made.plan.provenance.notes)
     assert any("in order of ids" in note for note in alone.provenance.notes)
@@ -121,8 +121,7 @@ def test_drafts_need_a_model_with_heads_for_them(tmp_path: Path) -> None:
 
 def test_tensorrt_parts_prompts_that_no_budget_holds(tmp_path: Path) -> None:
     plan = deployed(tmp_path, engine="trtllm").plan
-    assert plan.decision is not None
-    assert all(group.chunked_prefill for group in plan.decision.instances)
+    assert all(group.chunked_prefill for group in present(plan.decision).instances)
 
 
 def test_a_device_has_no_more_memory_than_it_was_built_with(tmp_path: Path) -> None:

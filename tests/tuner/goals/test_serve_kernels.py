@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.printed import words_of
+from tests.tuner.models import MODELS
 from tuner.explain.explanation import explain
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_kernels import kernel_hashes, kernels_changed
@@ -13,7 +14,6 @@ from tuner.plans.what_if import LimitChange
 from tuner.report.serve_page import serve_report
 from tuner.spec.cluster import Cluster, Pool
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 CLUSTER = Cluster(
     pools=tuple(
         Pool(name=name, device=device, nodes=1, devices_per_node=8)

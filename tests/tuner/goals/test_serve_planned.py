@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tuner.errors import PlanUnreadableError
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_plan import deploy
@@ -37,9 +38,7 @@ def test_a_plans_choice_has_neighbours_with_other_batches(
     folder, plan = tmp_path / "plan", made.plan
     write_serve_plan(folder, plan, spec=made.spec, profiles=made.profiles)
     near = neighbours(folder, plan)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    (own,) = plan.decision.instances
+    (own,) = present(plan.decision).instances
     assert len(near) >= 4
     for decision in near:
         (group,) = decision.instances
@@ -55,13 +54,13 @@ def test_a_plans_choice_has_neighbours_with_other_batches(
     ]
     # A smaller batch decodes no slower.
     assert fewer
-    assert all(one.tpot_s.mean <= 1.001 * plan.predicted.tpot_s.mean for one in fewer)
+    assert all(one.tpot_s.mean <= 1.001 * present(plan.predicted).tpot_s.mean for one in fewer)
     points = PlannedDeployments(plan=plan, neighbours=near).points()
     assert next(iter(points)) == plan.decision
     assert len(points) > len(near)
     assert {len(one.predicted) for one in points.values()} == {2}
     # The simulation of remote prefill needs its threshold, which is not looked up.
-    remote = plan.decision.model_copy(update={"mode": "prefill_offload"})
+    remote = present(plan.decision).model_copy(update={"mode": "prefill_offload"})
     assert neighbours(folder, plan.model_copy(update={"decision": remote})) == {}
     shutil.rmtree(folder / "used")
     with pytest.raises(PlanUnreadableError):

@@ -10,17 +10,15 @@ from tests.tuner.engines.serving.testing import (
     islands,
     sample_serving,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeDecision
 from tuner.engines.launchers.pods import POOL_LABEL
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 
 def _asked(decision: ServeDecision, folder: Path) -> tuple[str, ...]:
     verified = sample_serving(
-        read_model(MODELS / "deepseek-v3"),
+        example_model("deepseek-v3"),
         decision,
         engine="vllm",
         emit=("local",),
@@ -44,7 +42,7 @@ def test_a_deployment_on_a_pool_with_its_own_engine_is_launched_as_that_engines(
     tmp_path: Path,
 ) -> None:
     verified = sample_serving(
-        read_model(MODELS / "mixtral-8x7b"),
+        example_model("mixtral-8x7b"),
         islands(pools=("h100", "h200")),
         engine="vllm",
         emit=("vllm", "kubernetes"),

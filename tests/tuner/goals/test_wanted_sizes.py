@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +11,19 @@ import yaml
 
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
+from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner import api
 from tuner.costs.lookups import WantedSizes
+from tuner.spec.read import read_spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CHECKS = EXAMPLES / "checks"
+
+
+@cache
+def wanted_by(check: str) -> WantedSizes:
+    return api.wanted_sizes(CHECKS / check / "spec.yaml")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +37,7 @@ CHECKS = EXAMPLES / "checks"
 def test_every_stack_says_what_it_looks_up(
     check: str, operations: set[str], unmeasured: tuple[str, ...]
 ) -> None:
-    wanted = api.wanted_sizes(CHECKS / check / "spec.yaml")
+    wanted = wanted_by(check)
     assert operations <= {case.operation for case in wanted.cases}
     assert set(unmeasured) <= set(wanted.unmeasured)
     assert len({case.id for case in wanted.cases}) == len(wanted.cases)
@@ -83,18 +91,15 @@ def test_what_prices_nothing_looks_up_nothing() -> None:
 def test_a_profile_of_the_listed_sizes_prices_the_plan(
     tmp_path: Path, formula_s: Callable[[Case], float]
 ) -> None:
-    spec = tmp_path / "spec.yaml"
-    keys = yaml.safe_load((CHECKS / "train-mixtral" / "spec.yaml").read_text())
-    keys["model"] = str(CHECKS / "train-mixtral" / keys["model"])
-    spec.write_text(yaml.safe_dump(keys))
-    listed = api.wanted_sizes(spec).cases
+    listed = wanted_by("train-mixtral").cases
     rows = [
         Measurement(case=case.model_copy(update={"direction": each}), times_s=(formula_s(case),))
         for case in listed
         for each in ("forward", "backward")
     ]
-    (pool,) = keys["cluster"]["pools"]
-    machine = fake_machine(device=pool["device"]).model_copy(update={"device_kind": "cuda"})
+    spec = CHECKS / "train-mixtral" / "spec.yaml"
+    (pool,) = read_spec(spec).cluster.pools
+    machine = fake_machine(device=present(pool.device)).model_copy(update={"device_kind": "cuda"})
     write_profile(tmp_path / "profile", fake_profile(rows, machine=machine))
     provenance = api.plan(
         spec, profiles=tmp_path / "profile", with_unlaunchable=False

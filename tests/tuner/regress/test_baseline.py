@@ -8,6 +8,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.store import read_profile
+from tests.expect import present
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.goals.registry import GOALS, load_goal
@@ -32,8 +33,7 @@ VERSIONS = {"plan": (1,), "profile": (1,)}
 @each_row("version", VERSIONS["plan"])
 def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> None:
     file = FIXTURES / f"plan-{version}-{kind}.json"
-    values = read_accepted(file)
-    assert values is not None
+    values = present(read_accepted(file))
     assert plan_facts(values).kind == kind
     assert (
         max(VERSIONS["plan"]) == load_goal(kind).plan_type.model_fields["schema_version"].default
@@ -117,8 +117,7 @@ def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> N
     values = json.loads((FIXTURES / f"plan-1-{kind}.json").read_text())
     file = tmp_path / "plan.json"
     file.write_text(plan_json(values))
-    again = read_accepted(file)
-    assert again is not None
+    again = present(read_accepted(file))
     assert again == json.loads(json.dumps(pruned(values)))
     assert again["decision"] == values["decision"]
     assert again["predicted"] == values["predicted"]
@@ -136,8 +135,7 @@ def test_a_baseline_is_read_back(tmp_path: Path) -> None:
     # That of an older release, which timed planning, is the same.
     older = json.loads(file.read_text()) | {"effort": {"cpu_s": 1.0}}
     (tmp_path / "older.json").write_text(json.dumps(older))
-    known = read_baseline(tmp_path / "older.json")
-    assert known is not None
+    known = present(read_baseline(tmp_path / "older.json"))
     assert baseline_json(known) == baseline_json(baseline)
     # One line for each kind of operation, so that a diff shows which one was measured anew.
     assert sum("copy/" in line for line in file.read_text().splitlines()) == 1

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from profilers.store import read_profile, write_header, write_table
 from tuner.errors import TunerError
 from tuner.regress.check import check
 from tuner.regress.checks import Manner
 from tuner.regress.records import Check, ScenarioResult, ScenarioVerdict
 
 Run = Callable[..., Check]
+PROFILE = Path(__file__).parents[3] / "examples/profiles/epyc-2-ranks/used/profile"
 
 
 @pytest.fixture
@@ -170,3 +172,29 @@ def test_results_are_reported_as_they_come(checks: Path, run: Run) -> None:
     results: list[ScenarioResult] = []
     run(checks, on_result=results.append)
     assert [one.name for one in results] == ["quick"]
+
+
+def test_a_slower_link_in_the_profile_is_named_with_its_operation(
+    checks: Path, acting: Path
+) -> None:
+    profile = checks / "quick" / "profile"
+    shutil.copytree(PROFILE, profile)
+    # Accepted anew, with a summary of what was measured.
+    (checks / "quick" / "plan.json").unlink()
+    manner = Manner(tree=acting)
+    assert not check(checks, update=True, manner=manner).failed
+
+    stored = read_profile(profile)
+    slower = [
+        row.model_copy(update={"times_s": tuple(1.1 * time_s for time_s in row.times_s)})
+        if row.case.kind == "all_reduce"
+        else row
+        for row in stored.measurements
+        if row.case.operation == "collective"
+    ]
+    write_table(profile, slower, operation="collective")
+    write_header(profile, stored.header)
+
+    (result,) = check(checks, manner=manner).scenarios
+    assert result.verdict is ScenarioVerdict.REGRESSION
+    assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in result.reason

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.records import Case, Machine, Measurement, TableInfo
-from profilers.store import read_profile, write_header, write_table
-from tests.profilers.testing import fake_machine
+from profilers.records import Case, Machine, Measurement
+from profilers.store import write_profile
+from tests.profilers.testing import fake_machine, fake_profile
 from tuner.regress.measurements import (
     MeasuredBefore,
     Summed,
@@ -137,11 +137,7 @@ def stored(folder: Path, factor: float, *, device: str = "gpu", repeats: int = 5
         )
         for case in cases
     ]
-    write_table(folder, rows, operation="copy")
-    header = read_profile(PROFILE, operations=()).header
-    machine = header.machine.model_copy(update={"device": device})
-    tables = {"copy": TableInfo(rows=len(rows), complete=True, seconds=1.0)}
-    write_header(folder, header.model_copy(update={"machine": machine, "tables": tables}))
+    write_profile(folder, fake_profile(rows, machine=fake_machine(device=device)))
     return folder
 
 

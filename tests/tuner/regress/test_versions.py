@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.regress.before import scenario_then
@@ -50,9 +51,8 @@ def test_a_revision_of_the_user_s_repository_brings_its_scenarios(
     users: Path, tmp_path: Path
 ) -> None:
     other = find_other_version("git:HEAD~1", checks=users / "checks", scratch=tmp_path)
-    assert other.checks is not None
-    assert (other.checks / "a" / "spec.yaml").read_text() == "first\n"
-    assert (other.checks.parent / "models" / "config.json").is_file()
+    assert (present(other.checks) / "a" / "spec.yaml").read_text() == "first\n"
+    assert (present(other.checks).parent / "models" / "config.json").is_file()
     assert other.tree == OWN_TREE
     assert other.name.startswith("git:HEAD~1 (")
     assert (users / "checks/a/spec.yaml").read_text() == "second\n"
@@ -124,6 +124,5 @@ def test_a_single_scenario_is_found_in_a_revision(users: Path, tmp_path: Path) -
     single = users / "checks" / "a"
     other = find_other_version("git:HEAD~1", checks=single, scratch=tmp_path)
     (scenario,) = read_checks(single).scenarios
-    then = scenario_then(scenario, other)
-    assert then is not None
+    then = present(scenario_then(scenario, other))
     assert then.spec.read_text() == "first\n"

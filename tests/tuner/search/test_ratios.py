@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.expect import present
 from tuner.config.train import TrainDecision
 from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.ratio_bands import RatioBand, RatioBands
@@ -135,11 +136,8 @@ def test_heterogeneous_machines_have_the_widest_of_their_bands() -> None:
 
 
 def test_shipped_ratios_are_far_narrower_than_single_times_on_hopper_with_experts() -> None:
-    residuals = shipped()
-    assert residuals is not None
+    residuals = present(shipped())
     told = ratios_for(residuals, generation="hopper", has_experts=True, band=SINGLE)
     assert told.other_kernels[1] / told.other_kernels[0] < 1.6
     assert told.same_kernels[1] < told.other_kernels[1]
-    assert residuals.ratios is not None
-    assert residuals.ratios.covered_ratio is not None
-    assert residuals.ratios.covered_ratio >= 0.78
+    assert present(present(residuals.ratios).covered_ratio) >= 0.78

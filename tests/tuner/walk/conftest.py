@@ -6,17 +6,15 @@ what must follow from it. A field without a pair fails `test_every_field_has_a_p
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from tests.tuner.engines.testing import sample_decision
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 MOE, DENSE, LATENT = "qwen3-30b-a3b", "llama-3.1-8b", "deepseek-v2-lite"
 HYBRID, DELTA = "nemotron-3-nano", "qwen3-next-80b-a3b"
 
@@ -296,7 +294,7 @@ FOLLOWS: Final[Mapping[str, str]] = {
 def pairs() -> tuple[Pair, ...]:
     """Return every pair of every field."""
     names = (MOE, DENSE, LATENT, HYBRID, DELTA)
-    models = {name: read_model(MODELS / name / "config.json") for name in names}
+    models = {name: example_model(name) for name in names}
     return tuple(
         Pair(
             field=field,

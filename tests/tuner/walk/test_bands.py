@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from tests.expect import present
 from tuner.backtest.columns import build_run
 from tuner.backtest.prediction import ResidualSet, predictions
 from tuner.backtest.rows import Row, read_rows
@@ -73,19 +74,16 @@ def training_bands(folder: Path, model: str, device: str, gpu: str) -> dict[str,
     )
     spec = read_spec(path)
     plan = plan_training(path, with_unlaunchable=False).plan
-    assert plan.predicted is not None
-    assert plan.decision is not None
     flags = EXPERTS if model == "qwen3-30b-a3b" else "--tensor-model-parallel-size 2 "
     told = estimate(spec, megatron.read(LAUNCH + flags, source="run.sh"), residuals=shipped())
     (row,) = predictions(
         [build_run(published_row(model, gpu))], residual_set=ResidualSet(default=shipped())
     )
     problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
-    trial = production_prices(problem, plan.predicted)(plan, plan.decision)
-    stated = over(plan.predicted.step_time_s_band, plan.predicted.step_time_s)
+    trial = production_prices(problem, present(plan.predicted))(plan, present(plan.decision))
+    stated = over(present(plan.predicted).step_time_s_band, present(plan.predicted).step_time_s)
     elsewhere = plan.model_copy(update={"model": plan.model.model_copy(update={"vocab_size": 9})})
-    compared = train_ratio_band(plan, elsewhere, "step_time_s")
-    assert compared is not None
+    compared = present(train_ratio_band(plan, elsewhere, "step_time_s"))
     assert compared.band[1] == pytest.approx(both_as_independent(stated))
     says = {
         "plan": any("no published run of nemo" in note for note in plan.provenance.notes),
@@ -145,24 +143,19 @@ def serving_bands(
     told = estimate_serving(spec, launch, serving_pool=price_serving_pool(pool, ()))
     plan = deploy(path, time_limit_s=20.0).plan
     (row,) = backtest_serving([cells | {"backend_version": told.release}]).rows
-    assert plan.predicted is not None
-    assert plan.decision is not None
-    assert told.load is not None
-    assert told.load.tpot_s is not None
-    assert told.tpot_s_band is not None
-    assert row.tpot_band is not None
-    assert row.predicted_tpot_s is not None
-    stated = over(plan.predicted.tpot_s_band, plan.predicted.tpot_s.mean)
+    stated = over(present(plan.predicted).tpot_s_band, present(plan.predicted).tpot_s.mean)
     # What verification launches: the plan's choice, and its alternatives.
     tried = VerifiedServing(
-        plan=plan, decision=plan.decision, predicted=plan.predicted, waived="a test"
+        plan=plan,
+        decision=present(plan.decision),
+        predicted=present(plan.predicted),
+        waived="a test",
     ).predicted
     for other in plan.alternatives:
         own = other.predicted
         assert over(own.tpot_s_band, own.tpot_s.mean) == pytest.approx(stated)
     elsewhere = plan.model_copy(update={"model": plan.model.model_copy(update={"vocab_size": 9})})
-    compared = serve_ratio_band(plan, elsewhere, "tpot_mean_s")
-    assert compared is not None
+    compared = present(serve_ratio_band(plan, elsewhere, "tpot_mean_s"))
     assert compared.band[1] == pytest.approx(both_as_independent(stated))
     for notes in (plan.provenance.notes, told.notes):
         assert any(f"no published run of vllm {told.release}" in note for note in notes) or any(
@@ -170,8 +163,8 @@ def serving_bands(
         )
     return {
         "plan": stated,
-        "estimate": over(told.tpot_s_band, told.load.tpot_s.mean),
-        "backtest": over(row.tpot_band, row.predicted_tpot_s),
+        "estimate": over(present(told.tpot_s_band), present(present(told.load).tpot_s).mean),
+        "backtest": over(present(row.tpot_band), present(row.predicted_tpot_s)),
         "verify": over(tried.tpot_s_band, tried.tpot_s.mean),
     }
 

@@ -1,12 +1,12 @@
 """Every field of a serving decision through every wording, command and reader."""
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
 from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
@@ -18,6 +18,7 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import Instances, Island, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.config.serve_words import short_serve
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
@@ -32,12 +33,10 @@ from tuner.goals.registry import load_goal
 from tuner.plans.serve import ServeAlternative, ServePlan, VerifiedServing
 from tuner.report.content import Depth
 from tuner.report.serve_page import serve_report
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 
 GOAL = load_goal("serve")
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 Fields = dict[str, Any]
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -157,15 +156,17 @@ FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES, **ROUTERS, **ISLANDS}
 
 def _plan(decision: ServeDecision, other: ServeDecision) -> ServePlan:
     verified = _verified(decision, "sglang")
-    assert verified.plan.predicted is not None
     beside = ServeAlternative(
-        decision=other, predicted=verified.plan.predicted, within_band=True, lost_by="nothing"
+        decision=other,
+        predicted=present(verified.plan.predicted),
+        within_band=True,
+        lost_by="nothing",
     )
     return verified.plan.model_copy(update={"alternatives": (beside,)})
 
 
 def _verified(decision: ServeDecision, engine: str) -> VerifiedServing:
-    model = read_model(MODELS / "deepseek-v3")
+    model = example_model("deepseek-v3")
     goal: Fields = {"quantization": "fp8_block"}
     if engine == "vllm" and decision.mode == "attention_expert":
         goal |= AFD_ENGINE

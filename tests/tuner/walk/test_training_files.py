@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.expect import present
 from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS, WRAPPERS
@@ -149,9 +150,7 @@ def _spec(pair: Any, decision: TrainDecision) -> Spec:
 
 def same_launch(model: ModelSpec, one: TrainDecision) -> TrainDecision:
     """Return a decision as every launch of the same work says it."""
-    level, chunks = global_recompute(model, one), global_chunks(model, one)
-    assert level is not None
-    assert chunks is not None
+    level, chunks = present(global_recompute(model, one)), present(global_chunks(model, one))
     ranks = one.data_parallel_size * one.context_parallel_size
     interleaved = one.virtual_pipeline_model_parallel_size > 1
     plain = "interleaved" if interleaved else "1f1b"

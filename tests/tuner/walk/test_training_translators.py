@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.expect import present
 from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
@@ -251,7 +252,6 @@ def _row(pair: Any, decision: TrainDecision) -> dict[str, Any]:
     cells["recompute"] = _LEVELS.get(level, "+".join(decision.recompute_modules))
     cells["recompute_modules"] = "+".join(decision.recompute_modules)
     cells["a2a_overlap"] = str(decision.a2a_overlap).lower()
-    assert model.moe is not None
     arch = {
         "hidden": model.hidden_size,
         "layers": model.num_layers,
@@ -261,9 +261,9 @@ def _row(pair: Any, decision: TrainDecision) -> dict[str, Any]:
         "ffn": model.dense_ffn_size or 1,
         "glu": True,
         "vocab": model.vocab_size,
-        "experts": model.moe.num_experts,
-        "topk": model.moe.top_k,
-        "moe_ffn": model.moe.expert_ffn_size,
+        "experts": present(model.moe).num_experts,
+        "topk": present(model.moe).top_k,
+        "moe_ffn": present(model.moe).expert_ffn_size,
         "dense_layers": model.num_layers - model.num_moe_layers,
     }
     cells |= {

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.expect import present
 from tests.tuner.engines.testing import sample_verified
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.train import TrainDecision
@@ -34,8 +35,7 @@ def _section(plan: Plan, decision: TrainDecision) -> str:
 
 
 def _candidate(plan: Plan) -> str:
-    assert plan.predicted is not None
-    return str(rivals_table(plan, plan.predicted).rows)
+    return str(rivals_table(plan, present(plan.predicted)).rows)
 
 
 def _stated(plan: Plan, decision: TrainDecision) -> str:

@@ -28,16 +28,12 @@ def test_short_lines_read_as_blank_cells(tmp_path: Path) -> None:
     assert second["id"] == "b"
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="not UTF-8"):
-        read_cells(table(tmp_path, b"id\n\xff\n"))
-
-
-def test_a_header_alone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no rows"):
-        read_cells(table(tmp_path, b"id,silicon_ttft_ms,silicon_tpot_ms\n"))
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    for content, why in (
+        (b"id\n\xff\n", "not UTF-8"),
+        (b"id,silicon_ttft_ms,silicon_tpot_ms\n", "no rows"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            read_cells(table(tmp_path, content))
     with pytest.raises(SpecError, match="cannot read"):
         is_serving_table(tmp_path / "none.csv")

@@ -1,11 +1,11 @@
 """Each engine's share of memory, by hand and against published logs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.tuner.decoders import GPT_OSS_120B
+from tests.tuner.models import example_model
 from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
 from tuner.costs.serve.capacity import filled_ratio, instance_kv_bytes_per_token, padding_factor
 from tuner.costs.serve.decoder import Formats, decoder_of
@@ -18,9 +18,7 @@ from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import MemoryRule
 from tuner.engines.sglang.read import automatic_ratio, usual_captured
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 RESERVE = Reserve(
     context=0.5 * GIB,
     communicators=1.5 * GIB,
@@ -142,7 +140,7 @@ def test_sglang_counts_and_keeps_sparse_caches_in_fp8_by_release_and_device() ->
         ("h200-sxm", "0.5.17", 788.0, 788.0),
     ):
         own = Iteration(
-            decoder=decoder_of(read_model(MODELS / "glm-5")),
+            decoder=decoder_of(example_model("glm-5")),
             formats=formats,
             degrees=InstanceDegrees(attention_tensor=8),
             engine="sglang",

@@ -1,21 +1,19 @@
 """Blocks of layers that keep different things, by hand and against logs of vLLM."""
 
 from dataclasses import replace
-from pathlib import Path
 
+from tests.expect import present
+from tests.tuner.models import example_model
 from tuner.costs.serve.cache_groups import BlockPool, CacheGroup, block_pool
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.memory import layer_kv_bytes
 from tuner.engines.serve_rules.traits import BlockRule
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 
 
 def pool_of(name: str, *, ranks: int = 1, states: int = 2) -> BlockPool | None:
-    layers = decoder_of(read_model(MODELS / name)).layers
+    layers = decoder_of(example_model(name)).layers
     return block_pool(
         layers,
         token_bytes=[layer_kv_bytes(one.attention, BF16, ranks) for one in layers],
@@ -26,8 +24,7 @@ def pool_of(name: str, *, ranks: int = 1, states: int = 2) -> BlockPool | None:
 
 
 def test_windows_keep_what_is_in_flight_and_a_block_more() -> None:
-    pool = pool_of("gpt-oss-120b")
-    assert pool is not None
+    pool = present(pool_of("gpt-oss-120b"))
     # 18 layers of each kind, 8 heads of 64 in bf16, blocks of 16 tokens.
     assert pool.block_bytes == 18 * 16 * 2 * 8 * 64 * 2
     # 131,072 / 16, and ceil((127 + 8,192) / 16) + 1.
@@ -44,8 +41,7 @@ def test_chunks_are_not_windows() -> None:
 
 
 def test_states_share_blocks_with_as_many_tokens_of_keys() -> None:
-    pool = pool_of("nemotron-3-nano")
-    assert pool is not None
+    pool = present(pool_of("nemotron-3-nano"))
     # A state of 2,134,016 bytes takes 131 times 16 tokens of 1,024 bytes. 23 layers of states in
     # groups of 6, as many as there are with keys.
     assert pool.block_bytes == 6 * 131 * 16 * 1024
@@ -54,7 +50,7 @@ def test_states_share_blocks_with_as_many_tokens_of_keys() -> None:
 
 def hybrid(*, layers: int, heads: int, values: int, ranks: int, kv: str, drafts: int) -> BlockPool:
     """Return the blocks of Qwen3.5's kind: every fourth layer attends, the rest have states."""
-    own = decoder_of(read_model(MODELS / "qwen3.5-397b-a17b")).layers
+    own = decoder_of(example_model("qwen3.5-397b-a17b")).layers
     made = []
     for one in own:
         linear = one.attention.linear
@@ -65,16 +61,16 @@ def hybrid(*, layers: int, heads: int, values: int, ranks: int, kv: str, drafts:
         )
         made.append(replace(one, attention=attention, count=one.count * layers // 60))
     formats = replace(BF16, kv=kv)
-    pool = block_pool(
-        made,
-        token_bytes=[layer_kv_bytes(one.attention, formats, ranks) for one in made],
-        ranks=ranks,
-        state_bytes=4.0,
-        states=2 + drafts,
-        drafts=drafts,
+    return present(
+        block_pool(
+            made,
+            token_bytes=[layer_kv_bytes(one.attention, formats, ranks) for one in made],
+            ranks=ranks,
+            state_bytes=4.0,
+            states=2 + drafts,
+            drafts=drafts,
+        )
     )
-    assert pool is not None
-    return pool
 
 
 def test_tokens_of_hybrids_are_those_of_logs() -> None:
@@ -109,8 +105,7 @@ def test_layers_that_keep_the_same_need_no_groups() -> None:
 
 
 def test_a_request_of_deepseek_v4_takes_blocks_of_five_groups() -> None:
-    pool = pool_of("deepseek-v4-flash")
-    assert pool is not None
+    pool = present(pool_of("deepseek-v4-flash"))
     # 21 layers of 64 x 584 and 64 x 132 bytes and 20 of 2 x 584, each padded to 576.
     assert pool.block_bytes == 21 * (37_440 + 8_640) + 20 * 1728
     # vLLM 0.22 with 16,384 tokens a step: 6.66 GiB for 30,000 tokens, in blocks of 1,051,776 bytes

@@ -6,6 +6,7 @@ import pytest
 
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
+from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner.costs.serve.kv_profile import conversion_prices
 
@@ -34,8 +35,7 @@ def test_the_device_s_own_table_is_found_among_others(tmp_path: Path) -> None:
         stored(tmp_path / "other", device="NVIDIA L40S"),
         stored(tmp_path / "own", device="NVIDIA H200"),
     ]
-    actual = conversion_prices(paths, device="h200-sxm")
-    assert actual is not None
+    actual = present(conversion_prices(paths, device="h200-sxm"))
     assert [series.kind for series in actual.curves] == ["nhd_hnd"]
     assert conversion_prices(paths[:3], device="h200-sxm") is None
 

@@ -1,13 +1,13 @@
 """Bytes and seconds of a KV transfer, computed by hand."""
 
-from pathlib import Path
-
 import pytest
 
 from profilers.kv_transfer.shards import CacheDegrees
 from profilers.records import Case, Measurement
+from tests.expect import present
 from tests.profilers.testing import fake_profile
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.kv_transfer import (
     KvPath,
@@ -18,31 +18,23 @@ from tuner.costs.serve.kv_transfer import (
 )
 from tuner.errors import OutsideProfileError
 from tuner.spec.accounting import kv_bytes_per_token
-from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 ONE = CacheDegrees()
-
-
-def model(name: str) -> ModelSpec:
-    return read_model(MODELS / name)
 
 
 def test_deepseek_keeps_576_elements_a_token_and_layer() -> None:
     # 61 layers x 576 x 2 bytes; 4096 tokens are 288 MB
-    spec = model("deepseek-v3")
+    spec = example_model("deepseek-v3")
     actual = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=4096, bytes_per_element=2.0)
     assert actual.whole == 61 * 576 * 2 * 4096
     assert cache_shape(spec).is_latent
 
 
 def test_windowed_layers_keep_their_window_only() -> None:
-    spec = model("gpt-oss-120b")
+    spec = example_model("gpt-oss-120b")
     windowed = sum(spec.windowed)
     assert 0 < windowed < spec.num_layers
-    window = spec.attention.sliding_window
-    assert window is not None
+    window = present(spec.attention.sliding_window)
     each = 2 * spec.attention.num_kv_heads * spec.attention.head_dim
     kept = windowed * window + (spec.num_layers - windowed) * 5000
     whole = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=5000, bytes_per_element=1.0)
@@ -64,7 +56,7 @@ def test_windowed_layers_keep_their_window_only() -> None:
 def test_the_most_loaded_ranks_of_a_gqa_cache(
     prefill: int, decode: int, sent: float, received: float
 ) -> None:
-    spec = model("mixtral-8x7b")
+    spec = example_model("mixtral-8x7b")
     whole = 100 * kv_bytes_per_token(spec, bytes_per_element=2.0)
     actual = rank_kv_bytes(
         spec,
@@ -78,7 +70,7 @@ def test_the_most_loaded_ranks_of_a_gqa_cache(
 
 
 def test_every_decode_rank_receives_a_whole_latent() -> None:
-    spec = model("deepseek-v3")
+    spec = example_model("deepseek-v3")
     whole = 128 * kv_bytes_per_token(spec, bytes_per_element=1.0)
     actual = rank_kv_bytes(
         spec,
@@ -93,7 +85,7 @@ def test_every_decode_rank_receives_a_whole_latent() -> None:
 
 
 def test_a_pipeline_shares_layers() -> None:
-    spec = model("mixtral-8x7b")
+    spec = example_model("mixtral-8x7b")
     actual = rank_kv_bytes(
         spec, prefill=CacheDegrees(pipeline=2), decode=ONE, tokens=10, bytes_per_element=2.0
     )
@@ -145,7 +137,7 @@ def test_a_measured_conversion_prices_the_transfer() -> None:
     def rate(kind: str) -> float:
         return conversion_bytes_per_s(
             table,
-            model("mixtral-8x7b"),
+            example_model("mixtral-8x7b"),
             tokens=1024,
             kind=kind,
             dtype="bf16",
@@ -161,7 +153,7 @@ def test_a_measured_conversion_prices_the_transfer() -> None:
 
 def test_states_move_once_and_keys_of_some_layers_with_every_token() -> None:
     # Nemotron-3 Nano: 6,144 bytes a token, and 49,082,368 of a state, halved by two ranks.
-    spec, state = model("nemotron-3-nano"), 23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2)
+    spec, state = example_model("nemotron-3-nano"), 23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2)
     for tokens in (1, 1000):
         moved = rank_kv_bytes(
             spec,
@@ -176,17 +168,25 @@ def test_states_move_once_and_keys_of_some_layers_with_every_token() -> None:
 
 def test_indexers_move_a_key_and_chunks_their_last_one() -> None:
     sparse = rank_kv_bytes(
-        model("deepseek-v3.2"), prefill=ONE, decode=ONE, tokens=10, bytes_per_element=2.0
+        example_model("deepseek-v3.2"), prefill=ONE, decode=ONE, tokens=10, bytes_per_element=2.0
     )
     assert sparse.whole == pytest.approx(10 * 61 * (576 * 2 + 132))
     # Llama-4 Scout: 36 of 48 layers see chunks of 8,192 tokens, of which 10,000 leave 1,808.
     chunked = rank_kv_bytes(
-        model("llama-4-scout"), prefill=ONE, decode=ONE, tokens=10_000, bytes_per_element=2.0
+        example_model("llama-4-scout"),
+        prefill=ONE,
+        decode=ONE,
+        tokens=10_000,
+        bytes_per_element=2.0,
     )
     assert chunked.whole == pytest.approx((12 * 10_000 + 36 * 1808) * 2 * 8 * 128 * 2)
     # DeepSeek-V4: windows of 128, 2,500 entries of 4 tokens with a key, 78 of 128; open entries.
     merged = rank_kv_bytes(
-        model("deepseek-v4-flash"), prefill=ONE, decode=ONE, tokens=10_000, bytes_per_element=1.0
+        example_model("deepseek-v4-flash"),
+        prefill=ONE,
+        decode=ONE,
+        tokens=10_000,
+        bytes_per_element=1.0,
     )
     entries = 21 * 2500 * (584 + 132) + 20 * 78 * 584
     assert merged.whole == pytest.approx(

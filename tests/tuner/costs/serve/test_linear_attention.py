@@ -1,12 +1,12 @@
 """Linear attention and sparse attention from the datasheet, and against kernels of one H200."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.decoder import (
     AttentionKind,
@@ -17,11 +17,9 @@ from tuner.costs.serve.decoder import (
 )
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.linear_attention import LinearAttention, LinearName
 from tuner.spec.sparse_attention import Indexer
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 H200 = find_device("h200-sxm")
 
@@ -115,7 +113,7 @@ def test_projections_of_delta_rules() -> None:
     assert gated == ((12288, 2048, "bf16"), (64, 2048, "bf16"), (2048, 4096, "bf16"))
     # Kimi Linear: q, k, v of 32 x 128 and two ranks of 128; write strength of 32 heads; decay and
     # gate from their ranks.
-    kimi = decoder_of(read_model(MODELS / "kimi-linear-48b-a3b"))
+    kimi = decoder_of(example_model("kimi-linear-48b-a3b"))
     own = next(group.attention for group in kimi.layers if group.attention.linear is not None)
     assert layer(own, hidden=2304).projection_gemms == (
         (3 * 4096 + 256, 2304, "bf16"),
@@ -194,7 +192,7 @@ def test_compressed_attention_reads_windows_entries_and_keys() -> None:
     sequences, past = np.array([64.0]), np.array([131_072.0])
 
     def decode_s(name: str) -> float:
-        groups = decoder_of(read_model(MODELS / name)).layers
+        groups = decoder_of(example_model(name)).layers
         own = ((group.count, layer(group.attention, tensor=8)) for group in groups)
         cached = ((count, replace(one, formats=replace(BF16, kv="fp8"))) for count, one in own)
         return float(sum(count * one.decode_s(sequences, past)[0] for count, one in cached))
@@ -205,7 +203,7 @@ def test_compressed_attention_reads_windows_entries_and_keys() -> None:
 
 
 def test_without_a_compressor_the_past_costs_nothing() -> None:
-    groups = decoder_of(read_model(MODELS / "deepseek-v4-flash")).layers
+    groups = decoder_of(example_model("deepseek-v4-flash")).layers
     past = np.array([1000.0, 131_072.0])
     for own in (group.attention for group in groups):
         short_s, long_s = layer(own).decode_s(np.array([64.0, 64.0]), past)

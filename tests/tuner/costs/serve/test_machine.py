@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from profilers.arrays import Arrays
+from tests.expect import present
 from tests.tuner.costs.serve.testing import kernel_tables
 from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.machine import (
@@ -156,16 +157,13 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     )
     machine = ServingMachine(sheet=H200, tables=tables)
     at = np.array([128.0, 8192.0])
-    found = machine.all_to_all_s(at, hidden=64, top_k=2, ranks=16)
-    assert found is not None
+    found = present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=16))
     assert found == pytest.approx([5e-5, 2e-3])
     # Buffers are made for up to 1,024 tokens, whatever was measured; and for no more.
-    at_last = machine.deepep_s(np.array([1024.0, 1025.0]), hidden=64, top_k=2, ranks=16)[1]
-    assert at_last is not None
+    at_last = present(machine.deepep_s(np.array([1024.0, 1025.0]), hidden=64, top_k=2, ranks=16)[1])
     assert at_last == pytest.approx([8 * 5e-5, np.inf])
     # A few more ranks than were measured are like those; fewer, or many more, are not.
-    near = machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24)
-    assert near is not None
+    near = present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24))
     assert near == pytest.approx(found)
     assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=8) is None
     assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=64) is None

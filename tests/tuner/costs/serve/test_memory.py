@@ -8,6 +8,7 @@ import pytest
 
 from tests.rows import Failures, each_row
 from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
+from tests.tuner.models import MODELS, example_model
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -22,8 +23,6 @@ from tuner.costs.serve.memory import (
 from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
 from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
@@ -114,7 +113,7 @@ def test_heads_are_split_until_there_is_one_each() -> None:
 def test_hybrids_cache_keys_of_some_layers_and_a_state_of_the_others(
     folder: str, token_bytes: int, state_bytes: int, parameters: int
 ) -> None:
-    decoder, one = decoder_of(read_model(MODELS / folder)), InstanceDegrees()
+    decoder, one = decoder_of(example_model(folder)), InstanceDegrees()
     assert kv_bytes_per_token(decoder, BF16, one) == token_bytes
     assert state_bytes_per_request(decoder, BF16, one) == state_bytes
     assert weight_bytes(decoder, BF16, one) == pytest.approx(2 * parameters, rel=2e-3)
@@ -137,7 +136,7 @@ def test_engines_keep_states_of_qwen3_next_in_different_types() -> None:
         ("nemotron-3-nano", "vllm", 4.0),
         ("kimi-linear-48b-a3b", "vllm", 4.0),
     ):
-        decoder = decoder_of(read_model(MODELS / name))
+        decoder = decoder_of(example_model(name))
         rule = serve_traits()[engine].memory_rule().states
         kept = state_bytes_per_request(decoder, BF16, one, states=replace(rule, per_request=1))
         machine = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
@@ -149,7 +148,7 @@ def test_engines_keep_states_of_qwen3_next_in_different_types() -> None:
 
 
 def test_indexers_cache_a_key_of_their_own() -> None:
-    decoder = decoder_of(read_model(MODELS / "deepseek-v3.2"))
+    decoder = decoder_of(example_model("deepseek-v3.2"))
     one = InstanceDegrees()
     # 512 + 64 elements and 128 + 4 bytes of the indexer's key; in fp8 656 bytes with its scales.
     assert kv_bytes_per_token(decoder, BF16, one) == 61 * (576 * 2 + 132)
@@ -161,7 +160,7 @@ def test_indexers_cache_a_key_of_their_own() -> None:
 
 def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
     config = json.loads((MODELS / "glm-5/config.json").read_text())
-    plain, one = decoder_of(read_model(MODELS / "glm-5")), InstanceDegrees()
+    plain, one = decoder_of(example_model("glm-5")), InstanceDegrees()
     # Layers 0, 1, 2 and every fourth from 6 to 74 pick tokens: 21 of 78, as GLM-5.2 is published.
     own = [at < 3 or at % 4 == 2 for at in range(78)]
     types = ["full" if one else "shared" for one in own]
@@ -184,7 +183,7 @@ def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
 
 
 def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
-    decoder, one = decoder_of(read_model(MODELS / "deepseek-v4-flash")), InstanceDegrees()
+    decoder, one = decoder_of(example_model("deepseek-v4-flash")), InstanceDegrees()
     # 584 bytes a token of a window and an entry, 132 a key of an indexer, 21 layers of 4 tokens and
     # 20 of 128; whole on every rank. Open entries: 8 x 2,560 and 128 x 1,024 elements in fp32.
     entries = 21 * (584 + 132) / 4 + 20 * 584 / 128
@@ -219,7 +218,7 @@ def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
 
 
 def test_latent_experts_are_small_and_their_projections_whole() -> None:
-    decoder = decoder_of(read_model(MODELS / "nemotron-3-super"))
+    decoder = decoder_of(example_model("nemotron-3-super"))
     # Two matrices of 1,024 x 2,688.
     assert expert_bytes(decoder, BF16) == 2 * 1024 * 2688 * 2
     whole = weight_bytes(decoder, BF16, InstanceDegrees())

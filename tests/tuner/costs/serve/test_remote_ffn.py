@@ -1,12 +1,12 @@
 """A step whose networks run on a server of their own, against the same step on one instance."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.costs.serve.capacity import instance_weight_bytes, rotary_bytes
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -24,9 +24,7 @@ from tuner.costs.serve.remote_ffn import (
 )
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 SHEET = find_device("h200-sxm")
 MACHINE = ServingMachine(sheet=SHEET, tables=None)
@@ -37,7 +35,7 @@ PAST = np.full_like(N, 1500.0)
 
 @pytest.fixture(scope="module", params=["deepseek-v2-lite", "qwen3-30b-a3b"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    return decoder_of(read_model(MODELS / str(request.param)))
+    return decoder_of(example_model(str(request.param)))
 
 
 def _whole(decoder: Decoder, ranks: int, **changes: Any) -> Iteration:

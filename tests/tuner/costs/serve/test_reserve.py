@@ -1,7 +1,6 @@
 """Activations, graphs and buffers by hand, and against published numbers."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from tests.tuner.decoders import (
     LLAMA_70B,
     QWEN35_397B,
 )
+from tests.tuner.models import example_model
 from tuner.costs.serve.capacity import (
     cache_tokens,
     instance_kv_bytes_per_token,
@@ -33,7 +33,6 @@ from tuner.costs.serve.reserve import (
 )
 from tuner.costs.serve.speculative import Drafting
 from tuner.devices.catalogue import find_device
-from tuner.spec.huggingface.read import read_model
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
@@ -41,7 +40,6 @@ FP8 = Formats(
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 H200 = find_device("h200-sxm")
 MXFP4 = replace(BF16, experts="mxfp4")
-MODELS = Path(__file__).parents[4] / "examples/models"
 MIB = 2.0**20
 GIB = 2.0**30
 
@@ -88,7 +86,7 @@ def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch(
 
 
 def test_indexers_of_entries_gather_more_keys_than_attention_for_long_requests() -> None:
-    own = iteration(decoder_of(read_model(MODELS / "deepseek-v4-flash")), FP8)
+    own = iteration(decoder_of(example_model("deepseek-v4-flash")), FP8)
     short, long = (
         sparse_workspace_bytes(own, step_tokens=4096, longest=longest) for longest in (0, 912_128)
     )
@@ -99,7 +97,7 @@ def test_indexers_of_entries_gather_more_keys_than_attention_for_long_requests()
 
 
 def test_sparse_attention_over_fp8_keys_gathers_five_of_the_longest_requests() -> None:
-    own = iteration(decoder_of(read_model(MODELS / "glm-5")), FP8, attention_tensor=8, moe_tensor=8)
+    own = iteration(decoder_of(example_model("glm-5")), FP8, attention_tensor=8, moe_tensor=8)
     found = sparse_workspace_bytes(own, step_tokens=8192, longest=1_048_576)
     # In bf16, beside the queries of 8 heads; numbers of 2,048 picked tokens, and their scores.
     made = (8192 * 8 + 5 * 1_048_576) * 576 * 2 + 8192 * 2048 * 4

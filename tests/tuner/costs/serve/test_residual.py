@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tuner.costs.serve.residual import LEAST_SPREAD, LatencyResidual, latency_residual
 
 
@@ -17,9 +18,7 @@ def test_the_factor_is_the_mean_and_adds_to_what_was_corrected_before() -> None:
 
 
 def fitted(ratios: list[float], prior: LatencyResidual | None = None) -> LatencyResidual:
-    residual = latency_residual(ratios, prior=prior)
-    assert residual is not None
-    return residual
+    return present(latency_residual(ratios, prior=prior))
 
 
 def test_equal_ratios_leave_the_noise_of_repeats() -> None:

@@ -1,7 +1,6 @@
 """Drafting against Leviathan's formula by hand, and against draws."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B
+from tests.tuner.models import example_model
 from tuner.costs.serve.decoder import AttentionKind, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -18,9 +18,7 @@ from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod, draft_decoder
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 
 
@@ -65,7 +63,7 @@ def test_mtp_drafts_with_a_layer_like_the_last() -> None:
 
 
 def test_hybrids_draft_with_attention_and_experts() -> None:
-    hybrid = decoder_of(read_model(MODELS / "nemotron-3-super"))
+    hybrid = decoder_of(example_model("nemotron-3-super"))
     drafter = draft_decoder(hybrid, DraftMethod.MTP)
     (group,) = drafter.layers
     assert (group.attention.kind, group.has_experts) == (AttentionKind.GROUPED, True)

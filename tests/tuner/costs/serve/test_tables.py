@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from profilers.arrays import Arrays
+from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.costs.serve.testing import kernel_tables
 from tuner.costs.serve.tables import KernelTables
@@ -20,8 +21,7 @@ def gemm(build: Build, time_s: float, **named: str) -> Arrays:
 
 
 def gemm_s(tables_of: list[Arrays], *, software: str, dtype: str) -> float:
-    curve = kernel_tables("x", tables_of).gemm(dtype=dtype, n=64, k=64, software=software)
-    assert curve is not None
+    curve = present(kernel_tables("x", tables_of).gemm(dtype=dtype, n=64, k=64, software=software))
     return float(curve.seconds(AT)[0])
 
 

@@ -1,12 +1,13 @@
 """Experts without weights in serving: who computes their copies, and where pipelines are cut."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.rows import Failures
+from tests.tuner.models import example_model
 from tuner.costs.serve.all_to_all import ExpertTraffic
 from tuner.costs.serve.decoder import Experts, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -18,11 +19,9 @@ from tuner.costs.serve.speculative import DraftMethod, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
-LONGCAT = decoder_of(read_model(MODELS / "longcat-flash"))
+LONGCAT = decoder_of(example_model("longcat-flash"))
 EXPERTS = Experts(num=512, top_k=12, ffn=2048, shared_ffn=12288, zero=256)
 SKIPPED, TO_AN_EXPERT = (
     replace(serve_traits()["vllm"], computes_zero_copies=choice) for choice in (False, True)
@@ -49,8 +48,7 @@ def test_copies_by_hand() -> None:
     assert computed_copies(EXPERTS, SKIPPED) == 12 * 512 / 768 == 8
     assert computed_copies(EXPERTS, TO_AN_EXPERT) == 12
     assert computed_loads(EXPERTS, SKIPPED, None, ranks=8) is None
-    loads = computed_loads(EXPERTS, TO_AN_EXPERT, None, ranks=8)
-    assert loads is not None
+    loads = present(computed_loads(EXPERTS, TO_AN_EXPERT, None, ranks=8))
     # Of 12 copies 4 are for experts without weights, and expert 0 gets them beside its own 1/64.
     assert loads.top_k * loads.share_LE[0, :2] == pytest.approx([4 + 12 / 768, 12 / 768])
     # Its rank has 64 / 768 of the copies like any other, and a third of all.
@@ -64,8 +62,7 @@ def test_recorded_loads_keep_their_shares_among_experts_with_weights() -> None:
     share_LE = np.array([[0.1, 0.2, 0.3, 0.4]])
     recorded = ExpertLoads(share_LE=share_LE, top_k=1.0, expert_LS=np.array([[3, 2, 1, 0]]))
     four = Experts(num=4, top_k=2, ffn=8, zero=4)
-    loads = computed_loads(four, TO_AN_EXPERT, recorded, ranks=2)
-    assert loads is not None
+    loads = present(computed_loads(four, TO_AN_EXPERT, recorded, ranks=2))
     # Half the copies are for experts without weights.
     assert loads.share_LE == pytest.approx(np.array([[0.55, 0.1, 0.15, 0.2]]))
     assert (loads.top_k, loads.expert_LS is recorded.expert_LS) == (2, True)

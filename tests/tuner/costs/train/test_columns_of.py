@@ -1,8 +1,7 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.costs.train.columns_of import (
     StageLayers,
     hardware_of_pool,
@@ -12,13 +11,10 @@ from tuner.costs.train.columns_of import (
 from tuner.costs.train.constants import GemmPrecision
 from tuner.devices.catalogue import find_device
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def test_a_model_becomes_the_numbers_of_its_config() -> None:
-    shape = shape_of_model(read_model(MODELS / "deepseek-v3"), mtp_layers=1)
+    shape = shape_of_model(example_model("deepseek-v3"), mtp_layers=1)
 
     assert (shape.hidden, shape.heads, shape.vocab) == (7168.0, 128.0, 129280.0)
     assert (shape.is_mla, shape.q_lora_rank, shape.kv_lora_rank) == (1.0, 1536.0, 512.0)
@@ -28,7 +24,7 @@ def test_a_model_becomes_the_numbers_of_its_config() -> None:
 
 
 def test_windows_are_a_share_of_the_layers() -> None:
-    shape = shape_of_model(read_model(MODELS / "gpt-oss-20b"), mtp_layers=0)
+    shape = shape_of_model(example_model("gpt-oss-20b"), mtp_layers=0)
 
     assert (shape.window, shape.windowed_ratio, shape.has_sinks) == (128.0, 0.5, 1.0)
 
@@ -60,7 +56,7 @@ def test_a_device_without_fp4_falls_back_to_fp8_and_then_to_bf16() -> None:
 
 
 def test_layouts_of_different_length_are_padded_with_empty_stages() -> None:
-    model = read_model(MODELS / "deepseek-v3")
+    model = example_model("deepseek-v3")
     two = (StageLayers(layers=2, embedding=True), StageLayers(layers=59, head=True, mtp_layers=1))
     one = (StageLayers(layers=61, embedding=True, head=True),)
     stages = stages_of_layouts(model, [two, one])

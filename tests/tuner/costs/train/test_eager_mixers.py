@@ -22,6 +22,7 @@ from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tests.rows import Failures
+from tests.tuner.models import MODELS
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import Stack, tune_columns
 from tuner.costs.train.columns_of import shape_of_model
@@ -30,7 +31,6 @@ from tuner.costs.train.shapes import number
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.tune import Adapters
 
-MODELS = Path(__file__).parents[4] / "examples/models"
 B, S, CHUNK, RANK = 2, 128, 64, 16
 SIZES = {"hidden_size": 256, "intermediate_size": 320, "vocab_size": 64, "num_attention_heads": 4}
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 80, "q_lora_rank": 96, "v_head_dim": 40}

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.models import example_model
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
@@ -21,9 +21,6 @@ from tuner.costs.train.gradient_buckets import (
 from tuner.costs.train.shapes import Hardware
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Generation
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def _ring(start_s: float, s_each: float) -> Callable[[Numbers], Numbers]:
@@ -128,7 +125,7 @@ CONSTANTS = uncalibrated(
 
 
 def _step_s(*, data: float, bucket: float, **changes: Numbers) -> float:
-    model = read_model(MODELS / "qwen3-30b-a3b" / "config.json")
+    model = example_model("qwen3-30b-a3b")
     strategies = Strategies(
         **{
             "sequence": 4096.0,
@@ -169,7 +166,7 @@ def test_a_size_means_nothing_without_overlap_or_with_sharded_parameters() -> No
 
 def test_sizes_are_priced_together() -> None:
     sizes = np.array([0.0, 40e6, 160e6])
-    model = read_model(MODELS / "qwen3-30b-a3b" / "config.json")
+    model = example_model("qwen3-30b-a3b")
     stages = stages_of_layouts(
         model, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
     )

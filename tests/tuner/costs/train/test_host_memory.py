@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tuner.estimate.conftest import MODELS
+from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import (
     StageLayers,
@@ -21,9 +21,8 @@ from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 
-MODEL = read_model(MODELS / "olmoe-1b-7b")
+MODEL = example_model("olmoe-1b-7b")
 SHAPE = shape_of_model(MODEL, mtp_layers=0)
 POOL = Pool(name="p", device="h100-sxm", nodes=2, devices_per_node=8)
 HARDWARE = hardware_of_pool(find_device("h100-sxm"), POOL, precision=GemmPrecision.BF16)

@@ -1,13 +1,13 @@
 """Hybrids: parameters, FLOPs, bytes and seconds of linear attention, latent experts and windows."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.rows import each_row
 from tests.tuner.costs.train.test_zero_experts import setting as setting_of
+from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
 from tuner.costs.ops import linear_scan, memory_bound
 from tuner.costs.prices.datasheet import DatasheetPrices
@@ -27,10 +27,8 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.spec.accounting import forward_flop_per_token, num_parameters, state_bytes_per_sequence
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 HYBRIDS = (
     "nemotron-3-nano",
     "nemotron-3-super",
@@ -45,10 +43,6 @@ HYBRIDS = (
 NANO_SCAN = {"heads": 64.0, "key_heads": 8.0, "key_dim": 128.0, "value_dim": 64.0, "chunk": 128.0}
 
 
-def shipped(name: str) -> ModelSpec:
-    return read_model(MODELS / name)
-
-
 def h200(precision: GemmPrecision = GemmPrecision.BF16) -> Hardware:
     pool = Pool(name="p", device="h200-sxm", devices_per_node=8)
     return hardware_of_pool(find_device("h200-sxm"), pool, precision=precision)
@@ -57,7 +51,7 @@ def h200(precision: GemmPrecision = GemmPrecision.BF16) -> Hardware:
 @each_row("name", HYBRIDS)
 def test_one_device_holds_the_parameters_of_the_model(name: str) -> None:
     """Norms, biases, convolutions and decays are the small difference."""
-    model = shipped(name)
+    model = example_model(name)
     shape, alone = (
         to_shape(model, mtp_layers=0),
         Strategies(sequence=1.0, micro_batch=1.0, num_microbatches=1.0),
@@ -91,12 +85,12 @@ def test_bytes_of_a_scan_by_hand() -> None:
 
 def test_state_bytes_by_hand() -> None:
     # 23 layers x (64 heads x 128 x 64 in fp32, 3 x (4096 + 2 x 8 x 128) in bf16).
-    nano = state_bytes_per_sequence(shipped("nemotron-3-nano"))
+    nano = state_bytes_per_sequence(example_model("nemotron-3-nano"))
     assert nano == 23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2)
     # 36 layers x (32 heads x 128 x 128 in fp32, 3 x (2 x 2048 + 4096) in bf16).
-    qwen = state_bytes_per_sequence(shipped("qwen3-next-80b-a3b"))
+    qwen = state_bytes_per_sequence(example_model("qwen3-next-80b-a3b"))
     assert qwen == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
-    assert state_bytes_per_sequence(shipped("mixtral-8x7b")) == 0.0
+    assert state_bytes_per_sequence(example_model("mixtral-8x7b")) == 0.0
 
 
 @each_row(
@@ -110,7 +104,7 @@ def test_state_bytes_by_hand() -> None:
     ],
 )
 def test_flop_of_a_token_by_hand(name: str, billions: float, tokens: int) -> None:
-    flop = forward_flop_per_token(shipped(name), sequence_length=tokens)
+    flop = forward_flop_per_token(example_model(name), sequence_length=tokens)
     assert 3.0 * flop.total / 1e9 == pytest.approx(billions, rel=0.02)
 
 
@@ -163,7 +157,7 @@ def step(shape: ModelShape, model: ModelSpec, **more: float) -> float:
 
 def test_a_layer_is_the_average_of_its_kind() -> None:
     """Qwen3-Next's layers are 36 of one mixer and 12 of the other, behind the same experts."""
-    shape = to_shape(shipped("qwen3-next-80b-a3b"), mtp_layers=0)
+    shape = to_shape(example_model("qwen3-next-80b-a3b"), mtp_layers=0)
     only = [replace(shape, moe_attention=share, moe_linear=1.0 - share) for share in (1.0, 0.0)]
     own = uncalibrated(
         Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
@@ -191,7 +185,7 @@ def test_ranks_of_a_sequence_send_it_for_heads() -> None:
     )
     own = replace(own, collective_s=0.0, hop_s=0.0, all_to_all_ratio=1.0)
     bus = find_device("h200-sxm").scale_up_bytes_per_s * own.scale_up_ratio
-    nano = to_shape(shipped("nemotron-3-nano"), mtp_layers=0)
+    nano = to_shape(example_model("nemotron-3-nano"), mtp_layers=0)
     linear = replace(nano, dense_attention=0.0, dense_linear=1.0)
     for context, repeated in ((1.0, 0.0), (2.0, 0.0), (16.0, 8.0)):
         # Gate and values of 64 heads of 64, B and C of 8 groups of 128, 64 time steps; ranks beyond
@@ -207,7 +201,7 @@ def test_ranks_of_a_sequence_send_it_for_heads() -> None:
         assert float(block.context_s) == pytest.approx(sent / bus)
         assert float(block.context_backward_s) == pytest.approx(sent / bus)
     # A rank of two has the whole sequence of half the heads: as many operations as before.
-    kda = to_shape(shipped("kimi-linear-48b-a3b"), mtp_layers=0)
+    kda = to_shape(example_model("kimi-linear-48b-a3b"), mtp_layers=0)
     shared = Strategies(sequence=16384.0, micro_batch=1.0, num_microbatches=1.0, context=2.0)
     block = linear_block(setting_of(kda, shared, hardware=hardware, constants=own))
     # KDA: q, k, v of 32 heads of 128, write strengths, decays of 128, gate; and the output.
@@ -216,7 +210,7 @@ def test_ranks_of_a_sequence_send_it_for_heads() -> None:
     # All-to-alls have a fixed cost: five of Mamba-2 and one back, of a delta rule one and one.
     late = replace(own, collective_s=1.0)
     for name, count in (("nemotron-3-nano", 6), ("qwen3-next-80b-a3b", 2)):
-        shape = to_shape(shipped(name), mtp_layers=0)
+        shape = to_shape(example_model(name), mtp_layers=0)
         setting = setting_of(shape, strategies, hardware=hardware, constants=late)
         expected = ALL_TO_ALL_STARTS * count
         assert float(linear_block(setting).context_s) == pytest.approx(expected, rel=0.01)
@@ -227,7 +221,7 @@ def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> 
         Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
     )
     for name, steps in (("mixtral-8x7b", 4.0), ("deepseek-v3.2", 1.0)):
-        shape = to_shape(shipped(name), mtp_layers=0)
+        shape = to_shape(example_model(name), mtp_layers=0)
 
         def core_s(context: float, keys: float, shape: ModelShape = shape) -> float:
             strategies = Strategies(
@@ -245,7 +239,7 @@ def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> 
 
 
 def test_models_of_attention_alone_have_shares_of_one() -> None:
-    model = shipped("mixtral-8x7b")
+    model = example_model("mixtral-8x7b")
     shape = to_shape(model, mtp_layers=0)
     assert (shape.moe_attention, shape.moe_linear, shape.dense_network) == (1.0, 0.0, 1.0)
     assert not shape.has_linear
@@ -256,7 +250,7 @@ def test_repeated_prediction_layers_have_one_set_of_weights() -> None:
     own = uncalibrated(
         Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
     )
-    shape = to_shape(shipped("nemotron-3-super"), mtp_layers=2)
+    shape = to_shape(example_model("nemotron-3-super"), mtp_layers=2)
     strategies = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=1.0, expert=8.0)
     each, once = (
         unit_costs(replace(shape, mtp_is_repeated=repeated), strategies, h200(), own).mtp
@@ -268,7 +262,7 @@ def test_repeated_prediction_layers_have_one_set_of_weights() -> None:
 
 
 def test_latent_experts_cost_less_to_multiply_and_to_send() -> None:
-    model = shipped("nemotron-3-super")
+    model = example_model("nemotron-3-super")
     shape = to_shape(model, mtp_layers=0)
     wide = replace(shape, moe_latent=0.0)
     spread = {"data": 8.0, "expert": 8.0, "is_hybridep": 1.0}
@@ -290,19 +284,19 @@ def test_sparse_and_chunked_attention_save_what_is_not_attended_to() -> None:
     def attention_s(shape: ModelShape, strategies: Strategies) -> float:
         return float(np.ravel(unit_costs(shape, strategies, h200(), own).dense.forward_s)[0])
 
-    sparse = to_shape(shipped("deepseek-v3.2"), mtp_layers=0)
+    sparse = to_shape(example_model("deepseek-v3.2"), mtp_layers=0)
     dense = replace(sparse, index_heads=0.0, index_dim=0.0, index_top_k=0.0)
     assert attention_s(sparse, long) < 0.5 * attention_s(dense, long)
     # A sequence as short as what is picked gains nothing and pays for the indexer.
     assert attention_s(sparse, short) > attention_s(dense, short)
-    chunked = to_shape(shipped("llama-4-maverick"), mtp_layers=0)
+    chunked = to_shape(example_model("llama-4-maverick"), mtp_layers=0)
     whole = replace(chunked, windowed_ratio=0.0)
     assert attention_s(chunked, long) < 0.6 * attention_s(whole, long)
     assert attention_s(chunked, short) == pytest.approx(attention_s(whole, short), rel=1e-6)
 
 
 def test_what_deepseek_v4_keeps_of_a_token_by_hand() -> None:
-    shape = to_shape(shipped("deepseek-v4-flash"), mtp_layers=1)
+    shape = to_shape(example_model("deepseek-v4-flash"), mtp_layers=1)
     alone = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=1.0)
     # Twice 4 streams, the input mixed from them and the output; two norms and their scales.
     around = 2 * (4 + 2) * 4096 * 2 + 2 * 4096 * 2 + 8
@@ -324,7 +318,7 @@ def test_what_deepseek_v4_keeps_of_a_token_by_hand() -> None:
 
 def test_what_an_indexer_keeps_of_a_token_by_hand() -> None:
     """DeepSeek-V3.2: queries of 64 heads of 128, their weights, one key; 2,048 chosen tokens."""
-    sparse = to_shape(shipped("deepseek-v3.2"), mtp_layers=0)
+    sparse = to_shape(example_model("deepseek-v3.2"), mtp_layers=0)
     dense = replace(sparse, index_heads=0.0)
     for more, elements in (({}, 64 * 128 + 64 + 128), ({"adapter_rank": 16.0}, 0)):
         strategies = Strategies(
@@ -341,7 +335,7 @@ def test_compressors_and_streams_take_time() -> None:
     own = uncalibrated(
         Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
     )
-    shape = to_shape(shipped("deepseek-v4-flash"), mtp_layers=1)
+    shape = to_shape(example_model("deepseek-v4-flash"), mtp_layers=1)
     long = Strategies(sequence=131072.0, micro_batch=1.0, num_microbatches=1.0, expert=8.0)
     short = replace(long, sequence=4096.0)
 

@@ -5,12 +5,12 @@ Measured figures: MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm.js
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.tuner.costs.train.test_zero_experts import HARDWARE, setting
+from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
 from tuner.costs.ops import Op, trained_experts, trained_gemm
 from tuner.costs.prices.datasheet import DatasheetPrices
@@ -24,9 +24,7 @@ from tuner.costs.train.shapes import ModelShape
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 B200 = find_device("b200-sxm")
 EIGHT_B200 = hardware_of_pool(
     B200, Pool(name="p", device=B200.name, devices_per_node=8), precision=GemmPrecision.BF16
@@ -144,7 +142,7 @@ def added_to_s(block: Block) -> float:
 
 
 def _nano() -> ModelShape:
-    return shape_of_model(read_model(MODELS / "nemotron-3-nano"), mtp_layers=0)
+    return shape_of_model(example_model("nemotron-3-nano"), mtp_layers=0)
 
 
 def test_grouped_gemms_of_pytorch_take_what_b200_took() -> None:

@@ -1,5 +1,4 @@
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.ops import Op
 from tuner.costs.train.activations import activation_bytes
@@ -19,10 +19,8 @@ from tuner.costs.train.step import HOST_LINK_RATIO, assemble, price_step
 from tuner.costs.train.units import unit_costs
 from tuner.devices.datasheet import Generation
 from tuner.spec.accounting import forward_flop_per_token
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 MACHINE = Hardware(
     matmul_flop_per_s=989e12,
     attention_flop_per_s=989e12,
@@ -114,7 +112,7 @@ SILENT = replace(GENERIC, launch_s=0.0, collective_s=0.0, hop_s=0.0, far_hop_s=0
 @each_row("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x7b"])
 @each_row("tensor", [1.0, 4.0])
 def test_blocks_do_the_operations_that_the_model_has(name: str, tensor: float) -> None:
-    model = read_model(MODELS / name)
+    model = example_model(name)
     shape = shape_of_model(model, mtp_layers=0)
     endless = replace(MACHINE, scale_up_bytes_per_s=1e30, scale_out_bytes_per_s=1e30)
     units = unit_costs(
@@ -358,7 +356,7 @@ def _layouts(model: ModelSpec) -> list[list[StageLayers]]:
 
 
 def test_a_spec_is_priced_from_end_to_end() -> None:
-    model = read_model(MODELS / "mixtral-8x7b")
+    model = example_model("mixtral-8x7b")
     stages = stages_of_layouts(model, _layouts(model))
     price = price_step(
         shape_of_model(model, mtp_layers=0),

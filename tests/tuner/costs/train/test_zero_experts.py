@@ -1,11 +1,11 @@
 """Experts without weights in training: copies, bytes and the layer of multi-token prediction."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.activations import activation_bytes
@@ -21,9 +21,8 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 
-LONGCAT = read_model(Path(__file__).parents[4] / "examples" / "models" / "longcat-flash")
+LONGCAT = example_model("longcat-flash")
 SHAPE = shape_of_model(LONGCAT, mtp_layers=0)
 PLAIN = replace(SHAPE, zero_experts=0.0)
 """As many copies, and a router over the experts with weights alone."""

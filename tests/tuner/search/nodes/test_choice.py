@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
+from tests.expect import present
 from tests.printed import flat
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.cli.plan_text import plan_text
 from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.search.nodes.expected_step import SLOW_LINKS, expected_steps_s, replacement_index
@@ -23,9 +25,7 @@ from tuner.search.train.memory_risk import (
     loss_prices,
 )
 from tuner.search.train.preference import TOLERANCE_RATIO
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 NODES = 4
 
 WIDE: dict[str, Any] = {"data_parallel_size": 16, "expert_data_parallel_size": 2}
@@ -62,15 +62,14 @@ def of(plan: Plan, changes: dict[str, Any], *, step_s: float) -> Alternative:
 
 def on_links(plan: Plan, one: Alternative, band: tuple[float, float]) -> tuple[float, ...]:
     """A band of measured over predicted, around a runner-up's ratio."""
-    assert plan.predicted is not None
-    ratio = one.predicted.step_time_s / plan.predicted.step_time_s
+    ratio = one.predicted.step_time_s / present(plan.predicted).step_time_s
     return tuple(edge * ratio for edge in band)
 
 
 @pytest.fixture
 def plan() -> Plan:
     """Two seconds wide, runners-up of 2.1 s deep and of 9 s."""
-    made = sample_verified(read_model(MODELS / "mixtral-8x7b"), sample_decision(**WIDE)).plan
+    made = sample_verified(example_model("mixtral-8x7b"), sample_decision(**WIDE)).plan
     pool = made.cluster.pools[0].model_copy(update={"nodes": NODES, "nic": 50e9})
     others = (of(made, DEEP | {"micro_batch_size": 2}, step_s=9.0), of(made, DEEP, step_s=2.1))
     cluster = made.cluster.model_copy(update={"pools": (pool,)})
@@ -84,21 +83,18 @@ def on(plan: Plan, matrix: LinkMatrix) -> Plan:
 def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> None:
     chosen = on(plan, links(slow=4e9))
     assert chosen.decision == plan.alternatives[1].decision
-    assert chosen.predicted is not None
-    assert chosen.predicted.step_time_s == pytest.approx(
-        2.1 + chosen.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
+    assert present(chosen.predicted).step_time_s == pytest.approx(
+        2.1 + present(chosen.predicted).breakdown_s.get(SLOW_LINKS, 0.0)
     )
-    assert chosen.placement is not None
-    assert len(chosen.placement.stages) == 4
-    assert chosen.preferred is not None
-    assert chosen.preferred.fastest == plan.decision
-    assert chosen.preferred.slower_ratio == pytest.approx(0.05)
+    assert len(present(chosen.placement).stages) == 4
+    assert present(chosen.preferred).fastest == plan.decision
+    assert present(chosen.preferred).slower_ratio == pytest.approx(0.05)
     assert "lost to slow links, not" in flat(plan_text(chosen, folder=Path("plan")))
     # The bound of the sample is 2 s.
     assert chosen.certificate.decision_gap_ratio == pytest.approx(1.0 - 2.0 / 2.1)
     (first,) = chosen.alternatives
     assert first.decision == plan.decision
-    assert first.predicted.step_time_s > chosen.predicted.step_time_s
+    assert first.predicted.step_time_s > present(chosen.predicted).step_time_s
     assert first.lost_by.startswith("slow links: ")
     # The other runner-up runs the layout that is chosen now with larger micro-batches.
     (variant,) = chosen.variants
@@ -106,14 +102,13 @@ def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> No
 
 
 def test_notes_on_the_replaced_decision_are_dropped(plan: Plan) -> None:
-    assert plan.decision is not None
     assert plan.predicted is not None
     gone = (
         bucket_note(80_000_000, objective_s=2.0, saved=0.1),
         "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS",
     )
     room = Roomier(
-        decision=plan.decision,
+        decision=present(plan.decision),
         step_time_s=2.2,
         slower_ratio=0.1,
         slower_s=10.0,
@@ -187,17 +182,17 @@ def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:
 
 
 def test_the_place_is_taken_at_more_risk_only_with_a_word(plan: Plan) -> None:
-    assert plan.predicted is not None
     risky = plan.alternatives[1]
     chance = {"out_of_memory_probability": 0.2}
     risky = risky.model_copy(update={"predicted": risky.predicted.model_copy(update=chance)})
     for before, is_said in ((0.01, True), (0.3, False)):
-        own = plan.predicted.model_copy(update={"out_of_memory_probability": before})
+        own = present(plan.predicted).model_copy(update={"out_of_memory_probability": before})
         requested = plan.model_copy(update={"predicted": own, "alternatives": (risky,)})
         chosen = on(requested, links(slow=4e9))
-        assert chosen.preferred is not None
         said = "though it has a 20.0 % chance of running out of memory, not 1.0 %"
-        assert (chosen.preferred.reasons[1:] == (said,)) == is_said, chosen.preferred.reasons
+        assert (present(chosen.preferred).reasons[1:] == (said,)) == is_said, present(
+            chosen.preferred
+        ).reasons
 
 
 def test_equal_links_change_no_choice(plan: Plan) -> None:
@@ -225,13 +220,12 @@ def with_chance(
 
 def at_risk(plan: Plan, chance: float, *others: tuple[float, float]) -> Plan:
     """A plan of 2 s whose runners-up, deep ones, have chances of running out and steps."""
-    assert plan.predicted is not None
     deep = plan.alternatives[1]
     adjusted = [risky(deep, other, step_s=step_s) for other, step_s in others]
     knobs: tuple[dict[str, Any], ...] = ({}, {"zero_stage": 0}, {"overlap_grad_reduce": True})
     return plan.model_copy(
         update={
-            "predicted": with_chance(plan.predicted, chance),
+            "predicted": with_chance(present(plan.predicted), chance),
             "alternatives": tuple(
                 one.model_copy(update={"decision": one.decision.model_copy(update=knob)})
                 for one, knob in zip(adjusted, knobs, strict=False)
@@ -271,7 +265,6 @@ def test_equal_links_never_change_a_choice_for_memory(plan: Plan) -> None:
 
 def test_equal_links_of_any_size_leave_a_fallback_that_is_not_listed_slower(plan: Plan) -> None:
     """100 s at 6 % were chosen before 96 s at 48 %; 110 s at 3 % are what a run goes on with."""
-    assert plan.predicted is not None
     room = Roomier(
         decision=sample_decision(**WIDE, zero_stage=3),
         step_time_s=110.0,
@@ -281,7 +274,7 @@ def test_equal_links_of_any_size_leave_a_fallback_that_is_not_listed_slower(plan
         out_of_memory_probability=0.03,
     )
     listed = [
-        with_chance(plan.predicted, chance, step_s=step_s)
+        with_chance(present(plan.predicted), chance, step_s=step_s)
         for chance, step_s in ((0.06, 100.0), (0.48, 96.0), (0.2, 109.0))
     ]
     for prices in (LossPrices(), LossPrices(run_steps=1e4), LossPrices(failed_start_s=0.0)):
@@ -307,27 +300,27 @@ def test_the_trade_on_equally_slow_links_still_holds_what_running_out_costs(plan
     )
     requested = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
     chosen = on(requested, links(slow=4e9))
-    assert chosen.preferred is not None
     (left,) = (one for one in chosen.runners_up if one.decision == requested.decision)
     for said_s, of in (
-        (chosen.preferred.expected_step_s, chosen.predicted),
-        (chosen.preferred.fastest_expected_step_s, left.predicted),
+        (present(chosen.preferred).expected_step_s, chosen.predicted),
+        (present(chosen.preferred).fastest_expected_step_s, left.predicted),
     ):
         assert of is not None
         assert said_s is not None
         if of.step_time_s < room.step_time_s:
             assert said_s > of.step_time_s
-    assert chosen.predicted is not None
-    slow_s = [one.breakdown_s.get(SLOW_LINKS, 0.0) for one in (chosen.predicted, left.predicted)]
+    slow_s = [
+        one.breakdown_s.get(SLOW_LINKS, 0.0) for one in (present(chosen.predicted), left.predicted)
+    ]
     usual = [
         one.model_copy(update={"step_time_s": one.step_time_s - slow})
-        for one, slow in zip((chosen.predicted, left.predicted), slow_s, strict=True)
+        for one, slow in zip((present(chosen.predicted), left.predicted), slow_s, strict=True)
     ]
     by_hand = expected_steps_s(
         usual, prices=loss_prices(plan.goal), slow_s_C=np.array(slow_s), roomier=room
     )
-    assert chosen.preferred.expected_step_s == pytest.approx(by_hand[0])
-    assert chosen.preferred.fastest_expected_step_s == pytest.approx(by_hand[1])
+    assert present(chosen.preferred).expected_step_s == pytest.approx(by_hand[0])
+    assert present(chosen.preferred).fastest_expected_step_s == pytest.approx(by_hand[1])
 
 
 @pytest.mark.slow
@@ -342,15 +335,14 @@ def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) 
     ):
         requested = at_risk(plan, chance, (other, step_s))
         chosen = on(requested, links(slow=rate))
-        assert chosen.predicted is not None
         (left,) = chosen.runners_up
-        own_s = total_s(plan, chosen.predicted, [left.predicted])
-        left_s = total_s(plan, left.predicted, [chosen.predicted])
+        own_s = total_s(plan, present(chosen.predicted), [left.predicted])
+        left_s = total_s(plan, left.predicted, [present(chosen.predicted)])
         if chosen.decision == requested.decision:
             continue
         moved.append((rate, other))
         assert own_s < left_s / (1.0 + TOLERANCE_RATIO), (rate, chance, other)
-        assert (chosen.predicted.out_of_memory_probability or 0.0) <= LIKELY
+        assert (present(chosen.predicted).out_of_memory_probability or 0.0) <= LIKELY
     assert {rate for rate, _ in moved} >= {4e9}
     assert len(moved) < 5
 
@@ -358,23 +350,20 @@ def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) 
 def test_the_replaced_decision_stays_what_a_run_goes_on_with(plan: Plan) -> None:
     requested = at_risk(plan, 0.01, (0.2, 2.1), (0.3, 2.12))
     chosen = on(requested, links(slow=4e9))
-    assert chosen.predicted is not None
-    assert chosen.preferred is not None
     assert chosen.decision == requested.alternatives[0].decision
-    assert chosen.roomier is not None
-    assert chosen.roomier.decision == requested.decision
+    assert present(chosen.roomier).decision == requested.decision
     (left,) = (one for one in chosen.runners_up if one.decision == requested.decision)
-    assert chosen.roomier.step_time_s == left.predicted.step_time_s
-    assert chosen.roomier.slower_ratio == pytest.approx(
-        left.predicted.step_time_s / chosen.predicted.step_time_s - 1.0
+    assert present(chosen.roomier).step_time_s == left.predicted.step_time_s
+    assert present(chosen.roomier).slower_ratio == pytest.approx(
+        left.predicted.step_time_s / present(chosen.predicted).step_time_s - 1.0
     )
-    assert chosen.preferred.expected_step_s == pytest.approx(
-        total_s(plan, chosen.predicted, [left.predicted]), rel=0.01
+    assert present(chosen.preferred).expected_step_s == pytest.approx(
+        total_s(plan, present(chosen.predicted), [left.predicted]), rel=0.01
     )
-    assert chosen.preferred.fastest_expected_step_s == pytest.approx(
+    assert present(chosen.preferred).fastest_expected_step_s == pytest.approx(
         left.predicted.step_time_s, rel=0.01
     )
-    assert chosen.preferred.fastest_out_of_memory_probability == 0.01
+    assert present(chosen.preferred).fastest_out_of_memory_probability == 0.01
 
 
 def test_the_decision_with_headroom_is_kept_for_the_new_decision(plan: Plan) -> None:
@@ -390,10 +379,9 @@ def test_the_decision_with_headroom_is_kept_for_the_new_decision(plan: Plan) -> 
     requested = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
     chosen = on(requested, links(slow=4e9))
     assert chosen.decision == requested.alternatives[0].decision
-    assert chosen.roomier is not None
-    assert chosen.roomier.decision == room.decision
+    assert present(chosen.roomier).decision == room.decision
     # Neither of the two has its slow links: 2.4 of 2.1 s.
-    assert chosen.roomier.slower_ratio == pytest.approx(2.4 / 2.1 - 1.0)
+    assert present(chosen.roomier).slower_ratio == pytest.approx(2.4 / 2.1 - 1.0)
     # One without a chance needs none.
     roomy = on(at_risk(plan, 0.3, (0.0, 2.1)), links(slow=4e9))
     assert roomy.roomier is None
@@ -405,25 +393,23 @@ def test_that_nothing_has_headroom_holds_for_any_decision(plan: Plan) -> None:
     assert chosen.decision == requested.alternatives[0].decision
     assert chosen.roomier is None
     assert chosen.no_roomier
-    assert chosen.preferred is not None
-    assert chosen.preferred.expected_step_s is None
+    assert present(chosen.preferred).expected_step_s is None
 
 
 def test_every_runner_up_is_priced_on_the_links_of_the_decision(plan: Plan) -> None:
     own = plan.alternatives[0].model_copy(update={"ratio_band": (4.0, 5.0)})
     requested = plan.model_copy(update={"alternatives": (own, plan.alternatives[1])})
     chosen = on(requested, links(slow=4e9))
-    assert chosen.predicted is not None
-    assert chosen.predicted.breakdown_s[SLOW_LINKS] > 0.0
+    assert present(chosen.predicted).breakdown_s[SLOW_LINKS] > 0.0
     before_s = {one.decision: one.predicted.step_time_s for one in requested.runners_up}
     for one in chosen.runners_up:
         slow_s = one.predicted.breakdown_s[SLOW_LINKS]
         usual_s = before_s.get(one.decision, 2.0)
         assert one.predicted.step_time_s == pytest.approx(usual_s + slow_s)
-        assert one.predicted.step_time_s > chosen.predicted.step_time_s
+        assert one.predicted.step_time_s > present(chosen.predicted).step_time_s
     (slower,) = (one for one in chosen.runners_up if one.decision == own.decision)
     assert slower.ratio_band is not None
-    ratio = slower.predicted.step_time_s / chosen.predicted.step_time_s
+    ratio = slower.predicted.step_time_s / present(chosen.predicted).step_time_s
     # 4 to 5 times as long as the replaced one's 2 s: 0.89 to 1.11 times the 9 s predicted.
     assert slower.ratio_band == pytest.approx((ratio * 8.0 / 9.0, ratio * 10.0 / 9.0))
 

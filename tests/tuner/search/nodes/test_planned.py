@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from profilers.errors import ProfileUnreadableError
+from tests.expect import present
+from tests.tuner.models import MODELS
 from tuner.api import plan
 from tuner.cli.app import run
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.plans.train import VerifiedPlan
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 SPEC = """\
 schema_version: 1
@@ -54,9 +54,7 @@ def written(folder: Path, *, links: str = LINKS, nodes: int = 4) -> Path:
 
 def test_a_pool_of_two_is_put_in_order_and_handed_to_the_launcher(tmp_path: Path) -> None:
     made = plan(written(tmp_path), top=1).plan
-    assert made.decision is not None
-    assert made.placement is not None
-    (order,) = made.placement.node_orders
+    (order,) = present(made.placement).node_orders
     assert order.pool == "new"
     # Each stage of four devices takes two nodes, whose ring of gradients wants the fast link.
     pairs = {frozenset(order.nodes[at : at + 2]) for at in range(0, len(order.nodes), 2)}
@@ -64,8 +62,8 @@ def test_a_pool_of_two_is_put_in_order_and_handed_to_the_launcher(tmp_path: Path
     waived = VerifiedPlan.waive(made, reason="for a test")
     for target in made.emit:
         (hosts,) = [file for file in emit(target, waived) if file.path.name == "hosts.txt"]
-        assert tuple(hosts.text.splitlines()) == made.placement.hosts
-        assert len(made.placement.hosts) * 2 == made.decision.num_devices
+        assert tuple(hosts.text.splitlines()) == present(made.placement).hosts
+        assert len(present(made.placement).hosts) * 2 == present(made.decision).num_devices
 
 
 def test_a_matrix_of_other_nodes_is_refused_before_anything_is_searched(tmp_path: Path) -> None:

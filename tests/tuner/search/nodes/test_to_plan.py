@@ -1,26 +1,24 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
+from tests.expect import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.faults.forecast import RunForecast
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels
 from tuner.plans.train import Plan
 from tuner.search.nodes.expected_step import SLOW_LINKS, slowed
 from tuner.search.nodes.to_plan import with_node_order
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def plan(**changes: Any) -> Plan:
     """Two stages of four nodes each, of a pool of nine."""
     wide = {"data_parallel_size": 32, "expert_data_parallel_size": 4}
-    made = sample_verified(read_model(MODELS / "mixtral-8x7b"), sample_decision(**wide)).plan
+    made = sample_verified(example_model("mixtral-8x7b"), sample_decision(**wide)).plan
     pool = made.cluster.pools[0].model_copy(update={"nodes": 9, "nic": 50e9, **changes})
     return made.model_copy(update={"cluster": made.cluster.model_copy(update={"pools": (pool,)})})
 
@@ -36,8 +34,7 @@ def links(*, slow: int) -> LinkMatrix:
 def test_a_plan_of_one_pool_names_its_hosts_in_order_of_ranks() -> None:
     made = plan()
     found = with_node_order(made, {"pool": links(slow=3)}, cluster=made.cluster, time_limit_s=30)
-    placement = found.placement
-    assert placement is not None
+    placement = present(found.placement)
     (order,) = placement.node_orders
     assert placement.hosts == order.nodes
     assert order.spare == ("n3",)
@@ -56,22 +53,20 @@ def test_slow_links_that_cannot_be_avoided_are_priced_and_noted() -> None:
     rates_NN[5, :] = rates_NN[:, 5] = 4e9
     two = LinkMatrix(nodes=matrix.nodes, bytes_per_s_NN=rates_NN)
     found = with_node_order(made, {"pool": two}, cluster=made.cluster, time_limit_s=30)
-    assert found.predicted is not None
-    assert made.predicted is not None
-    assert found.placement is not None
-    (order,) = found.placement.node_orders
-    slow_s = found.predicted.breakdown_s[SLOW_LINKS]
+    (order,) = present(found.placement).node_orders
+    slow_s = present(found.predicted).breakdown_s[SLOW_LINKS]
     assert slow_s > 0.0
-    assert found.predicted.step_time_s == pytest.approx(made.predicted.step_time_s + slow_s)
-    assert order.step_time_after_s == pytest.approx(found.predicted.step_time_s)
+    assert present(found.predicted).step_time_s == pytest.approx(
+        present(made.predicted).step_time_s + slow_s
+    )
+    assert order.step_time_after_s == pytest.approx(present(found.predicted).step_time_s)
     assert order.bound_s <= order.step_time_after_s <= order.step_time_before_s
     (note,) = found.provenance.notes
     assert note.startswith("slow links of pool 'pool' take ")
 
 
 def test_all_of_a_prediction_follows_the_step() -> None:
-    made = plan().predicted
-    assert made is not None
+    made = present(plan().predicted)
     run = RunForecast(
         finishes=True,
         effective_time_ratio=0.5,
@@ -95,12 +90,11 @@ def test_all_of_a_prediction_follows_the_step() -> None:
     assert found.tokens_per_s_per_device_band == (fewest / 2, most)
     assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s)
     assert found.mfu_ratio == 0.25
-    assert found.run is not None
-    assert found.run.wall_clock_s == 80.0
-    assert found.run.wall_clock_s_band == (60.0, 100.0)
-    assert found.run.goodput_tokens_per_s == 50.0
-    assert found.run.checkpoint_interval_steps == 15
-    assert found.run.cost is None
+    assert present(found.run).wall_clock_s == 80.0
+    assert present(found.run).wall_clock_s_band == (60.0, 100.0)
+    assert present(found.run).goodput_tokens_per_s == 50.0
+    assert present(found.run).checkpoint_interval_steps == 15
+    assert present(found.run).cost is None
     assert slowed(made, 0.0) is made
 
 
@@ -125,8 +119,7 @@ def test_without_matrices_a_plan_stays_itself() -> None:
 
 
 def test_checkpoints_on_hosts_still_divide_those_on_shared_storage_of_longer_steps() -> None:
-    made = plan().predicted
-    assert made is not None
+    made = present(plan().predicted)
     run = RunForecast(
         finishes=True,
         effective_time_ratio=0.9,
@@ -144,10 +137,8 @@ def test_checkpoints_on_hosts_still_divide_those_on_shared_storage_of_longer_ste
         ),
     )
     # Steps take 1.4 times as long: 21.4 of them are as long as 30 were, and seven times 21 of both.
-    longer = slowed(made.model_copy(update={"run": run}), 0.4 * made.step_time_s).run
-    assert longer is not None
-    assert longer.checkpoint_levels is not None
-    assert longer.checkpoint_levels.host_interval_steps == 21
+    longer = present(slowed(made.model_copy(update={"run": run}), 0.4 * made.step_time_s).run)
+    assert present(longer.checkpoint_levels).host_interval_steps == 21
     assert longer.checkpoint_interval_steps == 147
 
 
@@ -156,8 +147,7 @@ def test_longer_steps_leave_room_for_the_writes_of_a_period() -> None:
 
     They are 628 s, of which every one of twelve segments must have 52.3 s: three steps of 25 s.
     """
-    made = plan().predicted
-    assert made is not None
+    made = present(plan().predicted)
     predicted = made.model_copy(
         update={
             "step_time_s": 10.0,
@@ -185,8 +175,6 @@ def test_longer_steps_leave_room_for_the_writes_of_a_period() -> None:
             ),
         }
     )
-    run = slowed(predicted, 15.0).run
-    assert run is not None
-    assert run.checkpoint_levels is not None
-    assert run.checkpoint_levels.host_interval_steps == 3
+    run = present(slowed(predicted, 15.0).run)
+    assert present(run.checkpoint_levels).host_interval_steps == 3
     assert run.checkpoint_interval_steps == 36

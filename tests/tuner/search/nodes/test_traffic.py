@@ -1,12 +1,13 @@
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.costs.train.constants import Constants
 from tuner.search.nodes.traffic import OVERLAPPED_RATIO, NodeTraffic, obstacle, traffic
 from tuner.spec.accounting import (
@@ -16,25 +17,18 @@ from tuner.spec.accounting import (
     one_expert_parameters,
 )
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-
-
-@pytest.fixture
-def mixtral() -> ModelSpec:
-    return read_model(MODELS / "mixtral-8x7b")
+MIXTRAL = example_model("mixtral-8x7b")
 
 
 def sent(model: ModelSpec, *, node: int = 8, **changes: Any) -> NodeTraffic:
     """Of a decision of two stages with a batch of 1,536 sequences of 4,096 tokens."""
     decision = sample_decision(**({"recompute_modules": ()} | changes))
     plan = sample_verified(model, decision, devices_per_node=node).plan
-    assert plan.predicted is not None
     return traffic(
         decision,
-        plan.predicted,
+        present(plan.predicted),
         model=model,
         goal=plan.goal,
         pool=plan.cluster.pools[0],
@@ -49,8 +43,8 @@ WIDE = {
 }
 
 
-def test_a_stage_of_four_nodes_by_hand(mixtral: ModelSpec) -> None:
-    found = sent(mixtral, **WIDE)
+def test_a_stage_of_four_nodes_by_hand() -> None:
+    found = sent(MIXTRAL, **WIDE)
     assert (found.nodes_of_stage, found.groups, found.num_nodes) == (4, 2, 8)
     assert found.num_microbatches == 1536 // 32
     # 4,096 tokens of 4,096 wide vectors in bf16 from each of 8 devices
@@ -59,35 +53,35 @@ def test_a_stage_of_four_nodes_by_hand(mixtral: ModelSpec) -> None:
     assert found.block == 1
     assert found.all_to_all_bytes_S.tolist() == [0.0, 0.0]
     # ZeRO 1: a sum of 4-byte gradients and a gather of 2-byte weights; a ring counts both halves.
-    layers = 16 * layer_parameters(mixtral, 0)
-    ends = np.array([embedding_parameters(mixtral), head_parameters(mixtral)])
+    layers = 16 * layer_parameters(MIXTRAL, 0)
+    ends = np.array([embedding_parameters(MIXTRAL), head_parameters(MIXTRAL)])
     assert found.gradient_bytes_S == pytest.approx(3.0 * (layers + ends))
     assert found.block_gradient_bytes_S.tolist() == [0.0, 0.0]
 
 
-def test_experts_over_two_nodes_are_exchanged_and_summed_apart(mixtral: ModelSpec) -> None:
+def test_experts_over_two_nodes_are_exchanged_and_summed_apart() -> None:
     changes = {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
-    found = sent(mixtral, **(WIDE | changes))
+    found = sent(MIXTRAL, **(WIDE | changes))
     assert found.block == 2
     # 16 layers, dispatch and combine forward and backward, 2 experts of a token over 2 nodes: one
     # copy of each of the 8 x 4,096 tokens to either node.
     assert found.all_to_all_bytes_S.tolist() == [16 * 4 * 8 * 4096 * 4096 * 2] * 2
     # A node holds half of the experts and sums them with the node at its place in the other block.
-    experts = 16 * 8 * one_expert_parameters(mixtral)
+    experts = 16 * 8 * one_expert_parameters(MIXTRAL)
     assert found.block_gradient_bytes_S == pytest.approx(3.0 * experts / 2)
 
 
-def test_recomputed_experts_are_exchanged_once_more(mixtral: ModelSpec) -> None:
+def test_recomputed_experts_are_exchanged_once_more() -> None:
     wide = WIDE | {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
-    once, again = sent(mixtral, **wide), sent(mixtral, recompute_modules=("moe",), **wide)
+    once, again = sent(MIXTRAL, **wide), sent(MIXTRAL, recompute_modules=("moe",), **wide)
     assert again.all_to_all_bytes_S == pytest.approx(1.5 * once.all_to_all_bytes_S)
-    hidden = sent(mixtral, a2a_overlap=True, **wide)
+    hidden = sent(MIXTRAL, a2a_overlap=True, **wide)
     assert hidden.all_to_all_bytes_S == pytest.approx(OVERLAPPED_RATIO * once.all_to_all_bytes_S)
 
 
-def test_a_merged_dispatch_sends_a_token_to_a_node_once(mixtral: ModelSpec) -> None:
+def test_a_merged_dispatch_sends_a_token_to_a_node_once() -> None:
     wide = WIDE | {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
-    plain, merged = sent(mixtral, **wide), sent(mixtral, dispatcher="deepep", **wide)
+    plain, merged = sent(MIXTRAL, **wide), sent(MIXTRAL, dispatcher="deepep", **wide)
     # Of 2 of 8 experts on 2 nodes, a node has none with chance 4/8 * 3/7: it is sent 11/14 of the
     # tokens, where plain dispatch sends one copy of each on average.
     assert merged.all_to_all_bytes_S == pytest.approx(11 / 14 * plain.all_to_all_bytes_S)
@@ -98,9 +92,9 @@ def test_the_generic_share_of_overlapped_exchanges_is_the_models() -> None:
     assert default == OVERLAPPED_RATIO
 
 
-def test_stages_that_share_a_node_hop_between_nodes_only(mixtral: ModelSpec) -> None:
+def test_stages_that_share_a_node_hop_between_nodes_only() -> None:
     found = sent(
-        mixtral,
+        MIXTRAL,
         pipeline_model_parallel_size=8,
         data_parallel_size=2,
         expert_model_parallel_size=2,
@@ -115,18 +109,18 @@ def test_stages_that_share_a_node_hop_between_nodes_only(mixtral: ModelSpec) -> 
     assert problem.rounds * found.hop_bytes == pytest.approx(768 / 8 * 2 * 4096 * 4096 * 2)
 
 
-def test_sharded_gradients_are_summed_in_every_micro_batch(mixtral: ModelSpec) -> None:
-    whole, sharded, all_sharded = (sent(mixtral, zero_stage=n, **WIDE) for n in (1, 2, 3))
+def test_sharded_gradients_are_summed_in_every_micro_batch() -> None:
+    whole, sharded, all_sharded = (sent(MIXTRAL, zero_stage=n, **WIDE) for n in (1, 2, 3))
     # Bytes of a parameter: 4 + 2; 48 * 4 + 2; 48 * (4 + 2 * 2).
     assert sharded.gradient_bytes_S == pytest.approx(194 / 6 * whole.gradient_bytes_S)
     assert all_sharded.gradient_bytes_S == pytest.approx(384 / 6 * whole.gradient_bytes_S)
 
 
-def test_sums_hide_behind_the_shortest_backward_pass(mixtral: ModelSpec) -> None:
-    assert sent(mixtral, **WIDE).hidden_s == 0.0
+def test_sums_hide_behind_the_shortest_backward_pass() -> None:
+    assert sent(MIXTRAL, **WIDE).hidden_s == 0.0
     # Every stage of the sample takes 0.2 s backward.
-    assert sent(mixtral, overlap_grad_reduce=True, **WIDE).hidden_s == pytest.approx(0.2)
-    sharded = sent(mixtral, overlap_grad_reduce=True, zero_stage=2, **WIDE)
+    assert sent(MIXTRAL, overlap_grad_reduce=True, **WIDE).hidden_s == pytest.approx(0.2)
+    sharded = sent(MIXTRAL, overlap_grad_reduce=True, zero_stage=2, **WIDE)
     assert sharded.hidden_s == pytest.approx(48 * 0.2)
 
 
@@ -147,18 +141,17 @@ def test_sums_hide_behind_the_shortest_backward_pass(mixtral: ModelSpec) -> None
     ],
 )
 def test_stages_that_fill_no_nodes_are_reported(
-    mixtral: ModelSpec, changes: dict[str, Any], node: int, why: str
+    changes: dict[str, Any], node: int, why: str
 ) -> None:
     pool = Pool(name="pool", device="h100-sxm", nodes=8, devices_per_node=node)
     assert obstacle(sample_decision(**changes), pool) == why
     with pytest.raises(ValueError, match=why):
-        sent(mixtral, node=node, **changes)
+        sent(MIXTRAL, node=node, **changes)
 
 
-def test_dispatched_copies_of_latent_experts_have_the_latent_width(mixtral: ModelSpec) -> None:
-    assert mixtral.moe is not None
-    latent = mixtral.model_copy(
-        update={"moe": mixtral.moe.model_copy(update={"latent_size": 1024})}
+def test_dispatched_copies_of_latent_experts_have_the_latent_width() -> None:
+    latent = MIXTRAL.model_copy(
+        update={"moe": present(MIXTRAL.moe).model_copy(update={"latent_size": 1024})}
     )
     changes = WIDE | {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
     found = sent(latent, **changes)

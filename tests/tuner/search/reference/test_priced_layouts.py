@@ -9,6 +9,7 @@ import pytest
 
 from profilers.records import Profile
 from profilers.steps.config import StepConfig
+from tests.expect import present
 from tuner import api
 from tuner.cli.plan_text import plan_text
 from tuner.engines.reference.step_config import step_config
@@ -58,11 +59,7 @@ def made(
 
 
 def _record(plan: Plan) -> WithoutSpare:
-    assert plan.predicted is not None
-    assert plan.predicted.run is not None
-    record = plan.predicted.run.without_spare
-    assert record is not None
-    return record
+    return present(present(present(plan.predicted).run).without_spare)
 
 
 def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
@@ -71,19 +68,17 @@ def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
     planned = made()
     record = _record(planned.plan)
     assert (record.decision, record.nodes) == ("continue", 4)
-    fewer = record.fewer
-    assert fewer is not None
-    assert planned.fewer is not None
-    small = planned.fewer.plan
-    assert small.decision is not None
-    assert (fewer.nodes, fewer.idle_nodes, small.decision.data_parallel_size) == (3, 0, 3)
+    fewer = present(record.fewer)
+    small = present(planned.fewer).plan
+    assert (fewer.nodes, fewer.idle_nodes, present(small.decision).data_parallel_size) == (3, 0, 3)
     assert fewer.layout.endswith("with 11+11+10 micro-batches")
     assert "micro-batches  11+11+10 on the replicas" in plan_text(small, folder=tmp_path)
     # Of 32 micro-batches the most-loaded of three runs 11, of four 8: at best 32/3/11 = 0.97 of
     # three quarters. Expert groups of three exchange less than those of four.
     assert small.predicted is not None
-    assert planned.plan.predicted is not None
-    busy = [one.breakdown_s["attention"] for one in (small.predicted, planned.plan.predicted)]
+    busy = [
+        one.breakdown_s["attention"] for one in (small.predicted, present(planned.plan.predicted))
+    ]
     assert busy[0] / busy[1] == pytest.approx(11 / 8)
     assert 0.95 < fewer.throughput_ratio / 0.75 < 1.05
     # Tokens are those of the global batch.
@@ -94,7 +89,11 @@ def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
     # What is launched is the plan: in its folder, and in the trials of `verify`.
     folder = tmp_path / "plan"
     write_plan(
-        folder, planned.plan, spec=planned.spec, profiles=planned.profiles, fewer=planned.fewer
+        folder,
+        planned.plan,
+        spec=planned.spec,
+        profiles=planned.profiles,
+        fewer=present(planned.fewer),
     )
     inside = folder / "fewer-nodes"
     assert read_plan(inside).model_copy(update={"files": ()}) == small
@@ -102,24 +101,20 @@ def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
         (inside / "launch" / "reference" / "step.json").read_text(encoding="utf-8")
     )
     assert written.microbatches == (11, 11, 10)
-    whole = planned.plan.decision
-    assert whole is not None
+    whole = present(planned.plan.decision)
     assert step_config(planned.plan, whole, steps=1, warmup_steps=0).microbatches is None
 
 
 def test_a_run_is_forecast_as_on_the_analytic_model(made: MakePlanned) -> None:
     waiting = made(without_spare=None)
     assert waiting.fewer is None
-    predicted = waiting.plan.predicted
-    assert predicted is not None
-    run = predicted.run
-    assert run is not None
-    assert run.effective_time_ratio is not None
-    assert 0.0 < run.effective_time_ratio < 1.0
+    predicted = present(waiting.plan.predicted)
+    run = present(predicted.run)
+    assert 0.0 < present(run.effective_time_ratio) < 1.0
     assert run.without_spare is None
     steps = math.ceil(1e9 / (32 * 64))
     assert run.wall_clock_s == pytest.approx(
-        steps * predicted.step_time_s / run.effective_time_ratio, rel=1e-3
+        steps * predicted.step_time_s / present(run.effective_time_ratio), rel=1e-3
     )
     notes = waiting.plan.provenance.notes
     assert not any("goal.reliability has no effect" in note for note in notes)
@@ -127,7 +122,6 @@ def test_a_run_is_forecast_as_on_the_analytic_model(made: MakePlanned) -> None:
 
 def test_spare_nodes_take_no_part(made: MakePlanned) -> None:
     planned = made(spare_nodes=1, without_spare=None)
-    assert planned.plan.decision is not None
-    assert planned.plan.decision.num_devices == 3
+    assert present(planned.plan.decision).num_devices == 3
     with pytest.raises(SpecError, match="leaves none of the 4 nodes"):
         made(spare_nodes=4)

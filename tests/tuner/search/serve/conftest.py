@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -14,10 +14,8 @@ from tuner.devices.catalogue import find_device
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.goal import ServeGoal
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 FORMATS = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
 
 
@@ -59,7 +57,7 @@ def demand() -> Callable[..., Demand]:
 def iteration(serving_pool: Callable[..., ServingPool]) -> Callable[..., Iteration]:
     def made(model: str = "mixtral-8x7b", engine: str = "vllm", **fields: object) -> Iteration:
         plain = Iteration(
-            decoder=decoder_of(read_model(MODELS / model)),
+            decoder=decoder_of(example_model(model)),
             formats=FORMATS,
             degrees=InstanceDegrees(attention_tensor=2, expert=2),
             engine=engine,

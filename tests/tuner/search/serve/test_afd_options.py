@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
+from tests.tuner.models import MODELS, example_model
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import planned, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
@@ -21,15 +24,13 @@ from tuner.search.serve.modes import explain_no_solution
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
 
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    return decoder_of(read_model(MODELS / "qwen3-30b-a3b"))
+    return decoder_of(example_model("qwen3-30b-a3b"))
 
 
 def _priced(
@@ -68,7 +69,7 @@ def test_every_pair_of_sides_fits_the_pool_and_divides_the_experts(decoder: Deco
         assert alike or ffn.attention_tensor == own.attention_tensor == 1
     sizes = {(own.devices, ffn.devices) for own, ffn in found}
     assert {(8, 8), (12, 4), (8, 1), (1, 2)} <= sizes
-    assert not list(sides_of(pool, decoder_of(read_model(MODELS / "llama-3.1-8b"))))
+    assert not list(sides_of(pool, decoder_of(example_model("llama-3.1-8b"))))
 
 
 def test_afd_units_count_both_servers_and_each_fits_its_device(
@@ -107,31 +108,22 @@ def _planned(folder: Path, *, model: str = "deepseek-v3", **changes: Any) -> Ser
         "version": "0.30.0+afd",
         "emit": "vllm",
     } | changes
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{{name: h200, device: h200-sxm, nodes: {values['nodes']},"
-        " devices_per_node: 8}]}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: vllm, version: {values['version']}}}\n"
-        f"  traffic: {{rate: {values['rate']}/s, input_tokens: 2000, output_tokens: 200}}\n"
-        "  slo: {ttft: {p90: 3s}, tpot: {p90: 100ms}}\n"
-        f"  quantization: {values['quantization']}\n"
-        "  max_model_len: 8192\n"
-        "  objective: devices\n"
-        f"  modes: [{values['modes']}]\n"
-        f"emit: [{values['emit']}]\n"
+    return planned(
+        folder,
+        model=model,
+        pools=f"{{name: h200, device: h200-sxm, nodes: {values['nodes']}, devices_per_node: 8}}",
+        engine=f"vllm, version: {values['version']}",
+        traffic=f"{{rate: {values['rate']}/s, input_tokens: 2000, output_tokens: 200}}",
+        slo="{ttft: {p90: 3s}, tpot: {p90: 100ms}}",
+        extra=f"quantization: {values['quantization']}\n  max_model_len: 8192\n"
+        f"  objective: devices\n  modes: [{values['modes']}]",
+        emit=str(values["emit"]),
     )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def test_a_plan_of_afd_units_is_launched_and_names_what_a_rule_costs(tmp_path: Path) -> None:
     plan = _planned(tmp_path)
-    decision, predicted = plan.decision, plan.predicted
-    assert decision is not None
-    assert predicted is not None
+    decision, predicted = present(plan.decision), present(plan.predicted)
     assert [group.role for group in decision.instances] == [
         Role.PREFILL,
         Role.ATTENTION,
@@ -164,8 +156,7 @@ def test_a_model_without_a_wrapper_is_sized_and_refused_by_name(tmp_path: Path) 
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "MixtralForCausalLM" in own.told
-    assert plan.decision is not None
-    assert plan.decision.mode == "disaggregated"
+    assert present(plan.decision).mode == "disaggregated"
 
 
 def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
@@ -178,15 +169,14 @@ def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
 
 
 def _problem(folder: Path, *, model: str = "qwen3-30b-a3b", rest: str = "") -> ServeProblem:
-    path = folder / "spec.yaml"
-    path.write_text(
-        f"schema_version: 1\nmodel: {MODELS / model}\n"
-        f"cluster: {{pools: [{TWO_POOLS}], links: [{{between: [a, b], bandwidth: 400Gbit/s,"
-        " latency: 10us}]}\n"
-        "goal:\n  kind: serve\n  engine: {name: vllm}\n"
-        "  traffic: {rate: 9000/s, input_tokens: 2000, output_tokens: 200}\n"
-        "  slo: {ttft: {p90: 3s}, tpot: {p90: 100ms}}\n"
-        f"  max_model_len: 8192\n  modes: [disaggregated, attention_expert]\n{rest}"
+    path = serve_spec(
+        folder,
+        model=model,
+        pools=TWO_POOLS,
+        links="{between: [a, b], bandwidth: 400Gbit/s, latency: 10us}",
+        traffic="{rate: 9000/s, input_tokens: 2000, output_tokens: 200}",
+        slo="{ttft: {p90: 3s}, tpot: {p90: 100ms}}",
+        extra=f"max_model_len: 8192\n  modes: [disaggregated, attention_expert]\n{rest}",
     )
     return problem_of(path)
 
@@ -224,8 +214,7 @@ def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -
         modes="disaggregated, attention_expert",
         emit="vllm, kubernetes",
     )
-    assert plan.decision is not None
-    assert plan.decision.mode == "disaggregated"
+    assert present(plan.decision).mode == "disaggregated"
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "emit: kubernetes" in own.told
@@ -233,10 +222,8 @@ def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -
 
 def test_the_example_is_planned_and_launched() -> None:
     plan = deploy(MODELS.parent / "serving" / "qwen3-attention-ffn.yaml", time_limit_s=20.0).plan
-    assert plan.decision is not None
-    assert plan.predicted is not None
     verified = VerifiedServing(
-        plan=plan, decision=plan.decision, predicted=plan.predicted, waived="test"
+        plan=plan, decision=present(plan.decision), predicted=present(plan.predicted), waived="test"
     )
     files = emit_all_serving(verified)
     assert list(files) == ["vllm", "local", "slurm"]

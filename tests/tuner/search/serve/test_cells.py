@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
-from tuner.goals.serve_plan import deploy
-from tuner.plans.serve import ServePlan
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import Option
@@ -22,7 +22,6 @@ from tuner.search.serve.solve_mode import (
 )
 from tuner.search.serve.to_plan import to_decision
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 ONE_CARD = "nics_per_node: 1, nic: 25Gbit/s"
 Spec = Callable[..., Path]
 
@@ -31,33 +30,28 @@ Spec = Callable[..., Path]
 def spec(tmp_path: Path) -> Spec:
     def made(
         *,
-        model: str = "llama-3.1-8b",
         device: str = "h100-sxm",
         nodes: int = 1,
         nics: str = ONE_CARD,
         engine: str = "vllm",
-        traffic: str = "{rate: 20/s, input_tokens: 4000, output_tokens: 100}",
-        slo: str = "{ttft: {p90: 400ms}, tpot: {p90: 50ms}}",
         objective: str = "devices",
         emit: str = "",
         more_pools: str = "",
+        **fields: str,
     ) -> Path:
-        path = tmp_path / "spec.yaml"
-        path.write_text(
-            f"schema_version: 1\nmodel: {MODELS / model}\n"
-            f"cluster: {{pools: [{{name: p, device: {device}, nodes: {nodes}, devices_per_node: 8"
-            f"{nics and ', '}{nics}}}{more_pools}]}}\n"
-            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  modes: [disaggregated]\n"
-            f"  traffic: {traffic}\n  slo: {slo}\n  objective: {objective}\n"
-            f"emit: [{emit or engine}]\n"
+        spec = {
+            "model": "llama-3.1-8b",
+            "traffic": "{rate: 20/s, input_tokens: 4000, output_tokens: 100}",
+            "slo": "{ttft: {p90: 400ms}, tpot: {p90: 50ms}}",
+            "extra": f"modes: [disaggregated]\n  objective: {objective}",
+        }
+        pools = f"{{name: p, device: {device}, nodes: {nodes}, devices_per_node: 8"
+        pools += f"{nics and ', '}{nics}}}{more_pools}"
+        return serve_spec(
+            tmp_path, pools=pools, engine=engine, emit=emit or engine, **(spec | fields)
         )
-        return path
 
     return made
-
-
-def planned(path: Path) -> ServePlan:
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def first_pair(problem: ServeProblem) -> tuple[Option, Option]:
@@ -104,8 +98,7 @@ def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
     problem = problem_of(
         spec(nodes=3, traffic="{rate: 30/s, input_tokens: 4000, output_tokens: 9}")
     )
-    solution = solve_goal(problem, "disaggregated")
-    assert solution is not None
+    solution = present(solve_goal(problem, "disaggregated"))
     assert not solution.missed
     decision = to_decision(solution, problem)
     assert [one.link for one in decision.handovers] == ["scale_up"]
@@ -122,8 +115,7 @@ def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
     assert solution.solved.outcome.bound <= solution.objective
     # With a fast card for each device instances are paired freely.
     fast = problem_of(spec(nodes=3, nics=""))
-    free = solve_goal(fast, "disaggregated")
-    assert free is not None
+    free = present(solve_goal(fast, "disaggregated"))
     assert free.solved.program.cells == 0
     assert free.devices <= solution.devices
 
@@ -135,10 +127,10 @@ def test_cells_serve_as_much_as_so_many_machines(spec: Spec) -> None:
         variant = problem_variants(problem, "disaggregated")[-1]
         assert variant.cell_pool == ("p" if nodes > 1 else "")
         spare = goal_spare(variant)
-        solved = solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
-        assert solved is not None
-        assert solved.outcome.solution is not None
-        rates.append(solved.outcome.solution.rate_per_s)
+        solved = present(
+            solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
+        )
+        rates.append(present(solved.outcome.solution).rate_per_s)
         assert solved.outcome.objective == pytest.approx(1.0 / rates[-1])
         assert solved.outcome.bound <= solved.outcome.objective
     assert rates == pytest.approx([rates[0], 2.0 * rates[0], 3.0 * rates[0]])
@@ -148,15 +140,13 @@ def test_a_machine_with_one_slow_card_serves_as_with_a_fast_one_for_each(spec: S
     traffic = "{rate: 2/s, input_tokens: 4000, output_tokens: 1000}"
     slo = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"
     path = spec(model="llama-3.1-70b", traffic=traffic, slo=slo, objective="rate")
-    plan = planned(path)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    assert plan.predicted.requests_per_s == pytest.approx(2.1, abs=0.15)
-    assert plan.decision.handovers[0].seconds < 0.03
+    plan = plan_of(path)
+    assert present(plan.predicted).requests_per_s == pytest.approx(2.1, abs=0.15)
+    assert present(plan.decision).handovers[0].seconds < 0.03
 
 
 def test_a_cache_inside_a_machine_of_a100_takes_milliseconds(spec: Spec) -> None:
-    plan = planned(
+    plan = plan_of(
         spec(
             model="llama-3.1-70b",
             device="a100-80gb-sxm",
@@ -164,8 +154,7 @@ def test_a_cache_inside_a_machine_of_a100_takes_milliseconds(spec: Spec) -> None
             slo="{ttft: {p90: 400ms}, tpot: {p90: 100ms}}",
         )
     )
-    assert plan.decision is not None
-    (transfer,) = plan.decision.handovers
+    (transfer,) = present(plan.decision).handovers
     assert transfer.link == "scale_up"
     assert transfer.seconds - KV_TRANSFER_LATENCY_S < 2e-3
 

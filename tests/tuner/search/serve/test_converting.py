@@ -7,6 +7,7 @@ import pytest
 
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
+from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.machine import ServingMachine
@@ -49,13 +50,12 @@ def table(kind: str) -> ProfilePrices:
 
 @pytest.fixture
 def problem(tmp_path: Path) -> ServeProblem:
-    path = tmp_path / "spec.yaml"
-    path.write_text(
-        f"schema_version: 1\nmodel: {MIXTRAL}\n"
-        "cluster: {pools: [{name: h20, device: h20, devices_per_node: 8}]}\n"
-        "goal:\n  kind: serve\n  engine: {name: vllm}\n"
-        "  traffic: {rate: 2/s, input_tokens: 4000, output_tokens: 400}\n"
-        "  slo: {ttft: {p90: 4s}, tpot: {p90: 60ms}}\n  modes: [disaggregated]\n"
+    path = serve_spec(
+        tmp_path,
+        pools="{name: h20, device: h20, devices_per_node: 8}",
+        traffic="{rate: 2/s, input_tokens: 4000, output_tokens: 400}",
+        slo="{ttft: {p90: 4s}, tpot: {p90: 60ms}}",
+        extra="modes: [disaggregated]",
     )
     spec = read_serve_spec(path)
     sheet = find_device("h20")

@@ -1,22 +1,19 @@
 """Splits of an instance by pool and model."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.costs.serve.decoder import decoder_of
 from tuner.search.serve.degrees import LARGEST_INSTANCE, has_slow_links, instance_degrees
 from tuner.search.serve.options import ServingPool
-from tuner.spec.huggingface.read import read_model
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 @each_row("model", ["mixtral-8x7b", "deepseek-v3", "llama-3.1-8b", "gpt-oss-20b"])
 def test_every_split_deals_heads_experts_and_layers_out(
     serving_pool: Callable[..., ServingPool], model: str
 ) -> None:
-    decoder = decoder_of(read_model(MODELS / model))
+    decoder = decoder_of(example_model(model))
     pool = serving_pool(nodes=8).pool
     found = list(instance_degrees(pool, decoder))
     assert len(set(found)) == len(found)
@@ -36,7 +33,7 @@ def test_every_split_deals_heads_experts_and_layers_out(
 def test_machines_that_do_not_divide_the_experts_hold_copies(
     serving_pool: Callable[..., ServingPool],
 ) -> None:
-    decoder = decoder_of(read_model(MODELS / "deepseek-v3"))
+    decoder = decoder_of(example_model("deepseek-v3"))
     for nodes, per_node, wide in (
         (9, 8, {24, 48, 72}),
         (18, 4, {12, 24, 36, 48, 72}),
@@ -50,7 +47,7 @@ def test_machines_that_do_not_divide_the_experts_hold_copies(
 
 
 def test_pipelines_come_after_all_that_needs_none(serving_pool: Callable[..., ServingPool]) -> None:
-    decoder = decoder_of(read_model(MODELS / "llama-3.1-8b"))
+    decoder = decoder_of(example_model("llama-3.1-8b"))
     stages = [one.pipeline for one in instance_degrees(serving_pool().pool, decoder)]
     assert stages == sorted(stages)
     assert max(stages) == 16
@@ -65,7 +62,7 @@ def test_cards_on_a_bus_have_slow_links(serving_pool: Callable[..., ServingPool]
 def test_tensor_degrees_are_those_that_heads_key_heads_and_networks_allow(
     serving_pool: Callable[..., ServingPool],
 ) -> None:
-    read = read_model(MODELS / "llama-3.1-8b")
+    read = example_model("llama-3.1-8b")
     for heads, key_heads, ffn, wanted in (
         (32, 8, 14336, {1, 2, 4, 8}),
         (40, 10, 17920, {1, 2, 5}),  # 4 ranks would share 10 key heads

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tuner.costs.serve.decoder import Experts
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -63,20 +64,16 @@ def test_a_named_placement_has_its_own_copies_on_its_own_ranks() -> None:
     assert copies.borne(OWN, ranks=32, nodes=4, redundant=0) is named
     others = dict(copies.solve_and_simulate(OWN, ranks=16, nodes=2))
     assert set(others) == {0, 16}
-    assert others[0] is not None
-    assert others[0].expert_LS is None
+    assert present(others[0]).expert_LS is None
     # Other slots than the placement's are placed anew.
-    other = copies.borne(OWN, ranks=32, nodes=4, redundant=64)
-    assert other is not None
+    other = present(copies.borne(OWN, ranks=32, nodes=4, redundant=64))
     assert other.num_slots == 320
 
 
 def test_groups_of_experts_stay_on_nodes_where_they_divide() -> None:
     copies = ExpertCopies(loads=recorded(skew=0.8), groups=8, is_launched=True)
-    loads = copies.borne(OWN, ranks=32, nodes=4, redundant=32)
-    assert loads is not None
-    assert loads.expert_LS is not None
-    for row in loads.expert_LS.reshape(3, 4, 72):
+    loads = present(copies.borne(OWN, ranks=32, nodes=4, redundant=32))
+    for row in present(loads.expert_LS).reshape(3, 4, 72):
         for experts in row:
             assert len({int(expert) // 32 for expert in experts}) == 2
     assert copies.borne(OWN, ranks=32, nodes=4, redundant=32) is loads

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.search.serve.instances import goal_formats
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.goal import ServeGoal
 
-MODEL = read_model(Path(__file__).parents[4] / "examples/models/deepseek-v3")
+MODEL = example_model("deepseek-v3")
 
 
 @each_row(

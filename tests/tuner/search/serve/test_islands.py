@@ -13,6 +13,7 @@ from solvers.instances.problem import (
     InstancesProblem,
     Route,
 )
+from tests.expect import present
 from tests.tuner.search.serve.problems import problem_of
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
@@ -41,8 +42,7 @@ def mi300x() -> ServePlan:
 
 @pytest.mark.slow
 def test_h100_and_ascend_are_two_islands_that_use_both_pools(ascend: ServePlan) -> None:
-    decision = ascend.decision
-    assert decision is not None
+    decision = present(ascend.decision)
     assert {one.name for one in decision.islands} == {"nvidia", "huawei"}
     assert sum(one.share_ratio for one in decision.islands) == pytest.approx(1.0)
     assert {(one.role.value, one.pool, one.island) for one in decision.instances} == {
@@ -74,8 +74,7 @@ def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(tmp_path: P
 
 @pytest.mark.slow
 def test_h100_and_mi300x_share_the_work_through_host_memory(mi300x: ServePlan) -> None:
-    decision = mi300x.decision
-    assert decision is not None
+    decision = present(mi300x.decision)
     (way,) = decision.handovers
     assert {way.from_pool, way.to_pool} == {"h100", "mi300x"}
     assert (way.connector, way.path) == ("nixl", "host")
@@ -128,14 +127,12 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     problem = build_serve_problem(
         spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), settings
     )
-    found = solve_goal(problem, "aggregated")
-    assert found is not None
+    found = present(solve_goal(problem, "aggregated"))
     shares = island_shares(found.groups).values()
     assert len(shares) == 2
     kept = sum(share**2 for share in shares)
     assert prefixes_kept(found.groups, loses=False) == pytest.approx(kept)
-    assert found.prefix_hit is not None
-    assert found.prefix_hit <= 0.5 * kept * (1.0 + 2.0 * KEPT_TOLERANCE)
+    assert present(found.prefix_hit) <= 0.5 * kept * (1.0 + 2.0 * KEPT_TOLERANCE)
     assert any("islands looks for no prefixes" in line for line in plan_cautions(found, problem))
     # Where no router of an island looks either, one of its instances is met by chance.
     (first, *_) = found.groups

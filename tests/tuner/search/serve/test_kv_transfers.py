@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
+from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.goals.serve_plan import deploy
-from tuner.plans.serve import ServePlan
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.choices import usual_choices
 from tuner.search.serve.kv_routes import build_kv_routes
@@ -22,38 +22,21 @@ from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import read_serve_spec
 from tuner.units import format_bytes
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.0}"
 B200 = "{name: b200, device: b200-sxm, nodes: 1, devices_per_node: 8, price_per_device_hour: 5.0}"
 AMD = "{name: amd, device: mi300x, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.0}"
-LINK = "[{{between: [{0}, {1}], bandwidth: 400Gbit/s, latency: 10us}}]"
+LINK = "{{between: [{0}, {1}], bandwidth: 400Gbit/s, latency: 10us}}"
 
 
-def spec_of(
-    folder: Path,
-    *,
-    engine: str = "vllm",
-    pools: str = f"{H20}, {B200}",
-    links: str = LINK.format("h20", "b200"),
-    model: str = "mixtral-8x7b",
-    engines: str = "{}",
-) -> Path:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: {links}}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  engines: {engines}\n"
-        "  traffic: {rate: 20/s, input_tokens: 4000, output_tokens: 400}\n"
-        "  slo: {ttft: {p90: 400ms}, tpot: {p90: 30ms}}\n"
-        "  modes: [disaggregated]\n"
-        "  objective: cost\n"
-    )
-    return path
+def spec_of(folder: Path, *, engines: str = "{}", **fields: str) -> Path:
+    spec = {
+        "pools": f"{H20}, {B200}",
+        "links": LINK.format("h20", "b200"),
+        "traffic": "{rate: 20/s, input_tokens: 4000, output_tokens: 400}",
+        "slo": "{ttft: {p90: 400ms}, tpot: {p90: 30ms}}",
+        "extra": f"engines: {engines}\n  modes: [disaggregated]\n  objective: cost",
+    }
+    return serve_spec(folder, **(spec | fields))
 
 
 def asked(path: Path) -> ServeProblem:
@@ -71,10 +54,6 @@ def serving_pool(pool: Pool) -> ServingPool:
         memory_bytes=float(sheet.memory_bytes),
         source="datasheet",
     )
-
-
-def planned(path: Path) -> ServePlan:
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def option(problem: ServeProblem, role: Role, pool: str, *, tensor: int) -> Option:
@@ -154,16 +133,13 @@ def test_unlike_vendors_pass_through_host_memory_where_the_engine_can(tmp_path: 
 
 
 def test_pools_whose_pages_differ_are_given_a_size_that_both_take(tmp_path: Path) -> None:
-    # SGLang's pages hold 64 tokens on Blackwell and 1 on Hopper; vLLM's hold 16 on both.
-    joined = planned(spec_of(tmp_path, engine="sglang"))
-    assert joined.decision is not None
-    assert [(way.from_pool, way.to_pool) for way in joined.decision.handovers] == [("b200", "h20")]
-    (page,) = {group.page_size for group in joined.decision.instances}
+    # SGLang's pages hold 64 tokens on Blackwell and 1 on Hopper.
+    joined = plan_of(spec_of(tmp_path, engine="sglang"))
+    assert [(way.from_pool, way.to_pool) for way in present(joined.decision).handovers] == [
+        ("b200", "h20")
+    ]
+    (page,) = {group.page_size for group in present(joined.decision).instances}
     assert page is not None
-    free = planned(spec_of(tmp_path, engine="vllm"))
-    assert free.decision is not None
-    assert [(way.from_pool, way.to_pool) for way in free.decision.handovers] == [("b200", "h20")]
-    assert {group.page_size for group in free.decision.instances} == {None}
 
 
 def test_pages_that_differ_keep_instances_unconnected(tmp_path: Path) -> None:
@@ -194,7 +170,7 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
     tmp_path: Path,
 ) -> None:
     # Qwen3-235B has 4 key-value heads; vLLM's NIXL refuses a wider prefill beyond them.
-    problem = asked(spec_of(tmp_path, pools=B200, links="[]", model="qwen3-235b-a22b"))
+    problem = asked(spec_of(tmp_path, pools=B200, links="", model="qwen3-235b-a22b"))
     wide, half = (option(problem, Role.PREFILL, "b200", tensor=tensor) for tensor in (8, 4))
     receiver = option(problem, Role.DECODE, "b200", tensor=4)
     (line,) = problem.kv_transfers.refusals(wide, receiver)
@@ -212,7 +188,7 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
 
 
 def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
-    problem = asked(spec_of(tmp_path, pools=B200, links="[]"))
+    problem = asked(spec_of(tmp_path, pools=B200, links=""))
     ways = build_kv_routes(problem.options.options, problem.kv_transfers, problem.serving_pools)
     assert [group.name for group in ways.groups] == [
         "prefill@b200/tp1-2-4-8",
@@ -223,7 +199,7 @@ def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
 def test_a_pair_that_the_connector_refuses_is_named_where_it_would_save(tmp_path: Path) -> None:
     # Prefill on 8 tensor ranks is quick enough, but vLLM's NIXL refuses it beside decode on 4.
     pool = "{name: h100, device: h100-sxm, nodes: 4, devices_per_node: 8}"
-    path = spec_of(tmp_path, pools=pool, links="[]", model="qwen3-235b-a22b")
+    path = spec_of(tmp_path, pools=pool, links="", model="qwen3-235b-a22b")
     goal = (
         path.read_text()
         .replace(
@@ -234,7 +210,7 @@ def test_a_pair_that_the_connector_refuses_is_named_where_it_would_save(tmp_path
         .replace("objective: cost", "objective: devices\n  quantization: fp8")
     )
     path.write_text(goal)
-    plan = planned(path)
+    plan = plan_of(path)
     assert plan.decision is not None
     (named,) = plan.unlaunchable
     assert "h100 to h100: tensor degrees 8 (prefill) and 4 (decode)" in named.feature

@@ -4,43 +4,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
+from tests.tuner import serve_specs
+from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import H100, serve_spec
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServeModeResult, ServePlan
+from tuner.search.serve.modes import explain_no_solution
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
-LINK = "[{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}]"
+LINK = "{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}"
 SPREAD = "input_tokens: {kind: lognormal, mean: 4000, cv: 1.5, most: 30000}, output_tokens: 200"
 MODES = ["aggregated", "disaggregated", "attention_expert", "shared_device", "prefill_offload"]
 
 
-def planned(
-    folder: Path,
-    *,
-    engine: str = "vllm",
-    model: str = "mixtral-8x7b",
-    pools: str = f"{H100}, {H20}",
-    links: str = LINK,
-    traffic: str = f"{{rate: 6/s, {SPREAD}}}",
-    slo: str = "{ttft: {p90: 3s}, tpot: {p90: 50ms}}",
-    extra: str = "objective: devices",
-) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: {links}}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {traffic}\n"
-        f"  slo: {slo}\n"
-        f"  {extra}\n"
-    )
-    return deploy(path, time_limit_s=20.0).plan
+SPEC = {
+    "pools": f"{H100}, {H20}",
+    "links": LINK,
+    "traffic": f"{{rate: 6/s, {SPREAD}}}",
+    "slo": "{ttft: {p90: 3s}, tpot: {p90: 50ms}}",
+}
+"""Every mode on two pools."""
+
+
+def planned(folder: Path, **fields: str) -> ServePlan:
+    return serve_specs.planned(folder, **(SPEC | fields))
 
 
 def by_mode(plan: ServePlan) -> dict[str, ServeModeResult]:
@@ -49,7 +38,6 @@ def by_mode(plan: ServePlan) -> dict[str, ServeModeResult]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
-    """Every mode on two pools."""
     return planned(tmp_path_factory.mktemp("modes"))
 
 
@@ -65,18 +53,17 @@ def test_one_run_solves_every_mode(plan: ServePlan) -> None:
         assert one.tpot_s is not None
         (told,) = (line for line in plan.unlaunchable if line.feature.startswith(mode))
         assert told.gain_ratio == pytest.approx(max(one.gain_ratio or 0.0, 0.0))
-    assert plan.decision is not None
-    assert plan.decision.num_devices == solutions[plan.decision.mode].devices
+    assert present(plan.decision).num_devices == solutions[present(plan.decision).mode].devices
 
     # What a mode saves is what its devices are fewer.
     for one in plan.modes:
         if one.devices is not None:
-            assert one.gain_ratio == pytest.approx(1.0 - one.devices / plan.decision.num_devices)
+            assert one.gain_ratio == pytest.approx(
+                1.0 - one.devices / present(plan.decision).num_devices
+            )
     # Ties and the bound are of modes that can be launched.
     certificate = plan.certificate
-    assert certificate.bound is not None
-    assert certificate.objective is not None
-    assert certificate.bound <= certificate.objective
+    assert present(certificate.bound) <= present(certificate.objective)
     near = sum(other.within_band for other in plan.alternatives)
     assert certificate.within_band >= near
 
@@ -89,19 +76,16 @@ def test_shared_devices_are_a_plan_where_the_release_launches_them(tmp_path: Pat
         extra="modes: [shared_device]\n  quantization: fp8",
         traffic="{rate: 2/s, input_tokens: 2000, output_tokens: 200}",
     )
-    assert plan.decision is not None
-    (group,) = plan.decision.instances
+    (group,) = present(plan.decision).instances
     assert group.role is Role.AGGREGATED
     assert group.attention_dp == group.pp == 1
     assert not group.chunked_prefill
-    assert group.prefill_share_ratio is not None
     # In steps of eight multiprocessors.
     units = {"h100": 132, "h20": 78}[group.pool]
-    steps = group.prefill_share_ratio * units / 8
+    steps = present(group.prefill_share_ratio) * units / 8
     assert steps == pytest.approx(round(steps))
-    assert plan.predicted is not None
-    assert plan.predicted.ttft_s.p90 <= 3.0
-    assert plan.predicted.tpot_s.p90 <= 0.05
+    assert present(plan.predicted).ttft_s.p90 <= 3.0
+    assert present(plan.predicted).tpot_s.p90 <= 0.05
     assert plan.certificate.status == "optimal"
 
 
@@ -111,19 +95,16 @@ FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
 @each_row(
     ("pools", "links", "traffic", "says"),
     [
-        (H100, "[]", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
-        (f"{H100}, {H20}", "[]", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
+        (H100, "", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
+        (f"{H100}, {H20}", "", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
         (f"{H100}, {H20}", LINK, FIXED, "equally long"),
     ],
 )
 def test_what_keeps_prompts_from_being_offloaded_is_stated(
     tmp_path: Path, pools: str, links: str, traffic: str, says: str
 ) -> None:
-    two = "modes: [aggregated, prefill_offload]"
-    plan = planned(tmp_path, pools=pools, links=links, traffic=traffic, extra=two)
-    one = by_mode(plan)["prefill_offload"]
-    assert one.status == "none"
-    assert says in one.told
+    problem = problem_of(serve_spec(tmp_path, pools=pools, links=links, traffic=traffic))
+    assert says in explain_no_solution("prefill_offload", problem)
 
 
 def trace(folder: Path) -> str:

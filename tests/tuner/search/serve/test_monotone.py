@@ -5,27 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from tuner.goals.serve_plan import deploy
+from tests.expect import present
+from tests.tuner.serve_specs import planned
 from tuner.plans.serve import ServeCertificate
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def certificate(
     folder: Path, *, rate: float = 10.0, ttft_s: float = 2.0, tpot_s: float = 0.05
 ) -> ServeCertificate | None:
     """DeepSeek-V3 on 32 H200; None where nothing fits."""
-    spec = folder / "spec.yaml"
-    spec.write_text(
-        f"schema_version: 1\nmodel: {MODELS / 'deepseek-v3'}\n"
-        "cluster: {pools: [{name: h200, device: h200-sxm, nodes: 4, devices_per_node: 8}]}\n"
-        "goal:\n  kind: serve\n  engine: {name: sglang}\n"
-        f"  traffic: {{rate: {rate}/s, input_tokens: 4000, output_tokens: 1000}}\n"
-        f"  slo: {{ttft: {{p90: {ttft_s}s}}, tpot: {{p90: {tpot_s}s}}}}\n"
-        "  quantization: fp8_block\n  objective: devices\n"
-        "  modes: [aggregated, disaggregated]\n"
+    plan = planned(
+        folder,
+        model="deepseek-v3",
+        pools="{name: h200, device: h200-sxm, nodes: 4, devices_per_node: 8}",
+        engine="sglang",
+        traffic=f"{{rate: {rate}/s, input_tokens: 4000, output_tokens: 1000}}",
+        slo=f"{{ttft: {{p90: {ttft_s}s}}, tpot: {{p90: {tpot_s}s}}}}",
+        extra="quantization: fp8_block\n  objective: devices\n  modes: [aggregated, disaggregated]",
     )
-    plan = deploy(spec).plan
     return None if plan.decision is None else plan.certificate
 
 
@@ -33,10 +30,8 @@ def devices(found: Sequence[ServeCertificate | None]) -> list[float]:
     """Of each plan, none being the most; bounds are checked on the way."""
     for one in found:
         if one is not None:
-            assert one.objective is not None
-            assert one.bound is not None
-            assert one.bound <= one.objective * (1.0 + 1e-6)
-            gap = 1.0 - one.bound / one.objective
+            assert present(one.bound) <= present(one.objective) * (1.0 + 1e-6)
+            gap = 1.0 - present(one.bound) / present(one.objective)
             assert one.gap_ratio == pytest.approx(max(gap, 0.0), abs=1e-6)
             assert (one.status == "optimal") == (one.gap_ratio <= 1e-6)
     objectives = [None if one is None else one.objective for one in found]

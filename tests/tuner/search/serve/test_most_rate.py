@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.goals.registry import goal_of
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.modes import solve_modes
@@ -20,7 +21,6 @@ from tuner.search.serve.solve_mode import (
     simulate_traffic,
 )
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 EVEN = "{rate: 3/s, arrival: {kind: constant}, input_tokens: 1000, output_tokens: 200}"
 SHAPE = "{input_tokens: 2000, output_tokens: 400}"
 Spec = Callable[..., Path]
@@ -30,32 +30,25 @@ Spec = Callable[..., Path]
 def spec(tmp_path: Path) -> Spec:
     def made(
         *,
-        model: str = "llama-3.1-8b",
         nodes: int = 4,
         per_node: int = 1,
         engine: str = "vllm",
-        traffic: str = SHAPE,
-        slo: str = "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
         modes: str = "[aggregated]",
         extra: str = "",
         more_pools: str = "",
+        **fields: str,
     ) -> Path:
-        path = tmp_path / "spec.yaml"
-        path.write_text(
-            f"schema_version: 1\nmodel: {MODELS / model}\n"
-            f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes},"
-            f" devices_per_node: {per_node}}}{more_pools}]}}\n"
-            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  traffic: {traffic}\n"
-            f"  slo: {slo}\n  objective: rate\n  modes: {modes}\n  {extra}\n"
-            f"emit: [{engine}]\n"
-        )
-        return path
+        spec = {
+            "model": "llama-3.1-8b",
+            "traffic": SHAPE,
+            "slo": "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
+            "extra": f"objective: rate\n  modes: {modes}\n  {extra}",
+        }
+        pools = f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: {per_node}}}"
+        pools += more_pools
+        return serve_spec(tmp_path, pools=pools, engine=engine, emit=engine, **(spec | fields))
 
     return made
-
-
-def planned(path: Path) -> ServePlan:
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
@@ -65,8 +58,7 @@ def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> No
         option.devices: option.rate_per_s / option.devices
         for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
     }
-    found = solve_goal(problem, "aggregated")
-    assert found is not None
+    found = present(solve_goal(problem, "aggregated"))
     assert found.rate_per_s is not None
     assert not found.missed_without_spare
     assert 1.0 / found.bound == pytest.approx(4.0 * max(each.values()), rel=1e-6)
@@ -80,20 +72,18 @@ def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
                 nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
             )
         )
-        found = solve_goal(problem, "aggregated")
-        assert found is not None
-        assert found.rate_per_s is not None
+        found = present(solve_goal(problem, "aggregated"))
         assert found.missed_without_spare
-        assert found.rate_per_s < 0.95 / found.bound
+        assert present(found.rate_per_s) < 0.95 / found.bound
         targets = problem.spec.goal.slo
         for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
-            more = at_rate(problem, factor * found.rate_per_s)
+            more = at_rate(problem, factor * present(found.rate_per_s))
             simulated = simulate_traffic(more, "aggregated", found.groups)
             assert simulated.meets(targets) == holds, (slo, factor)
 
 
 def test_no_rate_is_named_where_a_single_request_misses_a_target(spec: Spec) -> None:
-    plan = planned(spec(slo="{ttft: {p90: 1ms}}"))
+    plan = plan_of(spec(slo="{ttft: {p90: 1ms}}"))
     assert plan.decision is None
     assert plan.certificate.status == "infeasible"
     assert "a single prompt takes" in plan.binding_constraint
@@ -119,20 +109,16 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
     problem = problem_of(spec(nodes=2, more_pools=pools))
     one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
-    one = solve_goal(replace(problem, routers=(one_kind,)), "aggregated")
-    found = solve_goal(problem, "aggregated")
-    assert one is not None
-    assert found is not None
+    one = present(solve_goal(replace(problem, routers=(one_kind,)), "aggregated"))
+    found = present(solve_goal(problem, "aggregated"))
     assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}
     assert {group.option.serving_pool.pool.name for group in found.groups} == {"h100", "h20"}
     assert found.router == by_load
     assert found.covered_kinds == by_load.most_kinds
-    assert one.rate_per_s is not None
-    assert found.rate_per_s is not None
-    assert 1.1 * one.rate_per_s < found.rate_per_s <= 1.0 / found.bound
+    assert 1.1 * present(one.rate_per_s) < present(found.rate_per_s) <= 1.0 / found.bound
     targets = problem.spec.goal.slo
     for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
-        more = at_rate(problem, factor * found.rate_per_s)
+        more = at_rate(problem, factor * present(found.rate_per_s))
         simulated = simulate_traffic(more, "aggregated", found.groups, router=found.router)
         assert simulated.meets(targets) == holds or not found.missed_without_spare
 
@@ -149,33 +135,30 @@ def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
         "shared_device",
     }
     for one in solutions.serving:
-        assert one.rate_per_s is not None
-        assert one.rate_per_s <= 1.0 / one.bound
+        assert present(one.rate_per_s) <= 1.0 / one.bound
         if one.mode == "disaggregated":
             for role in (Role.PREFILL, Role.DECODE):
                 served = sum(group.rate_per_s for group in one.groups if group.option.role is role)
-                assert one.rate_per_s <= served
+                assert present(one.rate_per_s) <= served
     assert solutions.fitting[0].rate_per_s == max(
         one.rate_per_s or 0.0 for one in solutions.fitting
     )
 
 
 def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Spec) -> None:
-    plan = planned(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
-    assert plan.predicted is not None
+    plan = plan_of(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
     certificate = plan.certificate
-    assert certificate.objective is not None
-    assert certificate.objective == pytest.approx(plan.predicted.requests_per_s)
-    assert certificate.bound is not None
-    assert certificate.objective <= certificate.bound
-    assert certificate.gap_ratio == pytest.approx(1.0 - certificate.objective / certificate.bound)
+    assert certificate.objective == pytest.approx(present(plan.predicted).requests_per_s)
+    assert present(certificate.objective) <= present(certificate.bound)
+    assert certificate.gap_ratio == pytest.approx(
+        1.0 - present(certificate.objective) / present(certificate.bound)
+    )
     assert plan.goal.traffic.rate == certificate.objective
-    assert [one.requests_per_s for one in plan.modes] == [certificate.objective]
+    assert [one.requests_per_s for one in plan.modes] == [present(certificate.objective)]
     assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
     shown = words_of(serve_report(plan))
     assert ": requests/s within the SLO " in shown
     assert ", upper bound " in shown
     assert "devices requests/s" in shown
-    figures = goal_of(plan).figures(plan)
-    assert figures is not None
+    figures = present(goal_of(plan).figures(plan))
     assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
 from tuner.search.serve.multiplexing import can_share, multiplexed_options, price_shares, sm_shares
 from tuner.search.serve.solve_mode import ServeProblem
@@ -15,19 +16,17 @@ MODEL = Path(__file__).parents[4] / "examples" / "models" / "qwen3-30b-a3b"
 
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
-    path = tmp_path_factory.mktemp("sharing") / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODEL}\n"
-        "cluster: {pools: [{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}]}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        "  engine: {name: sglang}\n"
-        "  modes: [shared_device]\n"
-        "  traffic: {rate: 5/s, input_tokens: 3000, output_tokens: 300}\n"
-        "  slo: {ttft: {p90: 1s}, tpot: {p90: 30ms}}\n"
+    return problem_of(
+        serve_spec(
+            tmp_path_factory.mktemp("sharing"),
+            model="qwen3-30b-a3b",
+            pools="{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}",
+            engine="sglang",
+            traffic="{rate: 5/s, input_tokens: 3000, output_tokens: 300}",
+            slo="{ttft: {p90: 1s}, tpot: {p90: 30ms}}",
+            extra="modes: [shared_device]",
+        )
     )
-    return problem_of(path)
 
 
 def test_only_plain_ranks_share(problem: ServeProblem) -> None:

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
+from tests.tuner import serve_specs
 from tuner.costs.serve.bands import PublishedMode
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.near_miss import LONGER_RATIO
 from tuner.units import format_ratio
-
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def planned(
@@ -28,37 +27,35 @@ def planned(
     input_tokens: int = 2000,
 ) -> ServePlan:
     """Llama-3.1-8B on machines of one H100."""
-    path = folder / "spec.yaml"
-    path.write_text(
-        f"schema_version: 1\nmodel: {MODELS / 'llama-3.1-8b'}\n"
-        f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 1,"
-        f" price_per_device_hour: 2.0{extra}}}]}}\n"
-        f"goal:\n  kind: serve\n  engine: {{name: vllm}}\n"
-        f"  traffic: {{rate: {rate}/s, input_tokens: {input_tokens}, output_tokens: 300}}\n"
-        f"  slo: {{ttft: {{p90: {ttft_ms}ms}}, tpot: {{p90: {tpot_ms}ms}}}}\n"
-        f"  objective: {objective}\n  modes: [{mode}]\n"
+    return serve_specs.planned(
+        folder,
+        model="llama-3.1-8b",
+        pools=f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 1,"
+        f" price_per_device_hour: 2.0{extra}}}",
+        traffic=f"{{rate: {rate}/s, input_tokens: {input_tokens}, output_tokens: 300}}",
+        slo=f"{{ttft: {{p90: {ttft_ms}ms}}, tpot: {{p90: {tpot_ms}ms}}}}",
+        extra=f"objective: {objective}\n  modes: [{mode}]",
     )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def test_the_cheapest_deployment_that_misses_by_less_than_its_band_is_named(
     tmp_path: Path,
 ) -> None:
     fits = planned(tmp_path)
-    assert fits.decision is not None
-    assert fits.predicted is not None
     assert fits.near_miss is None
     for target, reached in (
-        ("ttft p90", fits.predicted.ttft_s.p90),
-        ("tpot p90", fits.predicted.tpot_s.p90),
+        ("ttft p90", present(fits.predicted).ttft_s.p90),
+        ("tpot p90", present(fits.predicted).tpot_s.p90),
     ):
         limit_s = 0.95 * reached
         key = f"{target[:4]}_ms"
         plan = planned(tmp_path, **{key: 1e3 * limit_s})  # type: ignore[arg-type]  # a latency
-        near = plan.near_miss
-        assert plan.decision is not None
-        assert near is not None
-        assert near.decision.num_devices == fits.decision.num_devices < plan.decision.num_devices
+        near = present(plan.near_miss)
+        assert (
+            near.decision.num_devices
+            == present(fits.decision).num_devices
+            < present(plan.decision).num_devices
+        )
         assert near.cost_per_hour == 2.0 * near.decision.num_devices
         (missed,) = near.missed
         assert missed.target == target

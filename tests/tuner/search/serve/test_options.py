@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend
@@ -24,9 +24,7 @@ from tuner.search.serve.options import (
     device_memory_bytes,
     price_options,
 )
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
 ROLES = (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
 A2A_BACKENDS = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
@@ -36,7 +34,7 @@ Asked = Callable[..., Demand]
 
 
 def decoder(model: str) -> Decoder:
-    return decoder_of(read_model(MODELS / model))
+    return decoder_of(example_model(model))
 
 
 def found_of(

@@ -2,30 +2,20 @@
 
 from pathlib import Path
 
+from tests.tuner.serve_specs import serve_spec
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.pages import page_by_pool
 from tuner.spec.serving.read import read_serve_spec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 LINK = "{between: [h100, b200], bandwidth: 400Gbit/s, latency: 10us}"
 
 
 def pages(folder: Path, *, engine: str, model: str, links: str) -> dict[str, int]:
-    path = folder / "spec.yaml"
     pools = ", ".join(
         f"{{name: {name}, device: {name}-sxm, nodes: 1, devices_per_node: 8}}"
         for name in ("h100", "b200")
     )
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: [{links}]}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        "  traffic: {rate: 1/s, input_tokens: 1000, output_tokens: 100}\n"
-    )
-    spec = read_serve_spec(path)
+    spec = read_serve_spec(serve_spec(folder, engine=engine, model=model, pools=pools, links=links))
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
     return dict(page_by_pool(spec, serving_pools))
 

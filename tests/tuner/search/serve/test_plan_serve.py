@@ -4,47 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
 from tests.rows import each_row
+from tests.tuner.serve_specs import H100, planned
 from tuner.config.serve import Role
 from tuner.errors import SpecError
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-
-H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 L40S = "{name: l40s, device: l40s, nodes: 4, devices_per_node: 8, price_per_device_hour: 0.9}"
 H200 = "{name: h200, device: h200-sxm, nodes: 1, devices_per_node: 8}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 FEW_MODES = "objective: devices\n  modes: [aggregated, disaggregated]"
-
-
-def planned(
-    folder: Path,
-    *,
-    pools: str = H100,
-    links: str = "[]",
-    traffic: str = "{rate: 10/s, input_tokens: 2000, output_tokens: 300}",
-    slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
-    extra: str = "objective: devices",
-    model: str = "mixtral-8x7b",
-    engine: str = "vllm",
-) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: {links}}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {traffic}\n"
-        f"  slo: {slo}\n"
-        f"  {extra}\n"
-    )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +26,11 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
 
 
 def test_a_plan_meets_its_targets_on_a_certified_number_of_devices(plan: ServePlan) -> None:
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    assert plan.predicted.ttft_s.p90 <= 1.0
-    assert plan.predicted.tpot_s.p90 <= 0.05
+    assert present(plan.predicted).ttft_s.p90 <= 1.0
+    assert present(plan.predicted).tpot_s.p90 <= 0.05
     assert plan.certificate.status == "optimal"
-    assert plan.certificate.bound == pytest.approx(plan.decision.num_devices)
-    assert plan.decision.num_devices <= 16
+    assert plan.certificate.bound == pytest.approx(present(plan.decision).num_devices)
+    assert present(plan.decision).num_devices <= 16
 
 
 @each_row(
@@ -83,14 +53,12 @@ def test_hybrids_are_planned_with_their_states(
     tmp_path: Path, model: str, engine: str, state_mib: str, devices: set[int]
 ) -> None:
     made = planned(tmp_path, pools=H200, model=model, engine=engine, extra=FEW_MODES)
-    assert made.decision is not None
-    assert made.predicted is not None
-    assert made.decision.num_devices in devices
+    assert present(made.decision).num_devices in devices
     # A step reads 3.6 or 3.9 billion active parameters at least once, and no more than all.
-    assert 0.002 < made.predicted.tpot_s.mean < 0.05
+    assert 0.002 < present(made.predicted).tpot_s.mean < 0.05
     assert any(state_mib in note for note in made.provenance.notes)
     assert any("linear_update" in note for note in made.provenance.notes)
-    (group,) = [one for one in made.decision.instances if one.role is not Role.PREFILL]
+    (group,) = [one for one in present(made.decision).instances if one.role is not Role.PREFILL]
     assert group.kv_tokens > group.max_batch * 2300
 
 
@@ -108,17 +76,15 @@ def test_zero_computation_experts_are_planned_as_engines_run_them(
         slo="{ttft: {p90: 10s}, tpot: {p90: 100ms}}",
         extra=extra,
     )
-    assert made.decision is not None
-    assert made.predicted is not None
     # 561 GB of weights in fp8: a node of eight, or its half with little room beside them.
-    assert made.decision.num_devices in (4, 8)
+    assert present(made.decision).num_devices in (4, 8)
     # A step reads 18.7 billion parameters of attention and dense networks at least once.
-    assert 0.002 < made.predicted.tpot_s.mean < 0.1
+    assert 0.002 < present(made.predicted).tpot_s.mean < 0.1
     notes = made.provenance.notes
     assert any("12 experts of a token 8" in note for note in notes)
     assert any(f"{engine}: copies for experts without weights" in note for note in notes)
     if engine == "sglang":
-        assert {(one.pp, one.a2a_backend) for one in made.decision.instances} <= {
+        assert {(one.pp, one.a2a_backend) for one in present(made.decision).instances} <= {
             (1, "none"),
             (1, "allgather"),
         }
@@ -143,8 +109,7 @@ def test_twice_the_traffic_never_takes_fewer_devices(tmp_path: Path) -> None:
 
 
 def test_every_mode_is_priced_and_compared(plan: ServePlan) -> None:
-    assert plan.decision is not None
-    modes = {plan.decision.mode, *(other.decision.mode for other in plan.alternatives)}
+    modes = {present(plan.decision).mode, *(other.decision.mode for other in plan.alternatives)}
     assert modes == {"aggregated", "disaggregated"}
     assert any(one.feature.startswith("attention_expert") for one in plan.unlaunchable)
 
@@ -153,30 +118,25 @@ def test_a_cheap_pool_is_taken_where_it_is_fast_enough(tmp_path: Path) -> None:
     pools = f"{H100}, {L40S}, {H20}"
     cheap = planned(tmp_path, pools=pools, extra="objective: cost")
     fast = planned(tmp_path, pools=H100, extra="objective: cost")
-    assert cheap.predicted is not None
-    assert fast.predicted is not None
-    assert cheap.predicted.cost_per_hour is not None
-    assert fast.predicted.cost_per_hour is not None
-    assert cheap.predicted.cost_per_hour <= fast.predicted.cost_per_hour
+    assert present(present(cheap.predicted).cost_per_hour) <= present(
+        present(fast.predicted).cost_per_hour
+    )
 
 
 def test_pools_without_a_link_hand_nothing_over(tmp_path: Path) -> None:
     plan = planned(
         tmp_path, pools=f"{H100}, {H20}", extra="modes: [disaggregated]\n  objective: cost"
     )
-    assert plan.decision is not None
-    assert all(way.from_pool == way.to_pool for way in plan.decision.handovers)
+    assert all(way.from_pool == way.to_pool for way in present(plan.decision).handovers)
     linked = planned(
         tmp_path,
         pools=f"{H100}, {H20}",
-        links="[{between: [h100, h20], bandwidth: 400Gbit/s, latency: 10us}]",
+        links="{between: [h100, h20], bandwidth: 400Gbit/s, latency: 10us}",
         extra="modes: [disaggregated]\n  objective: cost",
     )
-    assert linked.predicted is not None
-    assert plan.predicted is not None
-    assert linked.predicted.cost_per_hour is not None
-    assert plan.predicted.cost_per_hour is not None
-    assert linked.predicted.cost_per_hour <= plan.predicted.cost_per_hour
+    assert present(present(linked.predicted).cost_per_hour) <= present(
+        present(plan.predicted).cost_per_hour
+    )
 
 
 def test_a_model_that_fits_nowhere_names_the_memory(tmp_path: Path) -> None:
@@ -194,8 +154,9 @@ def test_burstier_traffic_takes_no_fewer_devices(tmp_path: Path) -> None:
     bursty = planned(
         tmp_path, traffic=f"{{rate: 20/s, arrival: {{kind: gamma, cv: 4}}, {lengths}}}"
     )
-    assert smooth.decision is not None
-    assert bursty.decision is None or (bursty.decision.num_devices >= smooth.decision.num_devices)
+    assert bursty.decision is None or (
+        bursty.decision.num_devices >= present(smooth.decision).num_devices
+    )
 
 
 def test_a_closed_loop_asks_for_what_its_targets_need(tmp_path: Path) -> None:
@@ -249,16 +210,14 @@ def test_a_looser_target_never_takes_more_devices(
     assert devices[-1] < devices[0]
     for plan in plans:
         if plan.decision is not None:
-            assert plan.certificate.bound is not None
-            assert plan.certificate.bound <= plan.decision.num_devices
+            assert present(plan.certificate.bound) <= plan.decision.num_devices
             assert plan.certificate.program_gap_ratio < 1e-6
 
 
 def test_instances_of_a_role_are_of_one_kind_where_one_serves(tmp_path: Path) -> None:
     # Routers share requests out evenly.
     plan = planned(tmp_path, pools=f"{H100}, {L40S}, {H20}", extra="objective: cost")
-    assert plan.decision is not None
-    roles = [group.role for group in plan.decision.instances]
+    roles = [group.role for group in present(plan.decision).instances]
     assert len(roles) == len(set(roles))
 
 
@@ -269,13 +228,12 @@ def test_a_closed_loop_without_targets_is_planned_whatever_it_takes(tmp_path: Pa
             tmp_path, pools=one, traffic=f"{{{load}}}", slo="{}", extra="modes: [aggregated]"
         )
         assert made.decision is not None, load
-        assert made.predicted is not None
         provenance = made.provenance.model_copy(update={"notes": ()})
         text = words_of(serve_report(made.model_copy(update={"provenance": provenance})))
         assert "SLO" not in text
         assert "goodput" not in text
         # Instances are as busy as what they serve, not as a rate that nobody stated.
-        (busy,) = made.predicted.utilisation_ratio.values()
+        (busy,) = present(made.predicted).utilisation_ratio.values()
         assert busy > 0.5, load
         assert any("without an SLO" in note for note in made.provenance.notes)
 

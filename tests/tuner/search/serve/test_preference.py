@@ -5,35 +5,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tests.tuner import serve_specs
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-
 
 def planned(
     folder: Path, *, modes: str, rate: float = 10.0, ttft: str = "3s", engine: str = "sglang"
 ) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / 'qwen3-235b-a22b'}\n"
-        "cluster: {pools: [{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8}]}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {{rate: {rate}/s, input_tokens: 2000, output_tokens: 200}}\n"
-        f"  slo: {{ttft: {{p90: {ttft}}}, tpot: {{p90: 50ms}}}}\n"
-        "  quantization: fp8\n"
-        "  objective: devices\n"
-        f"  modes: [{modes}]\n"
+    return serve_specs.planned(
+        folder,
+        model="qwen3-235b-a22b",
+        engine=engine,
+        traffic=f"{{rate: {rate}/s, input_tokens: 2000, output_tokens: 200}}",
+        slo=f"{{ttft: {{p90: {ttft}}}, tpot: {{p90: 50ms}}}}",
+        extra=f"quantization: fp8\n  objective: devices\n  modes: [{modes}]",
     )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def test_a_mode_without_runs_is_not_chosen_where_its_band_takes_the_gain_away(
@@ -48,8 +41,7 @@ def test_a_mode_without_runs_is_not_chosen_where_its_band_takes_the_gain_away(
     assert "no published run backs shared_device" in guessed.told
     # The bound is of both modes, so that the measured one is not called optimal.
     assert plan.certificate.status == "feasible"
-    assert plan.certificate.bound is not None
-    assert plan.certificate.bound <= (guessed.devices or 0)
+    assert present(plan.certificate.bound) <= (guessed.devices or 0)
     assert "aggregated, shared_device" in plan.certificate.covers
 
 
@@ -57,10 +49,8 @@ def test_a_mode_without_runs_that_is_the_only_one_requested_is_chosen_with_a_cau
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path, modes="shared_device")
-    assert plan.decision is not None
-    assert plan.decision.mode == "shared_device"
-    assert plan.predicted is not None
-    assert plan.predicted.is_new_pair
+    assert present(plan.decision).mode == "shared_device"
+    assert present(plan.predicted).is_new_pair
     (note,) = (note for note in plan.provenance.notes if "no published run of" in note)
     assert "this model on" in note
     assert "of mode shared_device" in note

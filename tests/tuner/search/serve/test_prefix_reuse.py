@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.expect import present
+from tests.tuner.models import MODELS
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import PrefixReuse, ServePlan
@@ -22,7 +24,6 @@ from tuner.simulate.serving.prefix_hits import by_weight
 from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 SPEC = f"""
 schema_version: 1
 model: {MODELS / "mixtral-8x7b"}
@@ -71,10 +72,8 @@ def plan_of(path: Path) -> ServePlan:
 def test_a_plan_counts_on_what_its_own_caches_hold(spec: Callable[..., Path]) -> None:
     path = spec(shared(400))
     plan = plan_of(path)
-    reuse = plan.prefix_reuse
-    assert plan.decision is not None
-    assert reuse is not None
-    (group,) = plan.decision.instances
+    reuse = present(plan.prefix_reuse)
+    (group,) = present(plan.decision).instances
     ranks = group.count * group.attention_dp
     assert (reuse.instances, reuse.ranks, reuse.router) == (
         group.count,
@@ -133,22 +132,18 @@ def test_instances_that_look_for_prefixes_on_their_ranks_find_what_one_rank_woul
 
 def test_requests_are_simulated_with_the_hits_of_their_own(spec: Callable[..., Path]) -> None:
     read = read_serve_spec(spec(shared(40)))
-    prompts = recorded_prompts(read, rate_per_s=10.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read, rate_per_s=10.0))
     one = PrefixReuse(router="one", instances=1, ranks=1, cache_blocks=99, stay_s=1.0)
     hits = prompts.under(one)
-    assert hits.cached_N is not None
     # The first prompt of each document finds nothing, the other 38 find 1536 of 2048 tokens.
-    assert hits.cached_N.tolist() == [0, 0, *[1536] * 38]
+    assert present(hits.cached_N).tolist() == [0, 0, *[1536] * 38]
     assert hits.ratio == pytest.approx(38 * 1536 / (40 * 2048))
     demand = with_hits(build_demand(read.goal, longest=32768), hits)
     assert demand.computed_tokens == pytest.approx(2048 * (1.0 - hits.ratio))
     every = sample_rank_requests(read.goal, demand, count=40, every=1, most_tokens=1e6)
-    assert every.cached_R is not None
-    assert every.cached_R.tolist() == hits.cached_N.tolist()
+    assert present(every.cached_R).tolist() == present(hits.cached_N).tolist()
     third = sample_rank_requests(read.goal, demand, count=40, every=3, most_tokens=1e6)
-    assert third.cached_R is not None
-    assert third.cached_R.tolist() == hits.cached_N[::3].tolist()
+    assert present(third.cached_R).tolist() == present(hits.cached_N)[::3].tolist()
 
 
 def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_not(
@@ -169,8 +164,7 @@ def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_
 def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
     spec: Callable[..., Path],
 ) -> None:
-    prompts = recorded_prompts(read_serve_spec(spec(shared(8))), rate_per_s=10.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read_serve_spec(spec(shared(8))), rate_per_s=10.0))
 
     def found(**fields: object) -> list[int]:
         plain = {"router": "in_turn", "instances": 1, "ranks": 1, "cache_blocks": 99, "stay_s": 1.0}
@@ -193,8 +187,7 @@ def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
 def test_islands_have_caches_of_their_own_and_get_requests_by_their_weights(
     spec: Callable[..., Path],
 ) -> None:
-    prompts = recorded_prompts(read_serve_spec(spec(shared(12))), rate_per_s=10.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read_serve_spec(spec(shared(12))), rate_per_s=10.0))
     plain = PrefixReuse(router="in_turn", instances=1, ranks=1, cache_blocks=99, stay_s=1.0)
 
     def islands(*shares: float) -> PrefixReuse:
@@ -214,8 +207,7 @@ def test_islands_have_caches_of_their_own_and_get_requests_by_their_weights(
 
 
 def prompts_under(prompts: RecordedPrompts, reuse: PrefixReuse) -> list[int]:
-    cached_N = prompts.under(reuse).cached_N
-    assert cached_N is not None
+    cached_N = present(prompts.under(reuse).cached_N)
     return [tokens // 512 for tokens in cached_N]
 
 
@@ -239,13 +231,11 @@ def test_without_a_router_that_follows_caches_the_instances_look_on_their_ranks(
     spec: Callable[..., Path],
 ) -> None:
     plan = plan_of(spec(shared(200), engine="trtllm"))
-    reuse = plan.prefix_reuse
-    assert reuse is not None
+    reuse = present(plan.prefix_reuse)
     assert reuse.router == ("own_ranks" if reuse.ranks > 1 else "in_turn")
     assert reuse.hit_ratio == reuse.by_router[reuse.router] >= reuse.by_router["in_turn"]
-    assert plan.predicted is not None
-    assert plan.predicted.prefix_hits is not None
-    assert plan.predicted.prefix_hits.ratio_band[0] == reuse.by_router["in_turn"]
+    hits = present(present(plan.predicted).prefix_hits)
+    assert hits.ratio_band[0] == reuse.by_router["in_turn"]
 
 
 def test_hits_are_counted_at_the_rate_that_is_found(
@@ -277,15 +267,12 @@ def test_hits_that_were_counted_are_not_lowered_again_and_the_router_has_their_t
         text = path.read_text().replace("mixtral-8x7b", "llama-3.1-8b")
         path.write_text(text.replace("nodes: 1, devices_per_node: 8", SINGLE))
         plan = plan_of(path)
-        assert plan.decision is not None
-        assert plan.prefix_reuse is not None
-        assert plan.prefix_reuse.instances > 1, engine
+        assert present(plan.prefix_reuse).instances > 1, engine
         planned = plan.goal.traffic.prefix_hit
-        assert planned == pytest.approx(plan.prefix_reuse.hit_ratio, abs=0.01), engine
-        router = plan.decision.router
-        assert router is not None
+        assert planned == pytest.approx(present(plan.prefix_reuse).hit_ratio, abs=0.01), engine
+        router = present(present(plan.decision).router)
         follows = router.policy is RouterPolicy.CACHE_AWARE
-        assert follows == (plan.prefix_reuse.router == "cache_aware") == (engine == "vllm")
+        assert follows == (present(plan.prefix_reuse).router == "cache_aware") == (engine == "vllm")
         assert router.cache_threshold == (CACHE_THRESHOLD if follows else None)
         assert not any("counted on in prefix caches" in line for line in plan.provenance.notes)
 
@@ -296,8 +283,7 @@ def test_wide_instances_are_weighed_by_the_fewer_hits_of_their_ranks(
     path = spec(shared(400), engine="sglang")
     read = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
-    prompts = recorded_prompts(read, rate_per_s=10.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read, rate_per_s=10.0))
     whole = PrefixHits(ratio=0.74)
     problem = build_serve_problem(read, serving_pools, SearchSettings(), hits=whole)
     found = prefix_reuse.hits_of_options(problem, prompts)

@@ -15,6 +15,7 @@ from solvers.instances.problem import (
     Route,
 )
 from solvers.result import Status
+from tests.expect import present
 from tuner.search.serve.program import Program, solve_program
 
 MOST = 2
@@ -77,9 +78,8 @@ def test_every_chosen_prefill_instance_may_meet_every_chosen_decode_instance(
     assert outcome.status is Status.OPTIMAL
     assert abs(outcome.objective - expected) < 1e-6
     assert outcome.bound <= expected + 1e-6
-    assert outcome.solution is not None
-    carried = [flow for flow in outcome.solution.flow_per_s_E if flow > 1e-6]
-    assert len(outcome.solution.flow_per_s_E) == len(legal)
+    carried = [flow for flow in present(outcome.solution).flow_per_s_E if flow > 1e-6]
+    assert len(present(outcome.solution).flow_per_s_E) == len(legal)
     assert sum(carried) >= RATE_PER_S * needed * (1.0 - 1e-6)
-    used = [number for number, count in enumerate(outcome.solution.count_J) if count]
+    used = [number for number, count in enumerate(present(outcome.solution).count_J) if count]
     assert all((one, two) in legal for one, two in PAIRS if one in used and two in used)

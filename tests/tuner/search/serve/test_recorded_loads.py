@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
+from tests.tuner.models import example_model
 from tuner.errors import SpecError
 from tuner.search.serve.recorded_loads import expert_loads, read_placement
 from tuner.spec.goal import Routing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 
-MODEL_FOLDER = Path(__file__).parents[4] / "examples" / "models"
-MODEL = read_model(MODEL_FOLDER / "tiny-moe")
+MODEL = example_model("tiny-moe")
 """Four layers of eight experts, two a token."""
 
 
@@ -60,8 +60,7 @@ def test_a_goal_that_names_nothing_has_no_loads() -> None:
 
 
 def test_shares_are_those_that_were_recorded(tmp_path: Path) -> None:
-    loads = expert_loads(goal_of(recording(tmp_path)), MODEL)
-    assert loads is not None
+    loads = present(expert_loads(goal_of(recording(tmp_path)), MODEL))
     assert loads.share_LE[0] == pytest.approx(np.array([8, 1, 1, 1, 1, 1, 1, 2]) / 16.0)
     assert (loads.top_k, loads.num_slots) == (2, 8)
 
@@ -71,41 +70,27 @@ def test_a_placement_holds_the_recorded_layers(tmp_path: Path, is_folder: bool) 
     rows = [[0, 1, 2, 3, 4, 5, 6, 7], [0, 7, 1, 6, 2, 5, 3, 4], [7, 6, 5, 4, 3, 2, 1, 0]]
     plan = placement(tmp_path, physical_to_logical=rows, layer_ids=(0, 1, 3))
     named = tmp_path if is_folder else plan
-    loads = expert_loads(goal_of(recording(tmp_path), named), MODEL)
-    assert loads is not None
-    assert loads.expert_LS is not None
-    assert loads.expert_LS.tolist() == rows[1:]
+    loads = present(expert_loads(goal_of(recording(tmp_path), named), MODEL))
+    assert present(loads.expert_LS).tolist() == rows[1:]
     assert loads.fits(4)
     # Expert 0 takes 8 of 16; beside 1 or beside 7 with 1 or 2 more, over 4.
     assert loads.expert_imbalance(4) == pytest.approx(np.mean([4 * 10 / 16, 1.0]))
 
 
-def test_a_placement_without_a_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"goal\.placement: needs goal\.routing"):
-        expert_loads(goal_of(None, placement(tmp_path)), MODEL)
-
-
 @each_row(
-    ("changes", "message"),
+    ("recorded", "placed", "message"),
     [
-        ({"num_logical_experts": 4, "logical_count": [[1] * 4, [1] * 4]}, "has 8 experts a layer"),
-        ({"layer_ids": [3, 9]}, "layer 9 was"),
-        ({"top_k": 4}, "4 experts a token were recorded, tiny-moe has 2"),
-    ],
-)
-def test_a_recording_of_another_model_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SpecError, match=message) as caught:
-        expert_loads(goal_of(recording(tmp_path, **changes)), MODEL)
-    assert "\n" not in str(caught.value)
-
-
-@each_row(
-    ("changes", "message"),
-    [
-        ({"layer_ids": (0, 1)}, "layer 3 was recorded and not placed"),
+        (None, {}, r"goal\.placement: needs goal\.routing"),
         (
+            {"num_logical_experts": 4, "logical_count": [[1] * 4, [1] * 4]},
+            None,
+            "has 8 experts a layer",
+        ),
+        ({"layer_ids": [3, 9]}, None, "layer 9 was"),
+        ({"top_k": 4}, None, "4 experts a token were recorded, tiny-moe has 2"),
+        ({}, {"layer_ids": (0, 1)}, "layer 3 was recorded and not placed"),
+        (
+            {},
             {
                 "num_experts": 6,
                 "physical_to_logical": [[0, 1, 2, 3, 4, 5, 0, 2], [5, 4, 3, 2, 1, 0, 4, 1]],
@@ -114,11 +99,13 @@ def test_a_recording_of_another_model_is_refused(
         ),
     ],
 )
-def test_a_placement_of_something_else_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+def test_recordings_and_placements_of_another_model_are_refused(
+    tmp_path: Path, recorded: dict[str, Any] | None, placed: dict[str, Any] | None, message: str
 ) -> None:
+    loads = None if recorded is None else recording(tmp_path, **recorded)
+    named = [] if placed is None else [placement(tmp_path, **placed)]
     with pytest.raises(SpecError, match=message) as caught:
-        expert_loads(goal_of(recording(tmp_path), placement(tmp_path, **changes)), MODEL)
+        expert_loads(goal_of(loads, *named), MODEL)
     assert "\n" not in str(caught.value)
 
 
@@ -132,6 +119,6 @@ def test_what_is_no_placement_is_refused_in_one_line(tmp_path: Path, text: str) 
 
 
 def test_a_dense_model_has_no_loads(tmp_path: Path) -> None:
-    dense: ModelSpec = read_model(MODEL_FOLDER / "llama-3.1-8b")
+    dense: ModelSpec = example_model("llama-3.1-8b")
     with pytest.raises(SpecError, match="has no experts"):
         expert_loads(goal_of(recording(tmp_path)), dense)

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.models import MODELS
+from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
@@ -18,38 +21,17 @@ from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 LENGTHS = "input_tokens: 2000, output_tokens: 300"
 TOGETHER = "objective: devices\n  modes: [aggregated]"
 
 
-def written(
-    folder: Path,
-    *,
-    nodes: int = 1,
-    traffic: str = f"{{rate: 60/s, {LENGTHS}}}",
-    slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
-    engine: str = "vllm",
-    extra: str = "objective: devices",
-) -> Path:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / 'mixtral-8x7b'}\n"
-        "cluster:\n"
-        f"  pools: [{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8}}]\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {traffic}\n"
-        f"  slo: {slo}\n"
-        f"  {extra}\n"
-    )
-    return path
+def written(folder: Path, *, nodes: int = 1, **fields: str) -> Path:
+    pools = f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8}}"
+    return serve_spec(folder, pools=pools, **({"traffic": f"{{rate: 60/s, {LENGTHS}}}"} | fields))
 
 
 def planned(folder: Path, **asked: Any) -> ServePlan:
-    return deploy(written(folder, **asked), time_limit_s=20.0).plan
+    return plan_of(written(folder, **asked))
 
 
 @pytest.mark.slow
@@ -61,8 +43,7 @@ def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) 
     assert "the closest plan serves" in plan.binding_constraint
     (way,) = (one for one in plan.relaxations if one.limit == "rate")
     rate = float(re.findall(r"[\d.e+]+", way.change)[0])
-    assert way.decision is not None
-    assert way.decision.num_devices == 8
+    assert present(way.decision).num_devices == 8
     for share, fits in ((0.9, True), (1.3, False)):
         traffic = f"{{rate: {share * rate}/s, {LENGTHS}}}"
         again = planned(tmp_path, traffic=traffic, extra=TOGETHER)
@@ -76,9 +57,7 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
     def closest(seconds_a_look: float) -> Closest:
         looks = itertools.count()
         settings = SearchSettings(time_limit_s=20.0, clock=lambda: next(looks) * seconds_a_look)
-        found = find_closest(build_serve_problem(read, serving_pools, settings))
-        assert found is not None
-        return found
+        return present(find_closest(build_serve_problem(read, serving_pools, settings)))
 
     hasty, patient = closest(30.0), closest(0.0)
     assert hasty.decision.mode == "aggregated"
@@ -92,17 +71,14 @@ def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
     assert plan.decision is None
     ways = {way.change: way.decision for way in plan.relaxations}
     assert all(ways.values())
-    more = ways["one more node of h100"]
-    assert more is not None
+    more = present(ways["one more node of h100"])
     own = planned(tmp_path, nodes=2, traffic=traffic, extra=TOGETHER)
     assert own.decision is not None
     assert more.num_devices == own.decision.num_devices
-    half = ways["prompts and outputs half as long"]
-    assert half is not None
+    half = present(ways["prompts and outputs half as long"])
     shorter = "{rate: 50/s, input_tokens: 1000, output_tokens: 150}"
     own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
-    assert own.decision is not None
-    assert half.num_devices == own.decision.num_devices
+    assert half.num_devices == present(own.decision).num_devices
     # Of one node there is no twice beside one more.
     assert "twice the nodes of every pool" not in ways
 
@@ -206,5 +182,4 @@ def test_pools_that_nothing_links_are_said_to_lack_a_link(tmp_path: Path) -> Non
     assert plan.decision is None
     assert plan.binding_constraint.startswith("link: no link joins the pools")
     ways = {way.limit: way for way in plan.relaxations}
-    assert ways["link"].decision is not None
-    assert ways["link"].decision.num_devices <= 4
+    assert present(ways["link"].decision).num_devices <= 4

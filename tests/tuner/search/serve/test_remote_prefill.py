@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
 from tuner.search.serve.mode_simulation import waits_s
 from tuner.search.serve.program import Spare, build_program
@@ -20,27 +22,18 @@ MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
 
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
-    path = tmp_path_factory.mktemp("offloading") / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODEL}\n"
-        "cluster:\n"
-        "  pools:\n"
-        "    - {name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}\n"
-        "    - {name: h20, device: h20, nodes: 1, devices_per_node: 8}\n"
-        "  links: [{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}]\n"
-        "goal:\n"
-        "  kind: serve\n"
-        "  engine: {name: vllm}\n"
-        "  modes: [prefill_offload]\n"
-        "  traffic:\n"
-        "    rate: 4/s\n"
-        "    prefix_hit: 0.5\n"
-        "    input_tokens: {kind: lognormal, mean: 5000, cv: 1.2, most: 30000}\n"
-        "    output_tokens: 300\n"
-        "  slo: {ttft: {p90: 5s}, tpot: {p90: 50ms}}\n"
+    lengths = "{kind: lognormal, mean: 5000, cv: 1.2, most: 30000}, output_tokens: 300"
+    return problem_of(
+        serve_spec(
+            tmp_path_factory.mktemp("offloading"),
+            pools="{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8},"
+            " {name: h20, device: h20, nodes: 1, devices_per_node: 8}",
+            links="{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}",
+            traffic=f"{{rate: 4/s, prefix_hit: 0.5, input_tokens: {lengths}}}",
+            slo="{ttft: {p90: 5s}, tpot: {p90: 50ms}}",
+            extra="modes: [prefill_offload]",
+        )
     )
-    return problem_of(path)
 
 
 def test_thresholds_part_the_tokens_to_compute(problem: ServeProblem) -> None:
@@ -76,22 +69,24 @@ def test_more_offloaded_prompts_leave_local_instances_more_requests(problem: Ser
 
 def test_caches_go_between_pools_and_only_those_of_long_prompts(problem: ServeProblem) -> None:
     for variant in problem_variants(problem, "prefill_offload"):
-        program = build_program(
-            "prefill_offload",
-            variant.options.options,
-            serving_pools=variant.serving_pools,
-            kv_transfers=variant.kv_transfers,
-            demand=variant.demand,
-            spare=Spare(prefill_ratio=0.0, others_ratio=0.0),
+        program = present(
+            build_program(
+                "prefill_offload",
+                variant.options.options,
+                serving_pools=variant.serving_pools,
+                kv_transfers=variant.kv_transfers,
+                demand=variant.demand,
+                spare=Spare(prefill_ratio=0.0, others_ratio=0.0),
+            )
         )
-        assert program is not None
-        assert variant.threshold is not None
         own = program.problem
         for route in own.routes:
             ends = own.groups[route.sender].name, own.groups[route.receiver].name
             assert ("h100" in ends[0]) != ("h100" in ends[1])
             # Mixtral keeps 131,072 bytes a token.
-            tokens = variant.threshold.long_share * variant.threshold.input_tokens(is_long=True)
+            tokens = present(variant.threshold).long_share * present(
+                variant.threshold
+            ).input_tokens(is_long=True)
             assert route.request_bytes == pytest.approx(131_072 * tokens, rel=1e-3)
             assert {own.links[link].name for link in route.links} <= {"h100 to h20", "h20 to h100"}
 

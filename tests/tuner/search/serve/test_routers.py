@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.expect import present
 from tests.printed import words_of
+from tests.tuner import serve_specs
+from tests.tuner.models import MODELS
 from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.serve_specs import H100
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import router_stacks
 from tuner.engines.serve_writers import emit_serving
-from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.report.serve_page import serve_report
 from tuner.search.serve import options
@@ -39,35 +42,22 @@ from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, EngineName, Mode, ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 
 
 def planned(
-    folder: Path,
-    *,
-    engine: str = "vllm",
-    emit: str = "[]",
-    rate: int = 20,
-    rest: str = "",
+    folder: Path, *, engine: str = "vllm", emit: str = "", rate: int = 20, rest: str = ""
 ) -> ServePlan:
-    path = folder / "spec.yaml"
-    path.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / 'mixtral-8x7b'}\n"
-        f"cluster: {{pools: [{H100}, {H20}], links: []}}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        f"  engine: {{name: {engine}}}\n"
-        f"  traffic: {{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
-        f" output_tokens: 400{rest}}}\n"
-        "  slo: {ttft: {p90: 1s}, tpot: {p90: 40ms}}\n"
-        "  objective: cost\n"
-        "  modes: [aggregated]\n"
-        f"emit: {emit}\n"
+    return serve_specs.planned(
+        folder,
+        pools=f"{H100}, {H20}",
+        engine=engine,
+        traffic=f"{{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
+        f" output_tokens: 400{rest}}}",
+        slo="{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
+        extra="objective: cost\n  modes: [aggregated]",
+        emit=emit,
     )
-    return deploy(path, time_limit_s=20.0).plan
 
 
 def goal_of(engine: str, **traffic: object) -> ServeGoal:
@@ -135,8 +125,7 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
             assert left is None or left(role, 24) is None
             continue
         assert left is not None
-        found = left(role, 24)
-        assert found is not None
+        found = present(left(role, 24))
         # One of 24 caches has the prefix of a session.
         assert found.ratio == pytest.approx(0.85 / 24)
         assert found.request_ratio == pytest.approx(1 / 24)
@@ -155,10 +144,9 @@ def test_a_rank_without_the_prefix_computes_the_whole_prompt() -> None:
     ).on(Role.AGGREGATED, ranks=4)
     assert demand.computed_tokens == pytest.approx(1000 * (1.0 - 0.75 / 4))
     drawn = sample_rank_requests(goal, demand, count=400, every=1, most_tokens=1e6)
-    assert drawn.cached_R is not None
     # A quarter finds three quarters of its prompt, the others nothing.
-    assert set(drawn.cached_R.tolist()) == {0, 750}
-    assert float((drawn.cached_R > 0).mean()) == pytest.approx(0.25, abs=0.06)
+    assert set(present(drawn.cached_R).tolist()) == {0, 750}
+    assert float((present(drawn.cached_R) > 0).mean()) == pytest.approx(0.25, abs=0.06)
 
 
 def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
@@ -172,42 +160,35 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
             "instance_degrees",
             lambda *of, **more: (one for one in every(*of, **more) if one.attention_data == ranks),
         )
-        emit = f"[{engine}]"
-        return planned(tmp_path, engine=engine, emit=emit, rate=40, rest=", prefix_hit: 0.85")
+        return planned(tmp_path, engine=engine, emit=engine, rate=40, rest=", prefix_hit: 0.85")
 
     whole, split = of_ranks("vllm", 4), of_ranks("sglang", 4)
     narrow, own = of_ranks("sglang", 1), of_ranks("trtllm", 4)
-    assert own.decision is not None
     # No router finds the instance, but the instance finds the rank.
-    of_own = 0.85 / sum(group.count for group in own.decision.instances)
+    of_own = 0.85 / sum(group.count for group in present(own.decision).instances)
     for plan, ranks, hit in (
         (whole, 4, 0.85),
         (split, 4, 0.85 / 4),
         (narrow, 1, 0.85),
         (own, 4, of_own),
     ):
-        assert plan.decision is not None
-        assert plan.predicted is not None
-        hits = plan.predicted.prefix_hits
+        hits = present(plan.predicted).prefix_hits
         assert hits is not None
-        assert {group.attention_dp for group in plan.decision.instances} == {ranks}
+        assert {group.attention_dp for group in present(plan.decision).instances} == {ranks}
         assert hits.ranks == ranks * hits.instances
         assert hits.ratio == pytest.approx(hit)
-    assert own.predicted is not None
-    assert own.predicted.prefix_hits is not None
-    assert own.predicted.prefix_hits.ratio_band == pytest.approx((of_own / 4, of_own))
-    verified = VerifiedServing(plan=own, decision=own.decision, predicted=own.predicted)
+    predicted = present(own.predicted)
+    assert present(predicted.prefix_hits).ratio_band == pytest.approx((of_own / 4, of_own))
+    verified = VerifiedServing(plan=own, decision=present(own.decision), predicted=predicted)
     files = emit_serving("trtllm", verified)
     (text,) = (file.text for file in files if file.path.name == "aggregated.yaml")
     assert yaml.safe_load(text)["attention_dp_config"]["enable_kv_cache_aware_routing"] is True
-    assert whole.decision is not None
-    assert whole.decision.router is not None
-    assert whole.decision.router.ranks == 4
-    assert whole.predicted is not None
-    assert whole.predicted.prefix_hits is not None
-    assert whole.predicted.prefix_hits.ratio_band == pytest.approx((0.85 / 4, 0.85))
+    assert present(present(whole.decision).router).ranks == 4
+    assert present(present(whole.predicted).prefix_hits).ratio_band == pytest.approx(
+        (0.85 / 4, 0.85)
+    )
     text = words_of(serve_report(whole))
-    hits = whole.predicted.prefix_hits
+    hits = present(present(whole.predicted).prefix_hits)
     assert (
         f"router by prefix, to {hits.ranks} ranks (85.0 % of prompt tokens found; 21.2 % if to"
         f" {hits.instances} instance{'s' * (hits.instances > 1)})"
@@ -218,8 +199,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
     assert "rank 0" in note
     # Both sides of the choice are in the search: a wide instance costs what it computes.
     assert split.certificate.objective is not None
-    assert whole.certificate.objective is not None
-    assert split.certificate.objective > whole.certificate.objective
+    assert split.certificate.objective > present(whole.certificate.objective)
 
 
 def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
@@ -263,13 +243,13 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
     goal = goal_of("vllm", prefix_hit=0.2)
     (_, choice) = router_choices(goal, (), "disaggregated")
     assert to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
-    some = to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)])
-    assert some is not None
+    some = present(to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)]))
     assert some.policy is RouterPolicy.ROUND_ROBIN
     assert some.decode_policy is RouterPolicy.POWER_OF_TWO
     assert some.cache_threshold is None
-    both = to_serve_router(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
-    assert both is not None
+    both = present(
+        to_serve_router(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
+    )
     # Half of the prefix, which is less than the router's own three tenths of a prompt.
     assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
@@ -280,21 +260,16 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
-    by_load = planned(tmp_path, emit="[vllm]", rate=16)
-    assert by_load.decision is not None
-    assert by_load.predicted is not None
-    assert len(by_load.decision.instances) == 2
-    assert by_load.decision.router is not None
-    assert by_load.decision.router.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
-    assert by_load.predicted.ttft_s.p90 <= 1.0
-    assert by_load.predicted.tpot_s.p90 <= 0.04
+    by_load = planned(tmp_path, emit="vllm", rate=16)
+    assert len(present(by_load.decision).instances) == 2
+    assert present(present(by_load.decision).router).policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    assert present(by_load.predicted).ttft_s.p90 <= 1.0
+    assert present(by_load.predicted).tpot_s.p90 <= 0.04
     assert "up to 3 kinds" in by_load.certificate.covers
     # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
-    without = planned(tmp_path, emit="[dynamo]", rate=16)
+    without = planned(tmp_path, emit="dynamo", rate=16)
     assert without.decision is not None
-    assert by_load.certificate.objective is not None
-    assert without.certificate.objective is not None
-    saved = 1.0 - by_load.certificate.objective / without.certificate.objective
+    saved = 1.0 - present(by_load.certificate.objective) / present(without.certificate.objective)
     assert saved > 0.1
     (named,) = (one for one in without.unlaunchable if "router with weights" in one.feature)
     assert named.gain_ratio == pytest.approx(saved)
@@ -308,18 +283,14 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
         for scope in ("", ", prefix_scope: common")
     )
     kept = planned(tmp_path, engine="sglang", rate=32, rest=", prefix_hit: 0.8")
-    assert alone.decision is not None
-    assert kept.decision is not None
-    count = sum(group.count for group in alone.decision.instances)
+    count = sum(group.count for group in present(alone.decision).instances)
     assert count > 1
     (note,) = (one for one in alone.provenance.notes if "counted on in prefix caches" in one)
     assert float(note.partition("%")[0]) / 100.0 <= 0.8 / count + 0.005
-    assert alone.certificate.objective is not None
-    assert shared.certificate.objective is not None
-    assert alone.certificate.objective >= shared.certificate.objective
+    assert present(alone.certificate.objective) >= present(shared.certificate.objective)
     assert not any("counted on in prefix" in one for one in shared.provenance.notes)
-    router = kept.decision.router
-    if sum(group.count for group in kept.decision.instances) > 1:
+    router = present(kept.decision).router
+    if sum(group.count for group in present(kept.decision).instances) > 1:
         assert router is not None
         assert router.policy is RouterPolicy.CACHE_AWARE
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.seeds import seeds
+from tests.tuner.models import MODELS
 from tests.tuner.search.serve.problems import problem_of
 from tuner.costs.serve.bands import PublishedMode
 from tuner.goals.serve_plan import deploy
@@ -13,7 +15,6 @@ from tuner.plans.serve import ServePlan
 from tuner.search.serve.most_rate import RATE_STEP, at_stated_rate, solve_goal
 from tuner.search.serve.relaxations import find_closest
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 RIPPLE_RATIO = 0.05
 """Steps take whole prompts, so that percentiles of few requests are not quite monotone in the rate:
 twelve random pools had 1.03 times the highest rate held once, 1.1 times never."""
@@ -58,8 +59,7 @@ def test_the_highest_rate_is_held_where_it_is_stated_and_more_is_not(
     seed: int, tmp_path: Path
 ) -> None:
     text = draw(seed)
-    most = planned(tmp_path, text, rate=None).certificate.objective
-    assert most is not None
+    most = present(planned(tmp_path, text, rate=None).certificate.objective)
     before = 0
     for share in (0.3, 0.8, 1.0 - RATE_STEP):
         decision = planned(tmp_path, text, rate=share * most).decision
@@ -69,19 +69,16 @@ def test_the_highest_rate_is_held_where_it_is_stated_and_more_is_not(
     above = planned(tmp_path, text, rate=(1.0 + RIPPLE_RATIO) * most)
     assert above.decision is None
     # Twelve times as much was once said to leave pools that hold a sixth of what they do.
-    closest = find_closest(problem_of(written(tmp_path, text, rate=12.0 * most)))
-    assert closest is not None
+    closest = present(find_closest(problem_of(written(tmp_path, text, rate=12.0 * most))))
     assert closest.requests_per_s == pytest.approx(most, rel=RATE_STEP)
 
 
 def test_instances_of_the_highest_rate_hold_a_rate_just_below_it(tmp_path: Path) -> None:
     text = draw(0)
     mode: PublishedMode = "aggregated" if "[aggregated]" in text else "disaggregated"
-    found = solve_goal(problem_of(written(tmp_path, text, rate=None)), mode)
-    assert found is not None
-    assert found.rate_per_s is not None
+    found = present(solve_goal(problem_of(written(tmp_path, text, rate=None)), mode))
     for factor, is_held in ((0.99, True), (1.2, False)):
-        problem = problem_of(written(tmp_path, text, rate=factor * found.rate_per_s))
+        problem = problem_of(written(tmp_path, text, rate=factor * present(found.rate_per_s)))
         stated = solve_goal(problem, mode)
         if stated is None:
             assert not is_held

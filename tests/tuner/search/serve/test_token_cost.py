@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.printed import words_of
+from tests.tuner.models import MODELS
 from tuner.config.serve import Role
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import deploy
@@ -19,7 +21,6 @@ from tuner.search.serve.multiplexing import split_iteration
 from tuner.search.serve.options import Option, ServingPool, price_options, step_seconds
 from tuner.search.serve.token_cost import prompt_ratio
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 PRICES = {"h100": 3.0, "h20": 1.5}
 SPEC = f"""
 schema_version: 1
@@ -70,12 +71,9 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
     for decision, predicted in solutions:
         assert decision is not None
         assert predicted is not None
-        cost, per_hour = predicted.token_cost, predicted.cost_per_hour
-        assert cost is not None
-        assert per_hour is not None
-        assert predicted.input_tokens_per_s is not None
+        cost, per_hour = present(predicted.token_cost), present(predicted.cost_per_hour)
         assert cost.currency == "EUR"
-        of_prompts = predicted.input_tokens_per_s * cost.input_per_million
+        of_prompts = present(predicted.input_tokens_per_s) * cost.input_per_million
         of_answers = predicted.output_tokens_per_s * cost.output_per_million
         assert (of_prompts + of_answers) * 3600.0 / 1e6 == pytest.approx(per_hour)
         assert of_prompts * 3600.0 / 1e6 == pytest.approx(cost.input_ratio * per_hour)

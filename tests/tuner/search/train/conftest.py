@@ -1,11 +1,11 @@
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.tuner.models import example_model
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
@@ -17,9 +17,7 @@ from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
-from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 ANYTHING = anything("anything")
 
 MakeProblem = Callable[..., TrainProblem]
@@ -38,7 +36,7 @@ def make_problem() -> MakeProblem:
             nodes=max(1, devices // 8),
             devices_per_node=min(8, devices),
         )
-        spec = read_model(MODELS / model)
+        spec = example_model(model)
         hardware = hardware_of_pool(sheet, pool, precision=GemmPrecision.BF16)
         problem = TrainProblem(
             model=spec,

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.engines.manifest import Capabilities
 from tuner.search.train.degrees import legal_degrees
@@ -38,7 +39,6 @@ def is_legal(problem: TrainProblem, combination: tuple[int, ...]) -> bool:
     tp, cp, pp, dp, v, b, e, t = combination
     model, batch, s = problem.model, problem.global_batch_size, problem.sequence_length
     heads, kv_heads = model.attention.num_heads, model.attention.num_kv_heads
-    assert model.moe is not None
     rules = [
         heads % tp == 0,
         kv_heads % tp == 0 or tp % kv_heads == 0,
@@ -50,8 +50,8 @@ def is_legal(problem: TrainProblem, combination: tuple[int, ...]) -> bool:
         # Every rank of an expert group is in a replica of as many micro-batches.
         pp == 1 or all(len(set(one)) == 1 for one in expert_groups(tp * cp, dp, e * t, batch // b)),
         v == 1 or spare(model.num_layers, pp * v),
-        model.moe.num_experts % e == 0,
-        model.moe.expert_ffn_size % t == 0,
+        present(model.moe).num_experts % e == 0,
+        present(model.moe).expert_ffn_size % t == 0,
     ]
     return all(rules)
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.expect import present
 from tests.printed import unwrapped
 from tests.rows import Failures
 from tuner.cli.app import app
@@ -85,40 +86,35 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> Planned:
 
 
 def _record(plan: Plan) -> WithoutSpare:
-    assert plan.predicted is not None
-    assert plan.predicted.run is not None
-    record = plan.predicted.run.without_spare
-    assert record is not None
-    return record
+    return present(present(present(plan.predicted).run).without_spare)
 
 
 def _fewer(planned: Planned) -> FewerNodes:
-    fewer = _record(planned.plan).fewer
-    assert fewer is not None
-    return fewer
+    return present(_record(planned.plan).fewer)
 
 
 def test_the_layout_of_fewer_nodes_is_a_plan_of_its_own(continued: Planned) -> None:
-    full, fewer, made = continued.plan, _fewer(continued), continued.fewer
-    assert made is not None
+    full, fewer, made = continued.plan, _fewer(continued), present(continued.fewer)
     small = made.plan
-    assert full.decision is not None
-    assert small.decision is not None
-    assert full.predicted is not None
-    assert small.predicted is not None
-    assert (full.decision.num_devices, small.decision.num_devices) == (6, fewer.devices)
+    assert (present(full.decision).num_devices, present(small.decision).num_devices) == (
+        6,
+        fewer.devices,
+    )
     assert fewer.devices == 2 * fewer.nodes
     assert fewer.nodes + fewer.idle_nodes == 2
     assert fewer.fewest_searched == 2
-    assert small.decision.zero_stage == full.decision.zero_stage
+    assert present(small.decision).zero_stage == present(full.decision).zero_stage
     # Megatron-LM restores no optimizer of experts where there are no expert ranks.
-    expert_ranks = [one.expert_model_parallel_size > 1 for one in (full.decision, small.decision)]
+    expert_ranks = [
+        one.expert_model_parallel_size > 1
+        for one in (present(full.decision), present(small.decision))
+    ]
     assert expert_ranks[0] is expert_ranks[1]
     assert small.goal.global_batch_size == full.goal.global_batch_size
     assert small.cluster.pools[0].nodes == 2
-    assert fewer.step_time_s == small.predicted.step_time_s
+    assert fewer.step_time_s == present(small.predicted).step_time_s
     assert fewer.throughput_ratio == pytest.approx(
-        full.predicted.step_time_s / small.predicted.step_time_s
+        present(full.predicted).step_time_s / present(small.predicted).step_time_s
     )
     assert _record(small) == _record(full).model_copy(update={"is_fewer": True})
     # Every byte once; a third of them by each of three nodes.
@@ -127,31 +123,26 @@ def test_the_layout_of_fewer_nodes_is_a_plan_of_its_own(continued: Planned) -> N
 
 
 def _shares(plan: Plan, spec: Spec) -> tuple[Jobs, FailureModel, LayoutShares, float]:
-    assert plan.decision is not None
-    assert plan.predicted is not None
     strategies = strategies_of(
-        plan.decision,
+        present(plan.decision),
         sequence_length=spec.goal.sequence_length,
         global_batch_size=spec.goal.global_batch_size,
     )
     pool = price_pool(spec.cluster.pools[0], residuals=None)
     jobs, model = failure_model(spec, pool, strategies)
     assert model is not None
-    step_s = plan.predicted.step_time_s
+    step_s = present(plan.predicted).step_time_s
     own = run_shares(jobs, model, step_s=step_s)
     return jobs, model, layout_shares(own, jobs, model, step_s=step_s), own.training
 
 
 def test_the_run_of_the_plan_is_that_of_the_formula(continued: Planned) -> None:
-    assert continued.fewer is not None
     jobs, model, full, waited = _shares(continued.plan, continued.spec)
-    others, _, small, _ = _shares(continued.fewer.plan, continued.fewer.spec)
+    others, _, small, _ = _shares(present(continued.fewer).plan, present(continued.fewer).spec)
     fewer = _fewer(continued)
     made = continued_run(node_losses(jobs, others, model, idle_nodes=fewer.idle_nodes), full, small)
-    record, predicted = _record(continued.plan), continued.plan.predicted
-    assert predicted is not None
-    run = predicted.run
-    assert run is not None
+    record, predicted = _record(continued.plan), present(continued.plan.predicted)
+    run = present(predicted.run)
     assert record.decision == "continue"
     assert record.wait_effective_time_ratio == pytest.approx(waited, rel=1e-6)
     assert run.effective_time_ratio == pytest.approx(made.training, rel=1e-6)
@@ -163,10 +154,7 @@ def test_the_run_of_the_plan_is_that_of_the_formula(continued: Planned) -> None:
 def test_a_job_that_continues_keeps_its_restart_inside_processes(tmp_path: Path) -> None:
     made = _plan(_keys(process_mtbf="30d", in_process_restart="45s"), tmp_path)
     assert _record(made.plan).decision == "continue"
-    assert made.plan.predicted is not None
-    assert made.plan.predicted.run is not None
-    restart = made.plan.predicted.run.process_restart
-    assert restart is not None
+    restart = present(present(present(made.plan.predicted).run).process_restart)
     assert restart.decision == "in_process"
     assert restart.effective_time_ratio > restart.full_effective_time_ratio
 
@@ -178,11 +166,8 @@ def test_auto_takes_the_larger_share_and_names_the_other(
     waits = _plan(_keys(without_spare="auto", restart="3h", repair="30min"), tmp_path)
     record = _record(waits.plan)
     assert (record.decision, waits.fewer) == ("wait", None)
-    assert record.fewer is not None
-    assert record.fewer.effective_time_ratio < record.wait_effective_time_ratio
-    assert waits.plan.predicted is not None
-    run = waits.plan.predicted.run
-    assert run is not None
+    assert present(record.fewer).effective_time_ratio < record.wait_effective_time_ratio
+    run = present(present(waits.plan.predicted).run)
     assert run.effective_time_ratio == record.wait_effective_time_ratio
     assert without_spare_sentence(run).startswith("wait for a repair: ")
     assert not list(without_spare_notes(run))
@@ -190,9 +175,7 @@ def test_auto_takes_the_larger_share_and_names_the_other(
     stated = _plan(_keys(restart="3h", repair="30min"), tmp_path)
     assert _record(stated.plan).decision == "continue"
     assert stated.fewer is not None
-    assert continued.plan.predicted is not None
-    assert continued.plan.predicted.run is not None
-    sentence = without_spare_sentence(continued.plan.predicted.run)
+    sentence = without_spare_sentence(present(present(continued.plan.predicted).run))
     assert "of 3 nodes in" in sentence
     assert "waiting" in sentence
     shown = unwrapped(plan_text(continued.plan, folder=tmp_path))
@@ -202,10 +185,8 @@ def test_auto_takes_the_larger_share_and_names_the_other(
 
 
 def _steps_per_s(made: Planned) -> float:
-    predicted = made.plan.predicted
-    assert predicted is not None
-    assert predicted.run is not None
-    return predicted.run.effective_time_ratio / predicted.step_time_s
+    predicted = present(made.plan.predicted)
+    return present(predicted.run).effective_time_ratio / predicted.step_time_s
 
 
 def test_two_automatic_keys_are_never_worse_than_stated_ones(tmp_path: Path) -> None:
@@ -281,8 +262,7 @@ def test_a_job_that_cannot_continue_waits_for_one_reason(tmp_path: Path) -> None
 def test_checkpoints_that_the_other_layout_has_no_time_for_are_a_reason(tmp_path: Path) -> None:
     # Copies on hosts more often than steps of fewer nodes end, but not than those of all nodes.
     made = _plan(_keys(), tmp_path)
-    assert made.plan.predicted is not None
-    between_s = (made.plan.predicted.step_time_s + _fewer(made).step_time_s) / 2.0
+    between_s = (present(made.plan.predicted).step_time_s + _fewer(made).step_time_s) / 2.0
     host = {"levels": ["host", "shared"], "replicas": 0, "host_interval": f"{between_s:.6f}s"}
     keys = _keys(checkpoint=host) | {"search": LIMITS | {"zero_stage": [0]}}
     other = _plan(keys, tmp_path)
@@ -318,8 +298,7 @@ def test_an_engine_that_needs_as_many_replicas_gets_them(tmp_path: Path) -> None
     made = _plan(
         _emit("torchtitan", search=LIMITS | stages | {"data_parallel_size": [2]}), tmp_path
     )
-    assert made.fewer is not None
-    decisions = [one.decision for one in (made.plan, made.fewer.plan)]
+    decisions = [one.decision for one in (made.plan, present(made.fewer).plan)]
     assert [one and one.data_parallel_size for one in decisions] == [2, 2]
     assert [one and one.num_devices for one in decisions] == [6, 4]
     # Without a pipeline every replica is another rank, and none fits fewer nodes.
@@ -346,13 +325,10 @@ def test_unequal_replicas_leave_no_node_idle(tmp_path: Path) -> None:
 def test_megatron_keeps_expert_ranks_or_none(tmp_path: Path) -> None:
     for sizes in ([1], [2], [2, 1, 4]):
         made = _plan(_keys() | {"search": LIMITS | {"expert_model_parallel_size": sizes}}, tmp_path)
-        assert made.plan.decision is not None
-        assert made.fewer is not None
-        has_ranks = made.plan.decision.expert_model_parallel_size > 1
+        has_ranks = present(made.plan.decision).expert_model_parallel_size > 1
         same = tuple(one for one in sizes if (one > 1) is has_ranks)
-        assert made.fewer.spec.search.expert_model_parallel_size == same, sizes
-        assert made.fewer.plan.decision is not None
-        assert made.fewer.plan.decision.expert_model_parallel_size in same, sizes
+        assert present(made.fewer).spec.search.expert_model_parallel_size == same, sizes
+        assert present(present(made.fewer).plan.decision).expert_model_parallel_size in same, sizes
 
 
 def test_the_folder_holds_both_plans_and_forgets_the_other(
@@ -399,7 +375,6 @@ def test_its_checkpoints_are_on_shared_storage_alone_where_those_of_all_nodes_ar
         fewer = FewerNodesSpec(nodes=2, spare_nodes=0, limits={}, is_shared_only=is_shared_only)
         path_of_fewer = tmp_path / "fewer.yaml"
         path_of_fewer.write_bytes(fewer_nodes_yaml(spec, fewer))
-        stated = with_fewer_nodes(spec, fewer).goal.reliability
-        assert stated is not None
+        stated = present(with_fewer_nodes(spec, fewer).goal.reliability)
         assert stated.checkpoint.keeps_host_copies is keeps
         assert read_spec(path_of_fewer).goal.reliability == stated

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from solvers.registry import LAYOUT
+from tests.expect import present
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.settings import SearchSettings
 from tuner.search.train import finalists
@@ -41,37 +42,34 @@ def outcome(make_problem: MakeProblem) -> SearchOutcome:
 
 def test_the_ranking_simulates_until_closed_forms_rule_out_the_rest(outcome: SearchOutcome) -> None:
     ranking = rank_by_simulation(outcome, time_limit_s=60.0, clock=time.perf_counter)
-    assert outcome.solutions is not None
-    assert sorted(ranking.order) == list(range(len(outcome.solutions)))
+    assert sorted(ranking.order) == list(range(len(present(outcome.solutions))))
     assert list(ranking.objective_s) == sorted(ranking.objective_s)
     for rank, objective_s in enumerate(ranking.objective_s):
         index = ranking.order[rank]
         simulated = simulated_s(price_solution(outcome, index))
-        assert objective_s == max(outcome.solutions.step_s[index], simulated)
-    unsimulated = outcome.solutions.step_s[len(ranking.objective_s) :]
+        assert objective_s == max(present(outcome.solutions).step_s[index], simulated)
+    unsimulated = present(outcome.solutions).step_s[len(ranking.objective_s) :]
     assert (unsimulated >= ranking.objective_s[0]).all()
 
 
 def test_the_integer_program_never_makes_a_row_slower(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
     for index in range(3):
         best = refine_finalist(outcome, index, time_limit_s=30.0)
-        assert best.step_s <= outcome.solutions.step_s[index] * (1.0 + 1e-9)
+        assert best.step_s <= present(outcome.solutions).step_s[index] * (1.0 + 1e-9)
         assert sum(best.layers_S) == outcome.problem.model.num_layers
         peak = float(best.detail.memory.total_PC.max())
         assert peak <= outcome.problem.memory_limit_bytes
 
 
 def test_the_program_counts_a_pipeline_as_the_closed_form_does(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    one = outcome.solutions.candidates.taken(np.array([0]))
+    one = present(outcome.solutions).candidates.taken(np.array([0]))
     layout_outcome = LAYOUT.solve(layout_problem(outcome, one), time_limit_s=30.0)
     step = price_solution(outcome, 0).step
     rest_s = float(np.ravel(step.once_s)[0])
     # What the closed form adds beside both: sending between stages.
     assert layout_outcome.solution is not None
-    assert layout_outcome.objective + rest_s <= outcome.solutions.step_s[0] * (1.0 + 1e-9)
-    assert layout_outcome.objective + rest_s >= 0.9 * outcome.solutions.step_s[0]
+    assert layout_outcome.objective + rest_s <= present(outcome.solutions).step_s[0] * (1.0 + 1e-9)
+    assert layout_outcome.objective + rest_s >= 0.9 * present(outcome.solutions).step_s[0]
 
 
 def test_no_solution_has_no_finalist(make_problem: MakeProblem) -> None:

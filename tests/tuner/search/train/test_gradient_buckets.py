@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import flat
+from tests.tuner.models import MODELS, example_model
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_bridge.write import overrides
@@ -20,12 +22,10 @@ from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 NOTHING = Provenance(
     moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
 )
@@ -49,7 +49,7 @@ def _spec(
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / "llama-3.1-8b",
-        model=read_model(MODELS / "llama-3.1-8b"),
+        model=example_model("llama-3.1-8b"),
         cluster=Cluster(pools=(pool,)),
         goal=TrainGoal(kind="train", sequence_length=4096, global_batch_size=nodes * 8),
         search=Search(
@@ -95,9 +95,7 @@ def test_a_size_is_stated_where_it_saves_more_than_noise(wide: Plan) -> None:
 
 
 def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Plan) -> None:
-    decision = wide.decision
-    assert decision is not None
-    assert wide.predicted is not None
+    decision = present(wide.decision)
     size = decision.ddp_bucket_size
     for text in (plan_text(wide, folder=Path("plan")), explanation(wide)):
         assert f"gradient buckets of {size} parameters" in flat(text)
@@ -108,7 +106,7 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
     spec = _spec(nodes=128)
     estimated = estimate(spec, megatron.read(arguments, source="args"), residuals=shipped())
     assert estimated.decision.ddp_bucket_size == size
-    assert estimated.step_time_s == pytest.approx(wide.predicted.step_time_s, rel=1e-6)
+    assert estimated.step_time_s == pytest.approx(present(wide.predicted).step_time_s, rel=1e-6)
     without = arguments.replace(f"--ddp-bucket-size {size}\n", "")
     usual = estimate(spec, megatron.read(without, source="args"), residuals=shipped())
     assert usual.step_time_s > estimated.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
@@ -122,24 +120,22 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
 
 def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan) -> None:
     assert wide.predicted is not None
-    assert wide.certificate.objective is not None
-    assert wide.certificate.objective > wide.predicted.step_time_s
-    figures = goal_of(wide).figures(wide)
-    assert figures is not None
+    assert present(wide.certificate.objective) > wide.predicted.step_time_s
+    figures = present(goal_of(wide).figures(wide))
     assert figures.values["fastest_step_time_s"] == wide.predicted.step_time_s
     tight = _planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))
-    assert tight.predicted is not None
-    gain = format_ratio(1.0 - wide.predicted.step_time_s / tight.predicted.step_time_s)
+    gain = format_ratio(1.0 - wide.predicted.step_time_s / present(tight.predicted).step_time_s)
     would = f"the fastest step takes {format_s(wide.predicted.step_time_s)}, {gain} less"
     assert would in tight.binding_constraint
 
 
 def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> None:
     plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2, 4)))
-    one, predicted, objective_s = plan.preferred, plan.predicted, plan.certificate.objective
-    assert one is not None
-    assert predicted is not None
-    assert objective_s is not None
+    one, predicted, objective_s = (
+        present(plan.preferred),
+        present(plan.predicted),
+        present(plan.certificate.objective),
+    )
     assert one.fastest.ddp_bucket_size in MENU
     (listed,) = (other for other in plan.runners_up if other.decision == one.fastest)
     assert one.fastest_step_s == pytest.approx(listed.predicted.step_time_s)
@@ -156,6 +152,5 @@ def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> 
 def test_no_size_is_stated_where_none_pays_or_the_target_has_none() -> None:
     for spec in (_spec(nodes=4), _spec(nodes=128, target="deepspeed")):
         plan = _planned(spec)
-        assert plan.decision is not None
-        assert plan.decision.ddp_bucket_size is None
+        assert present(plan.decision).ddp_bucket_size is None
         assert not any("gradient buckets" in note for note in plan.provenance.notes)

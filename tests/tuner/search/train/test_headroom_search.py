@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.printed import unwrapped
+from tests.tuner.models import MODELS, example_model
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -31,13 +33,11 @@ from tuner.search.train.relaxations import least_sufficient_memory
 from tuner.search.train.search import search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import parse_bytes
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 QWEN = Path(__file__).parents[4] / "examples" / "worked" / "qwen3-30b-a3b-16-h100" / "spec.yaml"
 MakeProblem = Callable[..., TrainProblem]
 EveryDecision = Callable[[SearchOutcome], Solutions]
@@ -74,17 +74,17 @@ def planned(
 def test_a_safe_decision_beyond_the_rows_of_the_search_is_found() -> None:
     """Worth its 3 s: a fastest decision that may run out is rare in a small space."""
     plan = planned(memory_per_device=68e9, usable_ratio=0.93)
-    assert plan.predicted is not None
-    assert (plan.predicted.out_of_memory_probability or 0.0) > SMALL
-    assert plan.roomier is not None
-    assert plan.roomier.out_of_memory_probability <= SMALL
-    rows = (plan.predicted, *(one.predicted for one in plan.alternatives))
-    assert plan.roomier.step_time_s > max(one.step_time_s for one in rows) * (1.0 + TOLERANCE_RATIO)
+    assert (present(plan.predicted).out_of_memory_probability or 0.0) > SMALL
+    assert present(plan.roomier).out_of_memory_probability <= SMALL
+    rows = (present(plan.predicted), *(one.predicted for one in plan.alternatives))
+    assert present(plan.roomier).step_time_s > max(one.step_time_s for one in rows) * (
+        1.0 + TOLERANCE_RATIO
+    )
 
 
 def llama_70b(**pool: object) -> Plan:
     """Llama 3.1 70B for 90 days on 128 H100 under torchtitan."""
-    model = read_model(MODELS / "llama-3.1-70b")
+    model = example_model("llama-3.1-70b")
     h100 = {"name": "h100", "device": "h100-sxm", "nodes": 16, "devices_per_node": 8, "nic": 5e10}
     cluster = Cluster(pools=(Pool.model_validate(h100 | pool),))
     goal = {"kind": "train", "sequence_length": 8192, "global_batch_size": 512}
@@ -110,14 +110,14 @@ def llama_70b(**pool: object) -> Plan:
 def test_what_runs_out_more_likely_than_not_is_not_planned_however_cheap_a_failed_start() -> None:
     """Half an hour of 90 days is nothing, but the faster step is never delivered."""
     plan = llama_70b(usable_memory_ratio=1.0, memory_per_device=76 * 10**9)
-    assert plan.predicted is not None
-    assert plan.preferred is not None
-    assert (plan.preferred.fastest_out_of_memory_probability or 0.0) > LIKELY
-    assert (plan.predicted.out_of_memory_probability or 0.0) <= SMALL
-    assert plan.preferred.slower_ratio > TOLERANCE_RATIO
-    assert plan.preferred.expected_step_s is not None
-    assert plan.preferred.fastest_expected_step_s is not None
-    assert plan.preferred.fastest_expected_step_s > plan.preferred.fastest_step_s * 1.005
+    assert (present(plan.preferred).fastest_out_of_memory_probability or 0.0) > LIKELY
+    assert (present(plan.predicted).out_of_memory_probability or 0.0) <= SMALL
+    assert present(plan.preferred).slower_ratio > TOLERANCE_RATIO
+    assert present(plan.preferred).expected_step_s is not None
+    assert (
+        present(present(plan.preferred).fastest_expected_step_s)
+        > present(plan.preferred).fastest_step_s * 1.005
+    )
     assert plan.relaxations == ()
 
 
@@ -126,8 +126,7 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
     problem = pipeline_problem("mixtral-8x7b", memory_per_device=80 * 10**9)
     least_bytes = least_sufficient_memory(problem)
     plan = planned_pipeline("mixtral-8x7b", memory_per_device=int(1.03 * least_bytes))
-    assert plan.predicted is not None
-    assert (plan.predicted.out_of_memory_probability or 0.0) > LIKELY
+    assert (present(plan.predicted).out_of_memory_probability or 0.0) > LIKELY
     assert plan.roomier is None
     assert plan.no_roomier
     assert plan.preferred is None or plan.preferred.expected_step_s is None
@@ -143,8 +142,7 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
     # With the memory that it names, what is planned fits more likely than not.
     said = plan.relaxations[1].change.split(" per device")[0]
     roomy = planned_pipeline("mixtral-8x7b", memory_per_device=int(parse_bytes(said) * 1.01))
-    assert roomy.predicted is not None
-    assert (roomy.predicted.out_of_memory_probability or 0.0) <= LIKELY
+    assert (present(roomy.predicted).out_of_memory_probability or 0.0) <= LIKELY
     assert roomy.relaxations == ()
 
 
@@ -161,7 +159,7 @@ def pipeline_spec(model: str, *, memory_per_device: int) -> Spec:
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / model,
-        model=read_model(MODELS / model),
+        model=example_model(model),
         cluster=Cluster(pools=(Pool.model_validate(pool | memory),)),
         goal=TrainGoal.model_validate(goal),
         search=Search.model_validate(limits),
@@ -209,8 +207,7 @@ def shrunk(
     every = every_decision(search(of(1e15), settings))
     for ratio in (1.9, 1.8, 1.55, 1.45, 1.25, 1.2, 1.15, 1.12, 1.1):
         outcome = search(of(ratio * float(every.peak_bytes.min())), settings)
-        assert outcome.solutions is not None
-        full = outcome.solutions.taken(np.array([0]))
+        full = present(outcome.solutions).taken(np.array([0]))
         headroom = search_headroom(outcome, settings, full=full, step_s=float(full.step_s[0]))
         least = find_least_expected(outcome, prices=A_MILLION_STEPS, headroom=headroom.searches)
         fits = every.peak_bytes <= outcome.problem.memory_limit_bytes

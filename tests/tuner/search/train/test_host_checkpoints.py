@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.printed import unwrapped
 from tests.rows import Failures
 from tuner.cli.plan_text import plan_text
@@ -87,16 +88,11 @@ def plan() -> Plan:
 
 
 def test_levels_are_chosen_and_said(plan: Plan) -> None:
-    assert plan.predicted is not None
-    run = plan.predicted.run
-    assert run is not None
-    levels = run.checkpoint_levels
-    assert levels is not None
+    run = present(present(plan.predicted).run)
+    levels = present(run.checkpoint_levels)
     assert levels.levels == ("host", "shared")
-    assert levels.host_interval_steps is not None
-    assert run.checkpoint_interval_steps is not None
-    assert run.checkpoint_interval_steps % levels.host_interval_steps == 0
-    assert run.checkpoint_interval_steps > levels.host_interval_steps
+    assert present(run.checkpoint_interval_steps) % present(levels.host_interval_steps) == 0
+    assert present(run.checkpoint_interval_steps) > present(levels.host_interval_steps)
     # Two nodes are one pair, and no group of three.
     assert {one.replicas for one in levels.compared if "host" in one.levels} == {0, 1}
     only = next(one for one in levels.compared if one.levels == ("shared",))
@@ -132,14 +128,13 @@ def test_a_configuration_that_an_engine_cannot_copy_keeps_to_shared_storage() ->
         priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
         jobs, model = failure_model(spec, priced_pool, strategies)
         assert model is not None
-        assert model.host is not None
         choice = choose_policy(jobs, model, step_s=2.0)
         with failures.of(emit, columns):
-            assert message in model.host.obstacle
+            assert message in present(model.host).obstacle
             assert bool(message) == bool(choice.left_out)
             assert bool(message) == (choice.chosen is None)
             # Eight NICs of 200 Gbit/s a node.
-            assert model.host.node_bytes_per_s == pytest.approx(NICS * 25e9)
+            assert present(model.host).node_bytes_per_s == pytest.approx(NICS * 25e9)
     failures.check()
 
 
@@ -252,11 +247,12 @@ def test_a_restart_in_place_counts_where_the_engine_has_it() -> None:
         ("torchtitan", 20.0),
     ):
         made = planned(spec_with(Checkpoint(), emit=emit, in_process_restart=in_place))
-        assert made.predicted is not None
-        assert made.predicted.run is not None
-        ratios[emit, in_place] = made.predicted.run.effective_time_ratio
+        ratios[emit, in_place] = present(present(made.predicted).run).effective_time_ratio
         said = [note for note in made.provenance.notes if "in_process_restart" in note]
-        restart, is_able = made.predicted.run.process_restart, emit == "megatron-lm"
+        restart, is_able = (
+            present(present(made.predicted).run).process_restart,
+            emit == "megatron-lm",
+        )
         decisions = {None: None, 20.0: "in_process", 7200.0: "full"}
         chosen = None if restart is None else restart.decision
         assert chosen == (decisions[in_place] if is_able else None), (emit, in_place)
@@ -286,19 +282,16 @@ def test_a_plan_waits_for_writes_where_its_engine_does() -> None:
     ):
         checkpoint = Checkpoint(asynchronous=asynchronous, **SLOW_STORAGE)
         made = planned(spec_with(checkpoint, emit=emit))
-        assert made.predicted is not None
-        runs[emit, asynchronous] = made.predicted.run
+        runs[emit, asynchronous] = present(made.predicted).run
         said = [
             note for note in made.provenance.notes if "written" in note and "checkpoint" in note
         ]
         assert bool(said) == bool(reason), (emit, asynchronous)
         assert all(reason in note for note in said)
-    waiting = runs["deepspeed", False]
-    assert waiting is not None
+    waiting = present(runs["deepspeed", False])
     assert waiting.checkpoint_in_background is False
     assert runs["deepspeed", True] == waiting
     assert runs["megatron-lm", True] == runs["megatron-lm", "auto"]
-    beside = runs["megatron-lm", "auto"]
-    assert beside is not None
+    beside = present(runs["megatron-lm", "auto"])
     assert beside.checkpoint_in_background
     assert beside.effective_time_ratio > waiting.effective_time_ratio

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.printed import unwrapped
 from tests.tuner.search.train.test_host_checkpoints import NOTHING, OLMOE, spec_with
 from tuner.cli.plan_text import plan_text
@@ -58,9 +59,7 @@ def planned(spec: Spec) -> Plan:
 def test_an_offloaded_optimizer_is_counted_by_node_and_held_to_the_host() -> None:
     offloading: dict[str, Any] = {"optimizer_offload": (True,)}
     unknown = planned(spec_on(None, **offloading))
-    assert unknown.predicted is not None
-    host = unknown.predicted.host_memory
-    assert host is not None
+    host = present(present(unknown.predicted).host_memory)
     # 16 bytes a parameter over two nodes, the head of another size than the layers.
     (needed,) = host.parts.values()
     assert needed == pytest.approx(16 * PARAMETERS / 2, rel=0.15)
@@ -68,9 +67,7 @@ def test_an_offloaded_optimizer_is_counted_by_node_and_held_to_the_host() -> Non
     assert "not checked: state cluster.pools[].host: {memory, reserve}" in text
     enough = planned(spec_on(Host(memory=2 * needed + 1, reserve=needed), **offloading))
     assert enough.decision == unknown.decision
-    assert enough.predicted is not None
-    assert enough.predicted.host_memory is not None
-    assert enough.predicted.host_memory.limit_bytes == needed + 1
+    assert present(present(enough.predicted).host_memory).limit_bytes == needed + 1
     assert "that may be used" in unwrapped(plan_text(enough, folder=Path("plan")))
 
 
@@ -80,31 +77,25 @@ def test_a_host_with_too_little_memory_is_named_with_what_would_do() -> None:
     assert HOST_LIMIT in less.binding_constraint
     offer = next(one for one in less.relaxations if one.limit == HOST_LIMIT)
     assert "of a node's memory instead of 32.0 GiB: cluster.pools[].host" in offer.change
-    assert offer.decision is not None
-    assert offer.decision.optimizer_offload
+    assert present(offer.decision).optimizer_offload
     # Left open, the plan keeps the optimizer on the devices.
     both = planned(spec_on(Host(memory=32 * GIB), optimizer_offload=(True, False)))
-    assert both.decision is not None
-    assert not both.decision.optimizer_offload
+    assert not present(both.decision).optimizer_offload
 
 
 def test_copies_of_checkpoints_count_and_have_room_or_are_not_made() -> None:
     # 14 bytes a parameter over two nodes wait in memory for a write in the background.
     saving = Checkpoint(asynchronous=True, bandwidth=1e9)
     plan = planned(spec_on(None, checkpoint=saving))
-    assert plan.predicted is not None
-    assert plan.predicted.host_memory is not None
-    (copies,) = plan.predicted.host_memory.parts.values()
+    (copies,) = present(present(plan.predicted).host_memory).parts.values()
     assert copies == pytest.approx(14 * PARAMETERS / 2, rel=0.01)
     small = Host(memory=copies - 1)
     with pytest.raises(SpecError, match="a node has no memory for copies") as why:
         planned(spec_on(small, checkpoint=saving))
     assert "copies of checkpoints" in str(why.value)
     waiting = planned(spec_on(small, checkpoint=Checkpoint(asynchronous="auto", bandwidth=1e9)))
-    assert waiting.predicted is not None
-    assert waiting.predicted.run is not None
-    assert waiting.predicted.run.checkpoint_in_background is False
-    assert waiting.predicted.host_memory is None
+    assert present(present(waiting.predicted).run).checkpoint_in_background is False
+    assert present(waiting.predicted).host_memory is None
     notes = with_assumptions(waiting).provenance.notes
     assert any("waits until" in note and "more of a node's memory than" in note for note in notes)
 

@@ -20,6 +20,7 @@ from profilers.records import (
     TableInfo,
 )
 from profilers.store import write_profile
+from tests.expect import present
 from tuner import api
 from tuner.costs.ops import gemm
 from tuner.costs.prices.datasheet import DatasheetPrices
@@ -146,8 +147,7 @@ def planned(spec: Path, *profiles: Path) -> Plan:
 
 
 def step_s(made: Plan) -> float:
-    assert made.predicted is not None
-    return made.predicted.step_time_s
+    return present(made.predicted).step_time_s
 
 
 def test_slower_products_make_a_slower_step(
@@ -181,8 +181,7 @@ def test_extrapolated_products_are_named_and_widen_the_band(
     assert any(name.startswith("gemm bf16 forward") for name in beyond.provenance.extrapolated)
 
     def width(made: Plan) -> float:
-        assert made.predicted is not None
-        low, high = made.predicted.step_time_s_band
+        low, high = present(made.predicted).step_time_s_band
         return high / low
 
     assert width(inside) >= GENERIC_BAND[1] / GENERIC_BAND[0]
@@ -193,8 +192,7 @@ def test_the_band_covers_what_the_datasheet_says(
     write_spec: WriteSpec, store_profile: StoreProfile
 ) -> None:
     made = planned(write_spec(), store_profile(slower=4.0))
-    assert made.predicted is not None
-    low, high = made.predicted.step_time_s_band
+    low, high = present(made.predicted).step_time_s_band
     assert low < GENERIC_BAND[0] * step_s(made)
     assert high == pytest.approx(GENERIC_BAND[1] * step_s(made), rel=0.01)
 
@@ -228,11 +226,9 @@ def test_measured_storage_decides_the_checkpoints(
     }
     spec = write_spec(**failing)
     usual, measured = planned(spec), planned(spec, store_profile())
-    assert usual.predicted is not None
-    assert measured.predicted is not None
-    assert usual.predicted.run is not None
-    assert measured.predicted.run is not None
-    assert measured.predicted.run != usual.predicted.run
+    assert present(usual.predicted).run is not None
+    assert present(measured.predicted).run is not None
+    assert present(measured.predicted).run != present(usual.predicted).run
 
 
 def test_residuals_of_the_profile_go_first(
@@ -359,15 +355,19 @@ def test_of_heterogeneous_pools_each_takes_the_profile_of_its_device(
     other = {"name": "q", "device": "h100-sxm", "nodes": 1, "devices_per_node": 8}
     content["cluster"]["pools"].append(other)
     content["cluster"]["links"] = [{"between": ["p", "q"], "bandwidth": "50GB/s", "latency": "5us"}]
-    content["search"] = {"micro_batch_size": 1}
+    content["search"] = {
+        "micro_batch_size": 1,
+        "tensor_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "virtual_pipeline_model_parallel_size": 1,
+    }
     file.write_text(yaml.safe_dump(content))
     made = planned(file, store_profile(largest=8192))
     assert made.provenance.profile_source == {"p": "measured", "q": "datasheet"}
     notes = " ".join(made.provenance.notes)
     assert "the datasheet prices: grouped_gemm bf16" in notes
     assert any("gemm bf16 forward" in name for name in made.provenance.extrapolated)
-    assert made.predicted is not None
-    low, high = made.predicted.step_time_s_band
+    low, high = present(made.predicted).step_time_s_band
     assert high / low > GENERIC_BAND[1] / GENERIC_BAND[0]
 
 

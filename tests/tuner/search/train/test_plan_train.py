@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.printed import flat
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
@@ -63,50 +64,45 @@ def plan() -> Plan:
 
 @pytest.mark.slow
 def test_the_objective_is_the_fastest_step_and_the_bound_is_below_it(plan: Plan) -> None:
-    assert plan.predicted is not None
-    fastest_s = plan.preferred.fastest_step_s if plan.preferred else plan.predicted.step_time_s
+    fastest_s = (
+        plan.preferred.fastest_step_s if plan.preferred else present(plan.predicted).step_time_s
+    )
     assert plan.certificate.objective == pytest.approx(fastest_s)
-    assert plan.certificate.bound is not None
-    assert plan.certificate.bound <= plan.predicted.step_time_s
+    assert present(plan.certificate.bound) <= present(plan.predicted).step_time_s
     assert plan.certificate.gap_ratio < 0.05
 
 
 @pytest.mark.slow
 def test_the_causes_of_a_step_add_up(plan: Plan) -> None:
-    assert plan.predicted is not None
-    assert sum(plan.predicted.breakdown_s.values()) == pytest.approx(plan.predicted.step_time_s)
-    assert 0.2 < (plan.predicted.mfu_ratio or 0.0) < 0.8
+    assert sum(present(plan.predicted).breakdown_s.values()) == pytest.approx(
+        present(plan.predicted).step_time_s
+    )
+    assert 0.2 < (present(plan.predicted).mfu_ratio or 0.0) < 0.8
 
 
 def test_the_plan_uses_all_devices_and_fits(plan: Plan) -> None:
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    assert plan.decision.num_devices == 16
-    assert sum(plan.decision.pipeline_layout) == plan.model.num_layers
-    assert max(plan.predicted.peak_memory_bytes) <= 0.95 * 80 * 2**30
+    assert present(plan.decision).num_devices == 16
+    assert sum(present(plan.decision).pipeline_layout) == plan.model.num_layers
+    assert max(present(plan.predicted).peak_memory_bytes) <= 0.95 * 80 * 2**30
 
 
 def test_runner_ups_are_slower_and_say_why(plan: Plan) -> None:
     assert plan.predicted is not None
     assert plan.alternatives
-    fastest_s = plan.certificate.objective
-    assert fastest_s is not None
+    fastest_s = present(plan.certificate.objective)
     for other in plan.alternatives:
         assert other.predicted.step_time_s >= fastest_s * (1 - 1e-9)
         assert other.lost_by
 
 
 def test_a_plan_that_is_preferred_is_near_the_fastest_and_has_a_gap_of_its_own(plan: Plan) -> None:
-    assert plan.predicted is not None
-    assert plan.preferred is not None
-    slower = plan.predicted.step_time_s / plan.preferred.fastest_step_s - 1.0
-    assert slower == pytest.approx(plan.preferred.slower_ratio)
+    slower = present(plan.predicted).step_time_s / present(plan.preferred).fastest_step_s - 1.0
+    assert slower == pytest.approx(present(plan.preferred).slower_ratio)
     assert slower <= TOLERANCE_RATIO
-    assert plan.preferred.reasons
-    own = plan.certificate.decision_gap_ratio
-    assert own is not None
+    assert present(plan.preferred).reasons
+    own = present(plan.certificate.decision_gap_ratio)
     assert own >= plan.certificate.gap_ratio
-    (fastest,) = (o for o in plan.runners_up if o.decision == plan.preferred.fastest)
+    (fastest,) = (o for o in plan.runners_up if o.decision == present(plan.preferred).fastest)
     assert "preference" in fastest.lost_by
 
 
@@ -120,10 +116,8 @@ def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_t
     goal = spec.goal.model_copy(update={"global_batch_size": 420, "routing": None, "tokens": None})
     limits = spec.search.model_copy(update={"optimizer_offload": (False,)})
     plan = planned(spec.model_copy(update={"cluster": small, "goal": goal, "search": limits}))
-    assert plan.predicted is not None
-    assert plan.preferred is not None
-    one, own_s = plan.preferred, plan.predicted.step_time_s
-    chance = plan.predicted.out_of_memory_probability or 0.0
+    one, own_s = present(plan.preferred), present(plan.predicted).step_time_s
+    chance = present(plan.predicted).out_of_memory_probability or 0.0
     other = one.fastest_out_of_memory_probability or 0.0
     assert SMALL < chance <= LIKELY < other
     assert one.reasons[0] == less_chance_words(chance, other=other)
@@ -132,7 +126,7 @@ def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_t
     (fastest,) = (o.predicted for o in plan.runners_up if o.decision == one.fastest)
     assert fastest.out_of_memory_probability == pytest.approx(other)
     # Failed starts and restarts of both are a share of a run of a week.
-    lost_s = sum(o.out_of_memory_loss_s or 0.0 for o in (fastest, plan.predicted))
+    lost_s = sum(o.out_of_memory_loss_s or 0.0 for o in (fastest, present(plan.predicted)))
     tried_first_s = (1.0 - other) * fastest.step_time_s + other * own_s
     tried_first_s += lost_s * fastest.step_time_s / USUAL_RUN_S
     assert one.fastest_tried_first_step_s == pytest.approx(tried_first_s)
@@ -158,11 +152,9 @@ def test_failures_lengthen_the_run_and_its_bill(plan: Plan) -> None:
     goal = spec.goal.model_copy(update={"reliability": failing})
 
     def run(made: Plan) -> tuple[float, float]:
-        assert made.predicted is not None
-        assert made.predicted.run is not None
-        assert made.predicted.run.wall_clock_s is not None
-        assert made.predicted.run.cost is not None
-        return made.predicted.run.wall_clock_s, made.predicted.run.cost
+        return present(present(present(made.predicted).run).wall_clock_s), present(
+            present(present(made.predicted).run).cost
+        )
 
     never, often = run(plan), run(planned(spec.model_copy(update={"goal": goal})))
     assert often[0] > never[0]
@@ -205,8 +197,7 @@ def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
     settings = SearchSettings(top=1, time_limit_s=60.0, clock=time.perf_counter)
     offered, plain = more_nodes(spec, priced_pool, settings=settings, band=(0.9, 1.1))
-    assert offered.decision is not None
-    assert offered.decision.optimizer_offload
+    assert present(offered.decision).optimizer_offload
     assert offered.change.startswith(f"2 nodes instead of 1: 16 devices{OFFLOADED}; host memory: ")
     # Beside it the nearest that asks nothing of the hosts.
     assert plain.decision is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tuner.costs.train.constants import Software
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.shapes import number
@@ -116,8 +117,7 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
         ("ample", outcome, every_decision(outcome)),
         ("tight", tight, every_tight),
     ):
-        assert made.solutions is not None
-        fastest = made.solutions.taken(np.array([0]))
+        fastest = present(made.solutions).taken(np.array([0]))
         chosen = chosen_among(made, fastest)
         row = fastest if chosen is None else chosen.row
         every = every.taken(np.flatnonzero(every.step_s <= float(fastest.step_s[0]) * 1.1))
@@ -135,20 +135,17 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
 
 
 def test_a_decision_whose_simulation_is_too_slow_is_passed_over(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    fastest = outcome.solutions.taken(np.array([0]))
+    fastest = present(outcome.solutions).taken(np.array([0]))
     own_s = float(fastest.step_s[0])
     assert chosen_among(outcome, fastest, is_near=lambda *_: False) is None
     full = replace(fastest, peak_bytes=np.array([1.2 * outcome.problem.capacity_bytes]))
-    chosen = chosen_among(outcome, full, is_near=as_expected(own_s))
-    assert chosen is not None
+    chosen = present(chosen_among(outcome, full, is_near=as_expected(own_s)))
     slow = repr(chosen.detail.strategies)
 
     def simulate(detail: Detail) -> float:
         return closed_form_s(detail) * (2.0 if repr(detail.strategies) == slow else 1.0)
 
-    other = chosen_among(outcome, full, simulate=simulate, is_near=as_expected(own_s))
-    assert other is not None
+    other = present(chosen_among(outcome, full, simulate=simulate, is_near=as_expected(own_s)))
     assert repr(other.detail.strategies) != slow
     assert other.step_s < own_s * (1.0 + TOLERANCE_RATIO) ** 2
 
@@ -157,14 +154,12 @@ def test_what_runs_out_is_not_chosen_because_all_others_simulate_slowly(
     outcome: SearchOutcome,
 ) -> None:
     """No simulation is within the tolerance of the least closed form."""
-    assert outcome.solutions is not None
-    fastest = outcome.solutions.taken(np.array([0]))
+    fastest = present(outcome.solutions).taken(np.array([0]))
     own_s = float(fastest.step_s[0])
     for share in (1.2, 1.02):
         full = replace(fastest, peak_bytes=np.array([share * outcome.problem.capacity_bytes]))
         assert oom_chances(outcome, full).ever_C[0] > LIKELY
-        plain = chosen_among(outcome, full, is_near=as_expected(own_s))
-        assert plain is not None
+        plain = present(chosen_among(outcome, full, is_near=as_expected(own_s)))
         for slower in (1.03, 1.2, 2.0):
             simulate = times_closed_form(slower)
             chosen = chosen_among(outcome, full, simulate=simulate, is_near=as_expected(own_s))
@@ -175,8 +170,7 @@ def test_what_runs_out_is_not_chosen_because_all_others_simulate_slowly(
 
 
 def test_a_costly_fastest_stays_where_all_others_simulate_slower(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    fastest = outcome.solutions.taken(np.array([0]))
+    fastest = present(outcome.solutions).taken(np.array([0]))
     own_s = float(fastest.step_s[0])
     capacity = outcome.problem.capacity_bytes
     shares = np.linspace(0.85, 1.0, 61)
@@ -200,20 +194,16 @@ def test_a_costly_fastest_stays_where_all_others_simulate_slower(outcome: Search
             is_near=as_expected(own_s),
         )
 
-    near = chosen_with(1.0)
-    assert near is not None
-    assert near.fastest_expected_s is not None
-    assert near.fastest_expected_s > own_s * (1.0 + TOLERANCE_RATIO)
+    near = present(chosen_with(1.0))
+    assert present(near.fastest_expected_s) > own_s * (1.0 + TOLERANCE_RATIO)
     # 3 % more than the closed form is still less than what the fastest is expected to take.
-    still = chosen_with(1.03)
-    assert still is not None
-    assert still.step_s < near.fastest_expected_s
+    still = present(chosen_with(1.03))
+    assert still.step_s < present(near.fastest_expected_s)
     assert chosen_with(1.5) is None
 
 
 def test_less_chance_of_running_out_comes_before_everything_else(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    one = outcome.solutions.taken(np.array([0]))
+    one = present(outcome.solutions).taken(np.array([0]))
     capacity = outcome.problem.capacity_bytes
 
     def key(share: float) -> tuple[int, ...]:
@@ -235,17 +225,14 @@ def test_the_capacity_is_all_of_the_device_not_what_a_plan_may_use(outcome: Sear
 
 def test_a_costlier_failure_reaches_for_safer_decisions(outcome: SearchOutcome) -> None:
     """The fastest is made to run out for sure; the more that costs, the slower a step may be."""
-    assert outcome.solutions is not None
-    fastest = outcome.solutions.taken(np.array([0]))
+    fastest = present(outcome.solutions).taken(np.array([0]))
     full = replace(fastest, peak_bytes=np.array([1.2 * outcome.problem.capacity_bytes]))
 
     def expected_s(failed_start_s: float) -> float:
         prices = LossPrices(failed_start_s=failed_start_s, run_steps=1e4)
-        chosen = chosen_among(outcome, full, prices=prices)
-        assert chosen is not None
+        chosen = present(chosen_among(outcome, full, prices=prices))
         assert float(chosen.row.peak_bytes[0]) < outcome.problem.capacity_bytes
-        assert chosen.fastest_expected_s is not None
-        return chosen.fastest_expected_s
+        return present(chosen.fastest_expected_s)
 
     step_s = float(fastest.step_s[0])
     cheap, dear = (expected_s(share * step_s * 1e4) for share in (0.0, 0.05))
@@ -257,8 +244,7 @@ def test_a_costlier_failure_reaches_for_safer_decisions(outcome: SearchOutcome) 
 def test_the_roomier_decision_is_the_fastest_with_a_small_chance(
     tight: SearchOutcome, every_tight: Solutions
 ) -> None:
-    assert tight.solutions is not None
-    step_s = float(tight.solutions.step_s[0])
+    step_s = float(present(tight.solutions).step_s[0])
     row = fastest_with_headroom(tight, step_s=step_s)
     most_s = step_s * (1.0 + MOST_SLOWER_RATIO)
     every = every_tight.taken(np.flatnonzero(every_tight.step_s <= most_s))
@@ -270,9 +256,8 @@ def test_the_roomier_decision_is_the_fastest_with_a_small_chance(
 
 
 def test_pipelines_of_torchtitan_need_more_headroom_than_others(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    ranks = outcome.solutions.candidates.rows["pipeline"]
-    both = outcome.solutions.taken(np.array([np.argmin(ranks), np.argmax(ranks)]))
+    ranks = present(outcome.solutions).candidates.rows["pipeline"]
+    both = present(outcome.solutions).taken(np.array([np.argmin(ranks), np.argmax(ranks)]))
     assert list(both.candidates.rows["pipeline"] > 1) == [False, True]
     peak_bytes = np.full(2, 0.92 * outcome.problem.capacity_bytes)
     torch = replace(outcome, problem=replace(outcome.problem, software=Software.TORCH_FSDP))
@@ -287,8 +272,7 @@ def test_pipelines_of_torchtitan_need_more_headroom_than_others(outcome: SearchO
 
 
 def test_experts_without_a_recording_grow_and_those_with_one_do_not(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    one = outcome.solutions.taken(np.array([0]))
+    one = present(outcome.solutions).taken(np.array([0]))
     full = replace(one, peak_bytes=np.array([0.93 * outcome.problem.capacity_bytes]))
     degrees = tuple(d for d in range(1, 65) if 64 % d == 0)
     flat = ExpertImbalance(
@@ -312,14 +296,13 @@ def test_the_order_and_the_forecast_of_a_decision_have_one_chance(
     )
     problem = make_problem("qwen3-30b-a3b", devices=32, capabilities=MEGATRON_0_18, limits=limits)
     outcome = search(problem, SETTINGS)
-    assert outcome.solutions is not None
-    peaks = outcome.solutions.peak_bytes
+    peaks = present(outcome.solutions).peak_bytes
     # As if the device had little more than the peaks: no chance is 0 or 1.
     capacity = 1.03 * float(np.median(peaks))
     limited = replace(problem, usable_memory_ratio=problem.memory_limit_bytes / capacity)
     tight = replace(outcome, problem=limited)
     probabilities = []
-    for index in range(len(outcome.solutions)):
+    for index in range(len(present(outcome.solutions))):
         detail = price_solution(tight, index)
         grown = uneven_bytes(
             limited.shape,
@@ -336,6 +319,6 @@ def test_the_order_and_the_forecast_of_a_decision_have_one_chance(
             prices=USUAL,
         )
         probabilities.append(forecast.out_of_memory_probability)
-    ordered = oom_chances(tight, outcome.solutions).ever_C
+    ordered = oom_chances(tight, present(outcome.solutions)).ever_C
     assert ((ordered > 0.05) & (ordered < 0.95)).sum() >= 3
     assert ordered == pytest.approx(probabilities, rel=1e-6, abs=1e-9)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import intersection, refusals
@@ -114,9 +115,8 @@ def test_unequal_replicas_are_found_as_by_pricing_everything(make_problem: MakeP
             limits=FEW_WAYS.model_copy(update={"pipeline_model_parallel_size": pipeline}),
         )
         outcome = search(problem, SETTINGS)
-        assert outcome.solutions is not None
         expected_s = fastest_of_all(problem)
-        assert outcome.solutions.step_s[0] == pytest.approx(expected_s, rel=1e-9)
+        assert present(outcome.solutions).step_s[0] == pytest.approx(expected_s, rel=1e-9)
         assert outcome.bound_s <= expected_s * (1.0 + 1e-9)
         decision = TrainDecision.model_validate(solution_fields(outcome, 0))
         counts = decision.microbatches_by_replica(batch)
@@ -153,64 +153,58 @@ def test_every_decision_of_the_space_is_accounted_for(outcome: SearchOutcome) ->
 
 
 def test_rows_come_best_first_and_once(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    assert (np.diff(outcome.solutions.step_s) >= 0.0).all()
-    rows = np.stack(list(outcome.solutions.candidates.rows.values()))
-    assert len(np.unique(rows, axis=1).T) == len(outcome.solutions)
+    assert (np.diff(present(outcome.solutions).step_s) >= 0.0).all()
+    rows = np.stack(list(present(outcome.solutions).candidates.rows.values()))
+    assert len(np.unique(rows, axis=1).T) == len(present(outcome.solutions))
 
 
 def test_a_row_becomes_a_decision_that_is_priced_the_same(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    for index in range(len(outcome.solutions)):
+    for index in range(len(present(outcome.solutions))):
         decision = TrainDecision.model_validate(solution_fields(outcome, index))
         detail = price_solution(outcome, index)
         assert decision.num_devices == outcome.problem.num_devices
         assert sum(decision.pipeline_layout) == outcome.problem.model.num_layers
         assert float(np.ravel(detail.step.step_s)[0]) == pytest.approx(
-            outcome.solutions.step_s[index]
+            present(outcome.solutions).step_s[index]
         )
         peak = float(detail.memory.total_PC.max())
-        assert peak == pytest.approx(outcome.solutions.peak_bytes[index])
+        assert peak == pytest.approx(present(outcome.solutions).peak_bytes[index])
         assert peak <= outcome.problem.memory_limit_bytes
 
 
 def test_the_certificate_repeats_what_is_proven(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
     certificate = to_certificate(outcome, ties=_ties(outcome, 0.02))
-    assert certificate.objective == outcome.solutions.step_s[0]
-    assert certificate.bound is not None
-    assert certificate.objective is not None
-    assert certificate.bound <= certificate.objective
+    assert certificate.objective == present(outcome.solutions).step_s[0]
+    assert present(certificate.bound) <= present(certificate.objective)
     assert certificate.gap_ratio <= 0.01
-    ties = (outcome.solutions.step_s <= 1.02 * outcome.solutions.step_s[0]).sum() - 1
+    ties = (
+        present(outcome.solutions).step_s <= 1.02 * present(outcome.solutions).step_s[0]
+    ).sum() - 1
     assert certificate.within_band == ties
 
 
 def test_ties_that_were_not_searched_are_reported_as_a_lower_bound(
     outcome: SearchOutcome,
 ) -> None:
-    assert outcome.solutions is not None
-    reached = outcome.complete_s / float(outcome.solutions.step_s[0]) - 1.0
+    reached = outcome.complete_s / float(present(outcome.solutions).step_s[0]) - 1.0
     assert not _ties(outcome, reached * 0.99).is_least
     assert _ties(outcome, reached * 1.01).is_least
 
 
 def _ties(outcome: SearchOutcome, slower_ratio: float) -> Ties:
-    assert outcome.solutions is not None
     return count_ties(
         outcome,
         uniform_ratios(slower_ratio),
         chosen=TrainDecision.model_validate(solution_fields(outcome, 0)),
-        step_s=float(outcome.solutions.step_s[0]),
+        step_s=float(present(outcome.solutions).step_s[0]),
     )
 
 
 def test_the_front_is_fastest_first_and_ever_smaller(outcome: SearchOutcome) -> None:
     front = pareto_front(outcome)
-    assert outcome.solutions is not None
     assert front[0] == 0
-    assert (np.diff(outcome.solutions.peak_bytes[list(front)]) < 0.0).all()
-    hours = outcome.solutions.step_s[0] / 3600.0
+    assert (np.diff(present(outcome.solutions).peak_bytes[list(front)]) < 0.0).all()
+    hours = present(outcome.solutions).step_s[0] / 3600.0
     assert cost_of_step(outcome, 0) == pytest.approx(hours * 32 * 2.0)
 
 
@@ -237,8 +231,7 @@ def test_time_that_runs_out_leaves_the_rest_open(whole: SearchOutcome, limit_s: 
     assert certificate.status in ("feasible", "unknown")
     legal, _ = space(cut_off.options, cut_off.degrees)
     assert cut_off.counts.priced + cut_off.counts.bounded + cut_off.counts.open == legal
-    assert whole.solutions is not None
-    assert cut_off.bound_s <= float(whole.solutions.step_s[0])
+    assert cut_off.bound_s <= float(present(whole.solutions).step_s[0])
 
 
 def test_a_search_reports_its_progress(make_problem: MakeProblem) -> None:
@@ -258,8 +251,7 @@ def test_a_solution_for_a_target_can_be_launched_on_it(
     capabilities = intersection([target])
     problem = make_problem(devices=16, global_batch_size=64, capabilities=capabilities)
     outcome = search(problem, replace(SETTINGS, top=12))
-    assert outcome.solutions is not None
-    for index in range(len(outcome.solutions)):
+    for index in range(len(present(outcome.solutions))):
         decision = TrainDecision.model_validate(solution_fields(outcome, index))
         broken = refusals(capabilities, model=problem.model, decision=decision)
         assert not [rule for rule in broken if "no arguments are written" not in rule]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.expect import present
 from tuner.engines.manifest import Capabilities
 from tuner.search.settings import SearchSettings
 from tuner.search.train.degrees import legal_degrees
@@ -54,8 +55,7 @@ def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem)
     wrong, gains = [], set[str]()
     for name, problem in problems.items():
         base = search(problem, SETTINGS)
-        assert base.solutions is not None
-        below = replace(SETTINGS, below_s=float(base.solutions.step_s[0]) * 0.995)
+        below = replace(SETTINGS, below_s=float(present(base.solutions).step_s[0]) * 0.995)
         known = SearchedSpace(problem=problem, options=base.options)
         for feature, able in with_features(LITTLE).items():
             more = replace(problem, capabilities=able)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.expect import present
 from tests.printed import unwrapped
 from tests.rows import Failures
 from tuner.cli.app import app
@@ -26,6 +27,9 @@ LIMITS: dict[str, Any] = {
     "context_parallel_size": [1],
     "expert_tensor_parallel_size": [1],
     "micro_batch_size": [1],
+    "pipeline_model_parallel_size": [1, 2],
+    "virtual_pipeline_model_parallel_size": [1],
+    "zero_stage": [1],
     "recompute": ["none"],
     "dispatcher": ["alltoall"],
     "a2a_overlap": [False],
@@ -59,20 +63,15 @@ def _planned(keys: dict[str, Any], folder: Path) -> Planned:
 
 
 def _run(made: Planned) -> RunForecast:
-    assert made.plan.predicted is not None
-    assert made.plan.predicted.run is not None
-    return made.plan.predicted.run
+    return present(present(made.plan.predicted).run)
 
 
 def _choice(made: Planned) -> SpareChoice:
-    choice = _run(made).spares
-    assert choice is not None
-    return choice
+    return present(_run(made).spares)
 
 
 def _step_s(made: Planned) -> float:
-    assert made.plan.predicted is not None
-    return made.plan.predicted.step_time_s
+    return present(made.plan.predicted).step_time_s
 
 
 def _fastest_s(made: Planned) -> float:
@@ -81,9 +80,7 @@ def _fastest_s(made: Planned) -> float:
 
 
 def _bill(made: Planned) -> float:
-    hours = _run(made).device_hours
-    assert hours is not None
-    return hours
+    return present(_run(made).device_hours)
 
 
 def test_the_chosen_numbers_are_the_best_of_all_that_can_be_stated(tmp_path: Path) -> None:
@@ -109,8 +106,7 @@ def test_the_chosen_numbers_are_the_best_of_all_that_can_be_stated(tmp_path: Pat
             with failures.of((without_spare, objective, pair)):
                 assert choice.pool_nodes == POOL["nodes"]
                 assert choice.fewest_searched == 2
-                assert made.plan.decision is not None
-                assert made.plan.decision.num_devices == 2 * pair[0]
+                assert present(made.plan.decision).num_devices == 2 * pair[0]
                 assert made.plan.cluster.pools[0].nodes == sum(pair)
                 # It is the plan of a spec that states these numbers.
                 assert made.plan.decision == stated[pair].plan.decision

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tuner.config.train import TrainDecision
 from tuner.engines.manifest import Capabilities
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -58,9 +59,8 @@ def searches(make_problem: MakeProblem) -> list[tuple[SearchOutcome, list[TrainD
 
 def _with_other_options(outcome: SearchOutcome) -> SearchOutcome:
     """Every row of a search with some other legal options, as if they took as long."""
-    assert outcome.solutions is not None
     random, every, chosen = np.random.default_rng(22), list[Candidates](), list[int]()
-    rows = outcome.solutions.candidates.rows
+    rows = present(outcome.solutions).candidates.rows
     for facts, like in by_facts(rows):
         legal = outcome.options.legal(facts)
         some = np.repeat(like, WAYS_OF_ROW)
@@ -74,12 +74,12 @@ def _with_other_options(outcome: SearchOutcome) -> SearchOutcome:
     for more in every[1:]:
         candidates = candidates.concat(more)
     at = np.array(chosen)
-    both = outcome.solutions.concat(
+    both = present(outcome.solutions).concat(
         Solutions(
             candidates=candidates,
-            step_s=outcome.solutions.step_s[at],
-            peak_bytes=outcome.solutions.peak_bytes[at],
-            layers_PC=outcome.solutions.layers_PC[:, at],
+            step_s=present(outcome.solutions).step_s[at],
+            peak_bytes=present(outcome.solutions).peak_bytes[at],
+            layers_PC=present(outcome.solutions).layers_PC[:, at],
         )
     )
     return replace(outcome, solutions=both)
@@ -90,10 +90,9 @@ def _is_of_other_degrees(one: TrainDecision, other: TrainDecision) -> bool:
 
 
 def _decisions(every: SearchOutcome) -> list[TrainDecision]:
-    assert every.solutions is not None
     return [
         TrainDecision.model_validate(solution_fields(every, index))
-        for index in range(len(every.solutions))
+        for index in range(len(present(every.solutions)))
     ]
 
 
@@ -103,8 +102,7 @@ def test_rows_tie_where_their_decisions_do(
 ) -> None:
     wrong, seen = [], set[tuple[bool, bool, bool]]()
     for every, decisions in searches:
-        assert every.solutions is not None
-        step_s = every.solutions.step_s
+        step_s = present(every.solutions).step_s
         for index in range(0, len(decisions), max(1, len(decisions) // NUM_CHOSEN)):
             chosen, own_s = decisions[index], float(step_s[index])
             tied = tied_rows(every, RATIOS, chosen=chosen, step_s=own_s)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.expect import present
 from tuner.costs.serve.queueing import mean_wait_s
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
@@ -161,14 +162,13 @@ def test_instances_in_turn_are_single_engines_with_every_nth_request(kv_tokens: 
     found = simulate_routed(
         requests, kinds=(kind,), routing=RequestRouting(policy=RouterPolicy.ROUND_ROBIN)
     )
-    assert requests.arrival_s_R is not None
     for place in range(3):
         own = slice(place, None, 3)
         alone = simulate(
             Requests(
                 input_R=requests.input_R[own],
                 output_R=requests.output_R[own],
-                arrival_s_R=requests.arrival_s_R[own],
+                arrival_s_R=present(requests.arrival_s_R)[own],
             ),
             times=kind.times,
             rules=kind.rules,

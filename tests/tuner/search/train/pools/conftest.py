@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.models import MODELS, example_model
 from tuner.plans.train import Provenance
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
-
-MODELS = Path(__file__).parents[5] / "examples" / "models"
 
 MakeSpec = Callable[..., Spec]
 
@@ -50,7 +48,7 @@ def spec() -> MakeSpec:
         return Spec(
             path=Path("spec.yaml"),
             model_path=MODELS / model,
-            model=read_model(MODELS / model),
+            model=example_model(model),
             cluster=Cluster(pools=pools, links=() if bandwidth is None else (joined,)),
             goal=TrainGoal.model_validate(wanted),
             search=Search.model_validate(FEW | (limits or {})),

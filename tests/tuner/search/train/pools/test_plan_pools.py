@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from profilers.imports.link_matrix import LinkMatrix
+from tests.expect import present
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
@@ -58,71 +59,63 @@ def together(spec: MakeSpec, provenance: Provenance) -> Plan:
 
 
 def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
-    made, placement = together, together.placement
-    assert made.decision is not None
+    made, placement = together, present(together.placement)
     assert made.predicted is not None
-    assert placement is not None
     assert {stage.pool for stage in placement.stages} == {"new", "old"}
-    assert tuple(stage.layers for stage in placement.stages) == made.decision.pipeline_layout
-    assert sum(made.decision.pipeline_layout) == 16
+    assert (
+        tuple(stage.layers for stage in placement.stages) == present(made.decision).pipeline_layout
+    )
+    assert sum(present(made.decision).pipeline_layout) == 16
     assert made.certificate.objective == pytest.approx(made.predicted.step_time_s)
-    assert made.certificate.bound is not None
-    assert made.certificate.bound <= made.predicted.step_time_s
+    assert present(made.certificate.bound) <= made.predicted.step_time_s
     assert made.certificate.gap_ratio < 0.05
     assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
-    assert made.predicted.mfu_ratio is not None
-    assert 0.0 < made.predicted.mfu_ratio < 1.0
-    chance = made.predicted.out_of_memory_probability
-    at_start = made.predicted.out_of_memory_at_start_probability
-    assert chance is not None
-    assert at_start is not None
+    assert 0.0 < present(made.predicted.mfu_ratio) < 1.0
+    chance = present(made.predicted.out_of_memory_probability)
+    at_start = present(made.predicted.out_of_memory_at_start_probability)
     assert 0.0 <= at_start <= chance <= 1.0
     assert "the slowest stage, " in made.binding_constraint
 
 
 def test_the_plan_is_launchable_by_its_target(spec: MakeSpec, provenance: Provenance) -> None:
     made = plan(spec("llama-3.1-8b", **TWO), provenance)
-    assert made.decision is not None
-    assert len(set(made.decision.pipeline_layout)) > 1
-    assert refusals(intersection(made.emit), model=made.model, decision=made.decision) == ()
+    assert len(set(present(made.decision).pipeline_layout)) > 1
+    assert (
+        refusals(intersection(made.emit), model=made.model, decision=present(made.decision)) == ()
+    )
 
 
 def test_every_peak_of_a_pipeline_has_its_band(
     together: Plan, spec: MakeSpec, provenance: Provenance
 ) -> None:
     for made in (together, plan(spec("olmoe-1b-7b", emit="torchtitan", **TWO), provenance)):
-        assert made.predicted is not None
-        peaks = made.predicted.peak_memory_bytes
+        peaks = present(made.predicted).peak_memory_bytes
         assert len(peaks) > 1
-        highs = [high for _, high in made.predicted.peak_memory_bytes_band]
+        highs = [high for _, high in present(made.predicted).peak_memory_bytes_band]
         assert highs == pytest.approx([peak / 0.88 for peak in peaks]), made.emit
 
 
 def test_hosts_follow_the_stages(together: Plan) -> None:
-    placement = together.placement
-    assert placement is not None
+    placement = present(together.placement)
     pools = list(dict.fromkeys(stage.pool for stage in placement.stages))
     assert list(placement.hosts) == [f"{pool}-{node}" for pool in pools for node in range(2)]
     assert any("order of hosts" in note for note in placement.notes)
 
 
 def test_single_pool_baselines_are_reported(together: Plan) -> None:
-    made, placement = together, together.placement
-    assert placement is not None
-    assert made.predicted is not None
+    made, placement = together, present(together.placement)
     steps_s = {alone.pool: alone.step_time_s for alone in placement.alone}
     assert set(steps_s) == {"new", "old"}
     for step_s in steps_s.values():
-        assert step_s is None or step_s > made.predicted.step_time_s
+        assert step_s is None or step_s > present(made.predicted).step_time_s
 
 
 def test_a_link_that_takes_forever_leaves_a_pool_out(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
     made = plan(spec("olmoe-1b-7b", bandwidth=1e5, **TWO), provenance)
-    assert made.placement is not None
-    assert {stage.pool for stage in made.placement.stages} == {"new"}
-    assert made.placement.unused_devices == {"old": 4}
+    assert {stage.pool for stage in present(made.placement).stages} == {"new"}
+    assert present(made.placement).unused_devices == {"old": 4}
     assert [pool.name for pool in made.cluster.pools] == ["new"]
     assert any("only pool 'new' is used" in note for note in made.provenance.notes)
 
@@ -196,19 +189,16 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
         global_batch_size=64,
     )
     over = plan(requested, provenance)
-    assert over.placement is not None
-    assert [stage.pool for stage in over.placement.stages].count("new") == 2
+    assert [stage.pool for stage in present(over.placement).stages].count("new") == 2
     made = with_node_order(over, {"new": crossed(4)}, cluster=requested.cluster, time_limit_s=30.0)
-    assert made.placement is not None
-    (order,) = made.placement.node_orders
+    (order,) = present(made.placement).node_orders
     assert order.bound_s <= order.step_time_after_s < order.step_time_before_s
     # Rings of gradient sums take the fast links: hosts 0 and 2, and 1 and 3.
     pairs = {frozenset(order.nodes[:2]), frozenset(order.nodes[2:])}
     assert pairs == {frozenset({"host0", "host2"}), frozenset({"host1", "host3"})}
-    assert set(order.nodes) <= set(made.placement.hosts)
-    assert "old-0" in made.placement.hosts
-    assert made.predicted is not None
-    assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)
+    assert set(order.nodes) <= set(present(made.placement).hosts)
+    assert "old-0" in present(made.placement).hosts
+    assert present(made.predicted).step_time_s == pytest.approx(order.step_time_after_s)
     with pytest.raises(SpecError, match="is of 2 nodes, the plan runs on 4"):
         with_node_order(over, {"new": crossed(2)}, cluster=requested.cluster, time_limit_s=9.0)
 
@@ -225,25 +215,19 @@ def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) ->
         "old": {"price_per_device_hour": 1.0},
     }
     made = plan(spec("olmoe-1b-7b", **failure_prices, **TWO, **FAILING), provenance)
-    assert made.decision is not None
-    assert made.predicted is not None
-    assert made.placement is not None
-    assert {stage.pool for stage in made.placement.stages} == {"new", "old"}
-    run = made.predicted.run
-    assert run is not None
-    assert run.failure_interval_s == pytest.approx(5e6 / made.decision.num_devices)
-    assert run.effective_step_s is not None
-    assert run.effective_step_s > made.predicted.step_time_s
+    assert {stage.pool for stage in present(made.placement).stages} == {"new", "old"}
+    run = present(present(made.predicted).run)
+    assert run.failure_interval_s == pytest.approx(5e6 / present(made.decision).num_devices)
+    assert present(run.effective_step_s) > present(made.predicted).step_time_s
     assert run.checkpoint_interval_s is not None
-    assert run.wall_clock_s == pytest.approx((run.steps or 0) * run.effective_step_s)
+    assert run.wall_clock_s == pytest.approx((run.steps or 0) * present(run.effective_step_s))
     # One node of the larger pool stands by: 2 + 2 nodes of 2 devices train, 6 and 4 are paid.
-    assert made.decision.num_devices == 8
-    assert run.wall_clock_s is not None
+    assert present(made.decision).num_devices == 8
     assert "spare nodes that replace those of their own pool: 1 of pool 'new'" in (
-        made.placement.notes
+        present(made.placement).notes
     )
-    assert made.placement.spare_nodes == {"new": 1}
-    assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * run.wall_clock_s / 3600)
+    assert present(made.placement).spare_nodes == {"new": 1}
+    assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * present(run.wall_clock_s) / 3600)
 
 
 def test_an_interval_shorter_than_a_step_over_pools_is_refused(
@@ -258,12 +242,10 @@ def test_tokens_without_reliability_give_the_length_of_a_run(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
     made = plan(spec("olmoe-1b-7b", tokens=1e11, **TWO), provenance)
-    assert made.predicted is not None
-    assert made.predicted.run is not None
-    assert made.predicted.run.wall_clock_s == pytest.approx(
-        (made.predicted.run.steps or 0) * made.predicted.step_time_s
+    assert present(present(made.predicted).run).wall_clock_s == pytest.approx(
+        (present(present(made.predicted).run).steps or 0) * present(made.predicted).step_time_s
     )
-    assert made.predicted.run.cost is None
+    assert present(present(made.predicted).run).cost is None
 
 
 def test_devices_that_fail_all_the_time_are_better_left_out(
@@ -272,10 +254,8 @@ def test_devices_that_fail_all_the_time_are_better_left_out(
     # Together a step is shorter, but twice as many devices stop the run twice as often.
     requested = TWO | {"reliability": {"device_mtbf": 20_000.0, "restart": 3_000.0}}
     troubled = plan(spec("olmoe-1b-7b", **requested), provenance)
-    assert together.placement is not None
-    assert troubled.placement is not None
-    assert {stage.pool for stage in together.placement.stages} == {"new", "old"}
-    assert {stage.pool for stage in troubled.placement.stages} == {"new"}
+    assert {stage.pool for stage in present(together.placement).stages} == {"new", "old"}
+    assert {stage.pool for stage in present(troubled.placement).stages} == {"new"}
     (note,) = (n for n in troubled.provenance.notes if "only pool 'new' is used" in n)
     assert "of wall clock with failures" in note
 
@@ -303,15 +283,13 @@ def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> Non
     limits = [one.limit for one in made.relaxations]
     assert {"memory_per_device", "nodes", "search.optimizer_offload"} <= set(limits)
     for one in made.relaxations:
-        assert one.decision is not None
         assert one.predicted is not None
-        assert sum(one.decision.pipeline_layout) == 16
+        assert sum(present(one.decision).pipeline_layout) == 16
     first = next(one for one in made.relaxations if one.limit == "memory_per_device")
-    assert first.predicted is not None
     usable = int(0.95 * 14 * 10**9)
-    assert max(first.predicted.peak_memory_bytes) > usable
+    assert max(present(first.predicted).peak_memory_bytes) > usable
     # With the memory that it names the planner finds a plan, and with a tenth less it does not.
-    enough = max(first.predicted.peak_memory_bytes) / 0.95 + 1
+    enough = max(present(first.predicted).peak_memory_bytes) / 0.95 + 1
     for share, fits in ((1.0, True), (0.9, False)):
         each = {"memory_per_device": int(share * enough)}
         replanned = plan(spec("olmoe-1b-7b", new=each, old=each, **TWO), provenance)
@@ -325,8 +303,7 @@ def test_the_nearest_legal_value_of_a_limit_is_named(
     (one,) = made.relaxations
     assert one.limit == "search.tensor_model_parallel_size"
     assert one.change == "3 leaves nothing legal; the nearest legal value is 2"
-    assert one.decision is not None
-    assert one.decision.tensor_model_parallel_size in (1, 2)
+    assert present(one.decision).tensor_model_parallel_size in (1, 2)
 
 
 @pytest.mark.slow
@@ -343,20 +320,17 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
             settings=SearchSettings(top=12, clock=time.perf_counter),
             provenance=provenance,
         )
-        assert made.predicted is not None
-        chances.append(made.predicted.out_of_memory_probability or 0.0)
-        steps_s.append(made.predicted.step_time_s)
+        chances.append(present(made.predicted).out_of_memory_probability or 0.0)
+        steps_s.append(present(made.predicted).step_time_s)
         assert len(made.cluster.pools) == 2
     assert chances[1] < chances[0]
     assert steps_s[1] > steps_s[0]
-    assert made.preferred is not None
-    chance, other = chances[1], made.preferred.fastest_out_of_memory_probability
-    assert other is not None
+    chance, other = chances[1], present(present(made.preferred).fastest_out_of_memory_probability)
     words = f"({format_ratio(chance)} instead of {format_ratio(other)})"
-    assert made.preferred.reasons == (f"less chance of running out of memory {words}",)
-    assert made.preferred.expected_step_s is not None
-    assert made.preferred.fastest_expected_step_s is not None
-    assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
+    assert present(made.preferred).reasons == (f"less chance of running out of memory {words}",)
+    assert present(present(made.preferred).expected_step_s) < present(
+        present(made.preferred).fastest_expected_step_s
+    )
     # Failures that are priced but decide nothing are no reason.
     failing = requested.goal.model_copy(
         update={"reliability": Reliability(device_mtbf=1e9, restart=600.0)}
@@ -368,8 +342,7 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
         provenance=provenance,
     )
     assert replanned.decision == made.decision
-    assert replanned.preferred is not None
-    assert replanned.preferred.reasons == made.preferred.reasons
+    assert present(replanned.preferred).reasons == present(made.preferred).reasons
 
 
 def roomiest(chains: Iterable[Chain], problem: PoolsProblem) -> SimulatedChain:
@@ -394,21 +367,17 @@ def test_chains_with_headroom_are_searched_for_where_the_best_may_run_out(
     outcome = search(problem, settings)
     full = simulate_chain(outcome.chains[0])
     assert chain_memory_risk(full.chain, problem).out_of_memory_probability > SMALL
-    roomy = search_chain_headroom(outcome, settings, full=full)
-    assert roomy is not None
+    roomy = present(search_chain_headroom(outcome, settings, full=full))
     with_room = roomiest(roomy.chains, problem)
     assert with_room.objective_s >= full.objective_s
     assert search_chain_headroom(outcome, settings, full=with_room) is None
     # The plan launches it, or names it beside a chain that is expected to be faster.
     made = plan_over_pools(requested, residuals=None, settings=settings, provenance=provenance)
-    assert made.predicted is not None
-    if (made.predicted.out_of_memory_probability or 0.0) > SMALL:
-        assert made.roomier is not None
-        assert made.roomier.out_of_memory_probability <= SMALL
+    if (present(made.predicted).out_of_memory_probability or 0.0) > SMALL:
+        assert present(made.roomier).out_of_memory_probability <= SMALL
     else:
-        assert made.preferred is not None
-        assert (made.preferred.fastest_out_of_memory_probability or 0.0) > SMALL
-        assert made.preferred.expected_step_s is not None
+        assert (present(made.preferred).fastest_out_of_memory_probability or 0.0) > SMALL
+        assert present(made.preferred).expected_step_s is not None
 
 
 def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_headroom(
@@ -421,8 +390,7 @@ def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_h
     settings = SearchSettings(top=1, clock=time.perf_counter)
     outcome = search(problem, settings)
     full = simulate_chain(outcome.chains[0])
-    roomy = search_chain_headroom(outcome, settings, full=full)
-    assert roomy is not None
+    roomy = present(search_chain_headroom(outcome, settings, full=full))
     with_room = roomiest(roomy.chains, problem)
     risks = price_risks((full, with_room), problem)
     chance = risks[full].chance
@@ -447,17 +415,13 @@ def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits(
     only = PLAIN | {"data_parallel_size": (4,), "expert_model_parallel_size": (4,)}
     slow = {"device": "h20"}
     made = plan(distant_pools(spec, 37.0e9, limits=only, old=slow), provenance)
-    assert made.placement is not None
-    assert made.predicted is not None
-    fast, roomy = made.placement.alone
+    fast, roomy = present(made.placement).alone
     assert (fast.out_of_memory_probability or 0.0) > LIKELY
     assert (roomy.out_of_memory_probability or 1.0) <= SMALL
-    assert fast.step_time_s is not None
-    assert roomy.step_time_s is not None
-    assert fast.step_time_s < roomy.step_time_s
-    assert {stage.pool for stage in made.placement.stages} == {"old"}
-    assert made.predicted.out_of_memory_probability == roomy.out_of_memory_probability
-    assert made.predicted.step_time_s == roomy.step_time_s
+    assert present(fast.step_time_s) < present(roomy.step_time_s)
+    assert {stage.pool for stage in present(made.placement).stages} == {"old"}
+    assert present(made.predicted).out_of_memory_probability == roomy.out_of_memory_probability
+    assert present(made.predicted).step_time_s == roomy.step_time_s
     (note,) = (note for note in made.provenance.notes if "only pool 'old' is used" in note)
     assert "pool 'new' alone takes" in note
 
@@ -467,21 +431,17 @@ def test_a_single_pool_is_the_fallback_of_another_without_headroom(
 ) -> None:
     limits = PLAIN | {"expert_model_parallel_size": (2,), "zero_stage": (1,)}
     made = plan(distant_pools(spec, 40e9, limits=limits), provenance)
-    assert made.placement is not None
-    assert made.predicted is not None
-    assert {stage.pool for stage in made.placement.stages} == {"new"}
-    assert (made.predicted.out_of_memory_probability or 0.0) > SMALL
-    assert made.roomier is not None
-    assert made.roomier.pools == ("old",)
+    assert {stage.pool for stage in present(made.placement).stages} == {"new"}
+    assert (present(made.predicted).out_of_memory_probability or 0.0) > SMALL
+    assert present(made.roomier).pools == ("old",)
     assert not made.no_roomier
-    old = made.placement.alone[1]
-    assert made.roomier.step_time_s == old.step_time_s
-    assert made.roomier.out_of_memory_probability == old.out_of_memory_probability
-    said = memory_warning(made)
-    assert said is not None
+    old = present(made.placement).alone[1]
+    assert present(made.roomier).step_time_s == old.step_time_s
+    assert present(made.roomier).out_of_memory_probability == old.out_of_memory_probability
+    said = present(memory_warning(made))
     assert " on 'old' instead has 0.0 %" in said
     # What runs on its own pool takes longer still.
-    assert made.roomier.slower_ratio < 0.7
+    assert present(made.roomier).slower_ratio < 0.7
 
 
 @pytest.mark.slow
@@ -495,28 +455,21 @@ def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out
 
     nothing = planned(10e9)
     (least, *_) = (one for one in nothing.relaxations if one.limit == "memory_per_device")
-    assert least.predicted is not None
-    made = planned(1.001 * max(least.predicted.peak_memory_bytes))
-    assert made.predicted is not None
-    assert (made.predicted.out_of_memory_probability or 0.0) > LIKELY
+    made = planned(1.001 * max(present(least.predicted).peak_memory_bytes))
+    assert (present(made.predicted).out_of_memory_probability or 0.0) > LIKELY
     assert made.roomier is None
     assert [one.limit for one in made.relaxations] == ["nodes", "nodes", "memory_per_device"]
     for one in made.relaxations:
-        assert one.predicted is not None
-        assert (one.predicted.out_of_memory_probability or 0.0) <= SMALL, one.change
-    said = memory_warning(made)
-    assert said is not None
+        assert (present(one.predicted).out_of_memory_probability or 0.0) <= SMALL, one.change
+    said = present(memory_warning(made))
     assert "Relaxations: nodes: pool 'new': 4 working nodes instead of 2; " in said
     # Asked for, each way gives a plan that is likely to fit, or has a fallback that is.
-    memory = made.relaxations[-1].predicted
-    assert memory is not None
-    assert memory.rank_at_risk is not None
+    memory = present(made.relaxations[-1].predicted)
     for replanned in (
-        planned(1.001 * max(least.predicted.peak_memory_bytes), nodes=4),
-        planned(memory.rank_at_risk.memory_capacity_bytes),
+        planned(1.001 * max(present(least.predicted).peak_memory_bytes), nodes=4),
+        planned(present(memory.rank_at_risk).memory_capacity_bytes),
     ):
-        assert replanned.predicted is not None
-        chances = [replanned.predicted.out_of_memory_probability or 0.0]
+        chances = [present(replanned.predicted).out_of_memory_probability or 0.0]
         assert chances[0] < LIKELY
         # A faster decision may be worth its chance, with one that has room as fallback.
         if replanned.roomier is not None:
@@ -530,11 +483,11 @@ def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
     # The old pool's devices have far less memory: their smaller peak is the one at risk.
     old = {"memory_per_device": 21 * 10**9, "usable_memory_ratio": 1.0}
     made = plan(spec("olmoe-1b-7b", old=old, **TIGHT), provenance)
-    assert made.predicted is not None
-    assert made.placement is not None
-    at_risk, peaks = made.predicted.rank_at_risk, made.predicted.peak_memory_bytes
-    assert at_risk is not None
-    assert at_risk.pool == "old" == made.placement.stages[at_risk.pipeline_rank].pool
+    at_risk, peaks = (
+        present(present(made.predicted).rank_at_risk),
+        present(made.predicted).peak_memory_bytes,
+    )
+    assert at_risk.pool == "old" == present(made.placement).stages[at_risk.pipeline_rank].pool
     assert at_risk.peak_memory_bytes == peaks[at_risk.pipeline_rank] < max(peaks)
     assert at_risk.memory_capacity_bytes == 21 * 10**9
     said = unwrapped(plan_text(made, folder=Path("plan")))
@@ -543,7 +496,9 @@ def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
     for broken in (-1, len(peaks)):
         other = at_risk.model_dump() | {"pipeline_rank": broken}
         with pytest.raises(ValidationError, match="rank"):
-            TrainPrediction.model_validate(made.predicted.model_dump() | {"rank_at_risk": other})
+            TrainPrediction.model_validate(
+                present(made.predicted).model_dump() | {"rank_at_risk": other}
+            )
 
 
 def test_searches_for_headroom_keep_all_results(spec: MakeSpec) -> None:
@@ -553,16 +508,18 @@ def test_searches_for_headroom_keep_all_results(spec: MakeSpec) -> None:
     )
     settings = SearchSettings(top=1, clock=time.perf_counter)
     outcome = search(problem, settings)
-    rooms = search_chain_headroom(outcome, settings, full=simulate_chain(outcome.chains[0]))
-    assert rooms is not None
+    rooms = present(
+        search_chain_headroom(outcome, settings, full=simulate_chain(outcome.chains[0]))
+    )
     chances = [chain_memory_risk(one, problem).out_of_memory_probability for one in rooms.chains]
     assert min(chances) <= SMALL < max(chances)
     # With a step known that hardly runs out, only what is faster is searched for.
     known_s = roomiest(rooms.chains, problem).objective_s * (1.0 - 1e-6)
-    known = search_chain_headroom(
-        outcome, settings, full=simulate_chain(outcome.chains[0]), known_s=known_s
+    known = present(
+        search_chain_headroom(
+            outcome, settings, full=simulate_chain(outcome.chains[0]), known_s=known_s
+        )
     )
-    assert known is not None
     assert known.complete_s == pytest.approx(known_s, abs=0.0)
     for one in known.chains:
         is_roomy = chain_memory_risk(one, problem).out_of_memory_probability <= SMALL

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.printed import flat
+from tests.tuner.models import MODELS, example_model
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plans.train import Plan, Provenance
 from tuner.report.memory_headroom import memory_warning
@@ -25,12 +27,10 @@ from tuner.search.train.pools.to_plan import chain_memory_risk, effective_step_s
 from tuner.search.train.preference import TOLERANCE_RATIO
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_ratio
 
-MODELS = Path(__file__).parents[5] / "examples" / "models"
 SEEDS = (7, 106, 117, 119)
 """The quicker ones of a hundred: plans over pools and on one, with room and without."""
 MORE_SEEDS = (13, 111)
@@ -93,7 +93,7 @@ def spec_of(seed: int, *, memory_share: float = 1.0) -> Spec:
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / model,
-        model=read_model(MODELS / model),
+        model=example_model(model),
         cluster=Cluster(pools=pools, links=links),
         goal=TrainGoal.model_validate(goal),
         search=Search.model_validate(FEW),
@@ -132,9 +132,8 @@ def wrong_choice(ranking: Ranking, plan: Plan, problem: PoolsProblem) -> Iterato
     """What speaks against a plan among all that was found for it."""
     best = ranking.best
     assert best is not None
-    assert plan.predicted is not None
     chance_of = {one: risk.chance for one, risk in ranking.risks.items()}
-    planned = plan.predicted.out_of_memory_probability or 0.0
+    planned = present(plan.predicted).out_of_memory_probability or 0.0
     least = min(chance_of.values())
     if least <= LIKELY < max(planned, chance_of[best]):
         yield f"planned with {planned:.3f}, found with {least:.3f}"
@@ -168,8 +167,7 @@ def wrong_headroom(ranking: Ranking, plan: Plan, planned: float) -> Iterator[str
 
 def wrong_words(plan: Plan) -> Iterator[str]:
     """What a text says otherwise than the stored plan."""
-    predicted = Plan.model_validate_json(plan.model_dump_json()).predicted
-    assert predicted is not None
+    predicted = present(Plan.model_validate_json(plan.model_dump_json()).predicted)
     chance = predicted.out_of_memory_probability or 0.0
     warning = memory_warning(plan)
     if (warning is not None) != (chance > SMALL):
@@ -179,9 +177,8 @@ def wrong_words(plan: Plan) -> Iterator[str]:
     at_risk = predicted.rank_at_risk
     peak = max(predicted.peak_memory_bytes)
     if at_risk is not None:
-        assert plan.placement is not None
         peak = predicted.peak_memory_bytes[at_risk.pipeline_rank]
-        if plan.placement.stages[at_risk.pipeline_rank].pool != at_risk.pool:
+        if present(plan.placement).stages[at_risk.pipeline_rank].pool != at_risk.pool:
             yield f"rank {at_risk.pipeline_rank} is not on {at_risk.pool}"
     for said in map(flat, (plan_text(plan, folder=Path("plan")), explanation(plan))):
         for words in (format_ratio(chance), format_bytes(peak), warning):

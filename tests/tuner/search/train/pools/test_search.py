@@ -9,6 +9,7 @@ import pytest
 
 from profilers.steps.config import LayerKind
 from solvers.partition.problem import Partition, PartitionProblem
+from tests.expect import present
 from tests.solvers.partition.brute_force import partitions
 from tuner.costs.train.step import price_step
 from tuner.search.settings import SearchSettings
@@ -205,8 +206,7 @@ def test_every_decision_of_the_space_is_counted_once(spec: MakeSpec) -> None:
     result = run_search(spec(limits={"recompute": ("none",)}))
     counts, space = result.counts, result.space
     # TP, CP and ETP divide 2, batch and micro-batch 8, experts 8; 3 choices of pools.
-    experts = build_pools_problem(spec(), residuals=None).any_pool.model.moe
-    assert experts is not None
+    experts = present(build_pools_problem(spec(), residuals=None).any_pool.model.moe)
     divisors = sum(experts.num_experts % n == 0 for n in range(1, experts.num_experts + 1))
     box = 2 * 2 * 4 * 4 * divisors * 2 * space.options.num_options * 3
     assert counts.priced + counts.bounded + counts.illegal + counts.open == box
@@ -340,8 +340,7 @@ def test_a_batch_of_a_thousand_divisors_is_counted_in_bounded_memory(spec: MakeS
     (common,) = {pool.devices_per_node for pool in problem.cluster.pools}
     assert common == devices
     inside, batches = len(divisors(devices)), len(divisors(1_476_034_560))
-    moe = problem.any_pool.model.moe
-    assert moe is not None
+    moe = present(problem.any_pool.model.moe)
     experts = len(divisors(moe.num_experts))
     combinations = inside**3 * batches**2 * experts
     counted = space.num_legal + sum(space.illegal.values())
