@@ -127,7 +127,6 @@ def test_what_one_h200_took_is_interpolated() -> None:
 def test_what_a_processor_took_is_interpolated(table: str, num_series: int) -> None:
     """PyTorch's kernels: four to thirteen sizes of each kind and direction predict at least six."""
     errors = dict(token_mixers.held_out_errors(token_mixers.stored(table)))
-    assert {series.kind for series in errors} == token_mixers.SHAPES[table].keys()
     assert len(errors) == num_series
     for series, errors_N in errors.items():
         assert len(errors_N) >= 6, series
