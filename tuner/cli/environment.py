@@ -156,14 +156,14 @@ def _package(
 ) -> Component:
     status: Literal["missing", "broken"] = "missing"
     try:
-        found = installed(name)
+        version = installed(name)
     except PackageNotFoundError:
-        found = ""
+        version = ""
     else:
-        if _release(found) >= _release(lowest):
-            return Component(name=name, status="ok", found=found, core=core)
+        if _release(version) >= _release(lowest):
+            return Component(name=name, status="ok", found=version, core=core)
         status, costs = "broken", f"older than {lowest}, the oldest that moetune is written for"
-    return Component(name=name, status=status, found=found, core=core, costs=costs, remedy=remedy)
+    return Component(name=name, status=status, found=version, core=core, costs=costs, remedy=remedy)
 
 
 def _program(
@@ -211,17 +211,17 @@ def _cbc() -> Component:
 
 def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Component]:
     remedy = _command_for("torch", listed)
-    found = _package("torch", installed=installed, costs=_TORCH_COSTS, remedy=remedy)
-    if found.status != "ok":
-        yield found
+    package = _package("torch", installed=installed, costs=_TORCH_COSTS, remedy=remedy)
+    if package.status != "ok":
+        yield package
         return
     try:
         import torch
     except (ImportError, OSError) as error:
-        broken = {"found": f"{found.found}: {error}", "costs": _TORCH_COSTS, "remedy": remedy}
-        yield found.model_copy(update={"status": "broken", **broken})
+        broken = {"found": f"{package.found}: {error}", "costs": _TORCH_COSTS, "remedy": remedy}
+        yield package.model_copy(update={"status": "broken", **broken})
         return
-    yield found
+    yield package
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         yield Component(

@@ -257,8 +257,10 @@ def table_refusals(
 ) -> tuple[str, ...]:
     """Return why the engine cannot take this table: the first violation."""
     for layer, row in zip(layer_ids, physical_to_logical, strict=True):
-        held = Counter(zip(np.repeat(range(len(slots_per_rank)), slots_per_rank), row, strict=True))
-        (rank, expert), copies = held.most_common(1)[0]
+        copies_of = Counter(
+            zip(np.repeat(range(len(slots_per_rank)), slots_per_rank), row, strict=True)
+        )
+        (rank, expert), copies = copies_of.most_common(1)[0]
         if copies > 1 and not target.twins:
             return (
                 f"{target.name}: layer {layer} holds expert {expert} twice on rank {rank}, the"

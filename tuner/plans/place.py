@@ -4,11 +4,10 @@
     VerifiedPlacement  a plan with the evidence for it, which is what emitters accept
 
 Imbalance is the sum over layers of the largest rank load over the sum of the means: 1 is perfect.
-Gains are measured pass by pass on hold-out passes. Further fields of earlier plans are read and
-ignored.
+Gains are measured pass by pass on hold-out passes.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,15 +24,33 @@ Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Band = tuple[float, float]
 
 
-class PassSpread(Record, extra="ignore"):
+class _Stored(Record):
+    """Part of a plan that earlier releases stored with more fields."""
+
+    FORMER: ClassVar[frozenset[str]] = frozenset()
+    """Names of those fields, which are read and dropped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in cls.FORMER}
+
+
+class PassSpread(_Stored):
     """Largest rank load over the mean, over passes and layers of one workload."""
+
+    FORMER: ClassVar = frozenset({"mean"})
 
     p50: Ratio
     p99: Ratio
 
 
-class WorkloadOutcome(Record, extra="ignore"):
+class WorkloadOutcome(_Stored):
     """One workload before and after, on the hold-out passes."""
+
+    FORMER: ClassVar = frozenset({"pass_rule"})
 
     workload: str
     passes_planned_from: Size
@@ -72,8 +89,10 @@ class LayerOutcome(Record):
     bound: float
 
 
-class PlaceCertificate(Record, extra="ignore"):
+class PlaceCertificate(_Stored):
     """Solver status, objective and bound of the choice, under the model."""
+
+    FORMER: ClassVar = frozenset({"space", "within_band"})
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
@@ -92,8 +111,10 @@ class PlaceCertificate(Record, extra="ignore"):
     method: str
 
 
-class LayerTimes(Record, extra="ignore"):
+class LayerTimes(_Stored):
     """Seconds of the expert layers of one pass, all layers, the mean over hold-out passes."""
+
+    FORMER: ClassVar = frozenset({"before_layers_s", "after_layers_s"})
 
     workload: str
     before_s: Seconds
@@ -152,8 +173,20 @@ class MigrationCost(Record):
     """Running time after which the gain has paid for the move; absent without a gain."""
 
 
-class DispatchOutcome(Record, extra="ignore"):
+class DispatchOutcome(_Stored):
     """The placement under one dispatch rule that an engine offers."""
+
+    FORMER: ClassVar = frozenset(
+        {
+            "counts_copies",
+            "draws",
+            "imbalance_sampled",
+            "is_allowed",
+            "is_chosen",
+            "tables",
+            "tokens_per_rank",
+        }
+    )
 
     dispatch: str
     """The engine's name."""
@@ -253,8 +286,10 @@ class PlaceProvenance(Record):
     notes: tuple[str, ...] = ()
 
 
-class PlacePlan(Record, extra="ignore"):
+class PlacePlan(_Stored):
     """`plan.json` of a placement."""
+
+    FORMER: ClassVar = frozenset({"relaxations", "unlaunchable"})
 
     schema_version: Literal[1] = 1
     # 1: first release.

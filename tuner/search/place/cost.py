@@ -131,8 +131,8 @@ def batch_traffic(problem: PlaceProblem, one: WorkloadEvidence, placement: Place
 
 def traffic_of(problem: PlaceProblem, stated: TrafficProblem, placement: Placement) -> float:
     """Return the traffic of a stated problem per token, in seconds where links are."""
-    found = FAMILIES[type(stated)].check.objective(stated, placement)
-    return found / traffic_scale(problem, stated)
+    objective = FAMILIES[type(stated)].check.objective(stated, placement)
+    return objective / traffic_scale(problem, stated)
 
 
 def traffic_scale(problem: PlaceProblem, stated: TrafficProblem) -> float:

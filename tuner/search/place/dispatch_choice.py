@@ -89,11 +89,11 @@ def choose_dispatch(problem: PlaceProblem, placement: Placement) -> tuple[str, t
     ranks = problem.spec.ranks
 
     def imbalance(rule: str) -> float:
-        found = (
+        outcomes = (
             evaluate(placement, load_PLE=load_PLE, ranks=ranks, dispatch=rule)
             for load_PLE in passes
         )
-        return robust(problem, [one.imbalance for one in found])
+        return robust(problem, [one.imbalance for one in outcomes])
 
     values = {rule: imbalance(rule) for rule in allowed}
     best = min(allowed, key=lambda rule: values[rule])
@@ -203,7 +203,7 @@ def offers_of(
         return []
     backend = launch_backend(target, dispatch=named, a2a_backend=spec.goal.a2a_backend)
     beside = dispatch_offers(target, named, backend)
-    found = []
+    offers = []
     for offer in target.offers if named is None else beside:
         # A rule that the goal names was checked with its spec.
         misfit = launch_misfit(
@@ -219,8 +219,8 @@ def offers_of(
         if not refusal and placement is not None:
             rows = placement.expert_LS.tolist()
             refusal = rows_misfit(target, offer, rows, ranks=spec.ranks.num_ranks) or ""
-        found.append((offer, refusal))
-    return found
+        offers.append((offer, refusal))
+    return offers
 
 
 def _target(spec: PlaceSpec) -> PlaceTarget:

@@ -91,10 +91,10 @@ def make_place_plan(
     Raises:
         SpecError: the recordings lack what the objective needs, or a limit cannot be kept.
     """
-    found = search(state_problem(spec, pool=pool, settings=settings))
-    if isinstance(found, Outcome):
-        return _no_plan(spec, found, provenance)
-    problem, (best, *others) = found.problem, found.candidates
+    result = search(state_problem(spec, pool=pool, settings=settings))
+    if isinstance(result, Outcome):
+        return _no_plan(spec, result, provenance)
+    problem, (best, *others) = result.problem, result.candidates
     chosen, evidence, goal = best.placement, problem.evidence, spec.goal
     before, eplb, planned = (
         [evaluate_workload(problem, one, placement) for one in evidence]
@@ -145,10 +145,10 @@ def make_place_plan(
         binding_constraint=binding_constraint(problem, chosen),
         alternatives=tuple(_alternative(problem, other, best) for other in others),
         provenance=provenance.model_copy(
-            update={"notes": (*provenance.notes, *notes, *found.notes)}
+            update={"notes": (*provenance.notes, *notes, *result.notes)}
         ),
         # Last: it states the time of planning.
-        certificate=to_certificate(problem, chosen, found.outcome, method=best.name),
+        certificate=to_certificate(problem, chosen, result.outcome, method=best.name),
     )
 
 

@@ -86,14 +86,14 @@ def search(problem: PlaceProblem) -> SearchResult | Outcome[Placement]:
     outcome = solve(problem, time_limit_s=main_s)
     if outcome.solution is None:
         return outcome
-    found = {outcome.method: outcome.solution}
+    placements = {outcome.method: outcome.solution}
     if is_time:
-        found |= layer_time_candidates(problem, time_limit_s=others_s)
-    candidates = score(problem, found)
+        placements |= layer_time_candidates(problem, time_limit_s=others_s)
+    candidates = score(problem, placements)
     rule, unscored = choose_dispatch(problem, candidates[0].placement)
     if rule != problem.dispatch:
         problem = replace(problem, dispatch=rule)
-        candidates = score(problem, found)
+        candidates = score(problem, placements)
     return SearchResult(
         problem=problem, outcome=outcome, candidates=candidates, notes=(*unscored, *notes)
     )
@@ -137,24 +137,24 @@ def layer_time_candidates(problem: PlaceProblem, *, time_limit_s: float) -> dict
     has_tokens = all(one.fit_LTK is not None for one in problem.evidence)
     if spec.goal.is_merged and is_single and has_tokens:
         objectives["co-activation"] = Objective.CO_ACTIVATION
-    found = {}
+    placements = {}
     for name, objective in objectives.items():
         goal = spec.goal.model_copy(update={"objective": objective})
         other = replace(problem, spec=replace(spec, goal=goal))
         solved = solve(other, time_limit_s=time_limit_s / len(objectives))
         if solved.solution is not None:
-            found[name] = solved.solution
-    return found
+            placements[name] = solved.solution
+    return placements
 
 
-def score(problem: PlaceProblem, found: Mapping[str, Placement]) -> tuple[Candidate, ...]:
+def score(problem: PlaceProblem, placements: Mapping[str, Placement]) -> tuple[Candidate, ...]:
     """Order the candidates, EPLB's and the current placement by cost; the goal's method first.
 
     Raises:
         SpecError: no placement found can be launched with the dispatch that the goal names.
     """
     spec, baseline = problem.spec, problem.baseline
-    named = dict(found)
+    named = dict(placements)
     if problem.migration is None and spec.goal.method is not Method.EPLB:
         named[baseline.name] = baseline.placement
     ranks = spec.ranks

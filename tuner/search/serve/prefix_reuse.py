@@ -96,10 +96,10 @@ class RecordedPrompts:
         if reuse.router != "own_ranks":
             return ranks_in_turn(instance_N, reuse.ranks)
         rank_N = np.empty_like(instance_N)
-        alone = reuse.model_copy(update={"instances": 1})
+        single = reuse.model_copy(update={"instances": 1})
         for instance in range(reuse.instances):
             own_N = instance_N == instance
-            rank_N[own_N] = self.taken(own_N)._by_prefix(alone, places=reuse.ranks)
+            rank_N[own_N] = self.taken(own_N)._by_prefix(single, places=reuse.ranks)
             rank_N[own_N] += instance * reuse.ranks
         return rank_N
 
