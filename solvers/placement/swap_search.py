@@ -8,28 +8,27 @@ begin with ranks that are too full; at infinite `over` no swap may leave one abo
 """
 
 import time
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints
 
 
-class SwappedLayer(Protocol):
-    """One layer under some objective, changed in place."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class SwappedLayer:
+    """One layer, changed in place; here under its loads alone, which `descend` prices."""
 
-    @property
-    def rank_E(self) -> Ints:
-        """Rank of each expert."""
-        ...
+    rank_E: Ints
+    """Rank of each expert."""
 
     def changes_EE(self) -> Floats:
         """Return the change of the objective by each swap, [E][E]."""
-        ...
+        return np.zeros((len(self.rank_E), len(self.rank_E)))
 
     def swap(self, one: int, two: int) -> None:
         """Swap two experts."""
-        ...
+        self.rank_E[[one, two]] = self.rank_E[[two, one]]
 
 
 def descend(
@@ -78,3 +77,13 @@ def _overload_EE(rank_E: Ints, load_E: Floats, most_load: float, over: float) ->
         price_EE += price_EE.T
     price_EE[rank_E[:, None] == rank_E] = np.inf
     return price_EE
+
+
+def largest_without_two(value_J: Floats) -> Floats:
+    """Return [i][j]: the largest value of the groups other than i and j; 0 where there is none."""
+    rest_JJ = np.zeros((len(value_J), len(value_J)))
+    # One of the three largest is neither of the two; the largest is written last.
+    for group in np.argsort(value_J, kind="stable")[-3:]:
+        is_other_J = np.arange(len(value_J)) != group
+        rest_JJ[np.ix_(is_other_J, is_other_J)] = value_J[group]
+    return rest_JJ

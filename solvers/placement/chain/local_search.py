@@ -35,8 +35,8 @@ from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
-from solvers.placement.start_placement import fit, rank_loads, repaired
-from solvers.placement.swap_search import descend
+from solvers.placement.start_placement import fit, settle
+from solvers.placement.swap_search import SwappedLayer, descend, largest_without_two
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_206
@@ -79,18 +79,19 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
 
 def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> Iterator[Ints]:
     """Yield what the descent finds, and the best of the trades."""
-    slots_G, rng = problem.ranks.slots_G, np.random.default_rng(SEED)
+    slots_G, limit_L = problem.ranks.slots_G, problem.most_load_L
     rank_LE = balanced_LE.copy()
     if problem.num_layers > 1 and (slots_G == slots_G[0]).all():
         rank_LE = clusters_along_chain(problem.flow_TEE, num_ranks=problem.ranks.num_ranks)
     total = replace(problem, measure=Measure.TOTAL)
-    for over in OVERS if problem.most_load_L is not None else ():
+    for over in OVERS if limit_L is not None else ():
         sweep(total, rank_LE, deadline_s=deadline_s, over=over, turns=TURNS)
-    _settle(problem, rank_LE, balanced_LE, rng, deadline_s=deadline_s)
+    fits_L = settle(problem.load_LE, rank_LE, limit_L, deadline_s=deadline_s)
+    rank_LE[~fits_L] = balanced_LE[~fits_L]
     for measured in (total, problem):
         sweep(measured, rank_LE, deadline_s=deadline_s)
     yield rank_LE
-    yield _traded(problem, rank_LE, rng, deadline_s)
+    yield _traded(problem, rank_LE, deadline_s)
 
 
 def sweep(
@@ -119,31 +120,9 @@ def sweep(
         layer, left = (layer + 1) % problem.num_layers, left - 1
 
 
-def _settle(
-    problem: ChainProblem,
-    rank_LE: Ints,
-    balanced_LE: Ints,
-    rng: np.random.Generator,
-    *,
-    deadline_s: float,
-) -> None:
-    """Bring every layer within its limit, in place, by load alone; balance it where time is up."""
-    if problem.most_load_L is None:
-        return
-    num_ranks, limit_L = problem.ranks.num_ranks, problem.most_load_L
-    largest_L = rank_loads(problem.load_LE, rank_LE, num_ranks).max(axis=1)
-    for layer in np.flatnonzero(largest_L > limit_L):
-        load_E, limit = problem.load_LE[layer], float(limit_L[layer])
-        row_E = repaired(load_E, rank_LE[layer], limit, rng, deadline_s=deadline_s)
-        fits = rank_loads(load_E[None], row_E[None], num_ranks).max() <= limit
-        rank_LE[layer] = row_E if fits else balanced_LE[layer]
-
-
-def _traded(
-    problem: ChainProblem, rank_LE: Ints, rng: np.random.Generator, deadline_s: float
-) -> Ints:
+def _traded(problem: ChainProblem, rank_LE: Ints, deadline_s: float) -> Ints:
     """Return the best after trades of two equal ranks in some layers, each with a descent."""
-    slots_G = problem.ranks.slots_G
+    slots_G, rng = problem.ranks.slots_G, np.random.default_rng(SEED)
     pairs = np.argwhere(np.triu(slots_G[:, None] == slots_G, k=1))
     best_LE, value, failed = rank_LE, check.objective(problem, placed(rank_LE)), 0
     for _ in range(min(TRADES, int(MOST_CELLS / problem.load_LE.size / problem.num_experts))):
@@ -164,12 +143,15 @@ def _traded(
     return best_LE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Total:
-    """A layer under the total of the flow."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _ChainLayer(SwappedLayer):
+    """A layer beside its neighbours as they are."""
 
-    rank_E: Ints
     price_EG: Floats
+    """Total cost of an expert's flow where it is on a rank."""
+    sides: tuple[tuple[Floats, Floats], ...]
+    """Under the most-loaded pair of ranks one pair per neighbouring layer: token copies from each
+    expert to each of its ranks, and the cost of a copy from a rank here to a rank there."""
 
     @property
     def spread(self) -> float:
@@ -177,59 +159,41 @@ class _Total:
         return float(self.price_EG.std(axis=1).mean())
 
     def changes_EE(self) -> Floats:
+        if self.sides:
+            pairs = [_changed_EE(out_EG, self.rank_E, cost_GG) for out_EG, cost_GG in self.sides]
+            return np.asarray(sum(pairs))
         moved_EE = self.price_EG[:, self.rank_E]
         moved_EE = moved_EE - np.diagonal(moved_EE)[:, None]
         return np.asarray(moved_EE + moved_EE.T)
 
-    def swap(self, one: int, two: int) -> None:
-        self.rank_E[[one, two]] = self.rank_E[[two, one]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _MostLoaded(_Total):
-    """A layer under the most-loaded pair of ranks."""
-
-    sides: tuple[tuple[Floats, Floats], ...]
-    """One pair per neighbouring layer: token copies from each expert to each of its ranks, and the
-    cost of a copy from a rank here to a rank there."""
-
-    def changes_EE(self) -> Floats:
-        return np.asarray(
-            sum(_changed_EE(out_EG, self.rank_E, cost_GG) for out_EG, cost_GG in self.sides)
-        )
-
-
-def _layer_of(problem: ChainProblem, rank_LE: Ints, layer: int) -> _Total:
+def _layer_of(problem: ChainProblem, rank_LE: Ints, layer: int) -> _ChainLayer:
     """Return a layer beside its neighbours as they are."""
-    sides = []
+    flow_TEE, cost_GG = problem.flow_TEE, problem.cost_GG
+    rank_1G = np.arange(problem.ranks.num_ranks)[None, :]
+    neighbours = []
     if layer > 0:
-        sent_EE, beside_E = problem.flow_TEE[layer - 1].T, rank_LE[layer - 1]
-        sides.append((sent_EE @ _on_rank_EG(problem, beside_E), problem.cost_GG.T))
-    if layer < problem.num_layers - 1:
-        sent_EE, beside_E = problem.flow_TEE[layer], rank_LE[layer + 1]
-        sides.append((sent_EE @ _on_rank_EG(problem, beside_E), problem.cost_GG))
+        neighbours.append((layer - 1, flow_TEE[layer - 1].T, cost_GG.T))
+    if layer < len(flow_TEE):
+        neighbours.append((layer + 1, flow_TEE[layer], cost_GG))
+    sides = [
+        (sent_EE @ (rank_LE[beside][:, None] == rank_1G).astype(np.float64), cost)
+        for beside, sent_EE, cost in neighbours
+    ]
     price_EG = np.zeros((problem.num_experts, problem.ranks.num_ranks))
-    for out_EG, cost_GG in sides:
-        price_EG += out_EG @ cost_GG.T
-    if problem.measure is Measure.TOTAL or not sides:
-        return _Total(rank_E=rank_LE[layer], price_EG=price_EG)
-    return _MostLoaded(rank_E=rank_LE[layer], price_EG=price_EG, sides=tuple(sides))
-
-
-def _on_rank_EG(problem: ChainProblem, rank_E: Ints) -> Floats:
-    return np.asarray(rank_E[:, None] == np.arange(problem.ranks.num_ranks), dtype=np.float64)
+    for out_EG, cost in sides:
+        price_EG += out_EG @ cost.T
+    is_pair = problem.measure is Measure.MOST_LOADED_PAIR
+    return _ChainLayer(
+        rank_E=rank_LE[layer], price_EG=price_EG, sides=tuple(sides) if is_pair else ()
+    )
 
 
 def _changed_EE(out_EG: Floats, rank_E: Ints, cost_GG: Floats) -> Floats:
     """Return the change of one layer pair's cost by each swap; `cost_GG` is from rows' ranks."""
-    num_ranks = len(cost_GG)
-    on_rank_EG = (rank_E[:, None] == np.arange(num_ranks)).astype(np.float64)
+    on_rank_EG = (rank_E[:, None] == np.arange(len(cost_GG))).astype(np.float64)
     between_GG = on_rank_EG.T @ out_EG
     row_G = (cost_GG * between_GG).max(axis=1)
-    without_GG = np.zeros((num_ranks, num_ranks))
-    for rank in np.argsort(row_G, kind="stable"):
-        is_other = np.arange(num_ranks) != rank
-        without_GG[np.ix_(is_other, is_other)] = row_G[rank]
     kept_EG = between_GG[rank_E] - out_EG
     row_EE = np.stack(
         [
@@ -237,6 +201,6 @@ def _changed_EE(out_EG: Floats, rank_E: Ints, cost_GG: Floats) -> Floats:
             for rank, kept_G in zip(rank_E, kept_EG, strict=True)
         ]
     )
-    without_EE = without_GG[rank_E][:, rank_E]
+    without_EE = largest_without_two(row_G)[rank_E][:, rank_E]
     after_EE = np.maximum(without_EE, np.maximum(row_EE, row_EE.T))
     return np.asarray(after_EE - row_G.max())

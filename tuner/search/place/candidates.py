@@ -26,7 +26,6 @@ from tuner.search.place.evidence import (
     WorkloadEvidence,
     load_WLE,
     mean_load_LE,
-    variance_WLE,
     weight_W,
 )
 from tuner.search.place.links import LinkCosts
@@ -74,7 +73,6 @@ def balance_problem(
         active_load=active_load,
         migration=migration,
         dispatch=solved_dispatch(dispatch),
-        variance_WLE=variance_WLE(evidence),
     )
 
 

@@ -9,8 +9,7 @@ from typing import Literal, TypedDict
 import numpy as np
 
 from solvers.family import OPTIMALITY_TOLERANCE
-from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.certificate import certificates
+from solvers.placement.balance.bound import certificates, layer_bounds
 from solvers.placement.balance.check import layer_times, objective, standard_error
 from solvers.placement.balance.migration import moved
 from solvers.placement.balance.problem import BalanceProblem, Migration

@@ -82,11 +82,11 @@ def test_twins_on_one_rank_are_allowed() -> None:
 
 def test_a_broken_placement_is_named() -> None:
     rows: tuple[tuple[list[list[int]], str], ...] = (
-        ([[0, 1, 0]], "1 layers of 3 slots are placed, the problem has 1 layers of 4"),
+        ([[0, 1, 0]], "1 layers of 3 slots are placed, there are 1 of 4"),
         ([[0, 1, 0, 2], [0, 1, 0, 2]], "2 layers of 4 slots"),
         ([[0, 1, 0, 1]], r"layer 0 has no slot for expert 2 \(1 missing\)"),
-        ([[0, 1, 2, 3]], "slot 3 of layer 0 holds expert 3 of 3"),
-        ([[0, 1, 2, -1]], "slot 3 of layer 0 holds expert -1 of 3"),
+        ([[0, 1, 2, 3]], "layer 0 holds expert 3, there are 3"),
+        ([[0, 1, 2, -1]], "layer 0 holds expert -1, there are 3"),
     )
     unnamed = []
     for placed_rows, complaint in rows:

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.placement.balance import check, eplb, local_search
-from solvers.placement.balance.bound import bound
-from solvers.placement.balance.certificate import certificates
+from solvers.placement.balance.bound import bound, certificates
 from solvers.placement.balance.problem import BalanceProblem, Robust
 from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
