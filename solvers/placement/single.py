@@ -37,6 +37,11 @@ class SingleProblem:
             array.setflags(write=False)
 
     @property
+    def limit_L(self) -> Floats:
+        """The load limits, infinite where there are none."""
+        return np.full(self.num_layers, np.inf) if self.most_load_L is None else self.most_load_L
+
+    @property
     def num_layers(self) -> int:
         """L."""
         return int(self.load_LE.shape[0])

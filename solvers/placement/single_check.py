@@ -58,12 +58,10 @@ def _repeated(placement: Placement) -> Iterator[str]:
 
 
 def _load_violations(problem: SingleProblem, placement: Placement) -> Iterator[str]:
-    if problem.most_load_L is None:
-        return
     load_LG = rank_loads(problem, placement)
-    allowed_L = problem.most_load_L * (1.0 + LOAD_TOLERANCE_RATIO)
+    allowed_L = problem.limit_L * (1.0 + LOAD_TOLERANCE_RATIO)
     for layer, rank in np.argwhere(load_LG > allowed_L[:, None]):
         yield (
             f"rank {rank} has load {load_LG[layer, rank]:.9g} in layer {layer}, at most"
-            f" {problem.most_load_L[layer]:.9g} is allowed"
+            f" {problem.limit_L[layer]:.9g} is allowed"
         )

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.balance.packing import packed
+from solvers.placement.balance.packing import least_choices, packed
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Floats, Ints, Placement
 
@@ -57,7 +57,7 @@ def start_placement(
         [
             fitting_copies(share_E, spare=spare, most=most)
             if ceiling is None
-            else _copies(share_E, spare=spare, most=most, ceiling=ceiling)
+            else _hottest_copies(share_E, spare=spare, most=most, ceiling=ceiling)
             for share_E in (share_WLE.max(axis=0) if for_each else mean_LE)
         ]
     )
@@ -73,27 +73,19 @@ def start_placement(
     return Placement(expert_LS=np.take_along_axis(expert_LS, item_LS, axis=1))
 
 
-def _copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
+def _hottest_copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
     """Return the copies of every expert of a layer, `spare` more than experts."""
     copies_E = np.ones(len(share_E), dtype=np.int64)
-    while spare:
+    while copies_E.sum() < len(share_E) + spare:
         part_E = np.where(copies_E < most, share_E / copies_E, 0.0)
-        hottest = int(part_E.argmax())
-        if part_E[hottest] <= ceiling:
+        if part_E.max() <= ceiling:
             break
-        copies_E[hottest] += 1
-        spare -= 1
+        copies_E[part_E.argmax()] += 1
     for expert in np.argsort(-share_E, kind="stable"):
         missing = most - copies_E[expert]
-        if copies_E[expert] > 1 and missing <= spare:
+        if copies_E[expert] > 1 and copies_E.sum() + missing <= len(share_E) + spare:
             copies_E[expert] = most
-            spare -= missing
-    # More copies than groups only where every expert has one in each.
-    while spare:
-        coldest_E = np.lexsort((share_E, copies_E >= most))[:spare]
-        copies_E[coldest_E] += 1
-        spare -= len(coldest_E)
-    return copies_E
+    return _filled(copies_E, share_E, spare=spare, most=most)
 
 
 def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
@@ -103,34 +95,26 @@ def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
     large ones there are, not how large the largest is. Of shares above a half no two fit in a
     rank's mean, of those above a third no three: both counts, with 1/2 for a share from a third to
     two thirds, bound the ranks that are needed (dual feasible functions; Fekete and Schepers, Math.
-    Programming 91(1), 2001). Their sum is least by dynamic programming over experts and spare
-    slots, O(E most spare); slots that are left go to the coldest experts.
+    Programming 91(1), 2001). Their sum is least, O(E most spare); slots that are left go to the
+    coldest experts.
     """
-    least_F = np.where(np.arange(spare + 1) == 0, 0.0, np.inf)
     large = np.flatnonzero(share_E > SMALL_SHARE)
-    more_XF = np.zeros((len(large), spare + 1), dtype=np.int64)
-    for row, share in enumerate(share_E[large].tolist()):
-        found_F = least_F + _share_weight(share)
-        for more in range(1, min(most - 1, spare) + 1):
-            value_F = least_F[: spare + 1 - more] + (more + 1) * _share_weight(share / (more + 1))
-            is_less_F = value_F < found_F[more:]
-            found_F[more:][is_less_F] = value_F[is_less_F]
-            more_XF[row, more:][is_less_F] = more
-        least_F = found_F
-    copies_E, used = np.ones(len(share_E), dtype=np.int64), int(least_F.argmin())
-    left = spare - used
-    for row, expert in reversed(list(enumerate(large.tolist()))):
-        copies_E[expert] += more_XF[row, used]
-        used -= int(more_XF[row, used])
-    while left:
-        coldest_E = np.lexsort((share_E, copies_E >= most))[:left]
-        copies_E[coldest_E] += 1
-        left -= len(coldest_E)
+    copies_C1 = np.arange(1, min(most, spare + 1) + 1)[:, None]
+    part_CE = share_E[large] / copies_C1
+    weight_CE = (part_CE > 1.0 / 2.0) + 0.5 * (part_CE > 1.0 / 3.0) + 0.5 * (part_CE > 2.0 / 3.0)
+    weight_CE = np.where(part_CE > 1.0 + SMALL_RATIO, ABOVE_MEAN * part_CE, weight_CE)
+    more_CE = np.broadcast_to(copies_C1 - 1, part_CE.shape)
+    copies_E = np.ones(len(share_E), dtype=np.int64)
+    value_CE = np.asarray(copies_C1 * weight_CE, dtype=np.float64)
+    copies_E[large] += least_choices(more_CE, value_CE, limit=spare)
+    return _filled(copies_E, share_E, spare=spare, most=most)
+
+
+def _filled(copies_E: Ints, share_E: Floats, *, spare: int, most: int) -> Ints:
+    """Give the slots that are left to the coldest experts, in place.
+
+    Experts get more copies than there are groups only where each has one in every group.
+    """
+    while left := len(share_E) + spare - int(copies_E.sum()):
+        copies_E[np.lexsort((share_E, copies_E >= most))[:left]] += 1
     return copies_E
-
-
-def _share_weight(share: float) -> float:
-    """Weight of one share of a rank's mean: how far it keeps others away."""
-    if share > 1.0 + SMALL_RATIO:
-        return ABOVE_MEAN * share
-    return float(share > 1.0 / 2.0) + 0.5 * (share > 1.0 / 3.0) + 0.5 * (share > 2.0 / 3.0)

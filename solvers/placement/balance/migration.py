@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from solvers.placement.balance.moves import best_overwrite, best_swap
 from solvers.placement.balance.objective import largest_times, time_weights
+from solvers.placement.balance.packing import least_choices
 from solvers.placement.balance.problem import BalanceProblem, Migration
 from solvers.placement.balance.state import Singles, State
 from solvers.placement.matching import augmented
@@ -141,7 +142,7 @@ def within_limit(
             break
         open_N = _step_down(state, open_N, (weight_W / weight_W.sum()).astype(np.float32), rng)
         state.price(layer_L)
-    chosen_L = _knapsack(np.array(moved_CL), np.array(value_CL), migration.most_moved)
+    chosen_L = least_choices(np.array(moved_CL), np.array(value_CL), limit=migration.most_moved)
     return Placement(expert_LS=np.array(expert_CLS)[chosen_L, layer_L])
 
 
@@ -168,22 +169,3 @@ def _step_down(state: State, open_N: Ints, weight_W: Singles, rng: np.random.Gen
         until_N = np.zeros(len(open_N), dtype=np.int64)
         make(*(of_N[is_made_N] for of_N in (open_N, moves.slot_N, moves.partner_N, until_N)))
     return open_N[change_N < 0.0]
-
-
-def _knapsack(moved_CL: Ints, value_CL: Floats, limit: int) -> Ints:
-    """Return one choice a layer with the least sum of values and at most `limit` moves, [L]."""
-    value_B = np.zeros(limit + 1)
-    taken_LB = np.empty((moved_CL.shape[1], limit + 1), dtype=np.int64)
-    for layer, taken_B in enumerate(taken_LB):
-        with_CB = np.full((len(moved_CL), limit + 1), np.inf)
-        for with_B, moves, value in zip(
-            with_CB, moved_CL[:, layer], value_CL[:, layer], strict=True
-        ):
-            with_B[moves:] = value_B[: max(0, limit + 1 - moves)] + value
-        taken_B[:] = with_CB.argmin(axis=0)
-        value_B = with_CB.min(axis=0)
-    left, chosen_L = limit, np.empty(len(taken_LB), dtype=np.int64)
-    for layer in reversed(range(len(taken_LB))):
-        chosen_L[layer] = taken_LB[layer, left]
-        left -= moved_CL[chosen_L[layer], layer]
-    return chosen_L

@@ -96,3 +96,23 @@ def packed(
         held_LG[layers_L, rank_L] += 1
         holds_LNE[layers_L, group_G[rank_L], expert_L] = True
     return item_LX
+
+
+def least_choices(size_CX: Ints, value_CX: Floats, *, limit: int) -> Ints:
+    """Return one of C choices an item: the least sum of values, of sizes up to the limit, [X].
+
+    A multiple-choice knapsack, exact by dynamic programming over B = limit sizes, O(X C B).
+    """
+    value_B = np.zeros(limit + 1)
+    taken_XB = np.empty((size_CX.shape[1], limit + 1), dtype=np.int64)
+    for size_C, value_C, taken_B in zip(size_CX.T, value_CX.T, taken_XB, strict=True):
+        with_CB = np.full((len(size_C), limit + 1), np.inf)
+        for with_B, size, value in zip(with_CB, size_C.tolist(), value_C.tolist(), strict=True):
+            with_B[size:] = value_B[: max(0, limit + 1 - size)] + value
+        taken_B[:] = with_CB.argmin(axis=0)
+        value_B = with_CB.min(axis=0)
+    choice_X = np.empty(len(taken_XB), dtype=np.int64)
+    for item in reversed(range(len(taken_XB))):
+        choice_X[item] = taken_XB[item, limit]
+        limit -= int(size_CX[choice_X[item], item])
+    return choice_X

@@ -2,7 +2,7 @@
 
     L layers   E experts   G ranks   e on rank a, f on rank b
 
-The start are the clusters of `clusters.py`, or the balanced placement of `start_placement.py` where
+The start are the clusters of `clusters.py`, or the balanced placement of `swap_search.py` where
 ranks differ in slots. Layers take turns in a descent (`swap_search.py`): first load above a limit
 has a price, so that clusters can pass each other, then it is forbidden; a layer that is still above
 its limit is repaired by load alone. Then two ranks trade places in some neighbouring layers, and
@@ -24,19 +24,18 @@ suffices. The bound is that of `bound.py`.
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 
-from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
+from solvers.placement.chain.check import objective, violations
 from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
-from solvers.placement.start_placement import fit, settle
-from solvers.placement.swap_search import SwappedLayer, descend, largest_without_two
+from solvers.placement.swap_search import SwappedLayer, descend, fit, largest_without_two, settle
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_206
@@ -68,30 +67,26 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
     if balanced_LE is None:
         return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
     bound = lower_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
-    best_LE, value = balanced_LE, check.objective(problem, placed(balanced_LE))
-    for rank_LE in _searched(problem, balanced_LE, deadline_s) if value > bound else ():
-        candidate = placed(rank_LE)
-        cost = check.objective(problem, candidate)
-        if cost < value and not check.violations(problem, candidate):
-            best_LE, value = rank_LE, cost
-    return Claim(status=Status.FEASIBLE, solution=placed(best_LE), bound=min(bound, value))
+    found_LE = _searched(problem, balanced_LE, deadline_s)
+    legal = [one for one in map(placed, (balanced_LE, found_LE)) if not violations(problem, one)]
+    value, best = min(((objective(problem, one), one) for one in legal), key=itemgetter(0))
+    return Claim(status=Status.FEASIBLE, solution=best, bound=min(bound, value))
 
 
-def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> Iterator[Ints]:
-    """Yield what the descent finds, and the best of the trades."""
-    slots_G, limit_L = problem.ranks.slots_G, problem.most_load_L
+def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> Ints:
+    """Return the best of trades between ranks, begun where the descent ends."""
+    slots_G = problem.ranks.slots_G
     rank_LE = balanced_LE.copy()
     if problem.num_layers > 1 and (slots_G == slots_G[0]).all():
         rank_LE = clusters_along_chain(problem.flow_TEE, num_ranks=problem.ranks.num_ranks)
     total = replace(problem, measure=Measure.TOTAL)
-    for over in OVERS if limit_L is not None else ():
+    for over in OVERS if problem.most_load_L is not None else ():
         sweep(total, rank_LE, deadline_s=deadline_s, over=over, turns=TURNS)
-    fits_L = settle(problem.load_LE, rank_LE, limit_L, deadline_s=deadline_s)
+    fits_L = settle(problem.load_LE, rank_LE, problem.limit_L, deadline_s=deadline_s)
     rank_LE[~fits_L] = balanced_LE[~fits_L]
     for measured in (total, problem):
         sweep(measured, rank_LE, deadline_s=deadline_s)
-    yield rank_LE
-    yield _traded(problem, rank_LE, deadline_s)
+    return _traded(problem, rank_LE, deadline_s)
 
 
 def sweep(
@@ -111,7 +106,7 @@ def sweep(
         is_better = descend(
             swapped,
             load_E=load_E,
-            most_load=math.inf if problem.most_load_L is None else problem.most_load_L[layer],
+            most_load=float(problem.limit_L[layer]),
             least_gain=LEAST_GAIN_RATIO * float(problem.cost_GG.max() * load_E.sum()),
             deadline_s=deadline_s,
             over=over if over == math.inf else over * swapped.spread / max(load_E.mean(), 1e-300),
@@ -124,7 +119,7 @@ def _traded(problem: ChainProblem, rank_LE: Ints, deadline_s: float) -> Ints:
     """Return the best after trades of two equal ranks in some layers, each with a descent."""
     slots_G, rng = problem.ranks.slots_G, np.random.default_rng(SEED)
     pairs = np.argwhere(np.triu(slots_G[:, None] == slots_G, k=1))
-    best_LE, value, failed = rank_LE, check.objective(problem, placed(rank_LE)), 0
+    best_LE, value, failed = rank_LE, objective(problem, placed(rank_LE)), 0
     for _ in range(min(TRADES, int(MOST_CELLS / problem.load_LE.size / problem.num_experts))):
         if failed == PATIENCE or not len(pairs) or time.perf_counter() >= deadline_s:
             break
@@ -136,7 +131,7 @@ def _traded(problem: ChainProblem, rank_LE: Ints, deadline_s: float) -> Ints:
         tried_LE = best_LE.copy()
         tried_LE[layers] = name_G[tried_LE[layers]]
         sweep(problem, tried_LE, deadline_s=deadline_s)
-        cost = check.objective(problem, placed(tried_LE))
+        cost = objective(problem, placed(tried_LE))
         failed += 1
         if cost < value * (1.0 - LEAST_GAIN_RATIO):
             best_LE, value, failed = tried_LE, cost, 0

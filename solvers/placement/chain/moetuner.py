@@ -16,7 +16,7 @@ of all terms takes the place of the M. The paper's clusters may differ in size, 
 has as many experts over all layers; engines give a rank as many slots in every layer, so clusters
 do here. `solve` adds the load limits to the first program; where CBC finds nothing in a layer's
 time, experts are packed longest first and swapped by load alone until the limit holds
-(`start_placement.py`). The heaviest expert is put into cluster 0 where clusters are identical,
+(`swap_search.py`). The heaviest expert is put into cluster 0 where clusters are identical,
 which cuts symmetry only.
 
 The first program looks at no flow and the second cannot break clusters up, so their optima one
@@ -24,7 +24,6 @@ after the other prove nothing about the chain: the bound of `solve` is that of `
 the second scales, tests/benchmarks/placement_chain.py measures.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
-from solvers.placement.start_placement import fit
+from solvers.placement.swap_search import fit
 from solvers.result import Claim, Status
 
 SCALE: Final = 1e4
@@ -163,18 +162,28 @@ def _cluster_model(
 
 
 def _rank_model(problem: ChainProblem, flow_TCC: Floats) -> tuple[pulp.LpProblem, list[Choices]]:
-    ranks, layers = range(problem.ranks.num_ranks), range(problem.num_layers)
-    slots_G = problem.ranks.slots_G
-    model = pulp.LpProblem("ranks", pulp.LpMinimize)
+    ranks, slots_G = range(problem.ranks.num_ranks), problem.ranks.slots_G
+    model, paid = pulp.LpProblem("ranks", pulp.LpMinimize), []
     y = [
         [[model.add_variable(f"y{layer}_{c}_{g}", cat=pulp.LpBinary) for g in ranks] for c in ranks]
-        for layer in layers
+        for layer in range(problem.num_layers)
     ]
-    paid = [
-        _pair_cost(model, problem, flow_TCC[pair], y[pair], y[pair + 1], pair)
-        for pair in layers[:-1]
-    ]
-    model += pulp.lpSum(paid)
+    for pair, c, d in np.argwhere(flow_TCC > 0.0).tolist():
+        name = f"{pair}_{c}_{d}"
+        z = [[model.add_variable(f"z{name}_{g}_{h}", lowBound=0.0) for h in ranks] for g in ranks]
+        for g in ranks:
+            model += pulp.lpSum(z[g]) == y[pair][c][g]
+            model += pulp.lpSum(z[h][g] for h in ranks) == y[pair + 1][d][g]
+        costs = (flow_TCC[pair, c, d] * problem.cost_GG).ravel().tolist()
+        terms = zip((variable for row in z for variable in row), costs, strict=True)
+        paid.append((pair, pulp.LpAffineExpression(terms)))
+    if problem.measure is Measure.TOTAL:
+        model += pulp.lpSum(term for _, term in paid)
+    else:
+        most = [model.add_variable(f"M{pair}", lowBound=0.0) for pair in range(len(flow_TCC))]
+        model += pulp.lpSum(most)
+        for pair, term in paid:
+            model += term <= most[pair]
     for y_CG in y:
         for number in ranks:
             model += pulp.lpSum(y_CG[number]) == 1
@@ -182,41 +191,6 @@ def _rank_model(problem: ChainProblem, flow_TCC: Floats) -> tuple[pulp.LpProblem
         for c, g in np.argwhere(slots_G[:, None] != slots_G).tolist():
             model += y_CG[c][g] == 0
     return model, y
-
-
-def _pair_cost(
-    model: pulp.LpProblem,
-    problem: ChainProblem,
-    flow_CC: Floats,
-    here: Choices,
-    there: Choices,
-    pair: int,
-) -> pulp.LpAffineExpression:
-    ranks = range(problem.ranks.num_ranks)
-    cost_GG = problem.cost_GG
-    terms = []
-    for c, d in itertools.product(ranks, ranks):
-        if not flow_CC[c, d] > 0.0:
-            continue
-        z = [
-            [model.add_variable(f"z{pair}_{c}_{d}_{g}_{h}", lowBound=0.0) for h in ranks]
-            for g in ranks
-        ]
-        for g in ranks:
-            model += pulp.lpSum(z[g]) == here[c][g]
-            model += pulp.lpSum(z[h][g] for h in ranks) == there[d][g]
-        terms.append(
-            pulp.LpAffineExpression(
-                (z[g][h], float(flow_CC[c, d] * cost_GG[g, h]))
-                for g, h in itertools.product(ranks, ranks)
-            )
-        )
-    if problem.measure is Measure.TOTAL:
-        return pulp.lpSum(terms)
-    most = model.add_variable(f"M{pair}", lowBound=0.0)
-    for term in terms:
-        model += term <= most
-    return pulp.LpAffineExpression(most)
 
 
 def _solve_with_cbc(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcResult:

@@ -28,8 +28,7 @@ from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.coactivation.swaps import CoactivatedLayer
 from solvers.placement.greedy_groups import grown_groups
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks, placed
-from solvers.placement.start_placement import fit, rank_loads, settle
-from solvers.placement.swap_search import descend
+from solvers.placement.swap_search import descend, fit, rank_loads, settle
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_812
@@ -72,7 +71,6 @@ def _solved(
             cost = math.inf
             break
         until_s = now_s + (deadline_s - now_s) / (problem.num_layers - number)
-        limit = math.inf if problem.most_load_L is None else float(problem.most_load_L[number])
         descended = []
         grown = _chosen_together(problem, number, until_s) if with_groups else ()
         for begin_E in chain([rank_E], grown):
@@ -80,7 +78,7 @@ def _solved(
             descend(
                 layer,
                 load_E=problem.load_LE[number],
-                most_load=limit,
+                most_load=float(problem.limit_L[number]),
                 least_gain=LEAST_GAIN_RATIO * (layer.cost() + 1.0),
                 deadline_s=until_s,
             )
@@ -95,13 +93,9 @@ def _solved(
 def starting_ranks(problem: CoactivationProblem) -> Ints | None:
     """Return experts in order where they may stay so, else a fitting start; None: none found."""
     in_order_LE = np.tile(problem.ranks.rank_S, (problem.num_layers, 1))
-    if problem.most_load_L is None:
-        return in_order_LE
-    fitted_LE = fit(problem.load_LE, problem.ranks, problem.most_load_L)
-    if fitted_LE is None:
-        return None
-    largest_L = rank_loads(problem.load_LE, in_order_LE).max(axis=1)
-    return np.where((largest_L <= problem.most_load_L)[:, None], in_order_LE, fitted_LE)
+    fits_L = rank_loads(problem.load_LE, in_order_LE).max(axis=1) <= problem.limit_L
+    fitted_LE = fit(problem.load_LE, problem.ranks, problem.limit_L)
+    return None if fitted_LE is None else np.where(fits_L[:, None], in_order_LE, fitted_LE)
 
 
 def _chosen_together(
@@ -117,7 +111,7 @@ def _chosen_together(
     tokens_E = np.bincount(problem.expert_LTK[number].ravel(), minlength=problem.num_experts)
     by_chance_EE = np.maximum(np.outer(tokens_E, tokens_E), 1)
     rank_E, layer = grouped(both_EE / by_chance_EE, ranks), slice(number, number + 1)
-    limit_1 = None if problem.most_load_L is None else problem.most_load_L[layer]
+    limit_1 = problem.limit_L[layer]
     if settle(problem.load_LE[layer], rank_E[None], limit_1, deadline_s=deadline_s).all():
         yield rank_E
 

@@ -10,7 +10,7 @@ from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.local_search import _layer_of, solve, sweep
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Ranks, placed
-from solvers.placement.start_placement import fit, settle
+from solvers.placement.swap_search import fit, settle
 from solvers.result import Status
 from tests.solvers.placement.chain import brute_force
 from tests.solvers.placement.chain.contract import clusters
@@ -198,6 +198,6 @@ def test_layers_above_their_limit_are_named_where_time_is_up() -> None:
     # Layer 0 is within its limit, layer 1 has its largest experts together.
     rank_LE[1, np.argsort(-problem.load_LE[1])] = np.arange(12) // 3
     before_LE = rank_LE.copy()
-    fits_L = settle(problem.load_LE, rank_LE, problem.most_load_L, deadline_s=-math.inf)
+    fits_L = settle(problem.load_LE, rank_LE, problem.limit_L, deadline_s=-math.inf)
     assert fits_L.tolist() == [True, False, True, True]
     assert (rank_LE == before_LE).all()

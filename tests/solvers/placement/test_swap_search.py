@@ -3,7 +3,7 @@ import math
 import numpy as np
 
 from solvers.placement.ranks import Ranks
-from solvers.placement.start_placement import fit, longest_first, rank_loads, settle
+from solvers.placement.swap_search import fit, longest_first, rank_loads, settle
 
 TWO = Ranks.uniform(ranks=2, slots_per_rank=2)
 
