@@ -24,7 +24,6 @@ says where it starts, and is the method that users name.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -68,20 +67,6 @@ MOST_CELLS = 2**20
 """Largest array of one step; more layers are searched in turns."""
 
 SEED = 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _SearchedLayers:
-    """Layers that are searched together, with the best placement of each so far."""
-
-    state: State
-    best_LS: Ints
-    best_time_LW: Floats
-    """Time of each layer's most-loaded rank under its best placement, relative to the bound."""
-    improved_L: Ints
-    """Step at which the best was found."""
-    jitter_LX: Ints
-    """Random lengthenings of the tenure, read round and round."""
 
 
 def search(
@@ -130,92 +115,70 @@ def search(
 
 def _parts(
     problem: BalanceProblem, start: Placement, bound_WL: Floats, threads: int, caution: float
-) -> list[_SearchedLayers]:
+) -> list[State]:
     """Divide the layers: as many parts as threads, more where one step would be too large."""
     ranks = problem.ranks
     cells = problem.num_workloads * int(ranks.slots_G.max()) * ranks.num_slots
     most_layers = max(1, MOST_CELLS // cells)
     num_parts = max(min(threads, problem.num_layers), -(-problem.num_layers // most_layers))
-    rng = np.random.default_rng(SEED)
-    tenure = _tenure_steps(problem)
-    jitter_LX = rng.integers(0, tenure + 1, (problem.num_layers, 1009))
-    parts = []
-    for layer_L in np.array_split(np.arange(problem.num_layers), num_parts):
-        state = State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL, caution=caution)
-        parts.append(
-            _SearchedLayers(
-                state=state,
-                best_LS=state.expert_LS.copy(),
-                best_time_LW=_largest(state, np.arange(len(layer_L))),
-                improved_L=np.zeros(len(layer_L), dtype=np.int64),
-                jitter_LX=jitter_LX[layer_L],
-            )
-        )
-    return parts
+    return [
+        State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL, caution=caution)
+        for layer_L in np.array_split(np.arange(problem.num_layers), num_parts)
+    ]
 
 
-def _tenure_steps(problem: BalanceProblem) -> int:
-    places = problem.num_experts * problem.ranks.num_ranks
-    return int(np.clip(places // 32, 1, TENURE_STEPS))
-
-
-def _round(part: _SearchedLayers, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
+def _round(state: State, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
     """Make the steps of one round; return whether any layer is worth more of them."""
-    state = part.state
     weight_LW = weight_WL[:, state.layer_L].T
-    if state.problem.dispatch.is_near:
-        state.price(np.arange(len(state.layer_L)))
-    best_L = (part.best_time_LW * weight_LW).sum(axis=1)
+    state.price(np.arange(len(state.layer_L)))
+    best_L = (state.best_time_LW * weight_LW).sum(axis=1)
     done_L = (1.0 + GOOD_ENOUGH_RATIO) * weight_LW.sum(axis=1)
     total_W = weight_WL.sum(axis=1)
     relevant_W = np.flatnonzero(total_W > 0.0)
     patience = min(PATIENCE_STEPS, PATIENCE_STEPS_PER_SLOT * state.problem.ranks.num_slots)
     potential_W = (total_W / total_W.sum()).astype(np.float32)
     for step in steps:
-        is_open_L = (best_L > done_L) & (step - part.improved_L < patience)
+        is_open_L = (best_L > done_L) & (step - state.improved_L < patience)
         chosen_N = np.flatnonzero(is_open_L)
         if not len(chosen_N):
             return False
         if time.perf_counter() >= deadline_s:
             break
         workload = int(relevant_W[step % len(relevant_W)])
-        _step(part, chosen_N, workload, potential_W, step)
-        time_NW = _largest(state, chosen_N)
+        _step(state, chosen_N, workload, potential_W, step)
+        time_NW = state.largest_NW(chosen_N)
         value_N = (time_NW * weight_LW[chosen_N]).sum(axis=1)
         is_better_N = value_N < best_L[chosen_N]
         better_N = chosen_N[is_better_N]
         best_L[better_N] = value_N[is_better_N]
-        part.best_time_LW[better_N] = time_NW[is_better_N]
-        part.best_LS[better_N] = state.expert_LS[better_N]
-        part.improved_L[better_N] = step
+        state.best_time_LW[better_N] = time_NW[is_better_N]
+        state.best_LS[better_N] = state.expert_LS[better_N]
+        state.improved_L[better_N] = step
     return True
 
 
-def _largest(state: State, chosen_N: Ints) -> Floats:
-    return np.asarray(state.peak_NWG(chosen_N).max(axis=2), dtype=np.float64)
-
-
-def _step(
-    part: _SearchedLayers, chosen_N: Ints, workload: int, weight_W: Singles, step: int
-) -> None:
+def _step(state: State, chosen_N: Ints, workload: int, weight_W: Singles, step: int) -> None:
     """Relieve the rank that is most loaded for one workload, in every chosen layer."""
-    state = part.state
+    rng, problem = np.random.default_rng((SEED, step)), state.problem
     rank_N = state.peak_NWG(chosen_N)[:, workload].argmax(axis=1)
-    limit_NW = (1.0 + LIMIT_RATIO * (part.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
-    jitter_N = part.jitter_LX[chosen_N, step % part.jitter_LX.shape[1]]
-    until_N = step + 1 + _tenure_steps(state.problem) + jitter_N
+    limit_NW = (1.0 + LIMIT_RATIO * (state.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
+    tenure = int(np.clip(problem.num_experts * problem.ranks.num_ranks // 32, 1, TENURE_STEPS))
+    jitter_L = rng.integers(0, tenure + 1, problem.num_layers)
+    until_N = step + 1 + tenure + jitter_L[state.layer_L[chosen_N]]
     overwrites = step % OVERWRITE_EVERY == OVERWRITE_EVERY - 1
     if overwrites:
-        draw_C2 = np.random.default_rng((SEED, step)).random((OVERWRITE_CANDIDATES, 2))
-        moves = best_overwrite(
+        draw_C2 = rng.random((OVERWRITE_CANDIDATES, 2))
+        slot_N, partner_N, change_N = best_overwrite(
             state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, draw_C2=draw_C2
         )
-        is_made_N = moves.change_N < 0.0
+        is_made_N = change_N < 0.0
     else:
-        moves = best_swap(state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step)
-        is_made_N = np.isfinite(moves.change_N)
+        slot_N, partner_N, change_N = best_swap(
+            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step
+        )
+        is_made_N = np.isfinite(change_N)
     make = state.overwrite if overwrites else state.swap
-    make(*(of_N[is_made_N] for of_N in (chosen_N, moves.slot_N, moves.partner_N, until_N)))
+    make(*(of_N[is_made_N] for of_N in (chosen_N, slot_N, partner_N, until_N)))
 
 
 def _slope(problem: BalanceProblem, inner: BalanceProblem, imbalance_W: Floats) -> Floats:

@@ -123,7 +123,7 @@ def within_limit(
 
     def keep(state: State) -> Ints:
         placement = Placement(expert_LS=state.expert_LS.copy())
-        time_LW = state.peak_NWG(layer_L).max(axis=2) * bound_WL.T
+        time_LW = state.largest_NW(layer_L) * bound_WL.T
         expert_CLS.append(placement.expert_LS)
         moved_L = loaded_LG(migration.current, placement, ranks=ranks).sum(axis=1)
         moved_CL.append(moved_L)
@@ -160,12 +160,9 @@ def _step_down(state: State, open_N: Ints, weight_W: Singles, rng: np.random.Gen
         draw_C2=rng.random((OVERWRITES_DRAWN, 2)),
     )
     # A swap loads two experts, an overwrite one.
-    is_overwrite_N = overwrite.change_N < 0.5 * swap.change_N
-    change_N = np.minimum(overwrite.change_N, 0.5 * swap.change_N)
-    for is_made_N, moves, make in (
-        (is_overwrite_N & (change_N < 0.0), overwrite, state.overwrite),
-        (~is_overwrite_N & (change_N < 0.0), swap, state.swap),
-    ):
+    each_2N = np.stack([overwrite[2], 0.5 * swap[2]])
+    for number, (move, make) in enumerate(((overwrite, state.overwrite), (swap, state.swap))):
+        is_made_N = (each_2N.argmin(axis=0) == number) & (each_2N[number] < 0.0)
         until_N = np.zeros(len(open_N), dtype=np.int64)
-        make(*(of_N[is_made_N] for of_N in (open_N, moves.slot_N, moves.partner_N, until_N)))
-    return open_N[change_N < 0.0]
+        make(*(of_N[is_made_N] for of_N in (open_N, *move[:2], until_N)))
+    return np.asarray(open_N[each_2N.min(axis=0) < 0.0])

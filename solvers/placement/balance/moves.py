@@ -15,8 +15,6 @@ largest time it distinguishes two moves that both leave the most-loaded rank unc
    which then carries less there
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -26,15 +24,9 @@ from solvers.placement.ranks import Floats, Ints
 FORBIDDEN = np.float32(np.inf)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Moves:
-    """The best move of each chosen layer; `change_N` is infinite where none is allowed."""
-
-    slot_N: Ints
-    partner_N: Ints
-    """The other slot of a swap, the new expert of an overwrite."""
-    change_N: Floats
-    """Change of the potential by the move; negative improves."""
+Moves = tuple[Ints, Ints, Singles]
+"""The best move of each chosen layer: a slot; the other slot of a swap, or the new expert of an
+overwrite; and the change of the potential, negative improves, infinite where none is allowed."""
 
 
 def best_swap(
@@ -84,11 +76,7 @@ def best_swap(
     best_N = change_NKS.reshape(len(chosen_N), -1).argmin(axis=1)
     place_N, partner_N = np.divmod(best_N, ranks.num_slots)
     change_N = change_NKS[row_N, place_N, partner_N] - before_NG[row_N, rank_N]
-    return Moves(
-        slot_N=slot_NK[row_N, place_N],
-        partner_N=partner_N,
-        change_N=change_N.astype(np.float64),
-    )
+    return slot_NK[row_N, place_N], partner_N, change_N
 
 
 def best_overwrite(
@@ -149,11 +137,7 @@ def best_overwrite(
     change_NC[~(is_spare_NS[row_N1, slot_NC] & is_new_NC)] = FORBIDDEN
     best_N = change_NC.argmin(axis=1)
     row_N = row_N1[:, 0]
-    return Moves(
-        slot_N=slot_NC[row_N, best_N],
-        partner_N=expert_NC[row_N, best_N],
-        change_N=change_NC[row_N, best_N].astype(np.float64),
-    )
+    return slot_NC[row_N, best_N], expert_NC[row_N, best_N], change_NC[row_N, best_N]
 
 
 def _may_swap(

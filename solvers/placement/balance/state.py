@@ -5,6 +5,7 @@
 
 Times are relative to each workload's lower bound in that layer, so 1 is as good as can be, in
 single precision: the claim's objective is recomputed from the placement, nothing rests on them.
+Sums drift by rounding (1e-7 a change), and are made anew whenever a layer is priced.
 Ranks add up moments of their slots, taken as independent, and divide the m-th by the m-th power of
 their speed. A search sees peaks, mean + caution * deviation.
 
@@ -56,6 +57,12 @@ class State:
     """Moments of every rank's time, relative to the bound."""
     group_G: Ints
     """Group of each rank in which an expert may have one copy."""
+    best_LS: Ints
+    """Best placement of each layer so far."""
+    best_time_LW: Floats
+    """Its peaks, relative to the bound."""
+    improved_L: Ints
+    """Step at which the best was found."""
 
     @classmethod
     def of(
@@ -94,8 +101,12 @@ class State:
             slot_MLWS=np.empty((*shape_MLW, ranks.num_slots), dtype=np.float32),
             rank_MLWG=np.empty((*shape_MLW, ranks.num_ranks), dtype=np.float32),
             group_G=group_G,
+            best_LS=expert_LS.copy(),
+            best_time_LW=np.full((len(layer_L), problem.num_workloads), np.inf),
+            improved_L=np.zeros(len(layer_L), dtype=np.int64),
         )
-        state.price(np.arange(len(layer_L)))
+        state.price(row_L1[:, 0])
+        state.best_time_LW = state.largest_NW(row_L1[:, 0])
         return state
 
     def price(self, chosen_N: Ints) -> None:
@@ -114,9 +125,12 @@ class State:
             cost_of(load_WNS * share_NS, problem.active_load) / scale_WN1,
             np.square(load_WNS / scale_WN1) * variance_NS,
         )
-        for slot_LWS, moment_WNS in zip(self.slot_MLWS, moments, strict=False):
-            slot_LWS[chosen_N] = moment_WNS.transpose(1, 0, 2)
-        self._add_up(chosen_N)
+        for moment, (slot_LWS, value_WNS) in enumerate(
+            zip(self.slot_MLWS, moments, strict=False), start=1
+        ):
+            slot_LWS[chosen_N] = value_NWS = value_WNS.transpose(1, 0, 2)
+            sum_NWG = np.add.reduceat(value_NWS, problem.ranks.first_slot_G, axis=2)
+            self.rank_MLWG[moment - 1, chosen_N] = sum_NWG / problem.ranks.speed_G**moment
 
     def of_copies(self, moment: int, chosen_N: Ints, copies_NE: Ints) -> Singles:
         """Return a moment of one of so many copies of each expert in distinct groups, [N][W][E]."""
@@ -139,15 +153,23 @@ class State:
         """Return the peaks of the chosen layers."""
         return self.peak(self.rank_MLWG[:, chosen_N])
 
+    def largest_NW(self, chosen_N: Ints) -> Floats:
+        """Return the largest peaks of the chosen layers."""
+        return np.asarray(self.peak_NWG(chosen_N).max(axis=2), dtype=np.float64)
+
     def swap(self, chosen_N: Ints, slot_N: Ints, other_N: Ints, until_N: Ints) -> None:
         """Let two slots of each chosen layer change experts; neither returns before `until_N`."""
         row_N1, pair_N2 = chosen_N[:, None], np.stack([slot_N, other_N], axis=1)
         here_N, there_N = self.expert_LS[row_N1, pair_N2].T
         self._replace(chosen_N, slot_N, here_N, there_N, until_N)
         self._replace(chosen_N, other_N, there_N, here_N, until_N)
-        for slot_LWS in self.slot_MLWS:
-            slot_LWS[row_N1, :, pair_N2] = slot_LWS[row_N1, :, pair_N2[:, ::-1]]
-        self._add_up(chosen_N)
+        rank_N2 = self.problem.ranks.rank_S[pair_N2]
+        speed_N21 = self.problem.ranks.speed_G.astype(np.float32)[rank_N2][:, :, None]
+        for moment, slot_LWS in enumerate(self.slot_MLWS, start=1):
+            value_N2W = slot_LWS[row_N1, :, pair_N2]
+            slot_LWS[row_N1, :, pair_N2] = value_N2W[:, ::-1]
+            change_N2W = (value_N2W[:, ::-1] - value_N2W) / speed_N21**moment
+            self.rank_MLWG[moment - 1][row_N1, :, rank_N2] += change_N2W
 
     def overwrite(self, chosen_N: Ints, slot_N: Ints, expert_N: Ints, until_N: Ints) -> None:
         """Put a copy of another expert in a slot; the copies of both experts change."""
@@ -166,9 +188,3 @@ class State:
         self.held_LNE[chosen_N, self.group_G[rank_N], come_N] += 1
         self.until_LGE[chosen_N, rank_N, gone_N] = until_N
         self.until_LGE[chosen_N, rank_N, come_N] = NEVER_ENTERS
-
-    def _add_up(self, chosen_N: Ints) -> None:
-        ranks = self.problem.ranks
-        for moment, slot_LWS in enumerate(self.slot_MLWS, start=1):
-            sum_NWG = np.add.reduceat(slot_LWS[chosen_N], ranks.first_slot_G, axis=2)
-            self.rank_MLWG[moment - 1, chosen_N] = sum_NWG / ranks.speed_G**moment

@@ -177,18 +177,20 @@ def test_what_moves_change_is_what_is_counted_anew(dispatch: ReplicaDispatch) ->
     for step in range(40):
         before, rank = potential(), rng.integers(0, 16, 2)
         if step % 4:
-            moves = best_swap(state, layers, rank, limit_NW=limit, weight_W=weight, step=step)
+            slot, partner, change = best_swap(
+                state, layers, rank, limit_NW=limit, weight_W=weight, step=step
+            )
             make: Callable[..., None] = state.swap
         else:
             draw_C2 = rng.random((32, 2))
-            moves = best_overwrite(
+            slot, partner, change = best_overwrite(
                 state, layers, rank, limit_NW=limit, weight_W=weight, draw_C2=draw_C2
             )
             make = state.overwrite
-        made = layers[np.isfinite(moves.change_N)]
-        make(made, moves.slot_N[made], moves.partner_N[made], made * 0 + step)
-        if not np.allclose((potential() - before)[made], moves.change_N[made], atol=1e-4):
-            off.append((step, potential() - before, moves.change_N))
+        made = layers[np.isfinite(change)]
+        make(made, slot[made], partner[made], made * 0 + step)
+        if not np.allclose((potential() - before)[made], change[made], atol=1e-4):
+            off.append((step, potential() - before, change))
     assert not off
     placed = Placement(expert_LS=state.expert_LS.copy())
     again = State.of(problem, placed, layer_L=layers, bound_WL=bound_WL, caution=2.0)
