@@ -11,16 +11,12 @@ and the plan says so. Sampled tokens are split in order, like passes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from profilers.routing.recording import Recording
 from solvers.placement.ranks import Floats, Ints
 from tuner.spec.place_read import PlaceSpec
-
-BATCHES: Final = 8
-"""Batches of the fit passes that their dispersion is measured between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,8 +29,6 @@ class WorkloadEvidence:
     """Mean over the fit passes."""
     holdout_PLE: Floats
     """The hold-out passes."""
-    variance_LE: Floats
-    """Variance of the hold-out passes' mean load around `fit_LE`; see `load_variance`."""
     whole_PLE: Floats
     """All passes, for leave-one-out."""
     num_fit_passes: int
@@ -116,13 +110,11 @@ def _of_recording(
     size = copies_per_pass or _copies_per_pass(counted_PLE)
     fit_LTK, holdout_LTK = _split_tokens(recording, judge_ratio=judge_ratio)
     scale = size / _copies_per_pass(holdout_PLE if not is_split else counted_PLE)
-    variance_LE = load_variance(fit_PLE, holdout_copies=holdout_PLE.sum(axis=(0, 2)), size=size)
     return WorkloadEvidence(
         name=name,
         weight_ratio=weight_ratio,
         fit_LE=fit_PLE.mean(axis=0) * (size / _copies_per_pass(fit_PLE)),
         holdout_PLE=holdout_PLE.astype(np.float64) * scale,
-        variance_LE=variance_LE,
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
         num_fit_passes=len(fit_PLE),
         is_split=is_split,
@@ -133,39 +125,6 @@ def _of_recording(
         fit_LTK=fit_LTK,
         holdout_LTK=holdout_LTK,
     )
-
-
-def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats:
-    """Return the variance of other passes' mean load around that of the fit passes, [L][E].
-
-    Token copies of one text are correlated, so an expert's count of n has the variance `dispersion`
-    * n, not n. For both means:
-
-        variance = dispersion * share * size^2 * (1 / fit copies + 1 / hold-out copies)
-
-    The dispersion of a layer is the variance between batches of the fit passes over that of
-    counting, at least 1, which is also the value for a single pass. A lasting drift between the fit
-    passes and later ones is not covered.
-
-    Args:
-        fit_PLE: counts of the fit passes.
-        holdout_copies: of each layer, over all hold-out passes.
-        size: copies of a layer in the pass that loads are stated for.
-    """
-    copies_L = fit_PLE.sum(axis=(0, 2)).astype(np.float64)
-    share_LE = fit_PLE.sum(axis=0) / copies_L[:, None]
-    dispersion_L = np.ones(len(copies_L))
-    batches = min(BATCHES, len(fit_PLE))
-    if batches > 1:
-        count_BLE = np.stack(
-            [part.sum(axis=0) for part in np.array_split(fit_PLE, batches)]
-        ).astype(np.float64)
-        expected_BLE = count_BLE.sum(axis=2, keepdims=True) * share_LE
-        square_L = np.square(count_BLE - expected_BLE).sum(axis=(0, 2))
-        counting_L = (expected_BLE * (1.0 - share_LE)).sum(axis=(0, 2)) * (1.0 - 1.0 / batches)
-        dispersion_L = np.maximum(square_L / np.maximum(counting_L, 1e-300), 1.0)
-    known_L = dispersion_L * (1.0 / copies_L + 1.0 / holdout_copies)
-    return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
 def _copies_per_pass(count_PLE: Ints) -> float:
@@ -204,11 +163,6 @@ def spread_passes(load_PLE: Floats, most: int) -> Floats:
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Stack the mean fit passes."""
     return np.stack([one.fit_LE for one in evidence])
-
-
-def variance_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
-    """Stack the variances of other passes' loads."""
-    return np.stack([one.variance_LE for one in evidence])
 
 
 def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:
