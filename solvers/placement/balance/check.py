@@ -75,11 +75,6 @@ def layer_times(
     return np.asarray(launch_times(problem, placement, seed=seed).max(axis=3).mean(axis=0))
 
 
-def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
-    """Time of every rank, [W][L][G]; its mean over launches where dispatch is random."""
-    return np.asarray(launch_times(problem, placement).mean(axis=0))
-
-
 def launch_times(
     problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED
 ) -> Floats:
