@@ -167,9 +167,9 @@ def _step(state: State, chosen_N: Ints, workload: int, weight_W: Singles, step: 
     until_N = step + 1 + tenure + jitter_L[state.layer_L[chosen_N]]
     overwrites = step % OVERWRITE_EVERY == OVERWRITE_EVERY - 1
     if overwrites:
-        draw_C2 = rng.random((OVERWRITE_CANDIDATES, 2))
+        draw_C3 = rng.random((OVERWRITE_CANDIDATES, 3))
         slot_N, partner_N, change_N = best_overwrite(
-            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, draw_C2=draw_C2
+            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, draw_C3=draw_C3
         )
         is_made_N = change_N < 0.0
     else:

@@ -157,7 +157,7 @@ def _step_down(state: State, open_N: Ints, weight_W: Singles, rng: np.random.Gen
         rank_N,
         limit_NW=limit_NW,
         weight_W=weight_W,
-        draw_C2=rng.random((OVERWRITES_DRAWN, 2)),
+        draw_C3=rng.random((OVERWRITES_DRAWN, 3)),
     )
     # A swap loads two experts, an overwrite one.
     each_2N = np.stack([overwrite[2], 0.5 * swap[2]])

@@ -11,8 +11,8 @@ which penalises every rank of every workload above a limit slightly above the bo
 largest time it distinguishes two moves that both leave the most-loaded rank unchanged.
 
  - swap: any slot of the given rank with any slot of another, K * S of them, all evaluated
- - overwrite: C random ones; a slot of an expert with a spare copy gets an expert of the given rank,
-   which then carries less there
+ - overwrite: C random ones; a slot of an expert with a spare copy gets an expert of the given rank
+   (which then carries less there), or a slot of the given rank with a spare copy gets any expert
 """
 
 import numpy as np
@@ -86,7 +86,7 @@ def best_overwrite(
     *,
     limit_NW: Singles,
     weight_W: Singles,
-    draw_C2: Floats,
+    draw_C3: Floats,
 ) -> Moves:
     """Return the overwrite with the least potential among the candidates drawn.
 
@@ -96,16 +96,19 @@ def best_overwrite(
         rank_N: the rank that is to have less to do.
         limit_NW: of the potential.
         weight_W: of the potential.
-        draw_C2: two uniform numbers in [0, 1) a candidate, the same for every layer.
+        draw_C3: three uniform numbers in [0, 1) a candidate, the same for every layer.
     """
     ranks, row_N1 = state.problem.ranks, np.arange(len(chosen_N))[:, None]
     expert_NS, copies_NE = state.expert_LS[chosen_N], state.copies_LE[chosen_N]
-    place_NC = (draw_C2[:, 0] * ranks.slots_G[rank_N][:, None]).astype(np.int64)
-    expert_NC = expert_NS[row_N1, ranks.first_slot_G[rank_N][:, None] + place_NC]
+    place_NC = (draw_C3[:, 0] * ranks.slots_G[rank_N][:, None]).astype(np.int64)
+    here_NC = ranks.first_slot_G[rank_N][:, None] + place_NC
     is_spare_NS = copies_NE[row_N1, expert_NS] >= 2
     spare_first_NS = np.argsort(~is_spare_NS, axis=1, kind="stable")
-    place_NC = (draw_C2[:, 1] * is_spare_NS.sum(axis=1, keepdims=True)).astype(np.int64)
-    slot_NC = spare_first_NS[row_N1, place_NC]
+    place_NC = (draw_C3[:, 1] * is_spare_NS.sum(axis=1, keepdims=True)).astype(np.int64)
+    is_here_C = np.arange(len(draw_C3)) % 2 == 1
+    slot_NC = np.where(is_here_C, here_NC, spare_first_NS[row_N1, place_NC])
+    any_C = (draw_C3[:, 2] * state.problem.num_experts).astype(np.int64)
+    expert_NC = np.where(is_here_C, any_C, expert_NS[row_N1, here_NC])
     rank_NC, gone_NC = ranks.rank_S[slot_NC], expert_NS[row_N1, slot_NC]
     holds_NCG, gives_NCG = (
         np.add.reduceat(

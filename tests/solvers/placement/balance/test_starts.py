@@ -182,9 +182,9 @@ def test_what_moves_change_is_what_is_counted_anew(dispatch: ReplicaDispatch) ->
             )
             make: Callable[..., None] = state.swap
         else:
-            draw_C2 = rng.random((32, 2))
+            draw_C3 = rng.random((32, 3))
             slot, partner, change = best_overwrite(
-                state, layers, rank, limit_NW=limit, weight_W=weight, draw_C2=draw_C2
+                state, layers, rank, limit_NW=limit, weight_W=weight, draw_C3=draw_C3
             )
             make = state.overwrite
         made = layers[np.isfinite(change)]
