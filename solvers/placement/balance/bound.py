@@ -7,7 +7,7 @@ Write x = max_e load_e / r_e for the largest share of any placement, c for the c
 
  1. the replica with that share is somewhere:                 T >= c(x) / max_g v_g
  2. S slots cannot make the largest share less than x*, which adding copies one by one to the
-    largest share reaches (`replicas.py`); x* is the least x with sum_e ceil(load_e / x) <= S.
+    largest share reaches (`packing.py`); x* is the least x with sum_e ceil(load_e / x) <= S.
     With 1:                                                       T >= c(x*) / max_g v_g
  3. the ranks share all the work:                                 T >= work(r) / sum_g v_g
 
@@ -34,10 +34,11 @@ removes placements. Not used: that workloads share the copies, that a rank has f
 
 import numpy as np
 
-from solvers.placement.balance.objective import cost_of, value_of
+from solvers.placement.balance import check
+from solvers.placement.balance.objective import cost_of, time_weights, value_of
+from solvers.placement.balance.packing import copied
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.replicas import greedy_copies
-from solvers.placement.ranks import Floats
+from solvers.placement.ranks import Floats, Placement
 
 BISECTIONS = 40
 """Bisection steps; each halves the interval of y, and 40 leave 1e-12 of it."""
@@ -68,10 +69,22 @@ def bound(problem: BalanceProblem) -> float:
     return value_of(problem, layer_bounds(problem))
 
 
+def certificates(problem: BalanceProblem, placement: Placement) -> tuple[Floats, Floats]:
+    """Return the share of every layer in the objective, and its bound, both [L].
+
+    A layer's share is the time of its most-loaded rank, each workload counted by how much its
+    imbalance counts in the objective at this placement; the bound uses the same counts. For the
+    mean the shares sum to the objective and the bounds to its bound. For worst case and CVaR they
+    sum to the objective, and the bounds to a number that may lie below `bound`.
+    """
+    time_WL, bound_WL = check.layer_times(problem, placement), layer_bounds(problem)
+    factor_W = time_weights(problem, time_WL)
+    return np.asarray(factor_W @ time_WL), np.asarray(factor_W @ bound_WL)
+
+
 def least_largest_shares(load_LE: Floats, *, num_slots: int) -> Floats:
     """The least x with sum_e ceil(load_e / x) <= num_slots, [L]."""
-    copies_LE = greedy_copies(load_LE, num_slots=num_slots)
-    return np.asarray((load_LE / copies_LE).max(axis=1))
+    return np.asarray(copied(load_LE, num_slots=num_slots)[1].max(axis=1))
 
 
 def _active_bounds(problem: BalanceProblem, load_NE: Floats, least_share_N: Floats) -> Floats:

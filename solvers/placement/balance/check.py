@@ -1,21 +1,19 @@
 """Recompute what a placement is worth and name every rule it breaks; trusts no backend.
 
-Plain Python numbers and loops on purpose: the definitions of `problem.py`, read line by line. Only
-the launches of a dispatch that puts near replicas first are arrays; their distribution is computed
-independently in `dispatch_law.py`, which no backend uses.
+Plain Python numbers and loops on purpose, where that is fast enough: the definitions of
+`problem.py`, read line by line. Shares of near replicas are computed independently in
+`dispatch_law.py`, which no backend uses.
 """
 
-import hashlib
 import math
-from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from typing import Final
 
 import numpy as np
 
-from solvers.placement.balance.dispatch_law import expected_ratios, launched_ratios
+from solvers.placement.balance.dispatch_law import slot_ratios
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
-from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.placement.ranks import Floats, Placement
+from solvers.placement.single_check import table_violations
 
 LAUNCHES = 32
 """Draws of static dispatch that a placement is evaluated by."""
@@ -29,10 +27,13 @@ CHOICE_SEED = 20_233
 
 def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]:
     """Every broken rule as one line with its numbers; empty when the placement is allowed."""
-    broken_shape = tuple(_shape_violations(problem, placement))
-    if broken_shape:
-        return broken_shape
-    return (*_expert_violations(problem, placement), *_migration_violations(problem, placement))
+    broken = table_violations(
+        placement,
+        layers=problem.num_layers,
+        slots=problem.ranks.num_slots,
+        experts=problem.num_experts,
+    )
+    return broken or (*_missing(problem, placement), *_migration_violations(problem, placement))
 
 
 def objective(problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED) -> float:
@@ -71,30 +72,7 @@ def layer_times(
     problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED
 ) -> Floats:
     """Time of the most-loaded rank, [W][L]; its mean over launches where dispatch is random."""
-    if problem.dispatch.is_near:
-        return np.asarray(launch_times(problem, placement, seed=seed).max(axis=3).mean(axis=0))
-    return np.asarray(rank_times(problem, placement).max(axis=2))
-
-
-def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
-    """Time of every rank, [W][L][G]; its mean over launches where dispatch is random."""
-    if problem.dispatch.is_near:
-        return np.asarray(launch_times(problem, placement).mean(axis=0))
-    num_ranks = problem.ranks.num_ranks
-    rank_S, speed_G = problem.ranks.rank_S.tolist(), problem.ranks.speed_G.tolist()
-    times = np.zeros((problem.num_workloads, problem.num_layers, num_ranks))
-    for layer, expert_S in enumerate(placement.expert_LS.tolist()):
-        copies = Counter(expert_S)
-        for workload in range(problem.num_workloads):
-            load_E = problem.load_WLE[workload, layer].tolist()
-            work_G = [0.0] * num_ranks
-            for rank, expert in zip(rank_S, expert_S, strict=True):
-                share = load_E[expert] / copies[expert]
-                work_G[rank] += share + problem.active_load * (1.0 - math.exp(-share))
-            times[workload, layer] = [
-                work / speed for work, speed in zip(work_G, speed_G, strict=True)
-            ]
-    return times
+    return np.asarray(launch_times(problem, placement, seed=seed).max(axis=3).mean(axis=0))
 
 
 def launch_times(
@@ -104,56 +82,21 @@ def launch_times(
 
     Far ranks are assigned replicas by a seed that no method draws from.
     """
-    num_ranks = problem.ranks.num_ranks
-    launches = LAUNCHES if problem.dispatch is ReplicaDispatch.STATIC else 1
-    work = np.zeros((launches, problem.num_workloads, problem.num_layers, num_ranks))
-    single_LE = placement.copies_LE(problem.num_experts) == 1
-    cost_WLE = single_LE * _cost(problem, problem.load_WLE)
-    cost_WLS = np.take_along_axis(cost_WLE, placement.expert_LS[None], axis=2)
-    for rank in range(num_ranks):
-        work[:, :, :, rank] = cost_WLS[:, :, problem.ranks.rank_S == rank].sum(axis=2)
-    for layer, expert, ratio_DG in _ratios(problem, placement, launches, seed):
-        load_DWG = ratio_DG[:, None] * problem.load_WLE[:, layer, expert, None]
-        work[:, :, layer] += _cost(problem, load_DWG)
-    return np.asarray(work / problem.ranks.speed_G)
-
-
-def _cost(problem: BalanceProblem, loads: Floats) -> Floats:
-    if problem.active_load == 0.0:
-        return loads
-    return np.asarray(loads - problem.active_load * np.expm1(-loads))
-
-
-def _ratios(
-    problem: BalanceProblem, placement: Placement, launches: int, seed: int
-) -> Iterator[tuple[int, int, Floats]]:
-    """Shares of every replicated expert that ranks take, [D][G]."""
-    if problem.dispatch is ReplicaDispatch.NEAR:
-        for layer, expert, ratios in expected_ratios(placement, problem.ranks):
-            yield layer, expert, np.array([ratios])
-        return
-    yield from _kept_launches(placement, problem.ranks, launches, seed)
-
-
-MOST_KEPT: Final = 6
-"""Placements whose launches are cached; of 58 layers of 288 slots on 32 ranks 20 MB each."""
-
-_KEPT: Final[OrderedDict[bytes, list[tuple[int, int, Floats]]]] = OrderedDict()
-
-
-def _kept_launches(
-    placement: Placement, ranks: Ranks, launches: int, seed: int
-) -> list[tuple[int, int, Floats]]:
-    digest = hashlib.blake2b(f"{placement.expert_LS.shape} {launches} {seed}".encode())
-    for array in (placement.expert_LS, ranks.slots_G, ranks.node_G):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    key = digest.digest()
-    if key not in _KEPT:
-        drawn = launched_ratios(placement, ranks, seed=seed, launches=launches)
-        _KEPT[key] = [(layer, expert, ratio_DG) for layer, expert, ratio_DG in drawn]
-        if len(_KEPT) > MOST_KEPT:
-            _KEPT.popitem(last=False)
-    return _KEPT[key]
+    ranks, expert_LS = problem.ranks, placement.expert_LS
+    if problem.dispatch is ReplicaDispatch.STATIC:
+        ratio_DLS = slot_ratios(placement, ranks, seed=seed, launches=LAUNCHES)
+    elif problem.dispatch is ReplicaDispatch.NEAR:
+        ratio_DLS = slot_ratios(placement, ranks, seed=None, launches=1)
+    else:
+        ratio_DLS = 1.0 / np.array([[(row == row[:, None]).sum(axis=0) for row in expert_LS]])
+    load_DWLS = np.array(
+        [row_LE[np.arange(len(row_LE))[:, None], expert_LS] for row_LE in problem.load_WLE]
+    )
+    load_DWLS = ratio_DLS[:, None] * load_DWLS
+    if problem.active_load > 0.0:
+        load_DWLS = load_DWLS + problem.active_load * (1.0 - np.exp(-load_DWLS))
+    work = [load_DWLS[..., ranks.rank_S == rank].sum(axis=-1) for rank in range(ranks.num_ranks)]
+    return np.stack(work, axis=-1) / ranks.speed_G
 
 
 def _robust(problem: BalanceProblem, imbalances: list[float]) -> float:
@@ -169,23 +112,9 @@ def _robust(problem: BalanceProblem, imbalances: list[float]) -> float:
     return total / tail
 
 
-def _shape_violations(problem: BalanceProblem, placement: Placement) -> Iterator[str]:
-    expected = (problem.num_layers, problem.ranks.num_slots)
-    if placement.expert_LS.shape != expected:
-        layers, slots = placement.expert_LS.shape
-        yield (
-            f"{layers} layers of {slots} slots are placed, the problem has {expected[0]} layers of"
-            f" {expected[1]}"
-        )
-
-
-def _expert_violations(problem: BalanceProblem, placement: Placement) -> Iterator[str]:
-    experts = range(problem.num_experts)
+def _missing(problem: BalanceProblem, placement: Placement) -> Iterator[str]:
     for layer, expert_S in enumerate(placement.expert_LS.tolist()):
-        for slot, expert in enumerate(expert_S):
-            if expert not in experts:
-                yield f"slot {slot} of layer {layer} holds expert {expert} of {len(experts)}"
-        missing = sorted(set(experts).difference(expert_S))
+        missing = sorted(set(range(problem.num_experts)).difference(expert_S))
         if missing:
             yield f"layer {layer} has no slot for expert {missing[0]} ({len(missing)} missing)"
 

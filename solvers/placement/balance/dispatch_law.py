@@ -1,10 +1,10 @@
 """Load shares of near and far replicas, computed independently for the checker.
 
-    D launches   G ranks, also as sources   R replicas of one expert, in slot order
+    D launches   L layers   S slots   G ranks, also as sources   R replicas of one expert
     V streams: far ranks that took part in the same assignments before   k far ranks
 
-`solvers/placement/dispatch/` is not used; its rule (nearest.py, launches.py) is implemented here a
-second time, by another method:
+`solvers/placement/dispatch/` is not used; its rule (launches.py) is implemented here a second time,
+by another method:
 
     near, and the mean of far ones    exact: a far rank uses each of R replicas with chance 1 / R
     far ones of one launch            counts, not orders: of k far ranks each replica gets k // R,
@@ -24,14 +24,46 @@ Differs: the engine's streams also meet where other assignments have used up as 
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 
+MOST_KEPT: Final = 6
+"""Placements whose launches are cached; 32 of 58 layers of 288 slots take 4 MB."""
 
-def near_rank(source: int, hosts: list[int], nodes: list[int]) -> int | None:
-    """Return the rank whose replica a source rank uses in every launch; None: it is far from all.
+
+@lru_cache(maxsize=MOST_KEPT)
+def slot_ratios(placement: Placement, ranks: Ranks, *, seed: int | None, launches: int) -> Floats:
+    """Return the share of its expert's tokens that every slot takes, `[D][L][S]`.
+
+    Without a seed it is the expected one in every launch.
+    """
+    ratio_DLS = np.ones((launches, *placement.expert_LS.shape))
+    rng = np.random.default_rng(seed)
+    # Number of the stream of each rank, and of what a stream becomes by an assignment of some size.
+    stream_G = [0] * ranks.num_ranks
+    after: dict[tuple[int, int, int], int] = {}
+    for layer, slots, near in _replicated(placement, ranks):
+        far = [source for source, place in enumerate(near) if place is None]
+        users_R = [float(near.count(place)) for place in range(len(slots))]
+        users_DR = np.tile(users_R, (launches, 1))
+        if seed is None:
+            users_DR += len(far) / len(slots)
+        elif far:
+            sizes = list(Counter(stream_G[source] for source in far).values())
+            users_DR += assigned_counts(len(slots), sizes, rng=rng, launches=launches)
+            for source in far:
+                size = (stream_G[source], len(far), len(slots))
+                stream_G[source] = after.setdefault(size, len(after) + 1)
+        ratio_DLS[:, layer, slots] = users_DR / ranks.num_ranks
+    return ratio_DLS
+
+
+def near_place(source: int, hosts: list[int], nodes: list[int]) -> int | None:
+    """Return which of the replicas a rank uses in every launch; None: it is far from all.
 
     Args:
         source: a rank.
@@ -39,44 +71,9 @@ def near_rank(source: int, hosts: list[int], nodes: list[int]) -> int | None:
         nodes: node of each rank.
     """
     if len(hosts) == 1 or source in hosts:
-        return source if source in hosts else hosts[0]
-    if len({nodes[host] for host in hosts}) == 1:
-        return None
-    return next((host for host in hosts if nodes[host] == nodes[source]), None)
-
-
-def expected_ratios(placement: Placement, ranks: Ranks) -> Iterator[tuple[int, int, list[float]]]:
-    """Yield layer, expert and the share of its tokens that each rank expects; exact."""
-    for layer, expert, hosts, near in _replicated(placement, ranks):
-        users = [0.0] * ranks.num_ranks
-        for used in near:
-            for host in hosts if used is None else [used]:
-                users[host] += 1.0 / len(hosts) if used is None else 1.0
-        yield layer, expert, [count / ranks.num_ranks for count in users]
-
-
-def launched_ratios(
-    placement: Placement, ranks: Ranks, *, seed: int, launches: int
-) -> Iterator[tuple[int, int, Floats]]:
-    """Yield layer, expert and the share of its tokens that each rank takes, `[D][G]`."""
-    rng = np.random.default_rng(seed)
-    # Number of the stream of each rank, and of what a stream becomes by an assignment of some size.
-    stream_G = [0] * ranks.num_ranks
-    after: dict[tuple[int, int, int], int] = {}
-    for layer, expert, hosts, near in _replicated(placement, ranks):
-        users_G = Counter(used for used in near if used is not None)
-        users_DG = np.tile([float(users_G[rank]) for rank in range(ranks.num_ranks)], (launches, 1))
-        far = [source for source, used in enumerate(near) if used is None]
-        if far:
-            sizes = list(Counter(stream_G[source] for source in far).values())
-            used_DR = assigned_counts(len(hosts), sizes, rng=rng, launches=launches)
-            # A rank may hold two replicas.
-            for place, host in enumerate(hosts):
-                users_DG[:, host] += used_DR[:, place]
-            for source in far:
-                size = (stream_G[source], len(far), len(hosts))
-                stream_G[source] = after.setdefault(size, len(after) + 1)
-        yield layer, expert, users_DG / ranks.num_ranks
+        return hosts.index(source) if source in hosts else 0
+    places = [place for place, host in enumerate(hosts) if nodes[host] == nodes[source]]
+    return places[0] if 0 < len(places) < len(hosts) else None
 
 
 def assigned_counts(
@@ -106,19 +103,14 @@ def assigned_counts(
 
 def _replicated(
     placement: Placement, ranks: Ranks
-) -> Iterator[tuple[int, int, list[int], list[int | None]]]:
-    """Yield layer, expert, ranks of its replicas in slot order, and each source's near rank."""
+) -> Iterator[tuple[int, list[int], list[int | None]]]:
+    """Yield layer, slots of an expert's replicas, and which of them is near to each source."""
     rank_S, nodes = ranks.rank_S.tolist(), ranks.node_G.tolist()
-    known: dict[tuple[int, ...], list[int | None]] = {}
     for layer, expert_S in enumerate(placement.expert_LS.tolist()):
-        hosts_E: dict[int, list[int]] = {}
-        for rank, expert in zip(rank_S, expert_S, strict=True):
-            hosts_E.setdefault(expert, []).append(rank)
-        for expert in sorted(hosts_E):
-            hosts = hosts_E[expert]
-            if len(hosts) == 1:
-                continue
-            key = tuple(hosts)
-            if key not in known:
-                known[key] = [near_rank(source, hosts, nodes) for source in range(len(nodes))]
-            yield layer, expert, hosts, known[key]
+        slots_E: dict[int, list[int]] = {}
+        for slot, expert in enumerate(expert_S):
+            slots_E.setdefault(expert, []).append(slot)
+        for _, slots in sorted(slots_E.items()):
+            if len(slots) > 1:
+                hosts = [rank_S[slot] for slot in slots]
+                yield layer, slots, [near_place(rank, hosts, nodes) for rank in range(len(nodes))]

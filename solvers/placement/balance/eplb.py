@@ -19,15 +19,13 @@ UNKNOWN.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.placement.balance.bound import bound
 from solvers.placement.balance.objective import planning_loads
+from solvers.placement.balance.packing import Weights, copied, packed
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.result import Claim, Status
-
-Singles = npt.NDArray[np.float32]
 
 
 def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
@@ -53,7 +51,7 @@ def eplb(load_LE: Floats, *, ranks: Ranks, num_groups: int = 1) -> Placement:
     return Placement(expert_LS=_hierarchical(weight_LE, ranks, num_groups))
 
 
-def _hierarchical(weight_LE: Singles, ranks: Ranks, num_groups: int) -> Ints:
+def _hierarchical(weight_LE: Weights, ranks: Ranks, num_groups: int) -> Ints:
     num_layers, num_experts = weight_LE.shape
     num_nodes = ranks.num_nodes
     if num_experts % num_groups:
@@ -73,46 +71,14 @@ def _hierarchical(weight_LE: Singles, ranks: Ranks, num_groups: int) -> Ints:
     return np.take_along_axis(expert_LE, position_LS.reshape(num_layers, -1), axis=1)
 
 
-def _on_ranks(weight_LE: Singles, slots_G: Ints) -> Ints:
+def _on_ranks(weight_LE: Weights, slots_G: Ints) -> Ints:
     """Copy and pack the experts of one node, or of all: the global policy, [L][S]."""
-    num_slots = int(slots_G.sum())
-    expert_LS, copies_LE = _copied(weight_LE, num_slots)
-    share_LE = np.divide(weight_LE, copies_LE, dtype=np.float32)
-    share_LS = np.take_along_axis(share_LE, expert_LS, axis=1)
+    expert_LS, share_LS = copied(weight_LE, num_slots=int(slots_G.sum()))
     return np.take_along_axis(expert_LS, _packed(share_LS, slots_G), axis=1)
 
 
-def _copied(weight_LE: Singles, num_slots: int) -> tuple[Ints, Ints]:
-    """Experts in order, then the copies in the order in which they were given; and the counts.
-
-    Which copy comes when decides ties in packing, so the order is kept.
-    """
-    num_layers, num_experts = weight_LE.shape
-    layers_L = np.arange(num_layers)
-    copies_LE = np.ones((num_layers, num_experts), dtype=np.int64)
-    expert_LS = np.tile(np.arange(num_slots, dtype=np.int64) % num_experts, (num_layers, 1))
-    for slot in range(num_experts, num_slots):
-        expert_L = np.divide(weight_LE, copies_LE, dtype=np.float32).argmax(axis=1)
-        expert_LS[:, slot] = expert_L
-        copies_LE[layers_L, expert_L] += 1
-    return expert_LS, copies_LE
-
-
-def _packed(weight_LX: Singles, slots_G: Ints) -> Ints:
-    """Return the item in every slot, pack by pack, heaviest first into the lightest, [L][X]."""
-    num_layers, num_items = weight_LX.shape
+def _packed(weight_LX: Weights, slots_G: Ints) -> Ints:
+    """Pack items; packs of one item each hold them in order, as the original has it."""
     if (slots_G == 1).all():
-        return np.tile(np.arange(num_items, dtype=np.int64), (num_layers, 1))
-    layers_L = np.arange(num_layers)
-    first_G = np.cumsum(slots_G) - slots_G
-    order_LX = np.argsort(-weight_LX, axis=1, kind="stable")
-    weight_LG = np.zeros((num_layers, len(slots_G)), dtype=np.float32)
-    held_LG = np.zeros((num_layers, len(slots_G)), dtype=np.int64)
-    found_LX = np.empty((num_layers, num_items), dtype=np.int64)
-    for step in range(num_items):
-        item_L = order_LX[:, step]
-        pack_L = np.where(held_LG < slots_G, weight_LG, np.float32(np.inf)).argmin(axis=1)
-        found_LX[layers_L, first_G[pack_L] + held_LG[layers_L, pack_L]] = item_L
-        weight_LG[layers_L, pack_L] += weight_LX[layers_L, item_L]
-        held_LG[layers_L, pack_L] += 1
-    return found_LX
+        return np.tile(np.arange(len(slots_G), dtype=np.int64), (len(weight_LX), 1))
+    return packed(weight_LX, slots_G)

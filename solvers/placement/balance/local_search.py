@@ -3,8 +3,8 @@
     L layers   W workloads   N layers still searched   G ranks   S slots
 
 Start: copies one by one to the largest share over all workloads (an expert that is hot for one of
-them needs copies, whatever the mean says), packed largest first (`lpt.py`). A step takes, for the
-workloads in turn, the most-loaded rank of every layer and makes the swap that leaves the least
+them needs copies, whatever the mean says), packed largest first (`packing.py`). A step takes, for
+the workloads in turn, the most-loaded rank of every layer and makes the swap that leaves the least
 potential (`moves.py`), even if that is more than before; an expert that left a rank may not return
 for some steps (Glover, ORSA J. Computing 1(3), 1989). Every few steps one overwrite is made that
 lowers the potential, which changes how many copies experts have. The best placement seen is kept.
@@ -23,18 +23,15 @@ says where it starts, and is the method that users name.
 """
 
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
 from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.lpt import packed
+from solvers.placement.balance.copies import start_placement
 from solvers.placement.balance.moves import best_overwrite, best_swap
-from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
+from solvers.placement.balance.objective import layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.replicas import greedy_copies
 from solvers.placement.balance.state import Singles, State
 from solvers.placement.balance.unseen import with_unseen
 from solvers.placement.ranks import Floats, Ints, Placement
@@ -72,20 +69,6 @@ MOST_CELLS = 2**20
 SEED = 0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _SearchedLayers:
-    """Layers that are searched together, with the best placement of each so far."""
-
-    state: State
-    best_LS: Ints
-    best_time_LW: Floats
-    """Time of each layer's most-loaded rank under its best placement, relative to the bound."""
-    improved_L: Ints
-    """Step at which the best was found."""
-    jitter_LX: Ints
-    """Random lengthenings of the tenure, read round and round."""
-
-
 def search(
     problem: BalanceProblem,
     *,
@@ -108,146 +91,98 @@ def search(
     deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     inner = with_unseen(problem)
     bound_WL = layer_bounds(inner)
-    begin = first_placement(inner, for_each=inner is problem) if start is None else start
+    begin = start_placement(inner, for_each=inner is problem) if start is None else start
     parts = _parts(inner, begin, bound_WL, threads, caution)
-    slope_W = inner.weight_W.copy()
+    weight_W, slope_W = layer_weights(inner), inner.weight_W.copy()
     best, best_value = begin, np.inf
     with ThreadPoolExecutor(max_workers=threads) as pool:
         for step in range(0, most_steps, ROUND_STEPS):
-            weight_WL = slope_W[:, None] * layer_weights(inner)[:, None] * bound_WL
+            weight_WL = (slope_W * weight_W)[:, None] * bound_WL
             steps = range(step, min(step + ROUND_STEPS, most_steps))
             jobs = [pool.submit(_round, part, weight_WL, steps, deadline_s) for part in parts]
             is_open = max(job.result() for job in jobs)
-            joined = _joined(inner, parts)
-            value, slope_now_W = _value_and_slope(problem, inner, joined)
-            if value < best_value:
-                best, best_value = joined, value
+            time_LW = np.concatenate([part.best_time_LW for part in parts])
+            imbalance_W = (time_LW.T * bound_WL).sum(axis=1) * weight_W
+            slope_now_W = _slope(problem, inner, imbalance_W)
+            if (value := float(imbalance_W @ slope_now_W)) < best_value:
+                best_LS = np.concatenate([part.best_LS for part in parts])
+                best, best_value = Placement(expert_LS=best_LS), value
             if time.perf_counter() >= deadline_s or not is_open:
                 break
             slope_W += (slope_now_W - slope_W) / (2 + step // ROUND_STEPS)
     return best
 
 
-def first_placement(problem: BalanceProblem, *, for_each: bool) -> Placement:
-    """Give copies to the largest share in any workload, or in their mean; pack by the mean."""
-    share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
-    mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
-    copies_LE = greedy_copies(
-        np.asarray(share_WLE.max(axis=0)) if for_each else mean_LE,
-        num_slots=problem.ranks.num_slots,
-        most_copies=problem.ranks.num_ranks,
-    )
-    return Placement(expert_LS=packed(mean_LE / copies_LE, copies_LE, problem.ranks))
-
-
 def _parts(
     problem: BalanceProblem, start: Placement, bound_WL: Floats, threads: int, caution: float
-) -> list[_SearchedLayers]:
+) -> list[State]:
     """Divide the layers: as many parts as threads, more where one step would be too large."""
     ranks = problem.ranks
     cells = problem.num_workloads * int(ranks.slots_G.max()) * ranks.num_slots
     most_layers = max(1, MOST_CELLS // cells)
     num_parts = max(min(threads, problem.num_layers), -(-problem.num_layers // most_layers))
-    rng = np.random.default_rng(SEED)
-    tenure = _tenure_steps(problem)
-    jitter_LX = rng.integers(0, tenure + 1, (problem.num_layers, 1009))
-    parts = []
-    for layer_L in np.array_split(np.arange(problem.num_layers), num_parts):
-        state = State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL, caution=caution)
-        parts.append(
-            _SearchedLayers(
-                state=state,
-                best_LS=state.expert_LS.copy(),
-                best_time_LW=_largest(state, np.arange(len(layer_L))),
-                improved_L=np.zeros(len(layer_L), dtype=np.int64),
-                jitter_LX=jitter_LX[layer_L],
-            )
-        )
-    return parts
+    return [
+        State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL, caution=caution)
+        for layer_L in np.array_split(np.arange(problem.num_layers), num_parts)
+    ]
 
 
-def _tenure_steps(problem: BalanceProblem) -> int:
-    places = problem.num_experts * problem.ranks.num_ranks
-    return int(np.clip(places // 32, 1, TENURE_STEPS))
-
-
-def _round(part: _SearchedLayers, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
+def _round(state: State, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
     """Make the steps of one round; return whether any layer is worth more of them."""
-    state = part.state
     weight_LW = weight_WL[:, state.layer_L].T
     state.price(np.arange(len(state.layer_L)))
-    best_L = (part.best_time_LW * weight_LW).sum(axis=1)
+    best_L = (state.best_time_LW * weight_LW).sum(axis=1)
     done_L = (1.0 + GOOD_ENOUGH_RATIO) * weight_LW.sum(axis=1)
     total_W = weight_WL.sum(axis=1)
     relevant_W = np.flatnonzero(total_W > 0.0)
     patience = min(PATIENCE_STEPS, PATIENCE_STEPS_PER_SLOT * state.problem.ranks.num_slots)
     potential_W = (total_W / total_W.sum()).astype(np.float32)
     for step in steps:
-        is_open_L = (best_L > done_L) & (step - part.improved_L < patience)
+        is_open_L = (best_L > done_L) & (step - state.improved_L < patience)
         chosen_N = np.flatnonzero(is_open_L)
         if not len(chosen_N):
             return False
         if time.perf_counter() >= deadline_s:
             break
         workload = int(relevant_W[step % len(relevant_W)])
-        _step(part, chosen_N, workload, potential_W, step)
-        time_NW = _largest(state, chosen_N)
+        _step(state, chosen_N, workload, potential_W, step)
+        time_NW = state.largest_NW(chosen_N)
         value_N = (time_NW * weight_LW[chosen_N]).sum(axis=1)
         is_better_N = value_N < best_L[chosen_N]
         better_N = chosen_N[is_better_N]
         best_L[better_N] = value_N[is_better_N]
-        part.best_time_LW[better_N] = time_NW[is_better_N]
-        part.best_LS[better_N] = state.expert_LS[better_N]
-        part.improved_L[better_N] = step
+        state.best_time_LW[better_N] = time_NW[is_better_N]
+        state.best_LS[better_N] = state.expert_LS[better_N]
+        state.improved_L[better_N] = step
     return True
 
 
-def _largest(state: State, chosen_N: Ints) -> Floats:
-    return np.asarray(state.peak_NWG(chosen_N).max(axis=2), dtype=np.float64)
-
-
-def _step(
-    part: _SearchedLayers, chosen_N: Ints, workload: int, weight_W: Singles, step: int
-) -> None:
+def _step(state: State, chosen_N: Ints, workload: int, weight_W: Singles, step: int) -> None:
     """Relieve the rank that is most loaded for one workload, in every chosen layer."""
-    state = part.state
+    rng, problem = np.random.default_rng((SEED, step)), state.problem
     rank_N = state.peak_NWG(chosen_N)[:, workload].argmax(axis=1)
-    limit_NW = (1.0 + LIMIT_RATIO * (part.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
-    jitter_N = part.jitter_LX[chosen_N, step % part.jitter_LX.shape[1]]
-    until_N = step + 1 + _tenure_steps(state.problem) + jitter_N
+    limit_NW = (1.0 + LIMIT_RATIO * (state.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
+    tenure = int(np.clip(problem.num_experts * problem.ranks.num_ranks // 32, 1, TENURE_STEPS))
+    jitter_L = rng.integers(0, tenure + 1, problem.num_layers)
+    until_N = step + 1 + tenure + jitter_L[state.layer_L[chosen_N]]
     overwrites = step % OVERWRITE_EVERY == OVERWRITE_EVERY - 1
     if overwrites:
-        draw_CX = np.random.default_rng((SEED, step)).random((OVERWRITE_CANDIDATES, 3))
-        moves = best_overwrite(
-            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, draw_CX=draw_CX
+        draw_C3 = rng.random((OVERWRITE_CANDIDATES, 3))
+        slot_N, partner_N, change_N = best_overwrite(
+            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, draw_C3=draw_C3
         )
-        is_made_N = moves.change_N < 0.0
+        is_made_N = change_N < 0.0
     else:
-        moves = best_swap(state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step)
-        is_made_N = np.isfinite(moves.change_N)
-    made_N, slot_N, partner_N = (
-        array_N[is_made_N] for array_N in (chosen_N, moves.slot_N, moves.partner_N)
-    )
-    if overwrites:
-        state.overwrite(made_N, slot_N, partner_N, until_N[is_made_N])
-    else:
-        state.swap(made_N, slot_N, partner_N, until_N[is_made_N])
+        slot_N, partner_N, change_N = best_swap(
+            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step
+        )
+        is_made_N = np.isfinite(change_N)
+    make = state.overwrite if overwrites else state.swap
+    make(*(of_N[is_made_N] for of_N in (chosen_N, slot_N, partner_N, until_N)))
 
 
-def _joined(problem: BalanceProblem, parts: Iterable[_SearchedLayers]) -> Placement:
-    expert_LS = np.empty((problem.num_layers, problem.ranks.num_slots), dtype=np.int64)
-    for part in parts:
-        expert_LS[part.state.layer_L] = part.best_LS
-    return Placement(expert_LS=expert_LS)
-
-
-def _value_and_slope(
-    problem: BalanceProblem, inner: BalanceProblem, placement: Placement
-) -> tuple[float, Floats]:
-    """The objective, the unseen workload by its weight in it, and the slope in each imbalance."""
-    time_WL = largest_times(inner, placement.expert_LS)
-    imbalance_W = time_WL.sum(axis=1) * layer_weights(inner)
-    known = problem.num_workloads
-    slope_W = inner.weight_W.copy()
+def _slope(problem: BalanceProblem, inner: BalanceProblem, imbalance_W: Floats) -> Floats:
+    """Return the weight of each imbalance in the objective; unseen workloads keep their own."""
+    known, slope_W = problem.num_workloads, inner.weight_W.copy()
     slope_W[:known] = robust_slope(problem, imbalance_W[:known]) * inner.weight_W[:known].sum()
-    return float(imbalance_W @ slope_W), slope_W
+    return slope_W

@@ -1,6 +1,7 @@
 """Placement under a limit on moved experts: the layers and swaps with the largest gain.
 
     L layers   W workloads   G ranks   S slots   B moves allowed   N layers of a batch
+    C choices of every layer
 
 A rank moves an expert when it holds one that it lacked before. Three steps:
 
@@ -9,9 +10,9 @@ A rank moves an expert when it holds one that it lacked before. Three steps:
     expert. Every intermediate placement is a choice, with its moves and its time.
  2. The unlimited search gives each layer one more choice. Its ranks are renamed among equals, which
     changes no time, so that as little as possible moves: an assignment problem per group of equal
-    ranks (Kuhn 1955, by shortest augmenting paths, O(G^3)).
+    ranks.
  3. One choice a layer, B moves in all, the least sum of times: a multiple-choice knapsack, solved
-    exactly by dynamic programming over moves, O(L * choices * B).
+    exactly by dynamic programming over moves, O(L * C * B).
 
 Step 3 is exact for the choices it is given and for the mean; for worst case and CVaR it weighs the
 workloads as the unlimited plan's slope does. Proves nothing beyond `bound.py`.
@@ -19,14 +20,15 @@ workloads as the unlimited plan's slope does. Proves nothing beyond `bound.py`.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from solvers.placement.balance.moves import best_overwrite, best_swap
-from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
-from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.state import State
+from solvers.placement.balance.objective import largest_times, time_weights
+from solvers.placement.balance.packing import least_choices
+from solvers.placement.balance.problem import BalanceProblem, Migration
+from solvers.placement.balance.state import Singles, State
 from solvers.placement.matching import augmented
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 
@@ -42,15 +44,6 @@ CAUTION = 2.0
 SEED = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Choice:
-    """One placement of one layer."""
-
-    expert_S: Ints
-    moved: int
-    value: float
-
-
 def moved(current: Placement, new: Placement, ranks: Ranks) -> int:
     """Experts, over all layers and ranks, that a rank must load because it lacked them."""
     return int(loaded_LG(current, new, ranks=ranks).sum())
@@ -60,10 +53,16 @@ def loaded_LG(
     current: Placement, new: Placement, *, ranks: Ranks, current_ranks: Ranks | None = None
 ) -> Ints:
     """Count the experts that each rank must load; `current_ranks` None: the same slots."""
-    last_expert = int(max(current.expert_LS.max(), new.expert_LS.max()))
-    had_LGE = _experts_of_ranks(current.expert_LS, current_ranks or ranks, last_expert)
-    has_LGE = _experts_of_ranks(new.expert_LS, ranks, last_expert)
-    return np.asarray((has_LGE & ~had_LGE).sum(axis=2))
+    num_experts = int(max(current.expert_LS.max(), new.expert_LS.max())) + 1
+    had_LGE = _held_LGE(current, current_ranks or ranks, num_experts)
+    return np.asarray((_held_LGE(new, ranks, num_experts) & ~had_LGE).sum(axis=2))
+
+
+def _held_LGE(placement: Placement, ranks: Ranks, num_experts: int) -> npt.NDArray[np.bool_]:
+    num_layers = len(placement.expert_LS)
+    held_LGE = np.zeros((num_layers, ranks.num_ranks, num_experts), dtype=bool)
+    held_LGE[np.arange(num_layers)[:, None], ranks.rank_S, placement.expert_LS] = True
+    return held_LGE
 
 
 def relabelled(
@@ -78,113 +77,79 @@ def relabelled(
         group_G: nodes of ranks, where they count: ranks are then renamed within their node.
     """
     expert_LS = new.expert_LS.copy()
-    held_LGE = _experts_of_ranks(
-        current.expert_LS, ranks, int(max(current.expert_LS.max(), new.expert_LS.max()))
-    )
+    num_experts = int(max(current.expert_LS.max(), new.expert_LS.max())) + 1
+    held_LGE = _held_LGE(current, ranks, num_experts)
     node_G = np.zeros(ranks.num_ranks) if group_G is None else group_G
-    kinds = np.unique(
-        np.stack([ranks.slots_G, ranks.speed_G, node_G]), axis=1, return_inverse=True
-    )[1]
-    for kind in np.unique(kinds):
-        rank_K = np.flatnonzero(kinds.ravel() == kind)
-        if len(rank_K) == 1:
-            continue
+    traits_3G = np.stack([ranks.slots_G, ranks.speed_G, node_G])
+    kind_G = np.unique(traits_3G, axis=1, return_inverse=True)[1].ravel()
+    for kind in range(int(kind_G.max()) + 1):
+        rank_K = np.flatnonzero(kind_G == kind)
         slot_KC = ranks.first_slot_G[rank_K][:, None] + np.arange(ranks.slots_G[rank_K[0]])
         for layer, expert_S in enumerate(new.expert_LS):
             expert_KC = expert_S[slot_KC]
             # Twins on one rank count twice here and once in `moved`: a rename is never worse off.
             kept_KK = held_LGE[layer][rank_K][:, expert_KC].sum(axis=2)
-            rank_of_K = augmented(kept_KK.T.astype(np.float64))
-            expert_LS[layer, slot_KC[rank_of_K]] = expert_KC
+            expert_LS[layer, slot_KC[augmented(kept_KK.T.astype(np.float64))]] = expert_KC
     renamed = Placement(expert_LS=expert_LS)
     return min((renamed, new), key=lambda placement: moved(current, placement, ranks))
 
 
 def within_limit(
     problem: BalanceProblem,
+    migration: Migration,
     *,
     time_limit_s: float,
     bound_WL: Floats,
     unlimited: Callable[[float], Placement],
 ) -> Placement:
-    """Return the best placement found that moves no more than the problem allows.
+    """Return the best placement found that moves no more than is allowed.
 
     Args:
-        problem: with a limit on migration.
+        problem: with its loads and ranks.
+        migration: the limit.
         time_limit_s: of it all; half for the unlimited search, the rest for walking downhill.
         bound_WL: least time of each layer.
         unlimited: searches for that many seconds without the limit.
     """
-    assert problem.migration is not None
-    current, limit = problem.migration.current, problem.migration.most_moved
-    deadline_s = time.perf_counter() + time_limit_s
-    ranks = problem.ranks
-    is_local = problem.dispatch.is_near and ranks.num_nodes > 1
-    free = relabelled(
-        current,
-        unlimited(0.5 * time_limit_s),
-        ranks,
-        group_G=ranks.node_G if is_local else None,
-    )
-    if moved(current, free, problem.ranks) <= limit:
+    ranks, deadline_s = problem.ranks, time.perf_counter() + time_limit_s
+    group_G = ranks.node_G if problem.dispatch.is_near else None
+    found = unlimited(0.5 * time_limit_s)
+    free = relabelled(migration.current, found, ranks, group_G=group_G)
+    if moved(migration.current, free, ranks) <= migration.most_moved:
         return free
-    weight_W = robust_slope(problem, _imbalances(problem, free)) * layer_weights(problem)
-    choices_L = _downhill(problem, bound_WL, weight_W, deadline_s)
-    moved_L = loaded_LG(current, free, ranks=ranks).sum(axis=1)
-    value_L = _values(problem, free, weight_W)
-    for layer, choices in enumerate(choices_L):
-        choices.append(
-            _Choice(
-                expert_S=free.expert_LS[layer],
-                moved=int(moved_L[layer]),
-                value=float(value_L[layer]),
-            )
-        )
-    picked = _knapsack(choices_L, limit)
-    return Placement(expert_LS=np.stack([choice.expert_S for choice in picked]))
+    weight_W = time_weights(problem, largest_times(problem, free).mean(axis=0))
+    layer_L = np.arange(problem.num_layers)
+    expert_CLS, moved_CL, value_CL = [], [], []
 
+    def keep(state: State) -> Ints:
+        placement = Placement(expert_LS=state.expert_LS.copy())
+        time_LW = state.largest_NW(layer_L) * bound_WL.T
+        expert_CLS.append(placement.expert_LS)
+        moved_L = loaded_LG(migration.current, placement, ranks=ranks).sum(axis=1)
+        moved_CL.append(moved_L)
+        value_CL.append(time_LW @ weight_W)
+        return np.asarray(moved_L)
 
-def _downhill(
-    problem: BalanceProblem, bound_WL: Floats, weight_W: Floats, deadline_s: float
-) -> list[list[_Choice]]:
-    """Every placement of each layer's descent, the current one first."""
-    assert problem.migration is not None
-    current, limit = problem.migration.current, problem.migration.most_moved
-    layers_L = np.arange(problem.num_layers)
-    state = State.of(problem, current, layer_L=layers_L, bound_WL=bound_WL, caution=CAUTION)
-    potential_W = (weight_W / weight_W.sum()).astype(np.float32)
-    limit_LW = np.ones((problem.num_layers, problem.num_workloads), dtype=np.float32)
-    rng = np.random.default_rng(SEED)
-    choices_L: list[list[_Choice]] = [[] for _ in layers_L]
-    open_N = layers_L
+    keep(State.of(problem, free, layer_L=layer_L, bound_WL=bound_WL, caution=CAUTION))
+    state = State.of(
+        problem, migration.current, layer_L=layer_L, bound_WL=bound_WL, caution=CAUTION
+    )
+    rng, open_N = np.random.default_rng(SEED), layer_L
     for _ in range(MOST_CHOICES):
-        placed = Placement(expert_LS=state.expert_LS.copy())
-        moved_L = loaded_LG(current, placed, ranks=problem.ranks).sum(axis=1)
-        value_L = _values(problem, placed, weight_W)
-        for layer in open_N:
-            choices_L[layer].append(
-                _Choice(
-                    expert_S=placed.expert_LS[layer],
-                    moved=int(moved_L[layer]),
-                    value=float(value_L[layer]),
-                )
-            )
-        open_N = open_N[moved_L[open_N] < limit]
+        moved_L = keep(state)
+        open_N = open_N[moved_L[open_N] < migration.most_moved]
         if not len(open_N) or time.perf_counter() >= deadline_s:
             break
-        open_N = _step_down(state, open_N, limit_LW[open_N], potential_W, rng)
-    return choices_L
+        open_N = _step_down(state, open_N, (weight_W / weight_W.sum()).astype(np.float32), rng)
+        state.price(layer_L)
+    chosen_L = least_choices(np.array(moved_CL), np.array(value_CL), limit=migration.most_moved)
+    return Placement(expert_LS=np.array(expert_CLS)[chosen_L, layer_L])
 
 
-def _step_down(
-    state: State,
-    open_N: Ints,
-    limit_NW: np.typing.NDArray[np.float32],
-    weight_W: np.typing.NDArray[np.float32],
-    rng: np.random.Generator,
-) -> Ints:
+def _step_down(state: State, open_N: Ints, weight_W: Singles, rng: np.random.Generator) -> Ints:
     """Make the move that pays most per expert in every layer; return the layers that had one."""
     rank_N = np.einsum("nwg,w->ng", state.peak_NWG(open_N), weight_W).argmax(axis=1)
+    limit_NW = np.ones((len(open_N), len(weight_W)), dtype=np.float32)
     swap = best_swap(state, open_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=0)
     overwrite = best_overwrite(
         state,
@@ -192,61 +157,12 @@ def _step_down(
         rank_N,
         limit_NW=limit_NW,
         weight_W=weight_W,
-        draw_CX=rng.random((OVERWRITES_DRAWN, 3)),
+        draw_C3=rng.random((OVERWRITES_DRAWN, 3)),
     )
     # A swap loads two experts, an overwrite one.
-    is_overwrite_N = overwrite.change_N < 0.5 * swap.change_N
-    change_N = np.minimum(overwrite.change_N, 0.5 * swap.change_N)
-    for is_made_N, moves, make in (
-        (is_overwrite_N & (change_N < 0.0), overwrite, state.overwrite),
-        (~is_overwrite_N & (change_N < 0.0), swap, state.swap),
-    ):
-        make(
-            open_N[is_made_N],
-            moves.slot_N[is_made_N],
-            moves.partner_N[is_made_N],
-            np.zeros(int(is_made_N.sum()), dtype=np.int64),
-        )
-    return open_N[change_N < 0.0]
-
-
-def _knapsack(choices_L: list[list[_Choice]], limit: int) -> list[_Choice]:
-    """One choice a layer with the least sum of values and at most `limit` moves."""
-    value_B = np.zeros(limit + 1)
-    taken_LB = np.empty((len(choices_L), limit + 1), dtype=np.int64)
-    for layer, choices in enumerate(choices_L):
-        next_B = np.full(limit + 1, np.inf)
-        for number, choice in enumerate(choices):
-            if choice.moved > limit:
-                continue
-            with_B = np.full(limit + 1, np.inf)
-            with_B[choice.moved :] = value_B[: limit + 1 - choice.moved] + choice.value
-            taken_LB[layer][with_B < next_B] = number
-            next_B = np.minimum(next_B, with_B)
-        value_B = next_B
-    left, picked = limit, []
-    for layer in reversed(range(len(choices_L))):
-        choice = choices_L[layer][taken_LB[layer, left]]
-        picked.append(choice)
-        left -= choice.moved
-    return picked[::-1]
-
-
-def _experts_of_ranks(
-    expert_LS: Ints, ranks: Ranks, last_expert: int
-) -> np.typing.NDArray[np.bool_]:
-    held_LGE = np.zeros((len(expert_LS), ranks.num_ranks, last_expert + 1), dtype=bool)
-    held_LGE[np.arange(len(expert_LS))[:, None], ranks.rank_S, expert_LS] = True
-    return held_LGE
-
-
-def _values(problem: BalanceProblem, placement: Placement, weight_W: Floats) -> Floats:
-    return np.asarray(weight_W @ _peak_times(problem, placement))
-
-
-def _imbalances(problem: BalanceProblem, placement: Placement) -> Floats:
-    return np.asarray(_peak_times(problem, placement).sum(axis=1) * layer_weights(problem))
-
-
-def _peak_times(problem: BalanceProblem, placement: Placement) -> Floats:
-    return largest_times(problem, placement.expert_LS)
+    each_2N = np.stack([overwrite[2], 0.5 * swap[2]])
+    for number, (move, make) in enumerate(((overwrite, state.overwrite), (swap, state.swap))):
+        is_made_N = (each_2N.argmin(axis=0) == number) & (each_2N[number] < 0.0)
+        until_N = np.zeros(len(open_N), dtype=np.int64)
+        make(*(of_N[is_made_N] for of_N in (open_N, *move[:2], until_N)))
+    return np.asarray(open_N[each_2N.min(axis=0) < 0.0])

@@ -1,10 +1,11 @@
 """The best change of a layer: swap two experts, or give a slot to another expert.
 
     N chosen layers   W workloads   G ranks   K slots of one rank   S slots   C candidates
+    M moments of times (`state.py`)
 
 Moves are evaluated by the potential of a layer,
 
-    sum_w weight_w sum_g max(0, time_wg - limit_w) ** 2,
+    sum_w weight_w sum_g max(0, peak_wg - limit_w) ** 2,
 
 which penalises every rank of every workload above a limit slightly above the bound: unlike the
 largest time it distinguishes two moves that both leave the most-loaded rank unchanged.
@@ -14,26 +15,18 @@ largest time it distinguishes two moves that both leave the most-loaded rank unc
    (which then carries less there), or a slot of the given rank with a spare copy gets any expert
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.balance.state import Noise, Singles, State
+from solvers.placement.balance.state import Singles, State
 from solvers.placement.ranks import Floats, Ints
 
 FORBIDDEN = np.float32(np.inf)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Moves:
-    """The best move of each chosen layer; `change_N` is infinite where none is allowed."""
-
-    slot_N: Ints
-    partner_N: Ints
-    """The other slot of a swap, the new expert of an overwrite."""
-    change_N: Floats
-    """Change of the potential by the move; negative improves."""
+Moves = tuple[Ints, Ints, Singles]
+"""The best move of each chosen layer: a slot; the other slot of a swap, or the new expert of an
+overwrite; and the change of the potential, negative improves, infinite where none is allowed."""
 
 
 def best_swap(
@@ -46,44 +39,44 @@ def best_swap(
     step: int,
 ) -> Moves:
     """Return the swap with the least potential among all that involve the given rank."""
-    ranks = state.problem.ranks
-    rank_S, num_layers = ranks.rank_S, len(chosen_N)
-    inverse_G = (1.0 / ranks.speed_G).astype(np.float32)
-    slot_NK, is_slot_NK = _slots_of(state, rank_N)
-    cost_NWS, expert_NS = state.cost_LWS[chosen_N], state.expert_LS[chosen_N]
-    # The square root of the weight goes into both factors of the square.
-    root_W = np.sqrt(weight_W)[None, :, None]
-    over_NWG = (state.time_LWG[chosen_N] - limit_NW[:, :, None]) * root_W
-    cost_NWS = cost_NWS * root_W
-    cost_NWK = np.take_along_axis(cost_NWS, slot_NK[:, None, :].repeat(len(weight_W), 1), axis=2)
-    gain_NWKS = cost_NWK[:, :, :, None] - cost_NWS[:, :, None, :]
-    over_here_NW = over_NWG[np.arange(num_layers), :, rank_N]
-    here_NWKS = over_here_NW[:, :, None, None] - gain_NWKS * inverse_G[rank_N][:, None, None, None]
-    gain_NWKS *= inverse_G[rank_S]
-    gain_NWKS += over_NWG[:, :, None, :].take(rank_S, axis=3)
-    if state.noise is not None:
-        more_here_NWKS, more_there_NWKS = _cautions(state, state.noise, chosen_N, rank_N, slot_NK)
-        here_NWKS += more_here_NWKS * root_W[..., None]
-        gain_NWKS += more_there_NWKS * root_W[..., None]
-        peak_NWG = state.peak_NWG(chosen_N)
-        over_NWG = (peak_NWG - limit_NW[:, :, None]) * root_W
-    for over_NWKS in (here_NWKS, gain_NWKS):
+    ranks, row_N = state.problem.ranks, np.arange(len(chosen_N))
+    place_K = np.arange(int(ranks.slots_G.max()))
+    # Where ranks differ in slots, the first one stands in for those that are missing.
+    is_slot_NK = place_K < ranks.slots_G[rank_N][:, None]
+    slot_NK = ranks.first_slot_G[rank_N][:, None] + np.where(is_slot_NK, place_K, 0)
+    # The root of the weight goes into the times, as into both factors of the square.
+    root_W11 = np.sqrt(weight_W)[:, None, None]
+    limit_NW1 = limit_NW[:, :, None] * root_W11[:, 0]
+    here_M, there_M, before_M = [], [], []
+    for moment, (slot_LWS, rank_LWG) in enumerate(
+        zip(state.slot_MLWS, state.rank_MLWG, strict=True), start=1
+    ):
+        inverse_G = (ranks.speed_G**-moment).astype(np.float32)
+        slot_NWS = slot_LWS[chosen_N] * root_W11[:, 0] ** moment
+        rank_NWG = rank_LWG[chosen_N] * root_W11[:, 0] ** moment
+        if moment == 1:
+            rank_NWG -= limit_NW1
+        before_M.append(rank_NWG)
+        mine_NWK = np.take_along_axis(slot_NWS, slot_NK[:, None, :], axis=2)
+        gain_NWKS = mine_NWK[:, :, :, None] - slot_NWS[:, :, None, :]
+        here_NW11 = rank_NWG[row_N, :, rank_N][:, :, None, None]
+        here_M.append(here_NW11 - gain_NWKS * inverse_G[rank_N][:, None, None, None])
+        gain_NWKS *= inverse_G[ranks.rank_S]
+        gain_NWKS += rank_NWG[:, :, None, :].take(ranks.rank_S, axis=3)
+        there_M.append(gain_NWKS)
+    here_NWKS, there_NWKS = state.peak(here_M), state.peak(there_M)
+    for over_NWKS in (here_NWKS, there_NWKS):
         np.maximum(over_NWKS, 0.0, out=over_NWKS)
         np.multiply(over_NWKS, over_NWKS, out=over_NWKS)
-    here_NWKS += gain_NWKS
-    value_NKS = here_NWKS.sum(axis=1)
-    before_NG = np.square(np.maximum(over_NWG, 0.0)).sum(axis=1)
-    value_NKS -= before_NG.take(rank_S, axis=1)[:, None, :]
-    value_NKS[~_may_swap(state, chosen_N, rank_N, slot_NK, is_slot_NK, expert_NS, step)] = FORBIDDEN
-    best_N = value_NKS.reshape(num_layers, -1).argmin(axis=1)
+    here_NWKS += there_NWKS
+    change_NKS = here_NWKS.sum(axis=1)
+    before_NG = np.square(np.maximum(state.peak(before_M), 0.0)).sum(axis=1)
+    change_NKS -= before_NG.take(ranks.rank_S, axis=1)[:, None, :]
+    change_NKS[~_may_swap(state, chosen_N, rank_N, slot_NK, step)] = FORBIDDEN
+    best_N = change_NKS.reshape(len(chosen_N), -1).argmin(axis=1)
     place_N, partner_N = np.divmod(best_N, ranks.num_slots)
-    row_N = np.arange(num_layers)
-    change_N = value_NKS[row_N, place_N, partner_N] - before_NG[row_N, rank_N]
-    return Moves(
-        slot_N=slot_NK[row_N, place_N],
-        partner_N=partner_N,
-        change_N=change_N.astype(np.float64),
-    )
+    change_N = change_NKS[row_N, place_N, partner_N] - before_NG[row_N, rank_N]
+    return slot_NK[row_N, place_N], partner_N, change_N
 
 
 def best_overwrite(
@@ -93,7 +86,7 @@ def best_overwrite(
     *,
     limit_NW: Singles,
     weight_W: Singles,
-    draw_CX: Floats,
+    draw_C3: Floats,
 ) -> Moves:
     """Return the overwrite with the least potential among the candidates drawn.
 
@@ -103,150 +96,69 @@ def best_overwrite(
         rank_N: the rank that is to have less to do.
         limit_NW: of the potential.
         weight_W: of the potential.
-        draw_CX: three uniform numbers in [0, 1) a candidate, the same for every layer.
+        draw_C3: three uniform numbers in [0, 1) a candidate, the same for every layer.
     """
-    slot_NC, expert_NC = _drawn(state, chosen_N, rank_N, draw_CX)
-    row_N1, rank_NC = np.arange(len(chosen_N))[:, None], state.problem.ranks.rank_S[slot_NC]
-    layer_N1 = chosen_N[:, None]
-    gone_NC = state.expert_LS[layer_N1, slot_NC]
-    copies_NE = state.copies_LE[chosen_N]
-    now_NWE = state.cost_of_copies(chosen_N, copies_NE)
-    more_NWE = state.cost_of_copies(chosen_N, copies_NE + 1)
-    less_NWE = state.cost_of_copies(chosen_N, np.maximum(copies_NE - 1, 1))
-    rises_NCW = (less_NWE - now_NWE)[row_N1, :, gone_NC]
-    falls_NCW = (more_NWE - now_NWE)[row_N1, :, expert_NC]
-    arrives_NCW = more_NWE[row_N1, :, expert_NC] - less_NWE[row_N1, :, gone_NC]
-    held_NCG = state.held_LGE[layer_N1, :, gone_NC].astype(np.float32)
-    holds_NCG = state.held_LGE[layer_N1, :, expert_NC].astype(np.float32)
-    work_NCWG = rises_NCW[..., None].astype(np.float32) * held_NCG[:, :, None, :]
-    work_NCWG += falls_NCW[..., None].astype(np.float32) * holds_NCG[:, :, None, :]
-    column_1C = np.arange(rank_NC.shape[1])[None, :]
-    work_NCWG[row_N1, column_1C, :, rank_NC] += arrives_NCW
-    work_NCWG /= state.problem.ranks.speed_G.astype(np.float32)
-    over_NWG = state.time_LWG[chosen_N] - limit_NW[:, :, None]
-    work_NCWG += over_NWG[:, None]
-    if state.noise is not None:
-        work_NCWG += _cautions_of_copies(state, state.noise, chosen_N, slot_NC, expert_NC)
-        over_NWG = state.peak_NWG(chosen_N) - limit_NW[:, :, None]
-    before_N = np.square(np.maximum(over_NWG, 0.0)).sum(axis=2) @ weight_W
-    after_NC = np.square(np.maximum(work_NCWG, 0.0)).sum(axis=3) @ weight_W
-    change_NC = (after_NC - before_N[:, None]).astype(np.float64)
-    is_spare_NC = copies_NE[row_N1, gone_NC] >= 2
-    is_new_NC = state.held_LGE[layer_N1, rank_NC, expert_NC] == 0
-    if state.noise is not None:
-        group_NC = state.group_G[rank_NC]
-        is_new_NC &= state.noise.held_LNE[layer_N1, group_NC, expert_NC] == 0
-    change_NC[~(is_spare_NC & is_new_NC & (gone_NC != expert_NC))] = np.inf
+    ranks, row_N1 = state.problem.ranks, np.arange(len(chosen_N))[:, None]
+    expert_NS, copies_NE = state.expert_LS[chosen_N], state.copies_LE[chosen_N]
+    place_NC = (draw_C3[:, 0] * ranks.slots_G[rank_N][:, None]).astype(np.int64)
+    here_NC = ranks.first_slot_G[rank_N][:, None] + place_NC
+    is_spare_NS = copies_NE[row_N1, expert_NS] >= 2
+    spare_first_NS = np.argsort(~is_spare_NS, axis=1, kind="stable")
+    place_NC = (draw_C3[:, 1] * is_spare_NS.sum(axis=1, keepdims=True)).astype(np.int64)
+    is_here_C = np.arange(len(draw_C3)) % 2 == 1
+    slot_NC = np.where(is_here_C, here_NC, spare_first_NS[row_N1, place_NC])
+    any_C = (draw_C3[:, 2] * state.problem.num_experts).astype(np.int64)
+    expert_NC = np.where(is_here_C, any_C, expert_NS[row_N1, here_NC])
+    rank_NC, gone_NC = ranks.rank_S[slot_NC], expert_NS[row_N1, slot_NC]
+    holds_NCG, gives_NCG = (
+        np.add.reduceat(
+            (expert_NS[:, None, :] == of_NC[:, :, None]).astype(np.float32),
+            ranks.first_slot_G,
+            axis=2,
+        )[:, :, None, :]
+        for of_NC in (expert_NC, gone_NC)
+    )
+    after_M = []
+    for moment, rank_LWG in enumerate(state.rank_MLWG):
+        now_NWE, more_NWE, less_NWE = (
+            state.of_copies(moment, chosen_N, count_NE)
+            for count_NE in (copies_NE, copies_NE + 1, np.maximum(copies_NE - 1, 1))
+        )
+        rises_NCW = (less_NWE - now_NWE)[row_N1, :, gone_NC]
+        falls_NCW = (more_NWE - now_NWE)[row_N1, :, expert_NC]
+        arrives_NCW = more_NWE[row_N1, :, expert_NC] - less_NWE[row_N1, :, gone_NC]
+        work_NCWG = rises_NCW[..., None] * gives_NCG + falls_NCW[..., None] * holds_NCG
+        work_NCWG[row_N1, np.arange(rank_NC.shape[1]), :, rank_NC] += arrives_NCW
+        work_NCWG *= (ranks.speed_G ** -(moment + 1.0)).astype(np.float32)
+        after_M.append(work_NCWG + rank_LWG[chosen_N][:, None])
+    limit_NW1 = limit_NW[:, :, None]
+    over_NWG = np.maximum(state.peak_NWG(chosen_N) - limit_NW1, 0.0)
+    over_NCWG = np.maximum(state.peak(after_M) - limit_NW1[:, None], 0.0)
+    change_NC = np.square(over_NCWG).sum(axis=3) @ weight_W
+    change_NC -= (np.square(over_NWG).sum(axis=2) @ weight_W)[:, None]
+    is_new_NC = state.held_LNE[chosen_N[:, None], state.group_G[rank_NC], expert_NC] == 0
+    change_NC[~(is_spare_NS[row_N1, slot_NC] & is_new_NC)] = FORBIDDEN
     best_N = change_NC.argmin(axis=1)
     row_N = row_N1[:, 0]
-    return Moves(
-        slot_N=slot_NC[row_N, best_N],
-        partner_N=expert_NC[row_N, best_N],
-        change_N=change_NC[row_N, best_N],
-    )
-
-
-def _cautions(
-    state: State, noise: Noise, chosen_N: Ints, rank_N: Ints, slot_NK: Ints
-) -> tuple[Singles, Singles]:
-    """Return the deviations, times caution, of both ranks after each swap, [N][W][K][S]."""
-    ranks = state.problem.ranks
-    inverse_G = (1.0 / np.square(ranks.speed_G)).astype(np.float32)
-    slot_NWS, rank_NWG = noise.slot_LWS[chosen_N], noise.rank_LWG[chosen_N]
-    mine_NWK = np.take_along_axis(
-        slot_NWS, slot_NK[:, None, :].repeat(slot_NWS.shape[1], 1), axis=2
-    )
-    gain_NWKS = mine_NWK[:, :, :, None] - slot_NWS[:, :, None, :]
-    here_NW = rank_NWG[np.arange(len(chosen_N)), :, rank_N]
-    here_NWKS = here_NW[:, :, None, None] - gain_NWKS * inverse_G[rank_N][:, None, None, None]
-    gain_NWKS *= inverse_G[ranks.rank_S]
-    gain_NWKS += rank_NWG[:, :, None, :].take(ranks.rank_S, axis=3)
-    for variance_NWKS in (here_NWKS, gain_NWKS):
-        np.maximum(variance_NWKS, 0.0, out=variance_NWKS)
-        np.sqrt(variance_NWKS, out=variance_NWKS)
-        np.multiply(variance_NWKS, noise.caution, out=variance_NWKS)
-    return here_NWKS, gain_NWKS
-
-
-def _cautions_of_copies(
-    state: State, noise: Noise, chosen_N: Ints, slot_NC: Ints, expert_NC: Ints
-) -> Singles:
-    """Return the deviations, times caution, of all ranks after each overwrite, [N][C][W][G]."""
-    ranks, row_N1, layer_N1 = (
-        state.problem.ranks,
-        np.arange(len(chosen_N))[:, None],
-        chosen_N[:, None],
-    )
-    gone_NC, copies_NE = state.expert_LS[layer_N1, slot_NC], state.copies_LE[chosen_N]
-    now_NWE, more_NWE, less_NWE = (
-        state.noise_of_copies(chosen_N, count_NE).astype(np.float32)
-        for count_NE in (copies_NE, copies_NE + 1, np.maximum(copies_NE - 1, 1))
-    )
-    rises_NCW = (less_NWE - now_NWE)[row_N1, :, gone_NC]
-    falls_NCW = (more_NWE - now_NWE)[row_N1, :, expert_NC]
-    arrives_NCW = more_NWE[row_N1, :, expert_NC] - less_NWE[row_N1, :, gone_NC]
-    held_NCG = state.held_LGE[layer_N1, :, gone_NC].astype(np.float32)
-    holds_NCG = state.held_LGE[layer_N1, :, expert_NC].astype(np.float32)
-    variance_NCWG = rises_NCW[..., None] * held_NCG[:, :, None, :]
-    variance_NCWG += falls_NCW[..., None] * holds_NCG[:, :, None, :]
-    column_1C = np.arange(slot_NC.shape[1])[None, :]
-    variance_NCWG[row_N1, column_1C, :, ranks.rank_S[slot_NC]] += arrives_NCW
-    variance_NCWG /= np.square(ranks.speed_G).astype(np.float32)
-    variance_NCWG += noise.rank_LWG[chosen_N][:, None]
-    return noise.peak(np.zeros_like(variance_NCWG), variance_NCWG)
-
-
-def _slots_of(state: State, rank_N: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Slots of one rank a layer, [N][K], and which of the K it has."""
-    ranks = state.problem.ranks
-    place_K = np.arange(int(ranks.slots_G.max()))
-    slot_NK = ranks.first_slot_G[rank_N][:, None] + place_K
-    is_slot_NK = place_K < ranks.slots_G[rank_N][:, None]
-    return np.where(is_slot_NK, slot_NK, ranks.first_slot_G[rank_N][:, None]), is_slot_NK
+    return slot_NC[row_N, best_N], expert_NC[row_N, best_N], change_NC[row_N, best_N]
 
 
 def _may_swap(
-    state: State,
-    chosen_N: Ints,
-    rank_N: Ints,
-    slot_NK: Ints,
-    is_slot_NK: npt.NDArray[np.bool_],
-    expert_NS: Ints,
-    step: int,
+    state: State, chosen_N: Ints, rank_N: Ints, slot_NK: Ints, step: int
 ) -> npt.NDArray[np.bool_]:
-    """Return whether both experts may enter the other's rank; never for slots of one rank."""
-    rank_S, num_ranks = state.problem.ranks.rank_S, state.problem.ranks.num_ranks
-    enters_NS = state.until_LGE[chosen_N[:, None], rank_N[:, None], expert_NS] <= step
-    expert_NK = np.take_along_axis(expert_NS, slot_NK, axis=1)
-    leaves_NKG = (
-        state.until_LGE[chosen_N[:, None, None], np.arange(num_ranks), expert_NK[:, :, None]]
-        <= step
-    )
-    leaves_NKG &= is_slot_NK[:, :, None]
-    if state.noise is not None:
-        # An expert may go where its group has no other copy of it; its own one leaves.
-        held_LNE, group_N1 = state.noise.held_LNE, state.group_G[rank_N][:, None]
-        stays_NS = state.group_G[rank_S] == group_N1
-        enters_NS &= held_LNE[chosen_N[:, None], group_N1, expert_NS] <= stays_NS
-        stays_N1G = (state.group_G == group_N1)[:, None, :]
-        held_NKG = held_LNE[chosen_N[:, None, None], state.group_G, expert_NK[:, :, None]]
-        leaves_NKG &= held_NKG <= stays_N1G
-    return np.asarray(leaves_NKG.take(rank_S, axis=2) & enters_NS[:, None, :])
+    """Return whether both experts may enter the other's rank; never for slots of one rank.
 
-
-def _drawn(state: State, chosen_N: Ints, rank_N: Ints, draw_CX: Floats) -> tuple[Ints, Ints]:
-    """Slots and the experts that they would get, [N][C]; half of each kind."""
-    ranks = state.problem.ranks
-    first_N1, slots_N1 = ranks.first_slot_G[rank_N][:, None], ranks.slots_G[rank_N][:, None]
-    here_NC = first_N1 + (draw_CX[:, 0] * slots_N1).astype(np.int64)
-    layer_N1 = chosen_N[:, None]
+    An expert may go where its group has no other copy of it; its own one leaves.
+    """
+    rank_S, group_G = state.problem.ranks.rank_S, state.group_G
+    layer_N1, rank_N1, layer_N11 = chosen_N[:, None], rank_N[:, None], chosen_N[:, None, None]
     expert_NS = state.expert_LS[chosen_N]
-    is_spare_NS = state.copies_LE[layer_N1, expert_NS] >= 2
-    order_NS = np.argsort(~is_spare_NS, axis=1, kind="stable")
-    num_spare_N1 = np.maximum(is_spare_NS.sum(axis=1, keepdims=True), 1)
-    there_NC = np.take_along_axis(order_NS, (draw_CX[:, 1] * num_spare_N1).astype(np.int64), axis=1)
-    any_1C = (draw_CX[:, 2] * state.problem.num_experts).astype(np.int64)[None, :]
-    is_first_kind_1C = (np.arange(len(draw_CX)) % 2 == 0)[None, :]
-    slot_NC = np.where(is_first_kind_1C, there_NC, here_NC)
-    expert_NC = np.where(is_first_kind_1C, state.expert_LS[layer_N1, here_NC], any_1C)
-    return slot_NC, expert_NC
+    expert_NK1 = np.take_along_axis(expert_NS, slot_NK, axis=1)[:, :, None]
+    enters_NS = state.until_LGE[layer_N1, rank_N1, expert_NS] <= step
+    leaves_NKG = state.until_LGE[layer_N11, np.arange(len(group_G)), expert_NK1] <= step
+    if state.problem.dispatch.is_near:
+        is_beside_NG = group_G == group_G[rank_N1]
+        held_NS = state.held_LNE[layer_N1, group_G[rank_N1], expert_NS]
+        enters_NS &= held_NS <= is_beside_NG[:, rank_S]
+        leaves_NKG &= state.held_LNE[layer_N11, group_G, expert_NK1] <= is_beside_NG[:, None]
+    return np.asarray(leaves_NKG.take(rank_S, axis=2) & enters_NS[:, None, :])

@@ -39,7 +39,7 @@ class ReplicaDispatch(StrEnum):
     EVEN = "even"
     """Equal shares for all replicas; also what a draw for each token expects."""
     NEAR = "near_dynamic"
-    """The one near a source rank takes its tokens (`dispatch/nearest.py`), all equally those of
+    """The one near a source rank takes its tokens (`dispatch/launches.py`), all equally those of
     ranks that have none near: what a draw for each token expects beside an all-to-all backend."""
     STATIC = "static"
     """The near one, or one that is assigned once a launch (`dispatch/launches.py`)."""
@@ -92,9 +92,6 @@ class BalanceProblem:
     """Cost of reading one replica's weights, in token copies."""
     migration: Migration | None = None
     dispatch: ReplicaDispatch = ReplicaDispatch.EVEN
-    variance_WLE: Floats | None = None
-    """Variance of every load over other passes, around `load_WLE`. A search also balances ranks
-    under this scatter; the objective counts `load_WLE` alone. None: loads stay as they are."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
@@ -115,22 +112,10 @@ class BalanceProblem:
                 f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
                 f" {num_experts} experts"
             )
-        self._check_variances(self.variance_WLE)
         if self.migration is not None:
             self._check_migration(self.migration)
         for array in (self.load_WLE, self.weight_W):
             array.setflags(write=False)
-
-    def _check_variances(self, variance_WLE: Floats | None) -> None:
-        if variance_WLE is None:
-            return
-        if variance_WLE.shape != self.load_WLE.shape:
-            raise ValueError(
-                f"variances have shape {variance_WLE.shape}, expected {self.load_WLE.shape}"
-            )
-        if not np.isfinite(variance_WLE).all() or (variance_WLE < 0.0).any():
-            raise ValueError("every variance must be a non-negative number")
-        variance_WLE.setflags(write=False)
 
     def _check_migration(self, migration: Migration) -> None:
         expert_LS = migration.current.expert_LS

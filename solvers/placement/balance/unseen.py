@@ -64,15 +64,7 @@ def with_unseen(problem: BalanceProblem) -> BalanceProblem:
         problem,
         load_WLE=np.concatenate([problem.load_WLE, expected_LE[None], even_LE[None]]),
         weight_W=weight_W / weight_W.sum(),
-        variance_WLE=_with_none(problem.variance_WLE),
     )
-
-
-def _with_none(variance_WLE: Floats | None) -> Floats | None:
-    """Return the variances with those of both workloads, which stand for what is not known."""
-    if variance_WLE is None:
-        return None
-    return np.concatenate([variance_WLE, np.zeros((2, *variance_WLE.shape[1:]))])
 
 
 def _log_shares(problem: BalanceProblem) -> Floats:

@@ -11,10 +11,7 @@ from solvers.placement import single_check
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Placement
 
-
-def violations(problem: ChainProblem, placement: Placement) -> tuple[str, ...]:
-    """Every broken rule as one line with its numbers; empty when the placement is allowed."""
-    return single_check.violations(problem, placement)
+violations = single_check.violations
 
 
 def objective(problem: ChainProblem, placement: Placement) -> float:

@@ -2,7 +2,7 @@
 
     L layers   E experts   G ranks   e on rank a, f on rank b
 
-The start are the clusters of `clusters.py`, or the balanced placement of `start_placement.py` where
+The start are the clusters of `clusters.py`, or the balanced placement of `swap_search.py` where
 ranks differ in slots. Layers take turns in a descent (`swap_search.py`): first load above a limit
 has a price, so that clusters can pass each other, then it is forbidden; a layer that is still above
 its limit is repaired by load alone. Then two ranks trade places in some neighbouring layers, and
@@ -24,19 +24,18 @@ suffices. The bound is that of `bound.py`.
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 
-from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
+from solvers.placement.chain.check import objective, violations
 from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
-from solvers.placement.start_placement import fit, rank_loads, repaired
-from solvers.placement.swap_search import descend
+from solvers.placement.swap_search import SwappedLayer, descend, fit, largest_without_two, settle
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_206
@@ -68,29 +67,26 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
     if balanced_LE is None:
         return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
     bound = lower_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
-    best_LE, value = balanced_LE, check.objective(problem, placed(balanced_LE))
-    for rank_LE in _searched(problem, balanced_LE, deadline_s) if value > bound else ():
-        candidate = placed(rank_LE)
-        cost = check.objective(problem, candidate)
-        if cost < value and not check.violations(problem, candidate):
-            best_LE, value = rank_LE, cost
-    return Claim(status=Status.FEASIBLE, solution=placed(best_LE), bound=min(bound, value))
+    found_LE = _searched(problem, balanced_LE, deadline_s)
+    legal = [one for one in map(placed, (balanced_LE, found_LE)) if not violations(problem, one)]
+    value, best = min(((objective(problem, one), one) for one in legal), key=itemgetter(0))
+    return Claim(status=Status.FEASIBLE, solution=best, bound=min(bound, value))
 
 
-def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> Iterator[Ints]:
-    """Yield what the descent finds, and the best of the trades."""
-    slots_G, rng = problem.ranks.slots_G, np.random.default_rng(SEED)
+def _searched(problem: ChainProblem, balanced_LE: Ints, deadline_s: float) -> Ints:
+    """Return the best of trades between ranks, begun where the descent ends."""
+    slots_G = problem.ranks.slots_G
     rank_LE = balanced_LE.copy()
     if problem.num_layers > 1 and (slots_G == slots_G[0]).all():
         rank_LE = clusters_along_chain(problem.flow_TEE, num_ranks=problem.ranks.num_ranks)
     total = replace(problem, measure=Measure.TOTAL)
     for over in OVERS if problem.most_load_L is not None else ():
         sweep(total, rank_LE, deadline_s=deadline_s, over=over, turns=TURNS)
-    _settle(problem, rank_LE, balanced_LE, rng, deadline_s=deadline_s)
+    fits_L = settle(problem.load_LE, rank_LE, problem.limit_L, deadline_s=deadline_s)
+    rank_LE[~fits_L] = balanced_LE[~fits_L]
     for measured in (total, problem):
         sweep(measured, rank_LE, deadline_s=deadline_s)
-    yield rank_LE
-    yield _traded(problem, rank_LE, rng, deadline_s)
+    return _traded(problem, rank_LE, deadline_s)
 
 
 def sweep(
@@ -110,7 +106,7 @@ def sweep(
         is_better = descend(
             swapped,
             load_E=load_E,
-            most_load=math.inf if problem.most_load_L is None else problem.most_load_L[layer],
+            most_load=float(problem.limit_L[layer]),
             least_gain=LEAST_GAIN_RATIO * float(problem.cost_GG.max() * load_E.sum()),
             deadline_s=deadline_s,
             over=over if over == math.inf else over * swapped.spread / max(load_E.mean(), 1e-300),
@@ -119,33 +115,11 @@ def sweep(
         layer, left = (layer + 1) % problem.num_layers, left - 1
 
 
-def _settle(
-    problem: ChainProblem,
-    rank_LE: Ints,
-    balanced_LE: Ints,
-    rng: np.random.Generator,
-    *,
-    deadline_s: float,
-) -> None:
-    """Bring every layer within its limit, in place, by load alone; balance it where time is up."""
-    if problem.most_load_L is None:
-        return
-    num_ranks, limit_L = problem.ranks.num_ranks, problem.most_load_L
-    largest_L = rank_loads(problem.load_LE, rank_LE, num_ranks).max(axis=1)
-    for layer in np.flatnonzero(largest_L > limit_L):
-        load_E, limit = problem.load_LE[layer], float(limit_L[layer])
-        row_E = repaired(load_E, rank_LE[layer], limit, rng, deadline_s=deadline_s)
-        fits = rank_loads(load_E[None], row_E[None], num_ranks).max() <= limit
-        rank_LE[layer] = row_E if fits else balanced_LE[layer]
-
-
-def _traded(
-    problem: ChainProblem, rank_LE: Ints, rng: np.random.Generator, deadline_s: float
-) -> Ints:
+def _traded(problem: ChainProblem, rank_LE: Ints, deadline_s: float) -> Ints:
     """Return the best after trades of two equal ranks in some layers, each with a descent."""
-    slots_G = problem.ranks.slots_G
+    slots_G, rng = problem.ranks.slots_G, np.random.default_rng(SEED)
     pairs = np.argwhere(np.triu(slots_G[:, None] == slots_G, k=1))
-    best_LE, value, failed = rank_LE, check.objective(problem, placed(rank_LE)), 0
+    best_LE, value, failed = rank_LE, objective(problem, placed(rank_LE)), 0
     for _ in range(min(TRADES, int(MOST_CELLS / problem.load_LE.size / problem.num_experts))):
         if failed == PATIENCE or not len(pairs) or time.perf_counter() >= deadline_s:
             break
@@ -157,19 +131,22 @@ def _traded(
         tried_LE = best_LE.copy()
         tried_LE[layers] = name_G[tried_LE[layers]]
         sweep(problem, tried_LE, deadline_s=deadline_s)
-        cost = check.objective(problem, placed(tried_LE))
+        cost = objective(problem, placed(tried_LE))
         failed += 1
         if cost < value * (1.0 - LEAST_GAIN_RATIO):
             best_LE, value, failed = tried_LE, cost, 0
     return best_LE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Total:
-    """A layer under the total of the flow."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _ChainLayer(SwappedLayer):
+    """A layer beside its neighbours as they are."""
 
-    rank_E: Ints
     price_EG: Floats
+    """Total cost of an expert's flow where it is on a rank."""
+    sides: tuple[tuple[Floats, Floats], ...]
+    """Under the most-loaded pair of ranks one pair per neighbouring layer: token copies from each
+    expert to each of its ranks, and the cost of a copy from a rank here to a rank there."""
 
     @property
     def spread(self) -> float:
@@ -177,59 +154,41 @@ class _Total:
         return float(self.price_EG.std(axis=1).mean())
 
     def changes_EE(self) -> Floats:
+        if self.sides:
+            pairs = [_changed_EE(out_EG, self.rank_E, cost_GG) for out_EG, cost_GG in self.sides]
+            return np.asarray(sum(pairs))
         moved_EE = self.price_EG[:, self.rank_E]
         moved_EE = moved_EE - np.diagonal(moved_EE)[:, None]
         return np.asarray(moved_EE + moved_EE.T)
 
-    def swap(self, one: int, two: int) -> None:
-        self.rank_E[[one, two]] = self.rank_E[[two, one]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _MostLoaded(_Total):
-    """A layer under the most-loaded pair of ranks."""
-
-    sides: tuple[tuple[Floats, Floats], ...]
-    """One pair per neighbouring layer: token copies from each expert to each of its ranks, and the
-    cost of a copy from a rank here to a rank there."""
-
-    def changes_EE(self) -> Floats:
-        return np.asarray(
-            sum(_changed_EE(out_EG, self.rank_E, cost_GG) for out_EG, cost_GG in self.sides)
-        )
-
-
-def _layer_of(problem: ChainProblem, rank_LE: Ints, layer: int) -> _Total:
+def _layer_of(problem: ChainProblem, rank_LE: Ints, layer: int) -> _ChainLayer:
     """Return a layer beside its neighbours as they are."""
-    sides = []
+    flow_TEE, cost_GG = problem.flow_TEE, problem.cost_GG
+    rank_1G = np.arange(problem.ranks.num_ranks)[None, :]
+    neighbours = []
     if layer > 0:
-        sent_EE, beside_E = problem.flow_TEE[layer - 1].T, rank_LE[layer - 1]
-        sides.append((sent_EE @ _on_rank_EG(problem, beside_E), problem.cost_GG.T))
-    if layer < problem.num_layers - 1:
-        sent_EE, beside_E = problem.flow_TEE[layer], rank_LE[layer + 1]
-        sides.append((sent_EE @ _on_rank_EG(problem, beside_E), problem.cost_GG))
+        neighbours.append((layer - 1, flow_TEE[layer - 1].T, cost_GG.T))
+    if layer < len(flow_TEE):
+        neighbours.append((layer + 1, flow_TEE[layer], cost_GG))
+    sides = [
+        (sent_EE @ (rank_LE[beside][:, None] == rank_1G).astype(np.float64), cost)
+        for beside, sent_EE, cost in neighbours
+    ]
     price_EG = np.zeros((problem.num_experts, problem.ranks.num_ranks))
-    for out_EG, cost_GG in sides:
-        price_EG += out_EG @ cost_GG.T
-    if problem.measure is Measure.TOTAL or not sides:
-        return _Total(rank_E=rank_LE[layer], price_EG=price_EG)
-    return _MostLoaded(rank_E=rank_LE[layer], price_EG=price_EG, sides=tuple(sides))
-
-
-def _on_rank_EG(problem: ChainProblem, rank_E: Ints) -> Floats:
-    return np.asarray(rank_E[:, None] == np.arange(problem.ranks.num_ranks), dtype=np.float64)
+    for out_EG, cost in sides:
+        price_EG += out_EG @ cost.T
+    is_pair = problem.measure is Measure.MOST_LOADED_PAIR
+    return _ChainLayer(
+        rank_E=rank_LE[layer], price_EG=price_EG, sides=tuple(sides) if is_pair else ()
+    )
 
 
 def _changed_EE(out_EG: Floats, rank_E: Ints, cost_GG: Floats) -> Floats:
     """Return the change of one layer pair's cost by each swap; `cost_GG` is from rows' ranks."""
-    num_ranks = len(cost_GG)
-    on_rank_EG = (rank_E[:, None] == np.arange(num_ranks)).astype(np.float64)
+    on_rank_EG = (rank_E[:, None] == np.arange(len(cost_GG))).astype(np.float64)
     between_GG = on_rank_EG.T @ out_EG
     row_G = (cost_GG * between_GG).max(axis=1)
-    without_GG = np.zeros((num_ranks, num_ranks))
-    for rank in np.argsort(row_G, kind="stable"):
-        is_other = np.arange(num_ranks) != rank
-        without_GG[np.ix_(is_other, is_other)] = row_G[rank]
     kept_EG = between_GG[rank_E] - out_EG
     row_EE = np.stack(
         [
@@ -237,6 +196,6 @@ def _changed_EE(out_EG: Floats, rank_E: Ints, cost_GG: Floats) -> Floats:
             for rank, kept_G in zip(rank_E, kept_EG, strict=True)
         ]
     )
-    without_EE = without_GG[rank_E][:, rank_E]
+    without_EE = largest_without_two(row_G)[rank_E][:, rank_E]
     after_EE = np.maximum(without_EE, np.maximum(row_EE, row_EE.T))
     return np.asarray(after_EE - row_G.max())

@@ -14,21 +14,20 @@ Then clusters to ranks, one to one in every layer, with C = flow between cluster
 x and y are binary. The paper's cost is 1 / bandwidth, 0 on a rank. With the measure TOTAL the sum
 of all terms takes the place of the M. The paper's clusters may differ in size, as long as a rank
 has as many experts over all layers; engines give a rank as many slots in every layer, so clusters
-do here. `solve` adds the load limits to the first program; where CBC finds nothing within them in
-half of a layer's time, it solves without them, and experts are swapped by load alone until the
-limit holds. The heaviest expert is put into cluster 0 where clusters are identical, which cuts
-symmetry only.
+do here. `solve` adds the load limits to the first program; where CBC finds nothing in a layer's
+time, experts are packed longest first and swapped by load alone until the limit holds
+(`swap_search.py`). The heaviest expert is put into cluster 0 where clusters are identical,
+which cuts symmetry only.
 
 The first program looks at no flow and the second cannot break clusters up, so their optima one
 after the other prove nothing about the chain: the bound of `solve` is that of `bound.py`. How far
 the second scales, tests/benchmarks/placement_chain.py measures.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -40,7 +39,7 @@ from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement, placed
-from solvers.placement.start_placement import repaired
+from solvers.placement.swap_search import fit
 from solvers.result import Claim, Status
 
 SCALE: Final = 1e4
@@ -50,7 +49,6 @@ TOLERANCE_RATIO: Final = 1e-6
 CLUSTER_RATIO: Final = 0.3
 """Share of the time limit for the first program, split over the layers."""
 SHORTEST_RUN_S: Final = 0.05
-SEED: Final = 20_250_206
 
 Choices = list[list[pulp.LpVariable]]
 
@@ -64,7 +62,7 @@ class ProgramSolution:
     number_LE: Ints | None
     """Cluster of each expert, or rank of each cluster; None: some layer has no solution."""
     bound: float
-    """Bound on the program's own objective."""
+    """Bound on the program's own objective; as a claim's where there is no solution."""
 
 
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
@@ -74,19 +72,19 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
         problem, time_limit_s=CLUSTER_RATIO * time_limit_s, threads=threads
     )
     if clusters.number_LE is None:
-        bound = math.inf if clusters.status is Status.INFEASIBLE else -math.inf
-        return Claim(status=clusters.status, solution=None, bound=bound)
+        return Claim(status=clusters.status, solution=None, bound=clusters.bound)
     ranks = clusters_to_ranks(
         problem,
         clusters.number_LE,
         time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
         threads=threads,
     )
+    unknown: Claim[Placement] = Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
     if ranks.number_LE is None:
-        return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+        return unknown
     solution = placed(np.take_along_axis(ranks.number_LE, clusters.number_LE, axis=1))
     if check.violations(problem, solution):
-        return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+        return unknown
     bound = min(lower_bound(problem, time_limit_s=1.0), check.objective(problem, solution))
     return Claim(status=Status.FEASIBLE, solution=solution, bound=bound)
 
@@ -97,13 +95,23 @@ def balanced_clusters(
     """Solve the first program: the cluster of each expert, and what its sum is at least."""
     each_s = max(SHORTEST_RUN_S, time_limit_s / problem.num_layers)
     rows, bound, worst = [], 0.0, Status.OPTIMAL
-    for layer in range(problem.num_layers):
-        one_layer = _layer_clusters(problem, layer, limit_s=each_s, threads=threads)
-        if one_layer.number_LE is None:
-            return one_layer
-        worst = worst if one_layer.status is Status.OPTIMAL else Status.FEASIBLE
-        bound += one_layer.bound
-        rows.append(one_layer.number_LE[0])
+    for layer, load_E in enumerate(problem.load_LE):
+        scale = SCALE / float(load_E.sum()) if load_E.any() else 1.0
+        limit = None if problem.most_load_L is None else problem.most_load_L[layer : layer + 1]
+        model, x = _cluster_model(load_E * scale, problem.ranks.slots_G, limit, scale)
+        result = _solve_with_cbc(model, each_s, threads)
+        if result.status is Status.INFEASIBLE:
+            return ProgramSolution(status=result.status, number_LE=None, bound=math.inf)
+        if result.status is not Status.OPTIMAL:
+            worst = Status.FEASIBLE
+        number_E = _chosen(x, result)
+        if not result.status.has_solution:
+            fitted_1E = fit(load_E[None], problem.ranks, limit)
+            if fitted_1E is None:
+                return ProgramSolution(status=Status.UNKNOWN, number_LE=None, bound=-math.inf)
+            number_E = fitted_1E[0]
+        rows.append(number_E)
+        bound += max(0.0, result.bound / scale * (1.0 - TOLERANCE_RATIO))
     return ProgramSolution(status=worst, number_LE=np.array(rows), bound=bound)
 
 
@@ -130,36 +138,11 @@ def cluster_flows(problem: ChainProblem, cluster_LE: Ints) -> Floats:
     return np.asarray(in_LCE[:-1] @ problem.flow_TEE @ in_LCE[1:].transpose(0, 2, 1))
 
 
-def _layer_clusters(
-    problem: ChainProblem, layer: int, *, limit_s: float, threads: int
-) -> ProgramSolution:
-    """Solve the first program of one layer."""
-    load_E = problem.load_LE[layer]
-    scale = SCALE / float(load_E.sum()) if load_E.any() else 1.0
-    limit = None if problem.most_load_L is None else float(problem.most_load_L[layer])
-    model, x = _cluster_model(problem, layer, scale)
-    result = _solve_with_cbc(model, limit_s if limit is None else limit_s / 2.0, threads)
-    is_repaired = limit is not None and result.status is Status.UNKNOWN
-    if is_repaired:
-        model, x = _cluster_model(replace(problem, most_load_L=None), layer, scale)
-        result = _solve_with_cbc(model, limit_s / 2.0, threads)
-    if not result.status.has_solution:
-        return ProgramSolution(status=result.status, number_LE=None, bound=-math.inf)
-    cluster_E, status = _chosen(x, result), result.status
-    if is_repaired and limit is not None:
-        cluster_E = repaired(load_E, cluster_E, limit, np.random.default_rng(SEED))
-        status = Status.FEASIBLE
-    bound = max(0.0, result.bound / scale * (1.0 - TOLERANCE_RATIO))
-    return ProgramSolution(status=status, number_LE=cluster_E[None], bound=bound)
-
-
 def _cluster_model(
-    problem: ChainProblem, layer: int, scale: float
+    load_E: Floats, slots_G: Ints, limit: Floats | None, scale: float
 ) -> tuple[pulp.LpProblem, Choices]:
-    slots_G = problem.ranks.slots_G
-    load_E = (problem.load_LE[layer] * scale).tolist()
-    mean = sum(load_E) / len(slots_G)
-    experts, clusters = range(problem.num_experts), range(problem.ranks.num_ranks)
+    mean = float(load_E.sum()) / len(slots_G)
+    experts, clusters = range(len(load_E)), range(len(slots_G))
     model = pulp.LpProblem("clusters", pulp.LpMinimize)
     x = [[model.add_variable(f"x{c}_{e}", cat=pulp.LpBinary) for e in experts] for c in clusters]
     deviation = [model.add_variable(f"u{c}", lowBound=0.0) for c in clusters]
@@ -167,31 +150,40 @@ def _cluster_model(
     for e in experts:
         model += pulp.lpSum(x[c][e] for c in clusters) == 1
     for c in clusters:
-        tokens = pulp.LpAffineExpression(zip(x[c], load_E, strict=True))
+        tokens = pulp.LpAffineExpression(zip(x[c], load_E.tolist(), strict=True))
         model += tokens - mean <= deviation[c]
         model += mean - tokens <= deviation[c]
         model += pulp.lpSum(x[c]) == int(slots_G[c])
-        if problem.most_load_L is not None:
-            limit = float(problem.most_load_L[layer]) * scale
-            model += tokens <= limit * (1.0 + TOLERANCE_RATIO)
+        if limit is not None:
+            model += tokens <= float(limit[0]) * scale * (1.0 + TOLERANCE_RATIO)
     if (slots_G == slots_G[0]).all():
         model += x[0][int(np.argmax(load_E))] == 1
     return model, x
 
 
 def _rank_model(problem: ChainProblem, flow_TCC: Floats) -> tuple[pulp.LpProblem, list[Choices]]:
-    ranks, layers = range(problem.ranks.num_ranks), range(problem.num_layers)
-    slots_G = problem.ranks.slots_G
-    model = pulp.LpProblem("ranks", pulp.LpMinimize)
+    ranks, slots_G = range(problem.ranks.num_ranks), problem.ranks.slots_G
+    model, paid = pulp.LpProblem("ranks", pulp.LpMinimize), []
     y = [
         [[model.add_variable(f"y{layer}_{c}_{g}", cat=pulp.LpBinary) for g in ranks] for c in ranks]
-        for layer in layers
+        for layer in range(problem.num_layers)
     ]
-    paid = [
-        _pair_cost(model, problem, flow_TCC[pair], y[pair], y[pair + 1], pair)
-        for pair in layers[:-1]
-    ]
-    model += pulp.lpSum(paid)
+    for pair, c, d in np.argwhere(flow_TCC > 0.0).tolist():
+        name = f"{pair}_{c}_{d}"
+        z = [[model.add_variable(f"z{name}_{g}_{h}", lowBound=0.0) for h in ranks] for g in ranks]
+        for g in ranks:
+            model += pulp.lpSum(z[g]) == y[pair][c][g]
+            model += pulp.lpSum(z[h][g] for h in ranks) == y[pair + 1][d][g]
+        costs = (flow_TCC[pair, c, d] * problem.cost_GG).ravel().tolist()
+        terms = zip((variable for row in z for variable in row), costs, strict=True)
+        paid.append((pair, pulp.LpAffineExpression(terms)))
+    if problem.measure is Measure.TOTAL:
+        model += pulp.lpSum(term for _, term in paid)
+    else:
+        most = [model.add_variable(f"M{pair}", lowBound=0.0) for pair in range(len(flow_TCC))]
+        model += pulp.lpSum(most)
+        for pair, term in paid:
+            model += term <= most[pair]
     for y_CG in y:
         for number in ranks:
             model += pulp.lpSum(y_CG[number]) == 1
@@ -199,41 +191,6 @@ def _rank_model(problem: ChainProblem, flow_TCC: Floats) -> tuple[pulp.LpProblem
         for c, g in np.argwhere(slots_G[:, None] != slots_G).tolist():
             model += y_CG[c][g] == 0
     return model, y
-
-
-def _pair_cost(
-    model: pulp.LpProblem,
-    problem: ChainProblem,
-    flow_CC: Floats,
-    here: Choices,
-    there: Choices,
-    pair: int,
-) -> pulp.LpAffineExpression:
-    ranks = range(problem.ranks.num_ranks)
-    cost_GG = problem.cost_GG
-    terms = []
-    for c, d in itertools.product(ranks, ranks):
-        if not flow_CC[c, d] > 0.0:
-            continue
-        z = [
-            [model.add_variable(f"z{pair}_{c}_{d}_{g}_{h}", lowBound=0.0) for h in ranks]
-            for g in ranks
-        ]
-        for g in ranks:
-            model += pulp.lpSum(z[g]) == here[c][g]
-            model += pulp.lpSum(z[h][g] for h in ranks) == there[d][g]
-        terms.append(
-            pulp.LpAffineExpression(
-                (z[g][h], float(flow_CC[c, d] * cost_GG[g, h]))
-                for g, h in itertools.product(ranks, ranks)
-            )
-        )
-    if problem.measure is Measure.TOTAL:
-        return pulp.lpSum(terms)
-    most = model.add_variable(f"M{pair}", lowBound=0.0)
-    for term in terms:
-        model += term <= most
-    return pulp.LpAffineExpression(most)
 
 
 def _solve_with_cbc(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcResult:

@@ -20,7 +20,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from solvers.placement.ranks import Floats, Ranks
+from solvers.placement.ranks import Floats
+from solvers.placement.single import SingleProblem
 
 
 class Measure(StrEnum):
@@ -33,7 +34,7 @@ class Measure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChainProblem:
+class ChainProblem(SingleProblem):
     """Flows between the experts of consecutive layers.
 
     Raises:
@@ -43,38 +44,18 @@ class ChainProblem:
 
     flow_TEE: Floats
     """[L - 1][E][E]: token copies that used e in layer l and f in layer l + 1."""
-    load_LE: Floats
-    """Token copies of each expert."""
-    ranks: Ranks
     cost_GG: Floats
     """Cost of one token copy from rank to rank, e.g. seconds per token; the diagonal is usually
     zero."""
-    most_load_L: Floats | None = None
-    """Largest load that a rank may have in each layer; None: no limit."""
     measure: Measure = Measure.TOTAL
 
     def __post_init__(self) -> None:
-        num_layers, num_experts = self.load_LE.shape
-        if self.flow_TEE.shape != (num_layers - 1, num_experts, num_experts):
+        SingleProblem.__post_init__(self)
+        if self.flow_TEE.shape != (self.num_layers - 1, self.num_experts, self.num_experts):
             raise ValueError("flows must be [layers - 1][experts][experts]")
         if self.cost_GG.shape != (self.ranks.num_ranks, self.ranks.num_ranks):
             raise ValueError("costs must be [ranks][ranks]")
-        if self.ranks.num_slots != num_experts:
-            raise ValueError(f"{self.ranks.num_slots} slots for {num_experts} experts")
-        limits = np.zeros(num_layers) if self.most_load_L is None else self.most_load_L
-        if limits.shape != (num_layers,):
-            raise ValueError("load limits must be one a layer")
-        for array in (self.flow_TEE, self.load_LE, self.cost_GG, limits):
+        for array in (self.flow_TEE, self.cost_GG):
             if not np.isfinite(array).all() or (array < 0.0).any():
-                raise ValueError("flows, loads, costs and limits must be non-negative numbers")
+                raise ValueError("flows and costs must be non-negative numbers")
             array.setflags(write=False)
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return int(self.load_LE.shape[0])
-
-    @property
-    def num_experts(self) -> int:
-        """E."""
-        return int(self.load_LE.shape[1])

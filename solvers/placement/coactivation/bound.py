@@ -24,7 +24,6 @@ With weights of 1 that is the mean, rounded up, as tokens are whole.
 
 import math
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -48,58 +47,41 @@ def lower_bound_L(problem: CoactivationProblem, *, deadline_s: float = math.inf)
     for layer, expert_TK in enumerate(problem.expert_LTK):
         if time.perf_counter() >= deadline_s:
             break
-        both_LEE = [tokens_of_both_EE(expert_TK, problem.num_experts)]
+        both_EE = tokens_of_both_EE(expert_TK, problem.num_experts)
         for level in problem.levels:
-            copies_L = fewest_copies_L(problem, level, both_LEE)
-            touched_L = cheapest_total_L(copies_L, level.weights_J, len(expert_TK))
-            peak_L = copies_L / (1.0 / level.weights_J).sum()
-            if (level.weights_J == 1.0).all():
-                peak_L = np.ceil(peak_L)
-            bound_L[layer] += level.total_cost * touched_L[0]
-            bound_L[layer] += level.peak_cost * level.num_groups * peak_L[0]
+            weight_J, num_tokens = np.sort(level.weights_J), len(expert_TK)
+            copies = fewest_copies(problem, level, both_EE)
+            # The cheapest groups take a copy of every token first.
+            taken_J = np.clip(copies - num_tokens * np.arange(len(weight_J)), 0.0, num_tokens)
+            peak = copies / (1.0 / weight_J).sum()
+            peak = math.ceil(peak) if (weight_J == 1.0).all() else peak
+            bound_L[layer] += level.total_cost * (weight_J @ taken_J)
+            bound_L[layer] += level.peak_cost * level.num_groups * peak
     return bound_L
 
 
-def fewest_copies_L(
-    problem: CoactivationProblem, level: Level, both_LEE: Sequence[Floats]
-) -> Floats:
-    """Return the least number of token copies into groups of a level.
+def fewest_copies(problem: CoactivationProblem, level: Level, both_EE: Floats) -> float:
+    """Return the least number of token copies of a layer into groups of a level.
 
-    `both_LEE` are the counts of `tokens_of_both_EE`, layer by layer.
+    `both_EE` are the counts of `tokens_of_both_EE`.
     """
     _, num_tokens, num_chosen = problem.expert_LTK.shape
-    slots_J = np.zeros(level.num_groups, dtype=np.int64)
-    np.add.at(slots_J, level.group_G, problem.ranks.slots_G)
-    most_L = np.array(
-        [
-            most_staying_by_matching(both_EE, group_size=max(1, int(slots_J.max()) - 1)) / 2.0
-            for both_EE in both_LEE
-        ]
-    )
-    if slots_J.max() <= 1:
-        most_L[:] = 0.0
-    saved_L = num_tokens * most_saved(most_L / num_tokens, num_chosen, slots_J)
-    return np.asarray(np.ceil(num_tokens * num_chosen - saved_L - ROUNDING_RATIO * num_tokens))
+    slots_J = np.bincount(level.group_G, problem.ranks.slots_G).astype(np.int64)
+    most = 0.0
+    if slots_J.max() > 1:
+        most = most_staying_by_matching(both_EE, group_size=int(slots_J.max()) - 1) / 2.0
+    saved = num_tokens * most_saved(most / num_tokens, num_chosen, slots_J)
+    return float(math.ceil(num_tokens * num_chosen - saved - ROUNDING_RATIO * num_tokens))
 
 
-def cheapest_total_L(copies_L: Floats, weight_J: Floats, num_tokens: int) -> Floats:
-    """Return the least weighted sum of so many copies, at most one a token into each group."""
-    total_L, left_L = np.zeros_like(copies_L), copies_L.copy()
-    for weight in np.sort(weight_J):
-        taken_L = np.minimum(left_L, float(num_tokens))
-        total_L += weight * taken_L
-        left_L -= taken_L
-    return total_L
-
-
-def most_saved(pairs_X: Floats, num_chosen: int, slots_J: Ints) -> Floats:
+def most_saved(pairs_shared: float, num_chosen: int, slots_J: Ints) -> float:
     """Return f: the most copies that a token can save on average with that many shared pairs."""
     held_J = np.cumsum(np.sort(slots_J)[::-1])
     fewest = int(np.searchsorted(held_J, num_chosen)) + 1
     groups = np.arange(num_chosen, fewest - 1, -1)
     least, more = num_chosen // groups, num_chosen % groups
     pairs = (groups - more) * least * (least - 1) // 2 + more * (least + 1) * least // 2
-    return np.interp(pairs_X, pairs.astype(np.float64), (num_chosen - groups).astype(np.float64))
+    return float(np.interp(pairs_shared, pairs, num_chosen - groups))
 
 
 def tokens_of_both_EE(expert_TK: Ints, num_experts: int) -> Floats:

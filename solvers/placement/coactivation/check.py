@@ -11,10 +11,7 @@ from solvers.placement import single_check
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.ranks import Floats, Ints, Placement
 
-
-def violations(problem: CoactivationProblem, placement: Placement) -> tuple[str, ...]:
-    """Every broken rule as one line with its numbers; empty when the placement is allowed."""
-    return single_check.violations(problem, placement)
+violations = single_check.violations
 
 
 def objective(problem: CoactivationProblem, placement: Placement) -> float:

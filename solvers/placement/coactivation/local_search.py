@@ -24,12 +24,11 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.coactivation.bound import lower_bound_L, tokens_of_both_EE
-from solvers.placement.coactivation.layer import layer_of
 from solvers.placement.coactivation.problem import CoactivationProblem
+from solvers.placement.coactivation.swaps import CoactivatedLayer
 from solvers.placement.greedy_groups import grown_groups
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks, placed
-from solvers.placement.start_placement import fit, rank_loads, repaired
-from solvers.placement.swap_search import descend
+from solvers.placement.swap_search import descend, fit, rank_loads, settle
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_812
@@ -64,7 +63,7 @@ def _solved(
     if start_LE is None:
         return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
     bound_L = lower_bound_L(problem, deadline_s=begun_s + BOUND_RATIO * time_limit_s)
-    rng, cost = np.random.default_rng(SEED), 0.0
+    cost = 0.0
     for number, rank_E in enumerate(start_LE):
         now_s = time.perf_counter()
         if now_s >= deadline_s:
@@ -72,15 +71,14 @@ def _solved(
             cost = math.inf
             break
         until_s = now_s + (deadline_s - now_s) / (problem.num_layers - number)
-        limit = math.inf if problem.most_load_L is None else float(problem.most_load_L[number])
         descended = []
-        grown = _chosen_together(problem, number, rng, until_s) if with_groups else ()
+        grown = _chosen_together(problem, number, until_s) if with_groups else ()
         for begin_E in chain([rank_E], grown):
-            layer = layer_of(problem, number, begin_E)
+            layer = CoactivatedLayer.of(problem, number, begin_E)
             descend(
                 layer,
                 load_E=problem.load_LE[number],
-                most_load=limit,
+                most_load=float(problem.limit_L[number]),
                 least_gain=LEAST_GAIN_RATIO * (layer.cost() + 1.0),
                 deadline_s=until_s,
             )
@@ -94,17 +92,14 @@ def _solved(
 
 def starting_ranks(problem: CoactivationProblem) -> Ints | None:
     """Return experts in order where they may stay so, else a fitting start; None: none found."""
-    ranks = problem.ranks
-    in_order_LE = np.tile(ranks.rank_S, (problem.num_layers, 1))
-    fitted_LE = fit(problem.load_LE, ranks, problem.most_load_L)
-    if problem.most_load_L is None or fitted_LE is None:
-        return in_order_LE if problem.most_load_L is None else None
-    largest_L = rank_loads(problem.load_LE, in_order_LE, ranks.num_ranks).max(axis=1)
-    return np.where((largest_L <= problem.most_load_L)[:, None], in_order_LE, fitted_LE)
+    in_order_LE = np.tile(problem.ranks.rank_S, (problem.num_layers, 1))
+    fits_L = rank_loads(problem.load_LE, in_order_LE).max(axis=1) <= problem.limit_L
+    fitted_LE = fit(problem.load_LE, problem.ranks, problem.limit_L)
+    return None if fitted_LE is None else np.where(fits_L[:, None], in_order_LE, fitted_LE)
 
 
 def _chosen_together(
-    problem: CoactivationProblem, number: int, rng: np.random.Generator, deadline_s: float
+    problem: CoactivationProblem, number: int, deadline_s: float
 ) -> Iterator[Ints]:
     """The start from groups, where ranks are equal, limits can be kept and time is left."""
     ranks = problem.ranks
@@ -115,13 +110,10 @@ def _chosen_together(
     both_EE = tokens_of_both_EE(problem.expert_LTK[number], problem.num_experts)
     tokens_E = np.bincount(problem.expert_LTK[number].ravel(), minlength=problem.num_experts)
     by_chance_EE = np.maximum(np.outer(tokens_E, tokens_E), 1)
-    rank_E = grouped(both_EE / by_chance_EE, ranks)
-    if problem.most_load_L is not None:
-        load_E, limit = problem.load_LE[number], float(problem.most_load_L[number])
-        rank_E = repaired(load_E, rank_E, limit, rng, deadline_s=deadline_s)
-        if rank_loads(load_E[None], rank_E[None], ranks.num_ranks).max() > limit:
-            return
-    yield rank_E
+    rank_E, layer = grouped(both_EE / by_chance_EE, ranks), slice(number, number + 1)
+    limit_1 = problem.limit_L[layer]
+    if settle(problem.load_LE[layer], rank_E[None], limit_1, deadline_s=deadline_s).all():
+        yield rank_E
 
 
 def grouped(likeness_EE: Floats, ranks: Ranks) -> Ints:

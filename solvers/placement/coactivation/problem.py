@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.placement.ranks import Floats, Ints, Ranks
+from solvers.placement.ranks import Floats, Ints
+from solvers.placement.single import SingleProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,8 +62,10 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CoactivationProblem:
+class CoactivationProblem(SingleProblem):
     """Tokens with the experts that they chose.
+
+    Loads are those of the whole recording, not of the sample.
 
     Raises:
         ValueError: a shape is wrong, an expert does not exist, a token chose one expert twice, or
@@ -71,42 +74,18 @@ class CoactivationProblem:
 
     expert_LTK: Ints
     """Chosen experts of sampled tokens."""
-    load_LE: Floats
-    """Token copies of each expert, for the limit; of the whole recording, not of the sample."""
-    ranks: Ranks
     levels: tuple[Level, ...]
-    most_load_L: Floats | None = None
-    """Largest load that a rank may have in each layer; None: no limit."""
 
     def __post_init__(self) -> None:
-        num_layers, num_experts = self.load_LE.shape
-        if self.expert_LTK.ndim != 3 or self.expert_LTK.shape[0] != num_layers:
+        SingleProblem.__post_init__(self)
+        if self.expert_LTK.ndim != 3 or self.expert_LTK.shape[0] != self.num_layers:
             raise ValueError("sampled tokens must be [layers][tokens][experts of a token]")
         if 0 in self.expert_LTK.shape or not self.levels:
             raise ValueError("a co-activation problem needs tokens and a level")
-        if self.expert_LTK.min() < 0 or self.expert_LTK.max() >= num_experts:
-            raise ValueError(f"sampled tokens must name experts 0..{num_experts - 1}")
-        ordered = np.sort(self.expert_LTK, axis=2)
-        if (ordered[:, :, 1:] == ordered[:, :, :-1]).any():
+        if self.expert_LTK.min() < 0 or self.expert_LTK.max() >= self.num_experts:
+            raise ValueError(f"sampled tokens must name experts 0..{self.num_experts - 1}")
+        if (np.diff(np.sort(self.expert_LTK, axis=2), axis=2) == 0).any():
             raise ValueError("a token chose one expert twice")
-        if self.ranks.num_slots != num_experts:
-            raise ValueError(f"{self.ranks.num_slots} slots for {num_experts} experts")
         if any(level.group_G.shape != (self.ranks.num_ranks,) for level in self.levels):
             raise ValueError("every level must give each rank its group")
-        limits = np.zeros(num_layers) if self.most_load_L is None else self.most_load_L
-        if limits.shape != (num_layers,) or not np.isfinite(limits).all():
-            raise ValueError("load limits must be one number a layer")
-        if not np.isfinite(self.load_LE).all() or (self.load_LE < 0.0).any():
-            raise ValueError("every load must be a non-negative number")
-        for array in (self.expert_LTK, self.load_LE, limits):
-            array.setflags(write=False)
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return int(self.load_LE.shape[0])
-
-    @property
-    def num_experts(self) -> int:
-        """E."""
-        return int(self.load_LE.shape[1])
+        self.expert_LTK.setflags(write=False)

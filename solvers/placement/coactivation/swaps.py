@@ -22,7 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.ranks import Floats, Ints
+from solvers.placement.swap_search import SwappedLayer, largest_without_two
 
 BLOCK_TOKENS: Final = 8_192
 """Tokens counted at once: bounds the memory of K * K keys a token."""
@@ -32,9 +34,8 @@ BLOCK_TOKENS: Final = 8_192
 class Tables:
     """Counts of one level of one layer; changed in place as swaps are made."""
 
+    level: Level
     group_E: Ints
-    weight_J: Floats
-    """Weight of a copy into each group, a factor on the level's costs."""
     count_J: Ints
     """Tokens that touch each group."""
     tokens_E: Ints
@@ -43,33 +44,43 @@ class Tables:
     """[A][B]; the diagonal holds alone(A), as A is chosen where A is alone."""
 
     @classmethod
-    def of(cls, expert_TK: Ints, group_E: Ints, weight_J: Floats) -> "Tables":
+    def of(cls, level: Level, expert_TK: Ints, rank_E: Ints) -> "Tables":
         """Count all tokens."""
-        num_experts, num_groups = len(group_E), len(weight_J)
+        num_experts, num_groups = len(rank_E), level.num_groups
         tables = cls(
-            group_E=group_E.copy(),
-            weight_J=weight_J,
+            level=level,
+            group_E=level.group_G[rank_E],
             count_J=np.zeros(num_groups, dtype=np.int64),
             tokens_E=np.bincount(expert_TK.ravel(), minlength=num_experts),
             touch_EJ=np.zeros((num_experts, num_groups), dtype=np.int64),
             lost_EE=np.zeros((num_experts, num_experts), dtype=np.int64),
         )
         for first in range(0, len(expert_TK), BLOCK_TOKENS):
-            tables._add(expert_TK[first : first + BLOCK_TOKENS], sign=1)
+            tables.add(expert_TK[first : first + BLOCK_TOKENS], sign=1)
         return tables
 
     @property
-    def weighted_J(self) -> Floats:
-        """The counts times the weights of their groups."""
-        return self.weight_J * self.count_J
+    def peak_cost(self) -> float:
+        """Cost of one token copy into the most-loaded group."""
+        return self.level.peak_cost * self.level.num_groups
 
-    def swap(self, one: int, two: int, expert_NK: Ints) -> None:
-        """Swap two experts; `expert_NK` are all tokens that chose one of them."""
-        if self.group_E[one] == self.group_E[two]:
-            return
-        self._add(expert_NK, sign=-1)
-        self.group_E[[one, two]] = self.group_E[[two, one]]
-        self._add(expert_NK, sign=1)
+    def cost(self) -> float:
+        """Return the level's cost of the layer."""
+        weighted_J = self.level.weights_J * self.count_J
+        return float(self.level.total_cost * weighted_J.sum() + self.peak_cost * weighted_J.max())
+
+    def changes_EE(self) -> Floats:
+        """Return [A][B]: the change of the level's cost if experts A and B are swapped."""
+        group_E, weights_J = self.group_E, self.level.weights_J
+        grown_EE = self.grown_EE() * weights_J[group_E]
+        changed_EE = self.level.total_cost * (grown_EE + grown_EE.T)
+        if self.peak_cost:
+            value_J = weights_J * self.count_J
+            there_EE = value_J[group_E] + grown_EE
+            rest_EE = largest_without_two(value_J)[group_E][:, group_E]
+            after_EE = np.maximum(rest_EE, np.maximum(there_EE, there_EE.T))
+            changed_EE += self.peak_cost * (after_EE - value_J.max())
+        return np.asarray(changed_EE)
 
     def grown_EE(self) -> Ints:
         """[A][B]: by how much B's group grows if A and B are swapped."""
@@ -79,13 +90,13 @@ class Tables:
         grown_EE[self.group_E[:, None] == self.group_E] = 0
         return np.asarray(grown_EE, dtype=np.int64)
 
-    def _add(self, expert_NK: Ints, *, sign: int) -> None:
+    def add(self, expert_NK: Ints, *, sign: int) -> None:
+        """Count some tokens, or leave them out with sign -1."""
         num_experts, num_groups = self.touch_EJ.shape
-        num_chosen = expert_NK.shape[1]
         group_NK = self.group_E[expert_NK]
         is_same_NKK = group_NK[:, :, None] == group_NK[:, None, :]
         is_only_NK = is_same_NKK.sum(axis=2) == 1
-        earlier_KK = np.tri(num_chosen, k=-1, dtype=bool)
+        earlier_KK = np.tri(expert_NK.shape[1], k=-1, dtype=bool)
         is_first_NK = ~(is_same_NKK & earlier_KK).any(axis=2)
         self.count_J += sign * np.bincount(group_NK[is_first_NK], minlength=num_groups)
         touch_NKK = expert_NK[:, :, None] * num_groups + group_NK[:, None, :]
@@ -98,33 +109,35 @@ class Tables:
         self.lost_EE += sign * lost.reshape(num_experts, num_experts)
 
 
-def largest_without_two(value_J: Floats) -> Floats:
-    """Return [i][j]: the largest value of the groups other than i and j; 0 where there is none."""
-    num_groups = len(value_J)
-    order = np.argsort(-value_J, kind="stable")
-    top = np.concatenate([order[:3], np.full(3, num_groups)])[:3]
-    value = np.concatenate([value_J, [0.0]])[np.minimum(top, num_groups)]
-    groups = np.arange(num_groups)
-    has_first = (groups == top[0])[:, None] | (groups == top[0])
-    has_second = (groups == top[1])[:, None] | (groups == top[1])
-    rest_JJ = np.where(has_first & has_second, value[2], np.where(has_first, value[1], value[0]))
-    return np.asarray(rest_JJ, dtype=np.float64)
+@dataclass(slots=True, kw_only=True, eq=False)
+class CoactivatedLayer(SwappedLayer):
+    """One layer with the tables of every level."""
 
+    expert_TK: Ints
+    tables_H: tuple[Tables, ...]
 
-def changes_EE(tables: tuple[Tables, ...], total_cost_H: Floats, peak_cost_H: Floats) -> Floats:
-    """Return [A][B]: the change of the layer's cost if experts A and B are swapped.
+    @classmethod
+    def of(cls, problem: CoactivationProblem, layer: int, rank_E: Ints) -> "CoactivatedLayer":
+        """Count one layer of a problem under a placement."""
+        expert_TK = problem.expert_LTK[layer]
+        tables_H = tuple(Tables.of(level, expert_TK, rank_E) for level in problem.levels)
+        return cls(rank_E=rank_E.copy(), expert_TK=expert_TK, tables_H=tables_H)
 
-    `peak_cost_H`: cost of one token copy into the most-loaded group, times the number of groups.
-    """
-    changed_EE = np.zeros(tables[0].lost_EE.shape)
-    for level, total_cost, peak_cost in zip(tables, total_cost_H, peak_cost_H, strict=True):
-        grown_EE = level.grown_EE() * level.weight_J[level.group_E]
-        if total_cost:
-            changed_EE += total_cost * (grown_EE + grown_EE.T)
-        if peak_cost:
-            group_E, value_J = level.group_E, level.weighted_J
-            rest_EE = largest_without_two(value_J)[group_E][:, group_E]
-            there_EE = value_J[group_E] + grown_EE
-            after_EE = np.maximum(rest_EE, np.maximum(there_EE, there_EE.T))
-            changed_EE += peak_cost * (after_EE - value_J.max())
-    return changed_EE
+    def cost(self) -> float:
+        """Return the layer's cost, summed over levels."""
+        return sum(tables.cost() for tables in self.tables_H)
+
+    def changes_EE(self) -> Floats:
+        """Return the change of the cost by each swap."""
+        return np.asarray(sum(tables.changes_EE() for tables in self.tables_H))
+
+    def swap(self, one: int, two: int) -> None:
+        """Swap two experts."""
+        SwappedLayer.swap(self, one, two)
+        is_theirs_TK = (self.expert_TK == one) | (self.expert_TK == two)
+        expert_NK = self.expert_TK[is_theirs_TK.any(axis=1)]
+        for tables in self.tables_H:
+            if tables.group_E[one] != tables.group_E[two]:
+                tables.add(expert_NK, sign=-1)
+                tables.group_E[[one, two]] = tables.group_E[[two, one]]
+                tables.add(expert_NK, sign=1)

@@ -2,8 +2,9 @@
 
     P passes   L layers   E experts   G ranks   S slots of a layer   H source ranks, H = G
 
-A dispatch rule turns a case into loads `[P][L][G]`: token copies that each rank computes. Every
-rule knows one pass and layer at a time, as engines do, and is written for all of them at once.
+A dispatch rule turns a case into the share of its expert's token copies that every slot takes,
+`[L][S]`, or `[P][L][S]` where it acts pass by pass, and shares into loads `[P][L][G]`. Every rule
+knows one pass and layer at a time, as engines do, and is written for all of them at once.
 
 Not covered: which token goes where, dropped tokens, and traffic; a rule is evaluated by its loads.
 """
@@ -72,7 +73,7 @@ class DispatchCase:
         return count
 
 
-def split_loads(case: DispatchCase, split_LEG: Floats) -> Floats:
-    """Return the loads `[P][L][G]` where each rank takes a fixed share of each expert's tokens."""
-    load_LPG = np.matmul(case.load_PLE.transpose(1, 0, 2), split_LEG)
-    return np.ascontiguousarray(load_LPG.transpose(1, 0, 2))
+def split_loads(case: DispatchCase, share_PLS: Floats) -> Floats:
+    """Return the loads `[P][L][G]` of slots that take these shares of their experts' tokens."""
+    load_PLS = np.take_along_axis(case.load_PLE, case.placement.expert_LS[None], axis=2)
+    return np.add.reduceat(load_PLS * share_PLS, case.ranks.first_slot_G, axis=2)

@@ -18,12 +18,9 @@ Not covered: the time that tokens and weights take to move; weights are counted,
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats, Ints
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,111 +68,48 @@ def plan(case: DispatchCase, *, knobs: LeastLoaded) -> LeastLoadedPlan:
             f" {case.num_experts} experts, give it one slot an expert"
         )
     passes, layers, experts = case.load_PLE.shape
-    home_LE = np.argmax(case.copies_LEG, axis=2)
-    home_IE = np.tile(home_LE, (passes, 1))
     load_IE = case.load_PLE.reshape(-1, experts)
-    ranks = case.ranks.num_ranks
-    shape = (passes, layers, ranks)
-    state = _start(load_IE, home_IE, ranks=ranks, knobs=knobs)
+    home_IE = np.tile(np.argmax(case.copies_LEG, axis=2), (passes, 1))
     order_IE = np.argsort(-load_IE, axis=1, kind="stable")
-    for place in range(experts):
-        expert_I = order_IE[:, place, None]
-        _assign(
-            state,
-            amount_I=np.take_along_axis(load_IE, expert_I, axis=1)[:, 0],
-            home_I=np.take_along_axis(home_IE, expert_I, axis=1)[:, 0],
-            knobs=knobs,
-        )
-    return LeastLoadedPlan(
-        load_PLG=state.taken_IG.reshape(shape),
-        active_PLG=state.active_IG.reshape(shape),
-        sent_PLG=state.sent_IG.reshape(shape),
-        received_PLG=state.received_IG.reshape(shape),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _State:
-    """Arrays that the plan fills, in place."""
-
-    taken_IG: Floats
-    """ga: given to the rank so far."""
-    pending_IG: Floats
-    """gp: at home on the rank and not yet given away or taken."""
-    cap_I: Floats
-    """Infinite where the gate keeps everything at home."""
-    active_IG: Ints
-    sent_IG: Ints
-    received_IG: Ints
-
-
-def _start(load_IE: Floats, home_IE: Ints, *, ranks: int, knobs: LeastLoaded) -> _State:
-    pending_IG = np.zeros((len(load_IE), ranks))
-    np.add.at(pending_IG, (np.arange(len(load_IE))[:, None], home_IE), load_IE)
+    row_I = np.arange(len(load_IE))
+    # Given to the rank so far; at home on the rank and not yet given away or taken.
+    taken_IG = np.zeros((len(load_IE), case.ranks.num_ranks))
+    pending_IG = np.zeros_like(taken_IG)
+    np.add.at(pending_IG, (row_I[:, None], home_IE), load_IE)
     mean_I = pending_IG.mean(axis=1)
-    gated_I = pending_IG.max(axis=1) < knobs.gate_ratio * mean_I
-    return _State(
-        taken_IG=np.zeros_like(pending_IG),
-        pending_IG=pending_IG,
-        cap_I=np.where(gated_I, np.inf, knobs.capacity_ratio * mean_I),
-        active_IG=np.zeros(pending_IG.shape, dtype=np.int64),
-        sent_IG=np.zeros(pending_IG.shape, dtype=np.int64),
-        received_IG=np.zeros(pending_IG.shape, dtype=np.int64),
+    is_gated_I = pending_IG.max(axis=1) < knobs.gate_ratio * mean_I
+    cap_I = np.where(is_gated_I, np.inf, knobs.capacity_ratio * mean_I)
+    active_IG, sent_IG, received_IG = (np.zeros_like(taken_IG, dtype=np.int64) for _ in range(3))
+    for expert_I in order_IE.T:
+        home_I, rest_I = home_IE[row_I, expert_I], load_IE[row_I, expert_I]
+        pending_IG[row_I, home_I] -= rest_I
+        used_I = taken_IG[row_I, home_I] + pending_IG[row_I, home_I]
+        kept_I = np.clip(cap_I - used_I, 0.0, rest_I)
+        taken_IG[row_I, home_I] += kept_I
+        active_IG[row_I, home_I] += kept_I > 0.0
+        rest_I = rest_I - kept_I
+        is_copied_IG = np.zeros(taken_IG.shape, dtype=np.bool_)
+        while len(open_N := np.flatnonzero(rest_I > 0.0)):
+            row_N = np.arange(len(open_N))
+            used_NG = taken_IG[open_N] + pending_IG[open_N]
+            used_NG[row_N, home_I[open_N]] = np.inf
+            rest_N1 = rest_I[open_N, None]
+            piece_NG = np.minimum(rest_N1, cap_I[open_N, None] - used_NG)
+            is_large_NG = (piece_NG >= knobs.min_chunk_tokens) | (rest_N1 <= piece_NG)
+            fits_NG = (piece_NG > 0.0) & is_large_NG
+            has_room_N = fits_NG.any(axis=1)
+            target_N = np.where(has_room_N[:, None] & ~fits_NG, np.inf, used_NG).argmin(axis=1)
+            given_N = np.where(has_room_N, piece_NG[row_N, target_N], rest_I[open_N])
+            taken_IG[open_N, target_N] += given_N
+            is_copied_IG[open_N, target_N] = True
+            rest_I[open_N] = np.where(given_N >= rest_I[open_N], 0.0, rest_I[open_N] - given_N)
+        active_IG += is_copied_IG
+        received_IG += is_copied_IG
+        sent_IG[row_I, home_I] += is_copied_IG.sum(axis=1)
+    shape = (passes, layers, case.ranks.num_ranks)
+    return LeastLoadedPlan(
+        load_PLG=taken_IG.reshape(shape),
+        active_PLG=active_IG.reshape(shape),
+        sent_PLG=sent_IG.reshape(shape),
+        received_PLG=received_IG.reshape(shape),
     )
-
-
-def _assign(state: _State, *, amount_I: Floats, home_I: Ints, knobs: LeastLoaded) -> None:
-    """Give one expert of every instance to ranks."""
-    row_I = np.arange(len(amount_I))
-    state.pending_IG[row_I, home_I] -= amount_I
-    used_I = state.taken_IG[row_I, home_I] + state.pending_IG[row_I, home_I]
-    kept_I = np.clip(state.cap_I - used_I, 0.0, amount_I)
-    state.taken_IG[row_I, home_I] += kept_I
-    state.active_IG[row_I, home_I] += kept_I > 0.0
-    rest_I = amount_I - kept_I
-    spilling = np.flatnonzero(rest_I > 0.0)
-    copied = np.zeros((len(spilling), state.taken_IG.shape[1]), dtype=np.bool_)
-    left = np.arange(len(spilling))
-    while len(left):
-        instance = spilling[left]
-        rest_I[instance] = _spill(
-            state,
-            instance=instance,
-            rest=rest_I[instance],
-            home=home_I[instance],
-            copied=copied,
-            row=left,
-            knobs=knobs,
-        )
-        left = left[rest_I[instance] > 0.0]
-    state.active_IG[spilling] += copied
-    state.received_IG[spilling] += copied
-    state.sent_IG[spilling, home_I[spilling]] += copied.sum(axis=1)
-
-
-def _spill(
-    state: _State,
-    *,
-    instance: Ints,
-    rest: Floats,
-    home: Ints,
-    copied: Mask,
-    row: Ints,
-    knobs: LeastLoaded,
-) -> Floats:
-    """Give one piece of each instance's rest away; return what is left of it."""
-    place = np.arange(len(instance))
-    used_IG = state.taken_IG[instance] + state.pending_IG[instance]
-    used_IG[place, home] = np.inf
-    room_IG = state.cap_I[instance, None] - used_IG
-    piece_IG: Floats = np.minimum(rest[:, None], room_IG)
-    too_small_IG = (piece_IG < knobs.min_chunk_tokens) & (rest[:, None] > piece_IG)
-    open_IG: Mask = (piece_IG > 0.0) & ~too_small_IG
-    anywhere_I: Mask = np.any(open_IG, axis=1)
-    target = np.argmin(
-        np.where(anywhere_I[:, None], np.where(open_IG, used_IG, np.inf), used_IG), axis=1
-    )
-    given = np.where(anywhere_I, piece_IG[place, target], rest)
-    state.taken_IG[instance, target] += given
-    copied[row, target] = True
-    return np.where(given >= rest, 0.0, rest - given)

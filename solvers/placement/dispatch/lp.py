@@ -1,31 +1,31 @@
 """The best split over replicas: the largest rank load of every pass and layer is least.
 
-    P passes   L layers   E experts   G ranks
-    I instances: a layer and a pass each, layer by layer
-    K replicated experts of a layer   X hosts of one of them, both padded
+    P passes   L layers   E experts   G ranks   S slots
+    K replicated experts of a layer, by falling number of hosts   X hosts of one of them
+    O passes that are not done
 
     minimise T   so that   sum_g y(e, g) = load(e),   sum_e y(e, g) <= T * speed(g),
                            y(e, g) >= 0 only where rank g holds a replica of e
 
 Method:  the flattest split minimises sum_g load(g)^2 / speed(g), and its largest load is T. It is
          approached by coordinate descent: one expert after another is poured anew over its hosts,
-         up to a common level (water-filling), in every instance at once.
+         up to a common level (water-filling), in every pass and layer at once. Absent experts and
+         hosts are padding: they stand on rank G, whose load is infinite.
 Proof:   by duality T >= load of the experts whose hosts all lie in A / speed of A, for any set A of
          ranks. The ranks above a level are tried as A: at the flattest split one of those sets
-         reaches T. An instance is done when the two agree to `TOLERANCE`, or after `SWEEPS`.
+         reaches T. A pass is done when the two agree to `TOLERANCE` in all layers, or after
+         `SWEEPS`.
 Source:  the linear program is that of DeepSeek's LPLB and of SGLang's `--ep-dispatch-algorithm lp`;
          the method is ours. Engines stop their interior-point iterations early and then draw
          tokens by the fractions, so they reach T only on average.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.kept import by_slot
+from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats, Ints
 
 TOLERANCE: Final = 1e-6
@@ -38,157 +38,98 @@ SWEEPS_PER_CHECK: Final = 4
 
 
 def slot_splits(case: DispatchCase) -> Floats:
-    """Return the best share of its expert for each slot's rank in every pass, `[P][L][S]`.
+    """Return the best share of its expert for each slot in every pass, `[P][L][S]`.
 
     Of several best splits the flattest that is found; an expert without tokens is split evenly. A
     pass is poured until all of its layers are done, whatever the others need.
     """
-    passes, layers = case.load_PLE.shape[:2]
-    share_PLS = np.empty((passes, layers, case.ranks.num_slots))
-    pool = _pool(case)
-    pass_Q = np.arange(passes)
+    ranks, row_L1 = case.ranks.num_ranks, np.arange(case.num_layers)[:, None]
+    is_host_LEG = case.copies_LEG > 0
+    hosts_LE = is_host_LEG.sum(axis=2)
+    order_LE = np.argsort(-hosts_LE, axis=1, kind="stable")
+    expert_LK = order_LE[:, : int((hosts_LE > 1).sum(axis=1).max())]
+    is_split_LK = hosts_LE[row_L1, expert_LK] > 1
+    is_host_LKG = is_host_LEG[row_L1, expert_LK] & is_split_LK[:, :, None]
+    # Sorting puts the hosts first, by id; what follows them is padding.
+    width_K = is_host_LKG.sum(axis=2).max(axis=0)
+    host_LKX = np.sort(np.where(is_host_LKG, np.arange(ranks), ranks), axis=2)
+    host_LKX = host_LKX[:, :, : int(width_K.max(initial=1))]
+    amount_OLK = case.load_PLE[:, row_L1, expert_LK] * is_split_LK
+    is_fixed_LEG = is_host_LEG & (hosts_LE == 1)[:, :, None]
+    fixed_OLG = np.einsum("ple,leg->plg", case.load_PLE, is_fixed_LEG.astype(np.float64))
+    load_OLG = np.concatenate((fixed_OLG, np.full((*fixed_OLG.shape[:2], 1), np.inf)), axis=2)
+    poured_OLKX = np.zeros((*amount_OLK.shape, host_LKX.shape[2]))
+    speed_G = np.append(case.ranks.speed_G, 1.0)
+    share_PLS = np.empty((len(case.load_PLE), *case.placement.expert_LS.shape))
+    pass_O = np.arange(len(case.load_PLE))
     for sweep in range(SWEEPS):
-        _sweep(pool)
+        for place, width in enumerate(width_K.tolist()):
+            hosts_LX = host_LKX[:, place, :width]
+            poured_OLX = poured_OLKX[:, :, place, :width]
+            others_OLX = load_OLG[:, row_L1, hosts_LX] - poured_OLX
+            poured_OLX[:] = _filled(amount_OLK[:, :, place], others_OLX, speed_G[hosts_LX])
+            load_OLG[:, row_L1, hosts_LX] = others_OLX + poured_OLX
         if sweep % SWEEPS_PER_CHECK and sweep + 1 < SWEEPS:
             continue
-        largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
-        done_I = largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)
-        done_Q = done_I.reshape(layers, -1).all(axis=0) | (sweep + 1 == SWEEPS)
-        if not done_Q.any():
-            continue
-        for place in np.flatnonzero(done_Q):
-            one = pool.only(np.tile(np.arange(len(pass_Q)) == place, layers))
-            share_PLS[pass_Q[place]] = by_slot(case, _split_of(case, one))
-        pass_Q = pass_Q[~done_Q]
-        if not len(pass_Q):
+        largest_OL = (load_OLG / speed_G)[:, :, :-1].max(axis=2)
+        least_OL = _bounds(load_OLG, fixed_OLG, amount_OLK, host_LKX, speed_G)
+        is_done_O = (largest_OL <= least_OL * (1.0 + TOLERANCE)).all(axis=1) | (sweep + 1 == SWEEPS)
+        for place in np.flatnonzero(is_done_O).tolist():
+            share_PLS[pass_O[place]] = _by_slot(case, expert_LK, host_LKX, poured_OLKX[place])
+        pass_O, amount_OLK, fixed_OLG, load_OLG, poured_OLKX = (
+            of_O[~is_done_O] for of_O in (pass_O, amount_OLK, fixed_OLG, load_OLG, poured_OLKX)
+        )
+        if not len(pass_O):
             break
-        pool = pool.only(np.tile(~done_Q, layers))
     return share_PLS
 
 
-def _split_of(case: DispatchCase, pool: "_Pool") -> Floats:
-    """Return the shares of a pool of one pass, `[L][E][G]`."""
-    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks + 1))
-    split_LEG[:, :, :-1] = case.copies_LEG / case.copies_LE[:, :, None]
-    order_LE = _widest_first(case.copies_LEG > 0)
-    for place, (hosts_IX, poured_IX) in enumerate(
-        zip(pool.hosts_K_IX, pool.poured_K_IX, strict=True)
-    ):
-        layer_N = np.flatnonzero(pool.amount_IK[:, place] > 0.0)
-        expert_N = order_LE[layer_N, place]
-        is_host_NX = hosts_IX[layer_N] < case.ranks.num_ranks
-        poured_NX = np.where(is_host_NX, poured_IX[layer_N], 0.0)
-        split_LEG[layer_N, expert_N] = 0.0
-        split_LEG[layer_N[:, None], expert_N[:, None], hosts_IX[layer_N]] = (
-            poured_NX / poured_NX.sum(axis=1, keepdims=True)
-        )
-    return split_LEG[:, :, :-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pool:
-    """Instances that are not done. Rank G is padding: its load is infinite."""
-
-    fixed_IG: Floats
-    """Load of the experts that have one host."""
-    load_IG: Floats
-    amount_IK: Floats
-    hosts_K_IX: tuple[Ints, ...]
-    """Host ranks of each replicated expert in every instance, padded with G."""
-    poured_K_IX: tuple[Floats, ...]
-    speed_G: Floats
-
-    def only(self, kept_I: npt.NDArray[np.bool_]) -> "_Pool":
-        """Return the instances named."""
-        return _Pool(
-            fixed_IG=self.fixed_IG[kept_I],
-            load_IG=self.load_IG[kept_I],
-            amount_IK=self.amount_IK[kept_I],
-            hosts_K_IX=tuple(hosts[kept_I] for hosts in self.hosts_K_IX),
-            poured_K_IX=tuple(poured[kept_I] for poured in self.poured_K_IX),
-            speed_G=self.speed_G,
-        )
-
-
-def _pool(case: DispatchCase) -> _Pool:
-    """Return every instance, split evenly to begin with."""
-    passes, layers, _ = case.load_PLE.shape
-    ranks = case.ranks.num_ranks
-    hosts_LEG = case.copies_LEG > 0
-    split_LE = hosts_LEG.sum(axis=2) > 1
-    fixed_PLG = split_loads(case, (hosts_LEG & ~split_LE[:, :, None]).astype(np.float64))
-    fixed_IG = fixed_PLG.transpose(1, 0, 2).reshape(-1, ranks)
-    order_LE = _widest_first(hosts_LEG)
-    count_L = split_LE.sum(axis=1)
-    amount_IK = np.zeros((layers * passes, int(count_L.max())))
-    load_IG = np.concatenate((fixed_IG, np.full((len(fixed_IG), 1), np.inf)), axis=1)
-    hosts_K_IX, poured_K_IX = [], []
-    for place in range(amount_IK.shape[1]):
-        expert_L = order_LE[:, place]
-        present_L = place < count_L
-        chosen_LG = hosts_LEG[np.arange(layers), expert_L] & present_L[:, None]
-        width = int(chosen_LG.sum(axis=1).max())
-        # Sorting puts the hosts first, by id; what follows them is padding.
-        hosts_LX = np.sort(np.where(chosen_LG, np.arange(ranks), ranks), axis=1)[:, :width]
-        amount_PL = case.load_PLE[:, np.arange(layers), expert_L] * present_L
-        amount_I = amount_PL.T.ravel()
-        share_LX = (hosts_LX < ranks) / np.maximum(chosen_LG.sum(axis=1, keepdims=True), 1)
-        hosts_IX = np.repeat(hosts_LX, passes, axis=0)
-        poured_IX = amount_I[:, None] * np.repeat(share_LX, passes, axis=0)
-        np.add.at(load_IG, (np.arange(len(load_IG))[:, None], hosts_IX), poured_IX)
-        amount_IK[:, place] = amount_I
-        hosts_K_IX.append(hosts_IX)
-        poured_K_IX.append(poured_IX)
-    return _Pool(
-        fixed_IG=fixed_IG,
-        load_IG=load_IG,
-        amount_IK=amount_IK,
-        hosts_K_IX=tuple(hosts_K_IX),
-        poured_K_IX=tuple(poured_K_IX),
-        speed_G=np.append(case.ranks.speed_G, 1.0),
-    )
-
-
-def _widest_first(hosts_LEG: npt.NDArray[np.bool_]) -> Ints:
-    """Order experts by hosts, so that the k-th of all layers have about as many."""
-    return np.argsort(-hosts_LEG.sum(axis=2), axis=1, kind="stable")
-
-
-def _sweep(pool: _Pool) -> None:
-    """Pour every expert anew over its hosts, in place.
+def _filled(amount_OL: Floats, others_OLX: Floats, speed_LX: Floats) -> Floats:
+    """Pour an amount over hosts up to a common level.
 
     The level t solves sum_x max(0, t * speed_x - others_x) = amount. With hosts sorted by
     others / speed it is the least over k of (amount + sum_{j<=k} others_j) / sum_{j<=k} speed_j.
     """
-    row_I = np.arange(len(pool.load_IG))[:, None]
-    for place, (hosts_IX, poured_IX) in enumerate(
-        zip(pool.hosts_K_IX, pool.poured_K_IX, strict=True)
-    ):
-        speed_IX = pool.speed_G[hosts_IX]
-        others_IX = pool.load_IG[row_I, hosts_IX] - poured_IX
-        order_IX = np.argsort(others_IX / speed_IX, axis=1)
-        filled_IX = np.cumsum(np.take_along_axis(others_IX, order_IX, axis=1), axis=1)
-        width_IX = np.cumsum(np.take_along_axis(speed_IX, order_IX, axis=1), axis=1)
-        level_I = ((pool.amount_IK[:, place, None] + filled_IX) / width_IX).min(axis=1)
-        # An instance without this expert has padding only, and an infinite level.
-        level_I[~np.isfinite(level_I)] = 0.0
-        poured_IX[:] = np.maximum(level_I[:, None] * speed_IX - others_IX, 0.0)
-        pool.load_IG[row_I, hosts_IX] = others_IX + poured_IX
+    order_OLX = np.argsort(others_OLX / speed_LX, axis=2)
+    filled_OLX = np.take_along_axis(others_OLX, order_OLX, axis=2).cumsum(axis=2)
+    width_OLX = speed_LX[np.arange(len(speed_LX))[:, None], order_OLX].cumsum(axis=2)
+    level_OL = ((amount_OL[:, :, None] + filled_OLX) / width_OLX).min(axis=2)
+    # An absent expert has padding only, and an infinite level.
+    level_OL[~np.isfinite(level_OL)] = 0.0
+    return np.asarray(np.maximum(level_OL[:, :, None] * speed_LX - others_OLX, 0.0))
 
 
-def _bound_I(pool: _Pool) -> Floats:
-    """Return the largest bound that a set of the most-loaded ranks proves, for each instance."""
-    ranks = pool.fixed_IG.shape[1]
-    order_IG = np.argsort(-(pool.load_IG / pool.speed_G)[:, :-1], axis=1, kind="stable")
-    place_IG = np.full((len(order_IG), ranks + 1), -1, dtype=np.int64)
-    np.put_along_axis(place_IG, order_IG, np.arange(ranks)[None, :], axis=1)
-    confined_IG = np.take_along_axis(pool.fixed_IG, order_IG, axis=1)
-    row_I = np.arange(len(order_IG))
-    for place, hosts_IX in enumerate(pool.hosts_K_IX):
-        # The expert is confined to the most-loaded ranks from its least busy host on; an absent one
-        # adds nothing anywhere.
-        last_I = np.take_along_axis(place_IG, hosts_IX, axis=1).max(axis=1)
-        confined_IG[row_I, last_I] += pool.amount_IK[:, place]
-    speed_IG = pool.speed_G[order_IG]
-    bound_I: Floats = (np.cumsum(confined_IG, axis=1) / np.cumsum(speed_IG, axis=1)).max(axis=1)
-    return bound_I
+def _bounds(
+    load_OLG: Floats, fixed_OLG: Floats, amount_OLK: Floats, host_LKX: Ints, speed_G: Floats
+) -> Floats:
+    """Return the largest bound that a set of the most-loaded ranks proves, `[O][L]`."""
+    passes, layers, ranks = fixed_OLG.shape
+    order_OLG = np.argsort(-(load_OLG / speed_G)[:, :, :-1], axis=2, kind="stable")
+    place_OLG = np.full(load_OLG.shape, -1, dtype=np.int64)
+    np.put_along_axis(place_OLG, order_OLG, np.arange(ranks)[None, None], axis=2)
+    confined_OLG = np.take_along_axis(fixed_OLG, order_OLG, axis=2)
+    # An expert is confined to the most-loaded ranks from its least busy host on; an absent one
+    # adds nothing anywhere.
+    last_OLK = place_OLG[:, np.arange(layers)[:, None, None], host_LKX].max(axis=3)
+    row_O11, row_L1 = np.arange(passes)[:, None, None], np.arange(layers)[:, None]
+    np.add.at(confined_OLG, (row_O11, row_L1, last_OLK), amount_OLK)
+    speed_OLG = speed_G[order_OLG]
+    return np.asarray((confined_OLG.cumsum(axis=2) / speed_OLG.cumsum(axis=2)).max(axis=2))
+
+
+def _by_slot(
+    case: DispatchCase, expert_LK: Ints, host_LKX: Ints, poured_LKX: npt.NDArray[np.float64]
+) -> Floats:
+    """Return the shares of slots, `[L][S]`; two of one expert on a rank take half of its each."""
+    copies_LEG = case.copies_LEG
+    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks + 1))
+    split_LEG[:, :, :-1] = copies_LEG / case.copies_LE[:, :, None]
+    total_LK = poured_LKX.sum(axis=2)
+    layer_N, place_N = np.nonzero(total_LK > 0.0)
+    expert_N = expert_LK[layer_N, place_N]
+    split_LEG[layer_N, expert_N] = 0.0
+    split_LEG[layer_N[:, None], expert_N[:, None], host_LKX[layer_N, place_N]] = (
+        poured_LKX[layer_N, place_N] / total_LK[layer_N, place_N, None]
+    )
+    slots = (np.arange(case.num_layers)[:, None], case.placement.expert_LS, case.ranks.rank_S)
+    return np.asarray(split_LEG[slots] / copies_LEG[slots])

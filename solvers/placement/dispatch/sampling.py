@@ -1,8 +1,8 @@
 """Expected loads of a rule, and what whole tokens make of them.
 
-    P passes   L layers   E experts   G ranks
+    P passes   L layers   E experts   G ranks   S slots
 
-A rule gives every expert's token copies to ranks by shares. Which copies, chance says: the tokens
+A rule gives every expert's token copies to slots by shares. Which copies, chance says: the tokens
 of an expert come from sources, or take replicas, independently of each other. So the n copies of
 an expert fall on its ranks as a multinomial of the shares, and the largest load of a layer exceeds
 the largest expected load, the more the fewer tokens a pass has.
@@ -25,24 +25,44 @@ less.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import kept, lp
+from solvers.placement.dispatch import lp
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.kept import by_rank
-from solvers.placement.dispatch.nearest import expected_split, near_and_far
-from solvers.placement.ranks import Floats
+from solvers.placement.dispatch.nearest import NearShares, near_shares
+from solvers.placement.ranks import Floats, Placement, Ranks
 
 Split = Callable[[DispatchCase], Floats]
-"""Shares of each expert's token copies by rank, `[L][E][G]`, of a case of one pass."""
+"""Share of its expert's token copies that each slot takes, `[L][S]`, or `[P][L][S]`."""
+
+BATCH_PASSES: Final = 16
+"""Linear programs solved at a time."""
+
+MOST_KEPT: Final = 32
+"""Placements whose linear programs are cached: of 16 passes of 58 layers of 288 slots 2 MB each."""
 
 
 def even_split(case: DispatchCase) -> Floats:
     """Return equal shares of replicas."""
-    return case.copies_LEG / case.copies_LE[:, :, None]
+    return 1.0 / np.take_along_axis(case.copies_LE, case.placement.expert_LS, axis=1)
+
+
+def expected_split(case: DispatchCase) -> Floats:
+    """Return what near replicas take from their sources, and equal shares of far sources' tokens.
+
+    True of `static` over launches and of `dynamic` beside an all-to-all backend over its draws.
+    """
+    return _near(case).mean_LS
+
+
+def lp_split(case: DispatchCase) -> Floats:
+    """Return the linear program's shares of each pass."""
+    shape, packed = case.load_PLE.shape, case.load_PLE.tobytes()
+    return _lp_shares(case.placement, case.ranks, shape, packed)
 
 
 def near_lp_split(case: DispatchCase) -> Floats:
@@ -51,36 +71,22 @@ def near_lp_split(case: DispatchCase) -> Floats:
     The program is blind to what is near: it splits all of an expert's tokens, and its shares are
     applied to the far ones.
     """
-    near_LEG, far_LE = near_and_far(case)
-    return near_LEG + far_LE[:, :, None] * lp_split(case)
+    shares = _near(case)
+    return shares.near_LS + shares.far_LS * lp_split(case)
 
 
-def lp_split(case: DispatchCase) -> Floats:
-    """Return the linear program's shares.
-
-    Raises:
-        ValueError: the case has more than one pass.
-    """
-    if len(case.load_PLE) != 1:
-        raise ValueError("shares are of one pass")
-    return by_rank(case, _lp_shares(case)[0])
+def _near(case: DispatchCase) -> NearShares:
+    return near_shares(case.placement.expert_LS, ranks=case.ranks, num_experts=case.num_experts)
 
 
-def _lp_shares(case: DispatchCase) -> list[Floats]:
-    """Return the linear program's shares of each pass by slot, solving those that are not kept."""
-    keys = [kept.key_of(case, of="lp", load_LE=load_LE) for load_LE in case.load_PLE]
-    shares_by_pass = [kept.kept(key) for key in keys]
-    missing = [place for place, share_LS in enumerate(shares_by_pass) if share_LS is None]
-    for start in range(0, len(missing), BATCH_PASSES):
-        places = missing[start : start + BATCH_PASSES]
-        solved = lp.slot_splits(replace(case, load_PLE=case.load_PLE[places]))
-        for place, share_LS in zip(places, solved, strict=True):
-            shares_by_pass[place] = kept.keep(keys[place], share_LS.copy())
-    return [share_LS for share_LS in shares_by_pass if share_LS is not None]
-
-
-BATCH_PASSES: Final = 16
-"""Linear programs solved at a time."""
+@lru_cache(maxsize=MOST_KEPT)
+def _lp_shares(
+    placement: Placement, ranks: Ranks, shape: tuple[int, int, int], packed: bytes
+) -> Floats:
+    load_PLE = np.frombuffer(packed, dtype=np.float64).reshape(shape)
+    case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks)
+    parts = [load_PLE[at : at + BATCH_PASSES] for at in range(0, len(load_PLE), BATCH_PASSES)]
+    return np.concatenate([lp.slot_splits(replace(case, load_PLE=part)) for part in parts])
 
 
 SPLITS: Final[Mapping[str, Split]] = {
@@ -97,40 +103,6 @@ PASS_BY_PASS: Final = frozenset({"lp", "near_lp"})
 """Rules whose shares follow the counts of a pass."""
 
 
-def expected_loads(rule: str, case: DispatchCase) -> Floats:
-    """Return the token copies that each rank expects under a rule, `[P][L][G]`.
-
-    Raises:
-        UnknownSolverError: the rule is not one of `SPLITS`.
-    """
-    shares = split_of(rule)
-    if rule not in PASS_BY_PASS:
-        one_pass = replace(case, load_PLE=case.load_PLE[:1])
-        return split_loads(case, shares(one_pass))
-    _lp_shares(case)
-    return np.stack([_one_pass(one, shares(one)) for one in _passes(case)])
-
-
-def draw(case: DispatchCase, split_LEG: Floats, rng: np.random.Generator) -> Floats:
-    """Return the token copies of each rank, `[L][G]`, of one draw by the given shares.
-
-    Raises:
-        ValueError: the case has more than one pass, or a load is no whole number of tokens.
-    """
-    if len(case.load_PLE) != 1:
-        raise ValueError("a draw is of one pass")
-    tokens_LE = np.rint(case.load_PLE[0]).astype(np.int64)
-    if not np.array_equal(tokens_LE, case.load_PLE[0]):
-        raise ValueError("replicas are drawn for whole tokens: pass counts, or use `even`")
-    is_split_LE = case.copies_LE > 1
-    load_LG = _one_pass(case, split_LEG * ~is_split_LE[:, :, None])
-    for layer, is_split_E in enumerate(is_split_LE):
-        shares_EG = np.maximum(split_LEG[layer, is_split_E], 0.0)
-        shares_EG /= shares_EG.sum(axis=1, keepdims=True)
-        load_LG[layer] += rng.multinomial(tokens_LE[layer, is_split_E], shares_EG).sum(axis=0)
-    return load_LG
-
-
 def split_of(rule: str) -> Split:
     """Return a rule's shares, as expected over launches.
 
@@ -142,10 +114,35 @@ def split_of(rule: str) -> Split:
     return SPLITS[rule]
 
 
-def _passes(case: DispatchCase) -> list[DispatchCase]:
-    return [replace(case, load_PLE=load_LE[None]) for load_LE in case.load_PLE]
+def expected_loads(rule: str, case: DispatchCase) -> Floats:
+    """Return the token copies that each rank expects under a rule, `[P][L][G]`.
+
+    Raises:
+        UnknownSolverError: the rule is not one of `SPLITS`.
+    """
+    return split_loads(case, split_of(rule)(case))
 
 
-def _one_pass(one: DispatchCase, split_LEG: Floats) -> Floats:
-    loads: Floats = np.matmul(one.load_PLE[0][:, None, :], split_LEG)[:, 0]
-    return loads
+def draw(case: DispatchCase, share_LS: Floats, rng: np.random.Generator) -> Floats:
+    """Return the token copies of each rank, `[L][G]`, of one draw by the given shares.
+
+    Raises:
+        ValueError: the case has more than one pass, or a load is no whole number of tokens.
+    """
+    if len(case.load_PLE) != 1:
+        raise ValueError("a draw is of one pass")
+    tokens_LE = np.rint(case.load_PLE[0]).astype(np.int64)
+    if not np.array_equal(tokens_LE, case.load_PLE[0]):
+        raise ValueError("replicas are drawn for whole tokens: pass counts, or use `even`")
+    is_split_LE = case.copies_LE > 1
+    is_split_LS = np.take_along_axis(is_split_LE, case.placement.expert_LS, axis=1)
+    load_LG: Floats = split_loads(case, (~is_split_LS).astype(np.float64))[0]
+    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks))
+    layer_L1 = np.arange(case.num_layers)[:, None]
+    share_LS = np.maximum(share_LS.reshape(is_split_LS.shape), 0.0)
+    np.add.at(split_LEG, (layer_L1, case.placement.expert_LS, case.ranks.rank_S), share_LS)
+    for layer, is_split_E in enumerate(is_split_LE):
+        share_EG = split_LEG[layer, is_split_E]
+        share_EG /= share_EG.sum(axis=1, keepdims=True)
+        load_LG[layer] += rng.multinomial(tokens_LE[layer, is_split_E], share_EG).sum(axis=0)
+    return load_LG

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from solvers.family import OPTIMALITY_TOLERANCE
-from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.certificate import certificates
+from solvers.placement.balance.bound import certificates, layer_bounds
 from solvers.placement.balance.check import LAUNCH_SEED, objective, standard_error
 from solvers.placement.balance.migration import moved
 from solvers.placement.dispatch.sampling import PASS_BY_PASS

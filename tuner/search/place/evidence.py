@@ -24,8 +24,6 @@ from solvers.placement.ranks import Floats, Ints
 from tuner.errors import SpecError
 from tuner.spec.place_read import PlaceSpec
 
-BATCHES: Final = 8
-"""Batches of the fit passes that their dispersion is measured between."""
 _RECORD_TOKENS: Final = "record tokens: SGLang's recorder in mode per_token, or Megatron's trace"
 
 
@@ -49,8 +47,6 @@ class WorkloadEvidence:
     """The fit passes; their mean where one pass was split at random."""
     holdout_PLE: Floats
     """The hold-out passes."""
-    variance_LE: Floats
-    """Variance of the hold-out passes' mean load around `fit_LE`; see `load_variance`."""
     num_fit_passes: int
     is_split: bool
     """Fit and hold-out passes are different passes."""
@@ -182,7 +178,6 @@ def _split(
         fit_LE=fit_LE,
         fit_PLE=fit_PLE.astype(np.float64) * scale if is_split else fit_LE[None],
         holdout_PLE=holdout_PLE.astype(np.float64) * scale,
-        variance_LE=load_variance(fit_PLE, holdout_copies=holdout_PLE.sum(axis=(0, 2)), size=size),
         num_fit_passes=len(fit_PLE),
         is_split=is_split,
         is_counted=is_split and copies_per_pass is None,
@@ -192,39 +187,6 @@ def _split(
         fit_LTK=fit_LTK,
         holdout_LTK=holdout_LTK,
     )
-
-
-def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats:
-    """Return the variance of other passes' mean load around that of the fit passes, [L][E].
-
-    Token copies of one text are correlated, so an expert's count of n has the variance `dispersion`
-    * n, not n. For both means:
-
-        variance = dispersion * share * size^2 * (1 / fit copies + 1 / hold-out copies)
-
-    The dispersion of a layer is the variance between batches of the fit passes over that of
-    counting, at least 1, which is also the value for a single pass. A lasting drift between the fit
-    passes and later ones is not covered.
-
-    Args:
-        fit_PLE: counts of the fit passes.
-        holdout_copies: of each layer, over all hold-out passes.
-        size: copies of a layer in the pass that loads are stated for.
-    """
-    copies_L = fit_PLE.sum(axis=(0, 2)).astype(np.float64)
-    share_LE = fit_PLE.sum(axis=0) / copies_L[:, None]
-    dispersion_L = np.ones(len(copies_L))
-    batches = min(BATCHES, len(fit_PLE))
-    if batches > 1:
-        count_BLE = np.stack(
-            [part.sum(axis=0) for part in np.array_split(fit_PLE, batches)]
-        ).astype(np.float64)
-        expected_BLE = count_BLE.sum(axis=2, keepdims=True) * share_LE
-        square_L = np.square(count_BLE - expected_BLE).sum(axis=(0, 2))
-        counting_L = (expected_BLE * (1.0 - share_LE)).sum(axis=(0, 2)) * (1.0 - 1.0 / batches)
-        dispersion_L = np.maximum(square_L / np.maximum(counting_L, 1e-300), 1.0)
-    known_L = dispersion_L * (1.0 / copies_L + 1.0 / holdout_copies)
-    return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
 def _num_held_out(count: int, ratio: float) -> int:

@@ -127,7 +127,6 @@ class PlaceProblem:
             active_load=active_load,
             migration=self.migration,
             dispatch=ReplicaDispatch.EVEN if is_single else rule,
-            variance_WLE=np.stack([one.variance_LE for one in self.evidence]),
         )
 
 

@@ -1,20 +1,21 @@
 import ast
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from solvers.errors import RejectedClaimError
-from solvers.placement.balance import check, dispatch_law, starts
-from solvers.placement.balance.dispatch_law import assigned_counts, expected_ratios, launched_ratios
+from solvers.placement import single_check
+from solvers.placement.balance import check, dispatch_law, objective, starts
+from solvers.placement.balance.dispatch_law import assigned_counts, slot_ratios
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
-from solvers.placement.dispatch import launches, nearest
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+from solvers.placement.dispatch.nearest import near_shares
+from solvers.placement.dispatch.sampling import even_split, expected_split
+from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Claim, Status
 from tests.solvers.placement.dispatch import static
@@ -40,7 +41,7 @@ def problem_of(case: DispatchCase, dispatch: ReplicaDispatch) -> BalanceProblem:
 
 
 def test_the_checker_shares_no_code_with_the_dispatch_rules() -> None:
-    for module in (check, dispatch_law):
+    for module in (check, dispatch_law, single_check):
         assert module.__file__ is not None
         tree = ast.parse(Path(module.__file__).read_text())
         names = [
@@ -57,6 +58,8 @@ def test_the_checker_shares_no_code_with_the_dispatch_rules() -> None:
             "solvers.placement.balance.problem",
             "solvers.placement.balance.dispatch_law",
             "solvers.placement.ranks",
+            "solvers.placement.single",
+            "solvers.placement.single_check",
         }
         assert not [name for name in names if name.startswith("solvers") and name not in ours]
 
@@ -66,10 +69,9 @@ def test_near_ranks_agree_with_the_independent_computation() -> None:
     for ranks in (NODES, ONE_NODE, UNEQUAL):
         for seed in range(4):
             case = case_on(ranks, seed=seed)
-            theirs = nearest.expected_split(case)
-            for layer, expert, ratios in expected_ratios(case.placement, ranks):
-                if not np.allclose(ratios, theirs[layer, expert], atol=1e-12):
-                    off.append((ranks.num_ranks, seed, layer, expert))
+            ours_LS = slot_ratios(case.placement, ranks, seed=None, launches=1)[0]
+            if not np.allclose(ours_LS, expected_split(case), atol=1e-12):
+                off.append((ranks.num_ranks, seed))
     assert not off
 
 
@@ -77,17 +79,12 @@ def test_launches_of_the_checker_expect_what_the_law_says() -> None:
     off = []
     for ranks in (NODES, ONE_NODE, UNEQUAL):
         case = case_on(ranks, seed=1)
-        exact = {
-            (layer, expert): of for layer, expert, of in expected_ratios(case.placement, ranks)
-        }
-        for layer, expert, ratio_DG in launched_ratios(
-            case.placement, ranks, seed=3, launches=2000
-        ):
-            assert np.allclose(ratio_DG.sum(axis=1), 1.0)
-            error_G = ratio_DG.std(axis=0) / np.sqrt(2000)
-            away = np.abs(ratio_DG.mean(axis=0) - exact[layer, expert])
-            if (away > 5.0 * error_G + 1e-12).any():
-                off.append((ranks.num_ranks, layer, expert))
+        (exact_LS,) = slot_ratios(case.placement, ranks, seed=None, launches=1)
+        ratio_DLS = slot_ratios(case.placement, ranks, seed=3, launches=2000)
+        error_LS = ratio_DLS.std(axis=0) / np.sqrt(2000)
+        away_LS = np.abs(ratio_DLS.mean(axis=0) - exact_LS)
+        if (away_LS > 5.0 * error_LS + 1e-12).any():
+            off.append(ranks.num_ranks)
     assert not off
 
 
@@ -124,39 +121,29 @@ def test_the_checker_agrees_with_the_engine_s_own_assignments() -> None:
     assert not off
 
 
-def _first_replica(true: Callable[..., Iterator[tuple[int, int, Ints]]]) -> Callable[..., object]:
-    def broken(placement: Placement, *, ranks: Ranks, **others: object) -> object:
-        first = {
-            (layer, expert): host_R[0]
-            for layer, expert, host_R in launches.replicated(placement, ranks=ranks)
-        }
-        for layer, expert, target_DH in true(placement, ranks=ranks, **others):
-            yield layer, expert, np.full_like(target_DH, first[layer, expert])
-
-    return broken
+def _first_replica(case: DispatchCase, share_DLS: Floats) -> Floats:
+    """All tokens of an expert to the first of its slots."""
+    first_LS = [
+        [list(expert_S).index(expert) == slot for slot, expert in enumerate(expert_S)]
+        for expert_S in case.placement.expert_LS
+    ]
+    return np.broadcast_to(np.array(first_LS, dtype=float), share_DLS.shape)
 
 
-def _one_replica_for_all(
-    true: Callable[..., Iterator[tuple[int, int, Ints]]],
-) -> Callable[..., object]:
-    def broken(placement: Placement, **others: object) -> object:
-        for layer, expert, target_DH in true(placement, **others):
-            yield layer, expert, np.broadcast_to(target_DH[:, -1:], target_DH.shape)
+def _near_ones_alone(case: DispatchCase, share_DLS: Floats) -> Floats:
+    """Far ranks send what near ones have sent before, in proportion."""
+    near_LS = near_shares(
+        case.placement.expert_LS, ranks=case.ranks, num_experts=case.num_experts
+    ).near_LS
+    total_LE = np.zeros(case.copies_LE.shape)
+    experts = (np.arange(case.num_layers)[:, None], case.placement.expert_LS)
+    np.add.at(total_LE, experts, near_LS)
+    return np.broadcast_to(near_LS / total_LE[experts], share_DLS.shape)
 
-    return broken
 
-
-def _even_at_once(true: Callable[..., Iterator[tuple[int, int, Ints]]]) -> Callable[..., object]:
-    def broken(placement: Placement, *, ranks: Ranks, **others: object) -> object:
-        hosts = {
-            (layer, expert): host_R
-            for layer, expert, host_R in launches.replicated(placement, ranks=ranks)
-        }
-        for layer, expert, target_DH in true(placement, ranks=ranks, **others):
-            turns_H = np.resize(hosts[layer, expert], target_DH.shape[1])
-            yield layer, expert, np.broadcast_to(turns_H, target_DH.shape)
-
-    return broken
+def _even_at_once(case: DispatchCase, share_DLS: Floats) -> Floats:
+    """Equal shares of all replicas, near or far."""
+    return np.broadcast_to(even_split(case), share_DLS.shape)
 
 
 def claim_of(problem: BalanceProblem, placement: Placement) -> Claim[Placement]:
@@ -177,9 +164,12 @@ def test_a_broken_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     placement = eplb(problem.load_WLE[0], ranks=NODES)
     BALANCE.checked(problem, claim_of(problem, placement), method="sampled", solve_s=0.0)
     refusals, kept = [], []
-    for breakage in (_first_replica, _one_replica_for_all, _even_at_once):
+    drawn_DLS = objective.slot_shares(problem, placement, seed=0)
+    placed = dataclasses.replace(case, placement=placement)
+    for breakage in (_first_replica, _near_ones_alone, _even_at_once):
+        broken_DLS = breakage(placed, drawn_DLS)
         with monkeypatch.context() as patch:
-            patch.setattr(starts, "targets", breakage(launches.targets))
+            patch.setattr(objective, "launched_shares", lambda *_, of=broken_DLS, **__: of)
             try:
                 claim = claim_of(problem, placement)
                 BALANCE.checked(problem, claim, method="broken", solve_s=0.0)
@@ -200,11 +190,10 @@ def test_a_broken_expectation_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert actual.solution is not None
     assert actual.objective == starts.claimed(problem, actual.solution)[0]
 
-    def even(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:
-        for layer, expert, host_R in launches.replicated(placement, ranks=ranks):
-            yield layer, expert, np.bincount(host_R, minlength=ranks.num_ranks) / len(host_R)
-
-    monkeypatch.setattr(starts, "expected_shares", even)
+    shares = near_shares(placement.expert_LS, ranks=NODES, num_experts=problem.num_experts)
+    even_LS = even_split(dataclasses.replace(case, placement=placement))
+    broken = dataclasses.replace(shares, mean_LS=even_LS)
+    monkeypatch.setattr(objective, "near_shares", lambda *_, **__: broken)
     claim = claim_of(problem, placement)
     with pytest.raises(RejectedClaimError, match="its check finds"):
         BALANCE.checked(problem, claim, method="broken", solve_s=0.0)

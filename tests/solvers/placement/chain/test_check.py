@@ -63,7 +63,7 @@ def test_an_impossible_problem_cannot_be_made() -> None:
         ({"cost_GG": np.zeros((3, 3))}, "costs must be"),
         ({"cost_GG": np.array([[0.0, np.nan], [0.0, 0.0]])}, "non-negative numbers"),
         ({"load_LE": -np.ones((2, 3))}, "non-negative numbers"),
-        ({"most_load_L": np.ones(3)}, "one a layer"),
+        ({"most_load_L": np.ones(3)}, "one number a layer"),
         ({"ranks": Ranks.uniform(ranks=2, slots_per_rank=2)}, "4 slots for 3 experts"),
     )
     assert unrefused(chain, rows) == []

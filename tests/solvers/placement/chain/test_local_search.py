@@ -7,10 +7,10 @@ import pytest
 from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.clusters import clusters_along_chain
-from solvers.placement.chain.local_search import _layer_of, _settle, solve, sweep
+from solvers.placement.chain.local_search import _layer_of, solve, sweep
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Ranks, placed
-from solvers.placement.start_placement import fit
+from solvers.placement.swap_search import fit, settle
 from solvers.result import Status
 from tests.solvers.placement.chain import brute_force
 from tests.solvers.placement.chain.contract import clusters
@@ -191,13 +191,13 @@ def test_total_costs_of_different_links_are_bounded_by_the_least_of_each_kind() 
     assert lower_bound(total, time_limit_s=60.0) == lower_bound(three, time_limit_s=60.0) > 0.0
 
 
-def test_layers_above_their_limit_are_balanced_where_time_is_up() -> None:
+def test_layers_above_their_limit_are_named_where_time_is_up() -> None:
     problem = small(3, Measure.TOTAL)
-    balanced_LE = fit(problem.load_LE, problem.ranks, problem.most_load_L)
-    assert balanced_LE is not None
+    rank_LE = fit(problem.load_LE, problem.ranks, problem.most_load_L)
+    assert rank_LE is not None
     # Layer 0 is within its limit, layer 1 has its largest experts together.
-    rank_LE = balanced_LE.copy()
     rank_LE[1, np.argsort(-problem.load_LE[1])] = np.arange(12) // 3
-    rng = np.random.default_rng(0)
-    _settle(problem, rank_LE, balanced_LE, rng, deadline_s=-math.inf)
-    assert (rank_LE == balanced_LE).all()
+    before_LE = rank_LE.copy()
+    fits_L = settle(problem.load_LE, rank_LE, problem.limit_L, deadline_s=-math.inf)
+    assert fits_L.tolist() == [True, False, True, True]
+    assert (rank_LE == before_LE).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.coactivation.bound import (
-    fewest_copies_L,
+    fewest_copies,
     lower_bound_L,
     most_saved,
     tokens_of_both_EE,
@@ -20,14 +20,12 @@ from tests.solvers.placement.coactivation.testing import with_topics
 def test_savings_follow_the_most_even_split() -> None:
     # 4 experts in 3 groups: one pair, one copy saved; 2 + 2: two pairs; all in one: six pairs.
     slots_J = np.array([4, 4, 4, 4])
-    assert most_saved(np.array([0.0, 1.0, 2.0, 6.0, 9.0]), 4, slots_J) == pytest.approx(
-        [0.0, 1.0, 2.0, 3.0, 3.0]
-    )
-    assert most_saved(np.array([4.0]), 4, slots_J) == pytest.approx([2.5])
+    saved = [most_saved(pairs, 4, slots_J) for pairs in (0.0, 1.0, 2.0, 4.0, 6.0, 9.0)]
+    assert saved == pytest.approx([0.0, 1.0, 2.0, 2.5, 3.0, 3.0])
 
 
 def test_a_group_too_small_for_a_token_is_not_enough() -> None:
-    assert most_saved(np.array([99.0]), 4, np.array([3, 3])) == pytest.approx([2.0])
+    assert most_saved(99.0, 4, np.array([3, 3])) == pytest.approx(2.0)
 
 
 def test_one_slot_a_group_saves_nothing() -> None:
@@ -39,8 +37,7 @@ def test_one_slot_a_group_saves_nothing() -> None:
     )
     both_EE = tokens_of_both_EE(problem.expert_LTK[0], 4)
     assert both_EE[0].tolist() == [0.0, 1.0, 0.0, 1.0]
-    fewest = fewest_copies_L(problem, problem.levels[0], [both_EE])
-    assert fewest.tolist() == [6.0]
+    assert fewest_copies(problem, problem.levels[0], both_EE) == 6.0
 
 
 def test_separate_pairs_are_bounded_exactly() -> None:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.placement.coactivation.check import layer_costs
-from solvers.placement.coactivation.layer import layer_of
-from solvers.placement.coactivation.swaps import Tables, largest_without_two
+from solvers.placement.coactivation.swaps import CoactivatedLayer, Tables
 from solvers.placement.ranks import contiguous, placed
+from solvers.placement.swap_search import largest_without_two
 from tests.solvers.placement.coactivation.testing import tiny_problem
 from tests.solvers.placement.testing import rank_of_expert
 
@@ -20,7 +20,7 @@ def test_every_swap_is_foretold(seed: int) -> None:
     experts = problem.num_experts
     in_order = contiguous(num_layers=problem.num_layers, num_experts=experts, num_slots=experts)
     rank_LE = rank_of_expert(in_order, problem.ranks)
-    layer = layer_of(problem, 0, rank_LE[0])
+    layer = CoactivatedLayer.of(problem, 0, rank_LE[0])
     before = layer_costs(problem, in_order)[0]
     assert layer.cost() == pytest.approx(before)
     changed_EE = layer.changes_EE()
@@ -36,12 +36,12 @@ def test_every_swap_is_foretold(seed: int) -> None:
 def test_tables_stay_true_as_swaps_are_made(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = tiny_problem(rng)
-    layer = layer_of(problem, 0, problem.ranks.rank_S)
+    layer = CoactivatedLayer.of(problem, 0, problem.ranks.rank_S)
     for _ in range(5):
         one, two = rng.choice(problem.num_experts, size=2, replace=False)
         layer.swap(int(one), int(two))
     for level, tables in zip(problem.levels, layer.tables_H, strict=True):
-        fresh = Tables.of(problem.expert_LTK[0], level.group_G[layer.rank_E], level.weights_J)
+        fresh = Tables.of(level, problem.expert_LTK[0], layer.rank_E)
         for name in ("group_E", "count_J", "touch_EJ", "lost_EE"):
             assert (getattr(tables, name) == getattr(fresh, name)).all(), name
 

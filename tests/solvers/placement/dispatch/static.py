@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.nearest import FAR, nearest_H
+from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.launches import FAR, nearest_H
 from solvers.placement.ranks import Floats, Ints, Ranks
 
 ENGINE_SEED: Final = 42
@@ -26,7 +26,7 @@ ENGINE_SEED: Final = 42
 
 def rank_loads(case: DispatchCase) -> Floats:
     """Return token copies of each rank, `[P][L][G]`."""
-    return split_loads(case, split(case))
+    return np.asarray(np.einsum("ple,leg->plg", case.load_PLE, split(case)))
 
 
 def split(case: DispatchCase) -> Floats:

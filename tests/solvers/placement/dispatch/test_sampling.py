@@ -1,13 +1,12 @@
-from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import kept, launches, lp
+from solvers.placement.dispatch import launches, lp, sampling
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.sampling import SPLITS, expected_loads, split_of
+from solvers.placement.dispatch.sampling import SPLITS, draw, expected_loads, split_of
 from solvers.placement.ranks import Floats, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case, sampled_loads
 
@@ -18,9 +17,12 @@ def test_shares_of_every_rule_sum_to_one_on_hosts() -> None:
     case = sample_case(passes=1, layers=3, experts=24, ranks=RANKS, seed=1)
     for rule in SPLITS:
         launched = launches.splits(case, launches=1) if rule == "static" else ()
-        for split_LEG in (split_of(rule)(case), *launched):
-            np.testing.assert_allclose(split_LEG.sum(axis=2), 1.0, err_msg=rule)
-            assert (split_LEG[case.copies_LEG == 0] == 0.0).all(), rule
+        for share_LS in (split_of(rule)(case), *launched):
+            total_LE = np.zeros(case.copies_LE.shape)
+            experts = (np.arange(3)[:, None], case.placement.expert_LS)
+            np.add.at(total_LE, experts, share_LS.reshape(3, -1))
+            np.testing.assert_allclose(total_LE, 1.0, err_msg=rule)
+            assert (share_LS >= 0.0).all(), rule
 
 
 def test_samples_keep_every_token_and_scatter_about_the_expected_load() -> None:
@@ -53,8 +55,9 @@ def test_unknown_rules_and_broken_tokens_are_refused() -> None:
         expected_loads("fake", case)
     with pytest.raises(ValueError, match="whole tokens"):
         sampled_loads("near_lp", replace(case, load_PLE=case.load_PLE + 0.5))
+    two = sample_case(passes=2, layers=1, experts=24, ranks=RANKS, seed=5)
     with pytest.raises(ValueError, match="one pass"):
-        split_of("lp")(sample_case(passes=2, layers=1, experts=24, ranks=RANKS, seed=5))
+        draw(two, split_of("even")(two), np.random.default_rng(0))
 
 
 def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
@@ -94,7 +97,8 @@ def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
             loads = {name: expected_loads(rule, case) for name, case in cases.items()}
             sampled = {name: sampled_loads(rule, case) for name, case in cases.items()}
         for name, case in cases.items():
-            kept._KEPT.clear()
+            sampling._lp_shares.cache_clear()
+            launches.launched_shares.cache_clear()
             alone = np.concatenate(
                 [expected_loads(rule, replace(case, load_PLE=one[None])) for one in case.load_PLE]
             )
@@ -105,13 +109,3 @@ def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
     assert not off
     distinct = {name: sampled_loads("static", cases[name]) for name in ("base", "nodes")}
     assert not np.allclose(distinct["base"], distinct["nodes"])
-
-
-def test_splits_are_kept_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_KEPT", OrderedDict())
-    share_DLS, most = np.zeros((10, 58, 288)), kept.MOST_BYTES // (10 * 58 * 288 * 8)
-    for number in range(most + 5):
-        kept.keep(bytes([number]), share_DLS.copy())
-    assert len(kept._KEPT) == most
-    assert kept.kept(bytes([4])) is None
-    assert kept.kept(bytes([5])) is not None

@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.nearest import FAR, expected_split, nearest_H
+from solvers.placement.dispatch.launches import FAR, nearest_H
+from solvers.placement.dispatch.sampling import expected_split
 from solvers.placement.ranks import Placement, Ranks
 from tests.solvers.placement.dispatch.static import rank_loads, targets
 from tests.solvers.placement.dispatch.testing import sample_case

@@ -3,12 +3,7 @@ import math
 import numpy as np
 
 from solvers.placement.ranks import Ranks
-from solvers.placement.start_placement import (
-    fit,
-    longest_first,
-    rank_loads,
-    repaired,
-)
+from solvers.placement.swap_search import fit, longest_first, rank_loads, settle
 
 TWO = Ranks.uniform(ranks=2, slots_per_rank=2)
 
@@ -22,7 +17,7 @@ def test_a_layer_within_its_limit_is_left_as_it_is() -> None:
     load_LE = np.array([[4.0, 3.0, 2.0, 1.0]])
     actual = fit(load_LE, TWO, np.array([5.0]))
     assert actual is not None
-    assert rank_loads(load_LE, actual, 2).tolist() == [[5.0, 5.0]]
+    assert rank_loads(load_LE, actual).tolist() == [[5.0, 5.0]]
 
 
 def test_nothing_is_returned_above_a_limit() -> None:
@@ -42,19 +37,21 @@ def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
     load_LE = rng.gamma(2.0, size=(6, 64))
     ranks = Ranks.uniform(ranks=8, slots_per_rank=8)
     rank_LE = longest_first(load_LE, ranks)
-    largest_L = rank_loads(load_LE, rank_LE, 8).max(axis=1)
+    largest_L = rank_loads(load_LE, rank_LE).max(axis=1)
     mean_L = load_LE.sum(axis=1) / 8
     limit_L = mean_L + 0.3 * (largest_L - mean_L)
     assert fit(load_LE, ranks, limit_L) is not None
-    row_E = repaired(load_LE[0], rank_LE[0], float(limit_L[0]), rng)
-    assert (np.bincount(row_E) == 8).all()
-    assert rank_loads(load_LE[:1], row_E[None], 8).max() <= limit_L[0]
+    assert settle(load_LE, rank_LE, limit_L).all()
+    assert all((np.bincount(row_E) == 8).all() for row_E in rank_LE)
+    assert (rank_loads(load_LE, rank_LE).max(axis=1) <= limit_L * (1.0 + 1e-9)).all()
 
 
 def test_repairing_takes_the_best_swap_of_all_until_the_deadline() -> None:
     # Rank 0 has 9 + 5, rank 1 has 4 + 3, rank 2 has 2 + 1: of swaps with rank 1 the best leaves 2
     # above the limit of 10, with rank 2 none: 9 for 2.
-    load_E, rank_E = np.array([9.0, 5.0, 4.0, 3.0, 2.0, 1.0]), np.array([0, 0, 1, 1, 2, 2])
-    rng = np.random.default_rng(0)
-    assert repaired(load_E, rank_E, 10.0, rng).tolist() == [2, 0, 1, 1, 0, 2]
-    assert repaired(load_E, rank_E, 10.0, rng, deadline_s=-math.inf).tolist() == rank_E.tolist()
+    load_LE, rank_LE = np.array([[9.0, 5.0, 4.0, 3.0, 2.0, 1.0]]), np.array([[0, 0, 1, 1, 2, 2]])
+    limit_L = np.array([10.0])
+    assert not settle(load_LE, rank_LE, limit_L, deadline_s=-math.inf).any()
+    assert rank_LE.tolist() == [[0, 0, 1, 1, 2, 2]]
+    assert settle(load_LE, rank_LE, limit_L).all()
+    assert rank_LE.tolist() == [[2, 0, 1, 1, 0, 2]]
