@@ -115,11 +115,7 @@ def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None
             on_message=_print_indented,
         )
     if options.launcher == "command":
-        return command_trials(
-            command=options.command,
-            metrics=options.metrics or "jsonl",
-            on_message=_print_indented,
-        )
+        return command_trials(command=options.command, metrics=options.metrics or "jsonl")
     return None
 
 

@@ -18,7 +18,7 @@ from tuner.engines.files import launch_files
 from tuner.engines.writers import broken_rules, emit_all, emitted_targets
 from tuner.errors import PlanUnreadableError
 from tuner.goals.profiles import machine_of
-from tuner.goals.study_folder import opened_study, plan_sha256, trial_folders
+from tuner.goals.study_folder import opened_study, plan_sha256
 from tuner.goals.train_folder import read_plan, read_used_profile, write_verified
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
@@ -28,21 +28,18 @@ from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.prices import work_of as work_of
 from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.command import CommandLauncher, parse_template
-from tuner.verify.durable_trials import note
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
 from tuner.verify.launches import engine_of, total_steps
+from tuner.verify.leftovers import scratch_folder
 from tuner.verify.loop import run_trials
 from tuner.verify.metrics import find_adapter
 from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
-from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
+from tuner.verify.slurm.launcher import SlurmLauncher, check_programs
 from tuner.verify.slurm.options import parse_options
-from tuner.verify.slurm.queue import check_programs
 from tuner.verify.verification import Effort, TrainTrials, Watcher, conclude, verified_plan
 
 
@@ -94,7 +91,6 @@ def verify(
     profile = read_used_profile(folder) if is_measured else None
     space = decision_space(made, profile)
     trials: TrialLauncher = by or reference_trials(launch)
-    durable = by if isinstance(by, SlurmLauncher) else None
     jobs = TrialJobs(
         space=space,
         price=build_pricer(space, used=folder / "used"),
@@ -113,33 +109,28 @@ def verify(
             spending.check()
         for line in spending.without_own_choice():
             on_message(line)
-    failures, sha256 = FailureWatch(), plan_sha256(folder)
+    failures, trials_folder = FailureWatch(), folder / TRIALS_NAME
+    # Nodes of a job see the plan's folder.
+    inside = trials_folder if isinstance(by, SlurmLauncher) else None
     with (
-        trial_folders(folder, by=durable, on_message=on_message) as scratch,
+        scratch_folder(trials_folder, inside=inside, on_message=on_message) as scratch,
         opened_study(
             folder,
             space,
             kind=TRAINING,
-            sha256=sha256,
-            by=durable,
+            sha256=plan_sha256(folder),
             scratch=scratch,
             resume=resume,
             storage=storage,
             on_message=on_message,
         ) as study,
     ):
-
-        def begin(trial: Path, proposal: Proposal) -> None:
-            if durable is not None:
-                note(trial, proposal, plan_sha256=sha256)
-
         runs = TrainTrials(
             jobs=jobs,
             effort=effort,
             launch=trials,
             scratch=scratch,
             watcher=watcher,
-            begin=begin,
             spending=spending,
         )
         records = run_trials(
@@ -190,7 +181,7 @@ def slurm_trials(
         options: of sbatch, as `name=value`.
         requeue: requeue a job after a node failure or preemption.
         queue_s: how long a trial may wait in the queue.
-        on_message: gets the state changes of jobs, a line each.
+        on_message: gets a line when a job is submitted and when it starts.
 
     Raises:
         SpecError: an option cannot be passed through.
@@ -200,34 +191,24 @@ def slurm_trials(
     return SlurmLauncher(
         options=parse_options(options),
         requeue=requeue,
-        pace=SlurmTimeouts(queue_s=queue_s),
+        queue_s=queue_s,
         environment=os.environ,
         on_message=on_message,
     )
 
 
-def command_trials(
-    *,
-    command: str,
-    metrics: str,
-    on_message: Callable[[str], None] = lambda _line: None,
-) -> CommandLauncher:
+def command_trials(*, command: str, metrics: str) -> CommandLauncher:
     """Return a launcher that runs trials by the user's own command.
 
     Args:
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
-        on_message: gets a line for each stale lock of a build, for which an engine that compiles
-            the same kernels waits in silence.
 
     Raises:
         SpecError: the template or the metrics parser is invalid.
     """
-    template = parse_template(command)
-    for lock in abandoned_locks(os.environ):
-        on_message(f"trials that compile the same wait for {lock}: remove it if no build runs")
     return CommandLauncher(
-        template=template,
+        template=parse_template(command),
         adapter=find_adapter(metrics),
         environment=os.environ,
         prepare=_write_launch_files,

@@ -108,7 +108,6 @@ def verify_serve(
             space,
             kind=TrialKind(proposal=Proposal[ServeDecision], record=ServeTrialRecord),
             sha256=_sha256(folder),
-            by=None,
             scratch=scratch,
             resume=resume,
             storage="",

@@ -42,7 +42,6 @@ from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.metrics.interface import Adapter, TrialWork
 from tuner.errors import SpecError
 from tuner.plans.train import Plan
-from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.launcher import (
     LOG_NAME,
     EngineMetrics,
@@ -225,7 +224,6 @@ class CommandLauncher:
                 deadline_s,
                 wall_s=ran.wall_s,
                 steps=len(metrics().steps_s),
-                waits_for=abandoned_locks(environment),
             )
         if ran.exit_code:
             return failure_result(ran.exit_code, tail=tail, wall_s=ran.wall_s)

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tuner.verify.launcher import NO_REPORT
+from tuner.verify.launcher import NO_REPORT, NODE_GONE
 from tuner.verify.records import AnyRecord, LaunchRecord, Trial
-from tuner.verify.slurm.outcome import LOST_JOB
 
 ENOUGH: Final = 2
 """Identical failures."""
@@ -43,7 +42,7 @@ def failure_cause(ended: LaunchRecord[Any] | Trial) -> str:
     """Return the cause of a failure, equal for identical failures; empty if unknown."""
     if ended.status == "timeout":
         return "timeout" if HUNG.match(ended.reason) else ""
-    if ended.status != "crashed" or not ended.reason or ended.reason in LOST_JOB:
+    if ended.status != "crashed" or not ended.reason or ended.reason == NODE_GONE:
         return ""
     cause = FOLDER.sub("", ended.reason)
     for passing in PASSING:

@@ -40,7 +40,6 @@ from tuner.engines.reference.step_config import step_config
 from tuner.errors import EnvironmentMissingError
 from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.verify.build_locks import release_builds
 from tuner.verify.records import TrialStatus
 from tuner.verify.termination import GRACE_S, LOOK_S, ensure_ended, start_marked
 
@@ -57,6 +56,9 @@ LOG_NAME: Final = "log.txt"
 
 NO_REPORT: Final = "no report after"
 """Beginning of the reason of a trial that missed its deadline."""
+
+NODE_GONE: Final = "a node of the job could not be reached any more"
+"""Reason of a trial that Slurm lost, whatever the trial is."""
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 LAUNCHER_VARIABLES: Final = frozenset(
@@ -328,7 +330,7 @@ def running(
     option: str = "--command",
     patience_s: float = 0.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command while this is entered; leave none of its processes, nor stale build locks.
+    """Run a command while this is entered; leave none of its processes.
 
     Args:
         command: program and arguments; no shell reads them.
@@ -342,7 +344,6 @@ def running(
         EnvironmentMissingError: the command's program does not exist.
     """
     process: subprocess.Popen[bytes] | None = None
-    since_s = time.time()
     try:
         with (
             (folder / LOG_NAME).open("wb") as log,
@@ -369,24 +370,18 @@ def running(
     finally:
         if process is not None:
             process.wait()
-        release_builds(environment, since_s=since_s)
 
 
-def timeout_result(
-    deadline_s: float, *, wall_s: float, steps: int, waits_for: Sequence[Path] = ()
-) -> LaunchResult:
+def timeout_result(deadline_s: float, *, wall_s: float, steps: int) -> LaunchResult:
     """Return the result of a trial that was ended at its deadline.
 
     Args:
         deadline_s: after which it was ended.
         wall_s: that it took.
         steps: timed steps that it had reported.
-        waits_for: stale build locks (tuner/verify/build_locks.py).
     """
     steps_text = f", {steps} timed steps" if steps else ""
     reason = f"{NO_REPORT} {deadline_s:.0f} s{steps_text}; the trial was ended"
-    if waits_for:
-        reason += f"; it may have waited for {waits_for[0]}, left by a killed build: remove it"
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 

@@ -27,13 +27,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tuner.errors import EnvironmentMissingError, OutputError
-from tuner.verify.build_locks import release_builds
 from tuner.verify.termination import TRIAL_MARK, end_marked, single_interrupt
 
 MOST_PATH_BYTES: Final = 4096
@@ -43,8 +42,8 @@ DISMISS_S: Final = 5.0
 GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""
 
-SCRATCH_PREFIX: Final = "deployments-"
-"""Prefix of folders, in that of trials, with files and logs of the running deployment."""
+SCRATCH_PREFIX: Final = "moetune-"
+"""Prefix of folders with the files and logs of running trials."""
 LOCK_NAME: Final = "deployments.lock"
 
 HELD_BACK: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -94,6 +93,35 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
 
 
 @contextmanager
+def scratch_folder(
+    trials: Path,
+    *,
+    inside: Path | None = None,
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> Iterator[Path]:
+    """End leftovers, and yield a new folder for this verification's trials, guarded.
+
+    Args:
+        trials: folder of the plan's trials.
+        inside: folder to make it in, e.g. `trials`, which other nodes see; None: the temporary one.
+        on_message: gets a line if something was ended.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        EnvironmentMissingError: no shell can be started.
+    """
+    if end_leftovers(trials):
+        on_message("a verification of this plan was killed; its processes here are ended")
+    try:
+        trials.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=inside))
+    except OSError as error:
+        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
+    with register_scratch(trials, scratch=scratch):
+        yield scratch
+
+
+@contextmanager
 def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
     """Lock a plan's deployments, end leftovers, and yield the scratch folder.
 
@@ -120,11 +148,7 @@ def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
             ) from error
         except OSError:
             pass  # No locks there, see above.
-        end_leftovers(trials)
-        for left in trials.glob(f"{SCRATCH_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=trials))
-        with register_scratch(trials, scratch=scratch):
+        with scratch_folder(trials, inside=trials) as scratch:
             yield scratch
 
 
@@ -169,16 +193,11 @@ def end_leftovers(trials: Path) -> int:
             # Its folders may be gone by now; a damaged file names none.
             is_named = scratch.is_absolute() and file.name == f"{_prefix()}{scratch.name}"
             if not is_named or end_marked(str(scratch)):
-                _forget(file)
+                file.unlink(missing_ok=True)
                 dead += 1
+                if scratch.parent == trials.resolve():
+                    shutil.rmtree(scratch, ignore_errors=True)
     return dead
-
-
-def _forget(own: Path) -> None:
-    """Remove the file of a verification of which nothing runs, and its stale build locks."""
-    with contextlib.suppress(FileNotFoundError):
-        release_builds(os.environ, since_s=own.stat().st_mtime)
-        own.unlink()
 
 
 def _prefix() -> str:
@@ -189,7 +208,7 @@ def main(arguments: Sequence[str]) -> None:
     """End a killed verification: its file, and its scratch folder."""
     own, scratch = map(Path, arguments)
     if end_marked(str(scratch)):
-        _forget(own)
+        own.unlink(missing_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -76,8 +76,6 @@ class StudySearch(Generic[Decision, AnyRecord]):
         """Claim the first request that is possible; None if nothing is left and all have ended."""
         while True:
             seen = self._shared.look()
-            if self._shared.taken_over:
-                return self._shared.taken_over.pop(0)
             self._know(seen)
             granted = (self._granted(wish) for wish in requests(seen))
             wanted = next((one for one in granted if one is not None), None)
@@ -93,10 +91,6 @@ class StudySearch(Generic[Decision, AnyRecord]):
     def record(self, proposal: Proposal[Decision], record: AnyRecord) -> bool:
         """Store the record of a launch; False if another worker took the trial over."""
         return self._shared.record(proposal, record)
-
-    def running(self) -> frozenset[int]:
-        """Return the numbers of the running trials of all workers."""
-        return frozenset(proposal.number for proposal in self._shared.look().open)
 
     def wait(self, waiting: Waiting[Decision], pause: Callable[[float], None] = time.sleep) -> None:
         """Wait for trials of other workers, longer from call to call; print a message once."""

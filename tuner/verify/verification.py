@@ -20,7 +20,6 @@ from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
 from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import (
     contenders,
     measured_ratio,
@@ -87,8 +86,6 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
     scratch: Path
     """Folder of the folders of trials."""
     watcher: Watcher
-    begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
-    """Callback before a launch, with the folder of its trial."""
     spending: Spending | None = None
     """A budget that limits what is launched; None: `effort` alone does."""
 
@@ -105,11 +102,10 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         request = build_launch(
             job,
             timed_steps=self.effort.steps,
-            folder=trial_folder(self.scratch, proposal.number),
+            folder=self.scratch / f"{proposal.number:04d}",
             latest_s=math.inf if self.spending is None else self.spending.latest_s(),
             hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
         )
-        self.begin(request.folder, proposal)
         self.watcher.started(request.decision, request.predicted.step_time_s)
         return lambda: to_record(job, proposal, run_launch(self.launch, request))
 

@@ -14,7 +14,6 @@ from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.search import StudySearch
 from tuner.verify.study.database import open_study
@@ -143,22 +142,19 @@ def joined(ghost: Callable[[], Worker]) -> Joined:
         *,
         where: Path | str = "",
         name: str = "test",
-        running: Sequence[Proposal] = (),
         write: Callable[[TrialRecord], None] | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
-        adopt: Callable[[Proposal], bool] = lambda _proposal: False,
         **how: Any,
     ) -> Iterator[StudySearch]:
         outside = StudyCallbacks(
             write=write or (lambda record: write_trial(folder, record)),
             copy=lambda record: write_trial(folder, record),
-            adopt=adopt,
             on_message=on_message,
         )
         database = open_study(
             where or folder / TRIALS_NAME / STUDY_NAME,
             study_name=name,
-            former=former_trials(finished, running),
+            former=former_trials(finished),
             on_message=on_message,
         )
         what: dict[str, Any] = {"worker": ghost()} | how

@@ -15,11 +15,8 @@ from tuner.cli.trials import trial_lines
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
-from tuner.verify.launcher import LaunchResult, timeout_result
+from tuner.verify.launcher import NODE_GONE, LaunchResult, timeout_result
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.slurm.outcome import job_result
-from tuner.verify.slurm.queue import LOST_NODE, JobState
-from tuner.verify.slurm.script import EXIT_NAME, LOST_NODE_EXIT
 from tuner.verify.verification import Effort
 
 Captured = pytest.CaptureFixture[str]
@@ -83,22 +80,12 @@ def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
         ([HUNG, ("timeout", timeout_result(120.0, wall_s=120.0, steps=0).reason)], 2),
         ([SLOW, SLOW], 0),
         ([LATE, LATE], 0),
+        # What Slurm lost says nothing of further jobs.
+        ([("crashed", NODE_GONE)] * 2, 0),
         ([("timeout", "no report when Slurm ended the job at its time limit")] * 2, 0),
     ]
     result = [len(identical_failures(ended(*statuses))) for statuses, _ in cases]
     assert result == [count for _, count in cases]
-
-
-def test_jobs_that_slurm_lost_say_nothing_of_further_ones(tmp_path: Path) -> None:
-    states = (None, *(JobState(state=state) for state in sorted(LOST_NODE)))
-    lost = [job_result(state, tmp_path, wall_s=1.0) for state in states]
-    (tmp_path / EXIT_NAME).write_text(f"{LOST_NODE_EXIT}\n")
-    lost.append(job_result(JobState(state="FAILED"), tmp_path, wall_s=1.0))
-    assert len({result.reason for result in lost}) == len(lost) == 5
-    assert not identical_failures(ended(*((one.status, one.reason) for one in 2 * lost)))
-    (tmp_path / EXIT_NAME).write_text("1\n")
-    failed = job_result(JobState(state="FAILED"), tmp_path, wall_s=1.0)
-    assert len(identical_failures(ended(*[(failed.status, failed.reason)] * 2))) == 2
 
 
 def test_failures_of_an_earlier_call_do_not_count_and_are_to_be_repeated() -> None:

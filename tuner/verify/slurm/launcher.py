@@ -1,96 +1,97 @@
 """Runs the reference step of each trial as a Slurm job, until its end.
 
-The trial's folder is on a file system that all nodes share. Its `ticket.json` identifies the job
-before anybody waits for it: first the name, then, once sbatch has replied, the id. A verification
-that resumes after a kill finds the job by its id or, if the kill came between the two, by its name.
+A trial is a command like any other (tuner/verify/launcher.py): `sbatch --wait`, which submits
+`job.sh`, waits for the job through outages of the controller and ends with the job's exit code.
+Whatever ends that command cancels the job by its name. The trial's folder is inside the plan's, on
+a file system that all nodes share.
 
     submitted -> waits in the queue (bounded) -> runs (bounded by its deadline) -> report or failure
                         ^                            |
                         +---- a node failed or the job was preempted: Slurm queues it again, at most
                               MOST_RESTARTS times
 
-A job that is gone without a result (a controller that was killed forgets what it had not written
-yet) is a failed trial. Leftovers of a former run are ended by the nodes themselves, whose `run`
-differs then, and can write neither report nor exit code.
-
-While a trial is awaited its `lease` is renewed; a job whose lease stops changing ends itself. When
-this process is terminated, jobs are cancelled first. An unreachable controller is retried for
-`patience_s`; a report with exit code 0 needs no controller.
+`job.sh` runs on the first node of the allocation (sbatch(1)), where torchrun's ranks rendezvous;
+ranks of one node connect through a file (profilers/local_ranks.py). Ranks fail before Slurm notices
+a dead node, so a failed run is followed by an empty task on every node: if that cannot be started,
+the node has failed, and the job is requeued. A job whose verification has gone, and the machine of
+that verification with it, finds no folder to run in, or ends at its time limit.
 
 Not covered: clusters whose nodes do not share the plan's folder; job arrays (trials differ in
 shape); federations of several clusters.
 """
 
+import re
 import secrets
+import shlex
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final
 
-from tuner.engines.launchers.shape import launch_shape
-from tuner.errors import SchedulerError
+from tuner.engines.launchers.sbatch import training_resources
+from tuner.engines.launchers.shape import LaunchShape, launch_shape
+from tuner.errors import EnvironmentMissingError, SchedulerError
 from tuner.output import write_files
 from tuner.units import format_s
 from tuner.verify.launcher import (
     CONFIG_NAME,
     LOG_NAME,
+    NODE_GONE,
+    PROGRESS_NAME,
+    REPORT_NAME,
     Launch,
     LaunchResult,
+    early_result,
+    exit_result,
+    log_tail,
+    run_command,
+    steps_so_far,
+    timeout_result,
 )
-from tuner.verify.slurm import queue
-from tuner.verify.slurm.options import Options, without_overrides
-from tuner.verify.slurm.outcome import (
-    WITHDRAWN_NAME,
-    Ticket,
-    check_overrun,
-    exit_code,
-    job_result,
-    read_report,
-    read_ticket,
-    renew_lease,
-    write_ticket,
-)
-from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState, SlurmAwayError
-from tuner.verify.slurm.script import (
-    ABANDONED_EXIT,
-    JOB_NAME,
-    LOST_NODE_EXIT,
-    MOST_RESTARTS,
-    NODE_NAME,
-    job_script,
-    node_script,
-)
+from tuner.verify.slurm.options import Options
+from tuner.verify.termination import GRACE_S, TRIAL_MARK
 
-Result = TypeVar("Result")
+PROGRAMS: Final = ("sbatch", "scancel")
+JOB_NAME: Final = "job.sh"
+JOB_LOG_NAME: Final = "job.log"
+STARTED_NAME: Final = "started"
 
+SETTLE_S: Final = 30.0
+"""Seconds that a shared file system may take to show the report of a job that has ended."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmTimeouts:
-    """Timeouts and polling interval, in seconds."""
+MOST_RESTARTS: Final = 3
+"""Restarts of one trial after lost nodes; a trial that takes a node down each time must end."""
 
-    poll_s: float = 2.0
-    """Polling interval of a job."""
-    lease_s: float = 300.0
-    """Seconds that a job runs on once nobody waits for it."""
-    patience_s: float = 600.0
-    """Seconds of patience with a controller that does not respond."""
-    queue_s: float = 24 * 3600.0
-    """Seconds that a trial may wait in the queue."""
-    settle_s: float = 30.0
-    """Seconds for Slurm to requeue the job of a failed node, and for a cancelled job to end."""
+LOST_NODE_EXIT: Final = 69
+"""Exit code of a job whose node was lost and that is not requeued (EX_UNAVAILABLE of
+sysexits.h)."""
+
+DEADLINE_EXIT: Final = 124
+"""Exit code of timeout(1) when it ended its command."""
+
+PROBE_S: Final = 60
+"""Seconds for an empty task; Slurm gives an ending step about as long."""
+
+_SUBMITTED: Final = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
+"""The job's id, as `sbatch --parsable` prints it."""
+_NODE_LOST: Final = re.compile(r"DUE TO (NODE FAILURE|PREEMPTION)")
+_OUT_OF_TIME: Final = re.compile(r"DUE TO TIME LIMIT")
+_OUT_OF_MEMORY: Final = re.compile(r"oom[-_ ]kill|OOM Killed", re.IGNORECASE)
+"""What slurmstepd writes into the log of a job that it ends."""
 
 
 class SlurmLauncher:
-    """A `DurableLauncher`; a resource with jobs, which `stop` cancels."""
+    """A `TrialLauncher`; a resource with jobs, which `stop` cancels."""
 
     def __init__(
         self,
         *,
         options: Options = (),
         requeue: bool = True,
-        pace: SlurmTimeouts | None = None,
+        queue_s: float = 24 * 3600.0,
         environment: Mapping[str, str],
         on_message: Callable[[str], None],
     ) -> None:
@@ -99,211 +100,207 @@ class SlurmLauncher:
         Args:
             options: the user's sbatch options.
             requeue: whether to requeue a job after a node failure or preemption.
-            pace: timeouts and polling interval.
+            queue_s: seconds that a trial may wait in the queue.
             environment: that sbatch passes to the job.
-            on_message: gets a line whenever a job changes its state.
+            on_message: gets a line when a job is submitted and when it starts.
         """
         self._options = options
         self._requeue = requeue
-        self._pace = pace or SlurmTimeouts()
-        self._environment = without_overrides(options, environment)
+        self._queue_s = queue_s
+        # Other variables of sbatch are overruled by its arguments.
+        self._environment = {k: v for k, v in environment.items() if k != "SBATCH_ARRAY_INX"}
         self._on_message = on_message
         self._stopping = threading.Event()
 
     def __call__(self, launch: Launch) -> LaunchResult:
-        """Submit a trial, or adopt the one in its folder, and await it.
+        """Submit a trial and await it.
 
         Raises:
             SchedulerError: Slurm refuses the job, does not respond, or lets it wait too long.
             EnvironmentMissingError: Slurm is not installed here.
         """
-        folder, began_s = launch.folder.resolve(), time.monotonic()
-        has_ended = False
-        try:
-            ticket = read_ticket(folder) or self._prepared(launch, folder)
-            if ticket.job is None:
-                ticket = self._submitted(ticket, folder)
-            result = self._awaited(launch, folder, ticket=ticket, began_s=began_s)
-            has_ended = True
-            return result
-        finally:
-            if not has_ended:
-                self.forget(folder)
-
-    def holds(self, folder: Path) -> bool:
-        """Return whether the trial in a folder runs, waits or has a valid result.
-
-        Raises:
-            SchedulerError: no controller responds.
-        """
-        ticket = read_ticket(folder)
-        if ticket is None or (folder / WITHDRAWN_NAME).exists():
-            return False
-        if read_report(folder) is not None:
-            return True
-        # Without a result, look the job up by name if its id was not written.
-        job = ticket.job or self._retry(lambda: queue.find_job(ticket.name))
-        if job is None:
-            return False
-        if ticket.job is None:
-            write_ticket(folder, ticket.model_copy(update={"job": job}))
-        state = self._retry(lambda: queue.job_state(job, name=ticket.name))
-        if state is not None and (state.is_alive or state.state in LOST_NODE):
-            return state.is_alive
-        # The trial's own failure is a result: it would fail again.
-        return exit_code(folder) not in (None, 0, ABANDONED_EXIT, LOST_NODE_EXIT)
-
-    def forget(self, folder: Path) -> None:
-        """Cancel the job in a folder, and wait briefly for its end."""
-        ticket = read_ticket(folder)
-        if ticket is None:
-            return
-        (folder / WITHDRAWN_NAME).touch()
-        until_s = time.monotonic() + self._pace.settle_s
-        job = ticket.job
-        while time.monotonic() < until_s:
-            try:
-                job = job or queue.find_job(ticket.name)
-                state = queue.job_state(job, name=ticket.name) if job else None
-                if job is None or state is None or not state.is_alive:
-                    return
-                queue.cancel(job, name=ticket.name)
-            except SlurmAwayError:
-                pass
-            time.sleep(min(1.0, self._pace.poll_s))
-        self._on_message(
-            f"job {job or ticket.name} is still there: it ends itself"
-            f" {format_s(self._pace.lease_s)} after it has started, or scancel it"
+        folder, shape = launch.folder.resolve(), launch_shape(launch.plan, launch.decision)
+        config = launch.step_config().model_dump_json(indent=1)
+        script = job_script(
+            folder=folder,
+            shape=shape,
+            deadline_s=launch.deadline_s,
+            restarts=MOST_RESTARTS if self._requeue else 0,
         )
+        write_files(folder, {CONFIG_NAME: config, JOB_NAME: script})
+        name = f"moetune-{secrets.token_hex(8)}"
+        ran = run_command(
+            ("bash", "-c", _WAIT, name, *self._sbatch(name, launch, shape, folder)),
+            folder=folder,
+            deadline_s=launch.latest_s,
+            environment=self._environment,
+            watch=self._watch(launch, folder),
+            option="--launcher slurm",
+        )
+        said, tail = log_tail(folder / LOG_NAME), log_tail(folder / JOB_LOG_NAME)
+        if ran.stopped:
+            return early_result(folder, reason=ran.stopped, wall_s=ran.wall_s)
+        if ran.exit_code is None or ran.exit_code == DEADLINE_EXIT:
+            steps = len(steps_so_far(folder))
+            return timeout_result(launch.deadline_s, wall_s=ran.wall_s, steps=steps)
+        if _SUBMITTED.search(said) is None:
+            line = re.sub(r"^sbatch: (error: )?", "", said.strip().rpartition("\n")[2])
+            raise SchedulerError(f"sbatch does not accept the trial: {line}; resume with --resume")
+        return _result(ran.exit_code, said + tail, folder, wall_s=ran.wall_s)
 
     def stop(self) -> None:
         """Cancel every running job; their calls raise."""
         self._stopping.set()
 
-    def _prepared(self, launch: Launch, folder: Path) -> Ticket:
-        """Write the files of the job, and its ticket."""
-        ticket = Ticket(name=f"moetune-{secrets.token_hex(8)}")
-        shape = launch_shape(launch.plan, launch.decision)
-        job = job_script(
-            name=ticket.name,
-            folder=folder,
-            shape=shape,
-            options=self._options,
-            limit_s=launch.deadline_s,
-            restarts=MOST_RESTARTS if self._requeue else 0,
+    def _sbatch(
+        self, name: str, launch: Launch, shape: LaunchShape, folder: Path
+    ) -> tuple[str, ...]:
+        """Return sbatch's arguments, which overrule its environment variables; ours are last."""
+        given, own = dict(self._options), training_resources(shape, name=name)
+        if {"gpus-per-node", "gres", "gpus"} & given.keys():
+            own.pop("gpus-per-node", None)
+        # The log's name is a pattern to sbatch.
+        own["output"] = str(folder / JOB_LOG_NAME).replace("%", "%%")
+        limit = {"time": str(2 + int(launch.deadline_s // 60))}
+        return (
+            *(f"--{one}={value}" for one, value in (limit | own | given).items()),
+            "--open-mode=append",
+            "--requeue" if self._requeue else "--no-requeue",
+            str(folder / JOB_NAME),
         )
-        node = node_script(shape=shape, deadline_s=launch.deadline_s, lease_s=self._pace.lease_s)
-        config = launch.step_config().model_dump_json(indent=1)
-        write_files(folder, {CONFIG_NAME: config, NODE_NAME: node, JOB_NAME: job})
-        write_ticket(folder, ticket)
-        return ticket
 
-    def _submitted(self, ticket: Ticket, folder: Path) -> Ticket:
-        """Submit until Slurm replies; a job accepted without a reply is found by its name."""
-        renew_lease(folder)
+    def _watch(self, launch: Launch, folder: Path) -> Callable[[], str]:
+        """Return what is called while a job is awaited, and says why to cancel it."""
+        until_s, messages = time.monotonic() + self._queue_s, list[str]()
 
-        def submit_once() -> str:
-            # After the first attempt, the reply may have been lost.
-            return queue.find_job(ticket.name) or queue.submit(
-                folder / JOB_NAME, output=folder / LOG_NAME, environment=self._environment
-            )
-
-        job = self._retry(submit_once)
-        named = ticket.model_copy(update={"job": job})
-        write_ticket(folder, named)
-        self._on_message(f"job {job} submitted")
-        return named
-
-    def _awaited(
-        self, launch: Launch, folder: Path, *, ticket: Ticket, began_s: float
-    ) -> LaunchResult:
-        job, here_s = ticket.job or "", time.monotonic()
-        waited_s, polled_s, lost_s, message = 0.0, here_s, here_s, ""
-        while True:
-            renew_lease(folder)
-            report = read_report(folder)
-            if report is not None:
-                wall_s = time.monotonic() - began_s
-                return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-            state = self._retry(lambda: _state(ticket, folder, job=job), meanwhile=folder)
-            if state is None and read_report(folder) is not None:
-                continue
-            now_s = time.monotonic()
-            if state is not None and state.state in WAITING:
-                waited_s += now_s - polled_s
-                self._check_wait(job, state, waited_s=waited_s)
-            polled_s = now_s
-            line = _line(job, state)
-            if line != message:
+        def tell(line: str) -> None:
+            if line not in messages:
+                messages.append(line)
                 self._on_message(line)
-                message = line
-            if state is not None and state.is_alive:
-                lost_s = now_s
-                overrun = check_overrun(state, launch, folder, wall_s=now_s - began_s)
-                if overrun is not None:
-                    self.forget(folder)
-                    return overrun
-            elif now_s - lost_s >= self._grace_s(state, folder):
-                return job_result(state, folder, wall_s=now_s - began_s)
-            self._pause()
 
-    def _grace_s(self, state: JobState | None, folder: Path) -> float:
-        """Grace period before an end is final: files may lag, and Slurm may requeue a lost job."""
-        if state is None or (state.state in LOST_NODE and self._requeue):
-            return self._pace.settle_s
-        if state.state == "COMPLETED" or exit_code(folder) is None:
-            return min(self._pace.settle_s, 5 * self._pace.poll_s)
-        return 0.0
-
-    def _check_wait(self, job: str, state: JobState, *, waited_s: float) -> None:
-        if waited_s > self._pace.queue_s:
-            raise SchedulerError(
-                f"job {job} has waited {format_s(waited_s)} for its nodes ({state.reason}); allow"
-                " more with --slurm-wait, or ask for other nodes with --slurm; then --resume"
-            )
-
-    def _retry(self, request: Callable[[], Result], *, meanwhile: Path | None = None) -> Result:
-        """Repeat a request until Slurm replies, for at most `patience_s`."""
-        until_s = time.monotonic() + self._pace.patience_s
-        has_reported = False
-        while True:
-            try:
-                return request()
-            except SlurmAwayError as away:
+        def watch() -> str:
+            if self._stopping.is_set():
+                raise SchedulerError("the trial was cancelled because another one could not go on")
+            if submitted := _SUBMITTED.search(log_tail(folder / LOG_NAME)):
+                tell(f"job {submitted[1]} submitted")
+            if not (folder / STARTED_NAME).exists():
                 if time.monotonic() > until_s:
                     raise SchedulerError(
-                        f"Slurm did not respond for {format_s(self._pace.patience_s)} ({away});"
-                        " resume with --resume when it does"
-                    ) from away
-                if not has_reported:
-                    self._on_message(f"Slurm does not respond ({away}); retrying")
-                    has_reported = True
-            if meanwhile is not None:
-                renew_lease(meanwhile)
-            self._pause()
+                        f"a job has waited {format_s(self._queue_s)} for its nodes; allow more with"
+                        " --slurm-wait, or ask for other nodes with --slurm; then --resume"
+                    )
+                return ""
+            tell(f"job {submitted[1] if submitted else ''} runs")
+            return launch.hopeless(steps_so_far(folder))
 
-    def _pause(self) -> None:
-        if self._stopping.wait(self._pace.poll_s):
-            raise SchedulerError("the trial was cancelled because another one could not go on")
+        return watch
 
 
-def _state(ticket: Ticket, folder: Path, *, job: str) -> JobState | None:
-    """Return the state of a job; None if Slurm does not respond but its report is there.
+def check_programs() -> None:
+    """Refuse where Slurm is not installed.
 
     Raises:
-        SlurmAwayError: Slurm does not respond, and there is no report.
+        EnvironmentMissingError: a program is not on the path.
     """
-    try:
-        return queue.job_state(job, name=ticket.name)
-    except SlurmAwayError:
-        if read_report(folder) is None:
-            raise
-        return None
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise EnvironmentMissingError(
+            f"--launcher slurm needs {missing[0]}, which is not on the path: start moetune on a"
+            " machine from which jobs are submitted"
+        )
 
 
-def _line(job: str, state: JobState | None) -> str:
-    if state is None:
-        return f"job {job} is not known to Slurm"
-    if state.state in WAITING:
-        return f"job {job} waits: {state.reason or state.state}"
-    return f"job {job}: {state.state}"
+def _result(code: int, tail: str, folder: Path, *, wall_s: float) -> LaunchResult:
+    """Return the result of a job that has ended by itself or by Slurm."""
+    report_file, until_s = folder / REPORT_NAME, time.monotonic() + SETTLE_S
+    while code == 0 and not report_file.is_file() and time.monotonic() < until_s:
+        time.sleep(0.5)
+    if code and _OUT_OF_TIME.search(tail):
+        reason = (
+            "no report when Slurm ended the job at its time limit; allow more with --slurm time=..."
+        )
+        return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
+    if code and _OUT_OF_MEMORY.search(tail):
+        reason = "Slurm ended the job for lack of memory"
+        return LaunchResult(status="out_of_memory", reason=reason, report=None, wall_s=wall_s)
+    if code == LOST_NODE_EXIT or (code and _NODE_LOST.search(tail)):
+        return LaunchResult(status="crashed", reason=NODE_GONE, report=None, wall_s=wall_s)
+    return exit_result(code, tail=tail, report_file=report_file, wall_s=wall_s)
+
+
+def job_script(*, folder: Path, shape: LaunchShape, deadline_s: float, restarts: int) -> str:
+    """Return the batch script.
+
+    Args:
+        folder: of the trial, on a file system that all nodes share.
+        shape: nodes and devices on each.
+        deadline_s: of a run of the trial.
+        restarts: how often the job may be requeued after a node failure or preemption.
+    """
+    step = (
+        f"profilers.steps {CONFIG_NAME} --report={REPORT_NAME} --progress={PROGRESS_NAME}"
+        f" --deadline={deadline_s + 10 * GRACE_S:.0f}"
+    )
+    python = f"{shlex.quote(sys.executable)} -P -m"
+    start = f"{python} {step}"
+    if shape.nodes > 1:
+        start = (
+            f"{python} torch.distributed.run --nnodes={shape.nodes}"
+            f" --nproc-per-node={shape.devices_per_node} {_RENDEZVOUS} --no-python {start}"
+        )
+    elif shape.num_devices > 1:
+        start = f"{python} profilers.local_ranks --ranks={shape.num_devices} {step}"
+    return _JOB.format(
+        folder=shlex.quote(str(folder)),
+        start=shlex.quote(start),
+        limit_s=round(deadline_s),
+        most_restarts=restarts,
+    )
+
+
+_WAIT: Final = f"""
+cancel() {{ env -u {TRIAL_MARK} setsid scancel --quiet --name="$0"; }}
+trap 'kill $! 2> /dev/null; wait; cancel; exit 143' TERM INT HUP
+stdbuf -oL sbatch --wait --parsable "$@" &
+wait $!
+code=$?
+# Slurm may be about to start a job again that sbatch takes for ended.
+((code == 0)) || cancel
+exit "$code"
+"""
+"""Submits a job and waits for it; `$0` is its name."""
+
+_RENDEZVOUS: Final = (
+    '--node-rank="$SLURM_NODEID" --rdzv-backend=static'
+    ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --log-dir="$PWD/torchrun"'
+)
+
+_JOB: Final = f"""#!/usr/bin/env bash
+set -u
+cd -- {{folder}} || exit 1
+restarts="${{{{SLURM_RESTART_COUNT:-0}}}}"
+((restarts <= {{most_restarts}})) || exit {LOST_NODE_EXIT}
+rm -f {REPORT_NAME} {PROGRESS_NAME}
+touch {STARTED_NAME}
+unset RANK WORLD_SIZE LOCAL_RANK
+export {TRIAL_MARK}="$PWD"
+export OMP_NUM_THREADS=1
+export PYTHONUNBUFFERED="${{{{PYTHONUNBUFFERED:-1}}}}"
+# Where the nodes' names are no host names, set MASTER_ADDR before moetune.
+export MASTER_ADDR="${{{{MASTER_ADDR:-$(hostname)}}}}"
+# Jobs that share a node, and runs of one job, need different ports.
+export MASTER_PORT="$((20000 + (SLURM_JOB_ID * 7 + restarts) % 10000))"
+timeout {{limit_s}} srun --ntasks-per-node=1 --cpus-per-task="${{{{SLURM_CPUS_PER_TASK:-1}}}}" \\
+  --kill-on-bad-exit=1 bash -c {{start}}
+code=$?
+# A node that comes back ends every step of a job that it had before, the new ones too (137).
+if ((code && code != {DEADLINE_EXIT})) && {{{{ ((code == 137 && restarts)) \\
+  || ! timeout {PROBE_S} srun --ntasks-per-node=1 true; }}}}; then
+  echo "a node of the job cannot be reached any more" >&2
+  if ((restarts < {{most_restarts}})) && scontrol requeue "$SLURM_JOB_ID"; then
+    sleep {PROBE_S}  # Slurm ends this run.
+  fi
+  code={LOST_NODE_EXIT}
+fi
+exit "$code"
+"""

@@ -8,13 +8,13 @@ Nothing is locked between transactions. A worker claims by adding a trial: its n
 another one was added since the worker looked, and then it fails its own and looks again. A result
 is written to the trial, the trial is completed, which the database lets happen once, and then the
 record goes into the worker's folder; what a worker did not do before it died, the next one does.
-The lease of a dead worker is swapped for one's own, which one worker at most succeeds in: the
-trial continues here if its launcher supports that, otherwise it fails. A suspended worker whose
-trial was taken over finds its lease gone, and drops its result.
+The lease of a dead worker is swapped for one's own, which one worker at most succeeds in, and the
+trial fails. A suspended worker whose trial was taken over finds its lease gone, and drops its
+result.
 
 `Study.optimize` would not do: it asks its sampler for each trial, while repeats, budgets and other
-workers decide here what is next; and Optuna's heartbeats fail a trial that could be continued, and
-never one whose worker died before the first heartbeat.
+workers decide here what is next; and Optuna's heartbeats never fail a trial whose worker died
+before the first one.
 """
 
 import contextlib
@@ -76,15 +76,13 @@ class StudySnapshot(Generic[Decision, AnyRecord]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyCallbacks(Generic[Decision, AnyRecord]):
+class StudyCallbacks(Generic[AnyRecord]):
     """Side effects outside of a study."""
 
     write: Callable[[AnyRecord], None]
     """Callback that writes record and log of a trial that this worker ran into its folder."""
     copy: Callable[[AnyRecord], None]
     """Callback that writes another worker's record into this worker's folder if it is not there."""
-    adopt: Callable[[Proposal[Decision]], bool]
-    """Callback that tells whether a dead worker's trial can continue; ends its leftovers if not."""
     on_message: Callable[[str], None]
     """Callback that gets messages for the user."""
 
@@ -97,14 +95,12 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         database: StudyDatabase,
         *,
         kind: TrialKind[Decision, AnyRecord],
-        outside: StudyCallbacks[Decision, AnyRecord],
+        outside: StudyCallbacks[AnyRecord],
         worker: Worker,
         watch: LeaseWatch,
     ) -> None:
         self.records: dict[int, AnyRecord] = {}
         """Finished trials' records by number; `look` adds to them."""
-        self.taken_over: list[Proposal[Decision]] = []
-        """Trials of dead workers that continue here and were not proposed yet."""
         self.on_message = outside.on_message
         self._database = database
         self._kind = kind
@@ -116,7 +112,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         """Held from reading a lease of this worker to renewing it: two threads do so."""
 
     def look(self) -> StudySnapshot[Decision, AnyRecord]:
-        """Settle trials of dead workers, and return the progress."""
+        """Fail trials of dead workers, and return the progress."""
         return self._database.persist(self._look)
 
     def claim(
@@ -214,7 +210,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         return [one for one in self._database.trials() if one.state is TrialState.RUNNING]
 
     def _settle(self, trial: FrozenTrial) -> None:
-        """Continue or end a running trial if its worker is dead."""
+        """End a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
         # A lease is this worker's own if the connection broke after a claim or a swap.
         is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
@@ -222,12 +218,9 @@ class SharedStudy(Generic[Decision, AnyRecord]):
             return
         if not self._swap_lease(trial, Lease(worker=self._worker)):
             return
-        record, proposal = self._recorded(trial), self._claimed(trial)
+        record = self._recorded(trial)
         if record is not None:
             self._database.complete(number, sampler_value_s(record))
-        elif self._outside.adopt(proposal):
-            self._mine.add(number)
-            self.taken_over.append(proposal)
         else:
             self._database.fail(number)
 
@@ -257,7 +250,7 @@ def join_workers(
     *,
     kind: TrialKind[Decision, AnyRecord],
     finished: Sequence[AnyRecord],
-    outside: StudyCallbacks[Decision, AnyRecord],
+    outside: StudyCallbacks[AnyRecord],
     may_join: bool = True,
     worker: Worker | None = None,
     watch: LeaseWatch | None = None,
@@ -303,41 +296,27 @@ def join_workers(
             shared.leave()
 
 
-def former_trials(
-    finished: Sequence[LaunchRecord[Any]], running: Sequence[Proposal[Any]]
-) -> tuple[FrozenTrial, ...]:
-    """Return the trials that a new study begins with, by number.
-
-    Args:
-        finished: records of earlier workers.
-        running: trials that may have outlived their workers.
+def former_trials(finished: Sequence[LaunchRecord[Any]]) -> tuple[FrozenTrial, ...]:
+    """Return the trials that a new study begins with, by number, from the records in a folder.
 
     Raises:
         PlanUnreadableError: a number is beyond those of any study.
     """
     records = {record.number: record for record in finished}
-    proposals = {proposal.number: proposal for proposal in running}
-    numbers = range(1 + max((*records, *proposals), default=-1))
-    if len(numbers) > MOST_TRIALS:
+    last = max(records, default=-1)
+    if last >= MOST_TRIALS:
         raise PlanUnreadableError(
-            f"a trial has the number {numbers[-1]}, and a study holds {MOST_TRIALS:,} trials: move"
-            " its record away and go on with --resume"
+            f"a trial has the number {last}, and a study holds {MOST_TRIALS:,} trials: move its"
+            " record away and go on with --resume"
         )
-    return tuple(_former(records.get(one), proposals.get(one)) for one in numbers)
+    return tuple(_former(records.get(number)) for number in range(last + 1))
 
 
-def _former(record: LaunchRecord[Any] | None, running: Proposal[Any] | None) -> FrozenTrial:
-    if record is not None:
-        attributes = {RECORD: record.model_dump(mode="json")}
-        value_s = sampler_value_s(record)
-        return optuna.trial.create_trial(value=value_s, user_attrs=attributes)
-    if running is None:
+def _former(record: LaunchRecord[Any] | None) -> FrozenTrial:
+    if record is None:
         return optuna.trial.create_trial(state=TrialState.FAIL)
-    attributes = {
-        CLAIM: running.model_dump(mode="json", exclude={"number"}),
-        LEASE: Lease().model_dump(mode="json"),
-    }
-    return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+    attributes = {RECORD: record.model_dump(mode="json")}
+    return optuna.trial.create_trial(value=sampler_value_s(record), user_attrs=attributes)
 
 
 def sampler_value_s(record: LaunchRecord[Any]) -> float:

@@ -116,7 +116,6 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
     outside = StudyCallbacks(
         write=lambda record: write_trial(own, record),
         copy=lambda record: write_trial(own, record),
-        adopt=lambda _proposal: False,
         on_message=_print_message,
     )
     database = open_study(

@@ -146,15 +146,15 @@ def test_a_study_that_somebody_is_at_is_joined_only_when_asked_to(
     assert _proposed(join(space(planned), planned, worker=this_worker())).number > begun.number
 
 
-def test_a_worker_that_may_not_join_gives_back_what_it_took(
+def test_a_worker_that_may_not_join_frees_the_trials_of_the_dead(
     planned: Path, space: DecisionSpace, join: Join, ghost: Callable[[], Worker]
 ) -> None:
     near = space(planned)
     _proposed(join(near, planned, worker=this_worker()))
     dead = _proposed(join(near, planned, worker=ghost()))
     with pytest.raises(StudyError, match="add --resume to join"):
-        join(near, planned, may_join=False, adopt=bool, worker=this_worker())
-    assert _proposed(join(near, planned, adopt=bool, worker=this_worker())) == dead
+        join(near, planned, may_join=False, worker=this_worker())
+    assert _proposed(join(near, planned, worker=this_worker())).decision == dead.decision
 
 
 def test_the_trial_of_a_worker_that_left_is_free_at_once(
@@ -217,7 +217,7 @@ def test_a_trial_that_begins_while_a_worker_looks_is_seen(
 
 def test_numbers_beyond_any_study_are_refused(record: Record) -> None:
     with pytest.raises(PlanUnreadableError, match="a trial has the number 1000000000000"):
-        former_trials([record(10**12)], [])
+        former_trials([record(10**12)])
 
 
 def test_repeats_are_claimed_like_everything_else(

@@ -152,7 +152,7 @@ def test_a_study_whose_creator_was_killed_is_completed_by_the_next(
     served: Server, planned: Path, tmp_path: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     records = [record(0), record(2, measured_s=None), record(3)]
-    begun = former_trials(records, [])[:3]
+    begun = former_trials(records)[:3]
     open_study(served.url, study_name="killed", former=begun, on_message=_silent).close()
     for _ in range(2):
         study = join(space(planned), tmp_path, records, where=served.url, name="killed")
