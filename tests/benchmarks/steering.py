@@ -47,8 +47,8 @@ from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.deployments.space import ERROR
-from tuner.verify.neighbourhood import MEMORY_ERROR, STEP_ERROR, priced_point
 from tuner.verify.proposal import PricedPoint
+from tuner.verify.space import MEMORY_ERROR, STEP_ERROR, priced_point
 from tuner.verify.steering import PriorSampler
 
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm-settings"

@@ -26,9 +26,9 @@ from tuner.plans.folder import (
     write_trial,
 )
 from tuner.verify.kept_logs import kept_log
-from tuner.verify.neighbourhood import DecisionSpace
 from tuner.verify.proposal import Decision
 from tuner.verify.records import AnyRecord, LaunchRecord
+from tuner.verify.space import DecisionSpace
 
 if TYPE_CHECKING:
     # Optuna is imported when a study is opened.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @contextmanager
 def opened_study(
     folder: Path,
-    space: DecisionSpace[Decision, AnyRecord],
+    space: DecisionSpace[Decision, Any, AnyRecord],
     *,
     kind: "TrialKind[Decision, AnyRecord]",
     sha256: str,

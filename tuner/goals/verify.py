@@ -26,9 +26,7 @@ from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
-from tuner.verify.budget.prices import work_of as work_of
 from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.candidates import PlanCandidates
 from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
@@ -36,10 +34,11 @@ from tuner.verify.launches import engine_of, total_steps
 from tuner.verify.leftovers import scratch_folder
 from tuner.verify.loop import run_trials
 from tuner.verify.metrics import find_adapter
-from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import SlurmLauncher, check_programs
 from tuner.verify.slurm.options import parse_options
+from tuner.verify.space import TrainSpace
+from tuner.verify.space import work_of as work_of
 from tuner.verify.verification import Effort, TrainTrials, Watcher, conclude, verified_plan
 
 
@@ -218,13 +217,9 @@ def command_trials(*, command: str, metrics: str) -> CommandLauncher:
 def decision_space(made: Plan, profile: Profile | None) -> TrainSpace:
     """Return the launchable decisions: a measured plan's neighbourhood, or those that it names."""
     if profile is None:
-        return PlanCandidates(plan=made)
-    return Neighbourhood(
-        plan=made,
-        work=work_of(made),
-        machine=machine_of(made.cluster.pools[0], profile, residual=made.provenance.residual),
-        limits=made.search,
-    )
+        return TrainSpace(plan=made)
+    machine = machine_of(made.cluster.pools[0], profile, residual=made.provenance.residual)
+    return TrainSpace(plan=made, machine=machine)
 
 
 def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
@@ -275,7 +270,7 @@ def _write_launch_files(launch: Launch) -> None:
 
 def _prior(made: Plan, space: TrainSpace) -> Residual:
     """Return the residual that the predictions include already."""
-    if isinstance(space, Neighbourhood):
+    if space.machine is not None:
         return space.machine.residual
     # The predictions include the plan's own residual; trials correct them.
     return residual_for(engine_of(made), device="", device_kind="cuda")

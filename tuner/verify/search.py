@@ -4,7 +4,7 @@ The sampler (tuner/verify/steering.py) starts from the model's predictions and l
 It works on a copy of the study in memory, with the trials that ended and those that run.
 
 The search is over decisions of one kind. A space of another kind implements
-`neighbourhood.DecisionSpace`, its records extend `records.LaunchRecord`, and both are named where
+`space.DecisionSpace`, its records extend `records.LaunchRecord`, and both are named where
 the study is joined (`study.shared.TrialKind`).
 
 study/ holds how the study is stored, how several processes share it, and what becomes of the trials
@@ -15,15 +15,15 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.verify.budget.scale import Scale
-from tuner.verify.neighbourhood import DecisionSpace
 from tuner.verify.proposal import Decision, LaunchRequest, Proposal
 from tuner.verify.records import AnyRecord
+from tuner.verify.space import DecisionSpace
 from tuner.verify.steering import METRICS, POINT, PriorSampler
 from tuner.verify.study.shared import (
     SharedStudy,
@@ -53,7 +53,7 @@ class StudySearch(Generic[Decision, AnyRecord]):
 
     def __init__(
         self,
-        space: DecisionSpace[Decision, AnyRecord],
+        space: DecisionSpace[Decision, Any, AnyRecord],
         shared: SharedStudy[Decision, AnyRecord],
     ) -> None:
         self._points, self._measured = space.points(), space.measured

@@ -31,10 +31,10 @@ from tuner.verify.evidence import (
 from tuner.verify.launcher import TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
 from tuner.verify.loop import TrialRuns
-from tuner.verify.neighbourhood import TrainSpace
 from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
+from tuner.verify.space import TrainSpace
 
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.

@@ -13,15 +13,15 @@ from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, write_trial
-from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
 from tuner.verify.study.lease import Worker, this_worker
 from tuner.verify.study.shared import TRAINING, StudyCallbacks, former_trials, join_workers
 from tuner.verify.verification import Effort, Watcher
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
 Join = Callable[..., StudySearch]
@@ -55,13 +55,11 @@ def datasheet_plan(datasheet_folder: Path, tmp_path: Path) -> Path:
 def space() -> DecisionSpace:
     """The neighbourhood of a plan's folder: space(folder, emit=...)."""
 
-    def neighbourhood(folder: Path, **changes: Any) -> Neighbourhood:
+    def neighbourhood(folder: Path, **changes: Any) -> TrainSpace:
         plan = read_plan(folder).model_copy(update=changes)
-        return Neighbourhood(
+        return TrainSpace(
             plan=plan,
-            work=api.work_of(plan),
             machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
-            limits=plan.search,
         )
 
     return neighbourhood
@@ -136,7 +134,7 @@ def joined(ghost: Callable[[], Worker]) -> Joined:
 
     @contextmanager
     def study(
-        neighbourhood: Neighbourhood,
+        neighbourhood: TrainSpace,
         folder: Path,
         finished: Sequence[TrialRecord] = (),
         *,

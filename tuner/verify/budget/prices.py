@@ -7,23 +7,16 @@ wrote it, and scaled-down jobs have no price.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from tuner.config.train import TrainDecision
-from tuner.costs.reference.workload import Workload
 from tuner.errors import OutsideProfileError
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.search.reference.decisions import degrees_of
-from tuner.search.reference.engine_workload import engine_workload
-from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.predict import predict
 from tuner.spec.routing import read_routing
 from tuner.spec.spec import Spec
 from tuner.units import format_s
-from tuner.verify.budget.trial_jobs import Price
-from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
+from tuner.verify.space import Price, TrainSpace, measured_prices
 
 SAME_RATIO = 1e-3
 """Tolerance within which two predictions of a decision come from the same model."""
@@ -36,7 +29,7 @@ def build_pricer(space: TrainSpace, *, used: Path) -> Price | None:
         space: the plan and its decisions.
         used: folder of the plan's inputs.
     """
-    if isinstance(space, Neighbourhood):
+    if space.machine is not None:
         return measured_prices(space.machine)
     plan = space.plan
     if len(plan.cluster.pools) > 1 or plan.decision is None or plan.predicted is None:
@@ -95,21 +88,3 @@ def _priced(
         emit=plan.emit,
     )
     return production_prices(build_problem(spec, priced_pool), whole)
-
-
-def measured_prices(machine: PricedMachine) -> Callable[[Plan, TrainDecision], TrainPrediction]:
-    """Return the pricer of decisions of a plan and of scaled-down plans."""
-
-    def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:
-        own = replace(machine, num_devices=decision.num_devices)
-        degrees = degrees_of(decision, ranks_per_node=machine.ranks_per_node)
-        costs = CandidateCosts(work=work_of(plan), degrees=degrees, machine=own)
-        limit = {"memory_limit_bytes": machine.memory_limit_bytes}
-        return predict(costs, decision).model_copy(update=limit)
-
-    return priced
-
-
-def work_of(made: Plan) -> Workload:
-    """Return the workload of a plan."""
-    return engine_workload(made.model, made.goal, made.emit, load_ratio=made.load_ratio)

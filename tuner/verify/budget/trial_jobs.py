@@ -4,17 +4,14 @@ A decision that needs more devices than there are is launched as its largest sma
 hold, that the model can price, and that fits in memory: fewer replicas shard the optimizer state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tuner.config.train import TrainDecision
 from tuner.errors import OutsideProfileError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan
-from tuner.verify.neighbourhood import TrainSpace
-
-Price = Callable[[Plan, TrainDecision], TrainPrediction]
-"""Predicts a decision of the plan or of a scaled-down plan."""
+from tuner.verify.space import Price, TrainSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

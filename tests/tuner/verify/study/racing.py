@@ -28,8 +28,8 @@ from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, trial_file, write_trial
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.loop import run_trials
-from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
 from tuner.verify.study.shared import TRAINING, StudyCallbacks, join_workers
 from tuner.verify.verification import Effort, TrainTrials, Watcher
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _race(
-    space: Neighbourhood,
+    space: TrainSpace,
     folder: Path,
     requested: argparse.Namespace,
     rng: random.Random,
@@ -86,7 +86,7 @@ def _race(
     }
 
 
-def _forked(space: Neighbourhood, folder: Path, requested: argparse.Namespace, index: int) -> int:
+def _forked(space: TrainSpace, folder: Path, requested: argparse.Namespace, index: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -98,7 +98,7 @@ def _forked(space: Neighbourhood, folder: Path, requested: argparse.Namespace, i
     os._exit(0)
 
 
-def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, index: int) -> None:
+def _work(space: TrainSpace, folder: Path, requested: argparse.Namespace, index: int) -> None:
     rng = random.Random(os.getpid())
 
     def launch(launch: Launch) -> LaunchResult:
@@ -148,13 +148,11 @@ def _print_message(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _around(folder: Path) -> Neighbourhood:
+def _around(folder: Path) -> TrainSpace:
     plan = read_plan(folder)
-    space = Neighbourhood(
+    space = TrainSpace(
         plan=plan,
-        work=api.work_of(plan),
         machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
-        limits=plan.search,
     )
     # Priced once, for all workers to come.
     space.points()

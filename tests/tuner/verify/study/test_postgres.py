@@ -12,16 +12,16 @@ from optuna.exceptions import StorageInternalError
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plans.folder import trial_file
-from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.search import RequestSource, StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase, open_study
 from tuner.verify.study.lease import this_worker
 from tuner.verify.study.shared import StudySnapshot, former_trials
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]
 Join = Callable[..., StudySearch]
 
