@@ -16,11 +16,13 @@ processes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
+from tuner.verify.budget.scale import Scale
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.proposal import Decision, LaunchRequest, Proposal
 from tuner.verify.records import AnyRecord
@@ -44,15 +46,11 @@ class TrialRuns(ABC, Generic[Decision, AnyRecord]):
     ) -> Callable[[], AnyRecord]:
         """Prepare a trial; return what runs it to its record, perhaps in another thread."""
 
-    def new(
-        self, _progress: "StudySnapshot[Decision, AnyRecord]", /, *, trials: int
-    ) -> Sequence[LaunchRequest[Decision]]:
-        """Return the new decisions to launch next, of which `trials` may still begin."""
-        return [LaunchRequest()] if trials else []
-
-    def retry(self, _failed: AnyRecord, _progress: "StudySnapshot[Decision, AnyRecord]", /) -> bool:
-        """Return whether a failed trial of an earlier call can be launched again now."""
-        return True
+    def affordable(
+        self, _progress: "StudySnapshot[Decision, AnyRecord]", /
+    ) -> Mapping[Decision, Scale | None] | None:
+        """Return what may be launched now, each with its scaled-down job or None; None: all."""
+        return None
 
     @abstractmethod
     def repeat(self, records: Sequence[AnyRecord], /) -> Decision | None:
@@ -83,22 +81,7 @@ def run_trials(
     Returns:
         The records of all trials of the study, by number, whichever process launched them.
     """
-    watch = failures or FailureWatch()
-
-    def requests(
-        progress: "StudySnapshot[Decision, AnyRecord]",
-    ) -> list[LaunchRequest[Decision]]:
-        if watch.is_over(progress.records):
-            return []
-        begun = sum(one.origin != "repeat" for one in progress.records) + len(progress.open)
-        left = max(0, trials - begun)
-        wanted = [
-            *(_retries(progress, watch, runs) if left else ()),
-            *runs.new(progress, trials=left),
-        ]
-        repeat = None if progress.open else runs.repeat(progress.records)
-        return wanted if repeat is None else [*wanted, LaunchRequest(decision=repeat)]
-
+    requests = partial(_requests, runs=runs, trials=trials, watch=failures or FailureWatch())
     running: dict[Future[AnyRecord], Proposal[Decision]] = {}
     with launch_threads(parallel, stop=stop) as threads:
         while True:
@@ -117,10 +100,32 @@ def run_trials(
                 study.wait(next_step)
 
 
-def _retries(
+def _requests(
     progress: "StudySnapshot[Decision, AnyRecord]",
-    watch: FailureWatch,
+    *,
     runs: TrialRuns[Decision, AnyRecord],
+    trials: int,
+    watch: FailureWatch,
+) -> list[LaunchRequest[Decision]]:
+    """Return what to launch next, best first."""
+    if watch.is_over(progress.records):
+        return []
+    begun = sum(one.origin != "repeat" for one in progress.records) + len(progress.open)
+    among = runs.affordable(progress)
+    wanted: list[LaunchRequest[Decision]] = []
+    if begun < trials:
+        wanted = [*_retries(progress, watch), LaunchRequest(among=among)]
+    repeat = None if progress.open else runs.repeat(progress.records)
+    if repeat is not None:
+        wanted.append(LaunchRequest(decision=repeat))
+    if among is None:
+        return wanted
+    jobs = among.items()
+    return [one for one in wanted if one.decision is None or (one.decision, one.scale) in jobs]
+
+
+def _retries(
+    progress: "StudySnapshot[Decision, AnyRecord]", watch: FailureWatch
 ) -> list[LaunchRequest[Decision]]:
     """Return the identical failures of an earlier call, to retry each once."""
     failed = watch.to_repeat(progress.records)
@@ -129,7 +134,7 @@ def _retries(
     begun += [one.job for one in progress.open]
     return [
         LaunchRequest(decision=decision, scale=scale)
-        for decision, scale in dict.fromkeys(one.job for one in failed if runs.retry(one, progress))
+        for decision, scale in dict.fromkeys(one.job for one in failed)
         if (decision, scale) not in begun
     ]
 

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Final
@@ -59,81 +60,72 @@ TRACKER: Final = "multiprocessing.resource_tracker"
 LOOK_S: Final = 0.1
 """Polling interval of the grace period."""
 
-HEEDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HEEDED: Final[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+Handler = Callable[[int, FrameType | None], Any] | int
+
+
+@dataclass(eq=False)
 class Interruption:
     """Handles termination signals while processes run that must be ended first."""
 
-    def __init__(self) -> None:
-        """Start with passing the first signal on."""
-        self.came = False
-        """Whether a signal was held back."""
-        self._is_held = False
-        self._is_over = False
-        self._let_through = False
-        self._kept: int | None = None
-        self._former: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
+    former: Mapping[int, Handler]
+    """The handlers in whose place this one is."""
+    came: bool = False
+    """Whether a signal was held back."""
+    is_held: bool = False
+    """Whether signals are held back from here on."""
+    has_interrupted: bool = False
+    """Whether a signal that was passed on interrupted the program."""
+    kept: list[int] = field(default_factory=list)
+    """The signals that were held back."""
 
     def __call__(self, number: int, stack: FrameType | None) -> None:
-        """Handle a signal."""
-        if self._is_held and not self._is_over:
+        """Pass a signal on; the first one that interrupts the program holds back all others."""
+        if self.is_held:
             self.came = True
-            self._kept = self._kept or number
+            self.kept.append(number)
             return
+        former = self.former[number]
         try:
-            self._pass_on(number, stack)
+            if callable(former):
+                former(number, stack)
+            else:
+                signal.signal(number, former)
+                signal.raise_signal(number)
         except BaseException:
-            self._is_held = self._let_through = True
+            self.is_held = self.has_interrupted = True
             raise
 
     def hold(self) -> None:
         """Hold back all signals from here on."""
-        self._is_held = True
-
-    def begin(self) -> None:
-        """Install this handler; ignored signals stay ignored."""
-        for number in HEEDED:
-            former = signal.getsignal(number)
-            if former not in (None, signal.SIG_IGN):
-                self._former[number] = former
-                signal.signal(number, self)
-
-    def end(self) -> None:
-        """Restore the handlers, and deliver a held signal.
-
-        If one was passed on before, only to an interruption around this one, which holds it.
-        """
-        # A signal during the restoration is passed on.
-        self._is_over = True
-        for number, former in self._former.items():
-            signal.signal(number, former)
-        if self._kept is None:
-            return
-        if not self._let_through or isinstance(self._former[self._kept], Interruption):
-            signal.raise_signal(self._kept)
-
-    def _pass_on(self, number: int, stack: FrameType | None) -> None:
-        former = self._former[number]
-        if callable(former):
-            former(number, stack)
-            return
-        signal.signal(number, former)
-        signal.raise_signal(number)
+        self.is_held = True
 
 
 @contextmanager
 def single_interrupt() -> Iterator[Interruption]:
-    """Pass the first termination signal on, and none once they are held back."""
-    interruption = Interruption()
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
+    """Pass the first termination signal on, and none once they are held back.
+
+    A signal that was held back is delivered at the end. If one was passed on before, only to an
+    interruption around this one, which holds it. Ignored signals stay ignored.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in HEEDED if is_main}
+    former = {number: one for number, one in handlers.items() if one not in (None, signal.SIG_IGN)}
+    interruption = Interruption(former)
     try:
-        interruption.begin()
+        for number in former:
+            signal.signal(number, interruption)
         yield interruption
     finally:
-        interruption.end()
+        # A signal during the restoration is passed on.
+        interruption.is_held = False
+        for number, one in former.items():
+            signal.signal(number, one)
+        for kept in interruption.kept[:1]:
+            if not interruption.has_interrupted or isinstance(former[kept], Interruption):
+                signal.raise_signal(kept)
 
 
 def start_marked(
@@ -252,9 +244,14 @@ def _sessions(folder: Path) -> dict[int, float]:
     had ended.
     """
     began_by_session = {}
-    for file in _noted(folder, depth=MOST_NESTED):
+    # Links are not followed, and folders may appear and disappear meanwhile.
+    for place, folders, _ in os.walk(folder):
+        if len(Path(place).relative_to(folder).parts) == MOST_NESTED:
+            folders.clear()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads(read_bounded(file, most_bytes=MOST_SESSION_BYTES))
+            noted = json.loads(
+                read_bounded(Path(place, SESSION_NAME), most_bytes=MOST_SESSION_BYTES)
+            )
             if noted["boot"] == _boot():
                 began_by_session[int(noted["session"])] = float(noted["began_s"])
     nobody = {0, 1, os.getsid(0)}
@@ -263,17 +260,6 @@ def _sessions(folder: Path) -> dict[int, float]:
         for session, began_s in began_by_session.items()
         if session not in nobody and _began(session, began_s)
     }
-
-
-def _noted(folder: Path, *, depth: int) -> list[Path]:
-    """Return the session files in a folder and its subfolders; links are not followed."""
-    folders = []
-    # Folders of a trial may appear and disappear meanwhile.
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        folders = [one.path for one in entries if depth and one.is_dir(follow_symlinks=False)]
-    file = folder / SESSION_NAME
-    below = [file for inner in folders for file in _noted(Path(inner), depth=depth - 1)]
-    return [*([file] if file.is_file() else []), *below]
 
 
 def _began(leader: int, began_s: float) -> bool:

@@ -19,6 +19,7 @@ from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
 from tuner.verify.budget.budget import Spending
+from tuner.verify.budget.scale import Scale
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.evidence import (
     contenders,
@@ -31,7 +32,7 @@ from tuner.verify.evidence import (
 from tuner.verify.launcher import TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
 from tuner.verify.loop import TrialRuns
-from tuner.verify.proposal import LaunchRequest, Proposal
+from tuner.verify.proposal import Proposal
 from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
 from tuner.verify.space import TrainSpace
@@ -109,21 +110,13 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         self.watcher.started(request.decision, request.predicted.step_time_s)
         return lambda: to_record(job, proposal, run_launch(self.launch, request))
 
-    def new(self, progress: "StudySnapshot", *, trials: int) -> list[LaunchRequest]:
-        """Return the new decisions to launch next."""
-        if not trials:
-            return []
+    def affordable(
+        self, progress: "StudySnapshot", /
+    ) -> Mapping[TrainDecision, Scale | None] | None:
+        """Return what the budget allows to launch now; None without a budget."""
         if self.spending is None:
-            return [LaunchRequest()]
-        among = self.spending.affordable(progress.records, running=progress.open)
-        return [LaunchRequest(among=among)]
-
-    def retry(self, failed: TrialRecord, progress: "StudySnapshot", /) -> bool:
-        """Return whether the job of a failed trial of an earlier call may be launched now."""
-        if self.spending is None:
-            return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
-        among = self.spending.affordable(progress.records, running=progress.open)
-        return failed.job in among.items()
+            return None
+        return self.spending.affordable(progress.records, running=progress.open)
 
     def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:
         """Return the one of the two fastest to repeat while they are a tie within noise."""
@@ -131,12 +124,7 @@ class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
         closest = contenders(_whole(records))
         if closest is None or len(repeated) >= 2 * self.effort.repeats:
             return None
-        decision = min(closest, key=lambda one: repeated.count(one.decision)).decision
-        if self.spending is None:
-            return decision
-        among = self.spending.affordable(records)
-        # A repeat is of the whole job.
-        return decision if (decision, None) in among.items() else None
+        return min(closest, key=lambda one: repeated.count(one.decision)).decision
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -204,7 +192,20 @@ class WholeStep:
     step_s: float
     low_s: float
     high_s: float
-    extrapolated: Extrapolated | None = None
+    unseen: tuple[str, ...] | None = None
+    """Parts of the job that no trial ran; None: it was measured."""
+
+    @property
+    def extrapolated(self) -> Extrapolated | None:
+        """Return what was extrapolated of the job; None if it was measured."""
+        if self.unseen is None:
+            return None
+        return Extrapolated(
+            step_time_s=self.step_s,
+            step_time_s_band=(self.low_s, self.high_s),
+            error_ratio=(self.high_s - self.low_s) / (2.0 * self.step_s),
+            unseen=self.unseen,
+        )
 
 
 def _whole_step(
@@ -226,13 +227,8 @@ def _whole_step(
             REDUCTION_ERROR * reduction_s / predicted.step_time_s,
         )
         low_s, high_s = max(0.0, step_s - error_s), step_s + error_s
-    said = Extrapolated(
-        step_time_s=step_s,
-        step_time_s_band=(low_s, high_s),
-        error_ratio=(high_s - low_s) / (2.0 * step_s),
-        unseen=tuple(_unseen(record.decision, record.scale.decision)),
-    )
-    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+    unseen = tuple(_unseen(record.decision, record.scale.decision))
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, unseen=unseen)
 
 
 def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> WholeStep:
@@ -242,13 +238,8 @@ def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> Who
     step_s = computation * inside_s + communication * predicted.communication_s
     ratio = step_s / predicted.step_time_s
     low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
-    said = Extrapolated(
-        step_time_s=step_s,
-        step_time_s_band=(low_s, high_s),
-        error_ratio=(high_s - low_s) / (2.0 * step_s),
-        unseen=("any job of this decision",),
-    )
-    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+    unseen = ("any job of this decision",)
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, unseen=unseen)
 
 
 def _stays_note(step_s: float, *, fastest_s: float) -> str:

@@ -74,12 +74,12 @@ class TrialJobs:
 
     def fewest_devices(self) -> int | None:
         """Return the smallest number of devices on which some decision has a job, if any."""
-        points = self.space.points()
-        counts = [one.num_devices for one in points]
-        for decision in points:
-            smaller = self._smaller(decision, most_devices=decision.num_devices)
-            counts += [one.num_devices for one in smaller]
-        return min(counts, default=None)
+        jobs = (
+            job
+            for one in self.space.points()
+            for job in (self.whole(one), *self._smaller(one, most_devices=one.num_devices))
+        )
+        return min((job.num_devices for job in jobs), default=None)
 
     def _smaller(self, decision: TrainDecision, *, most_devices: int) -> Iterator[TrialJob]:
         """Yield the smaller jobs that fit in memory, the largest first."""
