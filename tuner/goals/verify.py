@@ -29,7 +29,7 @@ from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.identical_failures import FailureWatch
-from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
+from tuner.verify.launcher import Launch, TrialLauncher, launch_locally
 from tuner.verify.launches import engine_of, total_steps
 from tuner.verify.leftovers import scratch_folder
 from tuner.verify.loop import run_trials
@@ -48,7 +48,7 @@ def verify(
     effort: Effort,
     resume: bool,
     watcher: Watcher,
-    launch: Launcher = launch_locally,
+    launch: TrialLauncher = launch_locally,
     by: SlurmLauncher | CommandLauncher | None = None,
     storage: str = "",
     on_message: Callable[[str], None] = lambda _line: None,
@@ -89,7 +89,6 @@ def verify(
     is_measured = bool(made.provenance.device_kind)
     profile = read_used_profile(folder) if is_measured else None
     space = decision_space(made, profile)
-    trials: TrialLauncher = by or reference_trials(launch)
     jobs = TrialJobs(
         space=space,
         price=build_pricer(space, used=folder / "used"),
@@ -127,7 +126,7 @@ def verify(
         runs = TrainTrials(
             jobs=jobs,
             effort=effort,
-            launch=trials,
+            launch=by or launch,
             scratch=scratch,
             watcher=watcher,
             spending=spending,

@@ -7,9 +7,9 @@ trial's folder in its environment, under `TRIAL_MARK`, or is in the session that
 (tuner/verify/termination.py). If this process itself is killed, ranks notice it and end
 (`--parent`), at the latest at their `--deadline`.
 
-Verification calls any `TrialLauncher`, so tests, schedulers and engines bring their own; a
-`Launcher` is the simple one that runs a ready reference step. That step reports its timed steps in
-the trial's folder as it runs, so a hopeless trial is ended early.
+Verification calls any `TrialLauncher`, so tests, schedulers and engines bring their own. The
+reference step reports its timed steps in the trial's folder as it runs, so a hopeless trial is
+ended early.
 
 Not covered: processes of a trial that clear their environment or belong to another user.
 """
@@ -171,46 +171,7 @@ class TrialLauncher(Protocol):
     def __call__(self, launch: Launch) -> LaunchResult: ...
 
 
-class Launcher(Protocol):
-    """Runs a step configuration in a folder of its own, within a deadline in seconds."""
-
-    def __call__(
-        self,
-        config: StepConfig,
-        *,
-        folder: Path,
-        deadline_s: float,
-        hopeless: Hopeless = never_hopeless,
-    ) -> LaunchResult: ...
-
-
-def reference_trials(launcher: Launcher) -> TrialLauncher:
-    """Return a launcher of trials that runs their reference step with `launcher`."""
-
-    def launched(launch: Launch) -> LaunchResult:
-        config = launch.step_config()
-
-        def hopeless(steps_s: Sequence[float]) -> str:
-            # A trial that has done all steps is about to report, which holds more than its steps.
-            return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
-
-        return launcher(
-            config,
-            folder=launch.folder,
-            deadline_s=launch.deadline_s,
-            hopeless=hopeless,
-        )
-
-    return launched
-
-
-def launch_locally(
-    config: StepConfig,
-    *,
-    folder: Path,
-    deadline_s: float,
-    hopeless: Hopeless = never_hopeless,
-) -> LaunchResult:
+def launch_locally(launch: Launch) -> LaunchResult:
     """Run the reference step on ranks of this machine (profilers/local_ranks.py).
 
     Raises:
@@ -220,9 +181,15 @@ def launch_locally(
         raise EnvironmentMissingError(
             "trials need PyTorch, which is not installed: pip install 'moetune[torch]'"
         )
+    folder, config, deadline_s = launch.folder, launch.step_config(), launch.deadline_s
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(config.model_dump_json(indent=1), encoding="utf-8")
     command = trial_command(config, folder=folder, deadline_s=deadline_s)
+
+    def hopeless(steps_s: Sequence[float]) -> str:
+        # A trial that has done all steps is about to report, which holds more than its steps.
+        return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
+
     return launch_command(command, folder=folder, deadline_s=deadline_s, hopeless=hopeless)
 
 
@@ -250,8 +217,7 @@ def launch_command(
     hopeless: Hopeless = never_hopeless,
 ) -> LaunchResult:
     """Run a command that leaves `report.json` in the folder, and classify its end."""
-    report_file = folder / REPORT_NAME
-    report_file.unlink(missing_ok=True)
+    (folder / REPORT_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink(missing_ok=True)
     ran = run_command(
         command,
@@ -260,19 +226,31 @@ def launch_command(
         environment=trial_environment(os.environ),
         watch=lambda: hopeless(steps_so_far(folder)),
     )
+    return reference_result(ran, folder, deadline_s=deadline_s, tail=log_tail(folder / LOG_NAME))
+
+
+def reference_result(
+    ran: "CommandRun", folder: Path, *, deadline_s: float, tail: str
+) -> LaunchResult:
+    """Return the result of a reference step from the end of its command."""
+    steps_s, wall_s = steps_so_far(folder), ran.wall_s
     if ran.stopped:
-        return early_result(folder, reason=ran.stopped, wall_s=ran.wall_s)
+        metrics = EngineMetrics(steps_s=steps_s)
+        return LaunchResult(
+            status="ok", reason=ran.stopped, report=None, wall_s=wall_s, metrics=metrics
+        )
     if ran.exit_code is None:
-        return timeout_result(deadline_s, wall_s=ran.wall_s, steps=len(steps_so_far(folder)))
-    return exit_result(
-        ran.exit_code, tail=log_tail(folder / LOG_NAME), report_file=report_file, wall_s=ran.wall_s
-    )
-
-
-def early_result(folder: Path, *, reason: str, wall_s: float) -> LaunchResult:
-    """Return the result of a hopeless trial that was ended: the steps it had reported."""
-    metrics = EngineMetrics(steps_s=steps_so_far(folder))
-    return LaunchResult(status="ok", reason=reason, report=None, wall_s=wall_s, metrics=metrics)
+        return timeout_result(deadline_s, wall_s=wall_s, steps=len(steps_s))
+    if ran.exit_code:
+        return failure_result(ran.exit_code, tail=tail, wall_s=wall_s)
+    try:
+        report = StepReport.model_validate_json(
+            read_bounded(folder / REPORT_NAME, most_bytes=MAX_RECORD_BYTES)
+        )
+    except (OSError, ValidationError):
+        reason = "the trial ended without a readable report"
+        return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
+    return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,20 +372,6 @@ def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Pin threads, and drop variables of a surrounding launcher."""
     kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
     return kept | {"OMP_NUM_THREADS": "1"}
-
-
-def exit_result(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> LaunchResult:
-    """Turn an exit code, the log tail and a report into a result."""
-    if exit_code == 0:
-        try:
-            report = StepReport.model_validate_json(
-                read_bounded(report_file, most_bytes=MAX_RECORD_BYTES)
-            )
-        except (OSError, ValidationError):
-            reason = "the trial ended without a readable report"
-            return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
-        return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-    return failure_result(exit_code, tail=tail, wall_s=wall_s)
 
 
 def failure_result(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:

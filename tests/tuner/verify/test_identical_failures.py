@@ -15,7 +15,7 @@ from tuner.cli.trials import trial_lines
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
-from tuner.verify.launcher import NODE_GONE, LaunchResult, timeout_result
+from tuner.verify.launcher import NODE_GONE, Launch, LaunchResult, timeout_result
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort
 
@@ -169,9 +169,9 @@ def test_a_reason_that_names_the_trial_folder_is_the_same_cause(
 ) -> None:
     launched: list[Any] = []
 
-    def crash(config: Any, *, folder: Path, **_how: Any) -> LaunchResult:
-        launched.append(config)
-        reason = f"exit code 127: {folder}/run.sh: command not found"
+    def crash(launch: Launch) -> LaunchResult:
+        launched.append(launch)
+        reason = f"exit code 127: {launch.folder}/run.sh: command not found"
         return LaunchResult(status="crashed", reason=reason, report=None, wall_s=0.1)
 
     verify(planned, crash, trials=8)

@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -44,13 +45,12 @@ from tuner.verify.launcher import (
     REPORT_NAME,
     Launch,
     LaunchResult,
-    early_result,
-    exit_result,
     log_tail,
+    reference_result,
     run_command,
     steps_so_far,
-    timeout_result,
 )
+from tuner.verify.records import TrialStatus
 from tuner.verify.slurm.options import Options
 from tuner.verify.termination import GRACE_S, TRIAL_MARK
 
@@ -77,10 +77,20 @@ PROBE_S: Final = 60
 
 _SUBMITTED: Final = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 """The job's id, as `sbatch --parsable` prints it."""
-_NODE_LOST: Final = re.compile(r"DUE TO (NODE FAILURE|PREEMPTION)")
-_OUT_OF_TIME: Final = re.compile(r"DUE TO TIME LIMIT")
-_OUT_OF_MEMORY: Final = re.compile(r"oom[-_ ]kill|OOM Killed", re.IGNORECASE)
-"""What slurmstepd writes into the log of a job that it ends."""
+_ENDS: Final[tuple[tuple[str, TrialStatus, str], ...]] = (
+    (
+        "DUE TO TIME LIMIT",
+        "timeout",
+        "no report when Slurm ended the job at its time limit; allow more with --slurm time=...",
+    ),
+    (
+        "(?i)oom[-_ ]kill|OOM Killed",
+        "out_of_memory",
+        "Slurm ended the job for lack of memory",
+    ),
+    (f"^exit {LOST_NODE_EXIT}\n|DUE TO (NODE FAILURE|PREEMPTION)", "crashed", NODE_GONE),
+)
+"""How a failed job ended, by its exit code and what slurmstepd writes into its log."""
 
 
 class SlurmLauncher:
@@ -138,15 +148,22 @@ class SlurmLauncher:
             option="--launcher slurm",
         )
         said, tail = log_tail(folder / LOG_NAME), log_tail(folder / JOB_LOG_NAME)
-        if ran.stopped:
-            return early_result(folder, reason=ran.stopped, wall_s=ran.wall_s)
-        if ran.exit_code is None or ran.exit_code == DEADLINE_EXIT:
-            steps = len(steps_so_far(folder))
-            return timeout_result(launch.deadline_s, wall_s=ran.wall_s, steps=steps)
-        if _SUBMITTED.search(said) is None:
+        if ran.exit_code and _SUBMITTED.search(said) is None:
             line = re.sub(r"^sbatch: (error: )?", "", said.strip().rpartition("\n")[2])
             raise SchedulerError(f"sbatch does not accept the trial: {line}; resume with --resume")
-        return _result(ran.exit_code, said + tail, folder, wall_s=ran.wall_s)
+        if ran.exit_code:
+            for pattern, status, reason in _ENDS:
+                if re.search(pattern, f"exit {ran.exit_code}\n{tail}"):
+                    return LaunchResult(
+                        status=status, reason=reason, report=None, wall_s=ran.wall_s
+                    )
+        until_s = time.monotonic() + SETTLE_S
+        report = folder / REPORT_NAME
+        while ran.exit_code == 0 and not report.is_file() and time.monotonic() < until_s:
+            time.sleep(0.5)
+        if ran.exit_code == DEADLINE_EXIT:
+            ran = replace(ran, exit_code=None)
+        return reference_result(ran, folder, deadline_s=launch.deadline_s, tail=said + tail)
 
     def stop(self) -> None:
         """Cancel every running job; their calls raise."""
@@ -208,24 +225,6 @@ def check_programs() -> None:
             f"--launcher slurm needs {missing[0]}, which is not on the path: start moetune on a"
             " machine from which jobs are submitted"
         )
-
-
-def _result(code: int, tail: str, folder: Path, *, wall_s: float) -> LaunchResult:
-    """Return the result of a job that has ended by itself or by Slurm."""
-    report_file, until_s = folder / REPORT_NAME, time.monotonic() + SETTLE_S
-    while code == 0 and not report_file.is_file() and time.monotonic() < until_s:
-        time.sleep(0.5)
-    if code and _OUT_OF_TIME.search(tail):
-        reason = (
-            "no report when Slurm ended the job at its time limit; allow more with --slurm time=..."
-        )
-        return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
-    if code and _OUT_OF_MEMORY.search(tail):
-        reason = "Slurm ended the job for lack of memory"
-        return LaunchResult(status="out_of_memory", reason=reason, report=None, wall_s=wall_s)
-    if code == LOST_NODE_EXIT or (code and _NODE_LOST.search(tail)):
-        return LaunchResult(status="crashed", reason=NODE_GONE, report=None, wall_s=wall_s)
-    return exit_result(code, tail=tail, report_file=report_file, wall_s=wall_s)
 
 
 def job_script(*, folder: Path, shape: LaunchShape, deadline_s: float, restarts: int) -> str:

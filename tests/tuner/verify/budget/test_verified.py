@@ -21,6 +21,7 @@ from tuner.plans.folder import TRIALS_NAME
 from tuner.report.markdown import markdown
 from tuner.report.train_page import TrainEvidence, train_report
 from tuner.verify.budget.budget import Budget
+from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 
@@ -189,15 +190,15 @@ def test_what_failed_waits_for_devices_that_are_busy(
     _verified(eight, hidden_launcher(eight, otherwise="crashed"), Budget(max_devices=8))
     mended, busy, most_busy = hidden_launcher(eight), 0, 0
 
-    def launch(config: Any, **how: Any) -> Any:
+    def run(launch: Launch) -> LaunchResult:
         nonlocal busy, most_busy
-        busy += config.parallelism.world
+        busy += launch.decision.num_devices
         most_busy = max(most_busy, busy)
         time.sleep(0.5)
-        busy -= config.parallelism.world
-        return mended(config, **how)
+        busy -= launch.decision.num_devices
+        return mended(launch)
 
-    _verified(eight, launch, Budget(max_devices=8), trials=4, parallel=2, resume=True)  # type: ignore[arg-type] # a function launches as well
+    _verified(eight, run, Budget(max_devices=8), trials=4, parallel=2, resume=True)  # type: ignore[arg-type] # a function launches as well
     assert len(mended.launched) == 4
     assert most_busy == 8
 
@@ -212,13 +213,13 @@ def test_a_trial_gets_no_more_time_than_the_budget_has_left(
     def clock() -> float:
         return now
 
-    def launch(config: Any, *, folder: Path, deadline_s: float, **how: Any) -> Any:
+    def run(launch: Launch) -> LaunchResult:
         nonlocal now
-        given.append(deadline_s)
+        given.append(launch.deadline_s)
         now += 10.0
-        return fake(config, folder=folder, deadline_s=deadline_s, **how)
+        return fake(launch)
 
-    _verified(eight, launch, Budget(wall_s=40.0), clock=clock)  # type: ignore[arg-type] # a function launches as well
+    _verified(eight, run, Budget(wall_s=40.0), clock=clock)  # type: ignore[arg-type] # a function launches as well
     assert given
     assert all(one <= 42.0 - 10.0 * place for place, one in enumerate(given))
 
