@@ -28,7 +28,7 @@ from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.command import CommandLauncher, parse_template
-from tuner.verify.identical_failures import FailureWatch
+from tuner.verify.identical_failures import stop_notes
 from tuner.verify.launcher import Launch, TrialLauncher, launch_locally
 from tuner.verify.launches import engine_of, total_steps
 from tuner.verify.leftovers import scratch_folder
@@ -107,7 +107,7 @@ def verify(
             spending.check()
         for line in spending.without_own_choice():
             on_message(line)
-    failures, trials_folder = FailureWatch(), folder / TRIALS_NAME
+    trials_folder = folder / TRIALS_NAME
     # Nodes of a job see the plan's folder.
     inside = trials_folder if isinstance(by, SlurmLauncher) else None
     with (
@@ -138,9 +138,8 @@ def verify(
             ended=watcher.ended,
             parallel=effort.parallel,
             stop=by.stop if by is not None else lambda: None,
-            failures=failures,
         )
-        stopped = failures.stop_notes(records, trials=effort.trials)
+        stopped = stop_notes(records, earlier=study.earlier, trials=effort.trials)
         # After identical failures the budget is not the reason that trials were not started.
         stopped = stopped or (
             spending.stop_notes(records, trials=effort.trials) if spending else ()

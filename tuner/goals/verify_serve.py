@@ -46,7 +46,7 @@ from tuner.verify.deployments.records import (
     ServeVerified,
 )
 from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
-from tuner.verify.identical_failures import FailureWatch
+from tuner.verify.identical_failures import stop_notes
 from tuner.verify.leftovers import exclusive_use
 from tuner.verify.loop import TrialRuns, run_trials
 from tuner.verify.proposal import Proposal
@@ -114,7 +114,6 @@ def verify_serve(
             on_message=by.on_message,
         ) as study,
     ):
-        failures = FailureWatch()
         runs = ServeTrials(
             space=space,
             repeats=effort.repeats,
@@ -129,10 +128,10 @@ def verify_serve(
             if record.status != "ok":
                 by.on_message(f"{record.status}: {record.reason}")
 
-        records = run_trials(study, runs, trials=effort.trials, ended=report, failures=failures)
+        records = run_trials(study, runs, trials=effort.trials, ended=report)
         trials = min(effort.trials, len(space.predictions))
         verified = conclude(plan, records)
-        notes = (*verified.notes, *failures.stop_notes(records, trials=trials))
+        notes = (*verified.notes, *stop_notes(records, earlier=study.earlier, trials=trials))
         verified = verified.model_copy(update={"notes": notes})
         _write(folder, plan, verified, space.predictions, placement)
     return verified

@@ -11,8 +11,7 @@ Reasons are compared without what differs between launches: folders, ports, addr
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from tuner.verify.launcher import NO_REPORT, NODE_GONE
@@ -61,40 +60,21 @@ def identical_failures(records: Sequence[AnyRecord]) -> tuple[AnyRecord, ...]:
     return next((tuple(trials) for trials in by_cause.values() if len(trials) >= ENOUGH), ())
 
 
-@dataclass(kw_only=True, eq=False)
-class FailureWatch:
-    """Stops a call's trials after identical failures; names those of earlier calls to retry."""
+def stop_notes(
+    records: Sequence[LaunchRecord[Any]], *, earlier: Collection[int], trials: int
+) -> tuple[str, ...]:
+    """Say why no more trials were started; nothing if failures were not the reason.
 
-    _earlier: frozenset[int] | None = field(default=None, init=False)
-    """Numbers of trials that ended before the call."""
-
-    def is_over(self, records: Sequence[LaunchRecord[Any]]) -> bool:
-        """Return whether to start no more trials; the first call notes those of earlier calls."""
-        if self._earlier is None:
-            self._earlier = frozenset(record.number for record in records)
-        return bool(identical_failures(self._own(records)))
-
-    def to_repeat(self, records: Sequence[AnyRecord]) -> tuple[AnyRecord, ...]:
-        """Return the failures that stopped an earlier call: their cause may be fixed by now."""
-        own = {record.number for record in self._own(records)}
-        return identical_failures([one for one in records if one.number not in own])
-
-    def stop_notes(self, records: Sequence[LaunchRecord[Any]], *, trials: int) -> tuple[str, ...]:
-        """Say why no more trials were started; nothing if failures were not the reason.
-
-        Args:
-            records: of all trials.
-            trials: the requested number.
-        """
-        failures = identical_failures(self._own(records))
-        left = trials - sum(one.origin != "repeat" for one in records)
-        if not failures or left < 1:
-            return ()
-        return (
-            f"stopped: {len(failures)} trials failed identically, so {left} of {trials} were not"
-            " launched; fix the cause and verify with --resume, which retries these first",
-        )
-
-    def _own(self, records: Sequence[AnyRecord]) -> list[AnyRecord]:
-        earlier = self._earlier or frozenset()
-        return [one for one in records if one.number not in earlier]
+    Args:
+        records: of all trials.
+        earlier: numbers of the trials of earlier calls.
+        trials: the requested number.
+    """
+    failures = identical_failures([one for one in records if one.number not in earlier])
+    left = trials - sum(one.origin != "repeat" for one in records)
+    if not failures or left < 1:
+        return ()
+    return (
+        f"stopped: {len(failures)} trials failed identically, so {left} of {trials} were not"
+        " launched; fix the cause and verify with --resume, which retries these first",
+    )

@@ -420,7 +420,7 @@ def _last_error(tail: str, exit_code: int) -> str:
     """
     if died := RANK_DIED.search(tail):
         return died[1]
-    lines = [line for line in map(_printable, tail.splitlines()) if line]
+    lines = [line for line in map(printable, tail.splitlines()) if line]
     causes = [line for line in lines if not NO_CAUSE.search(line)]
     raised = [match[1] for line in causes if (match := EXCEPTION.search(line))]
     errors = raised or [line.split("]: ", 1)[-1] for line in causes if "Error" in line]
@@ -435,7 +435,8 @@ def _ended_by(exit_code: int) -> str:
     return f"exit code {exit_code}"
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
+    """Return a line without colours and without letters that a terminal would heed."""
     line = COLOUR.sub("", line)
     return "".join(letter if letter.isprintable() else " " for letter in line).strip()
 

@@ -16,14 +16,14 @@ processes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from tuner.verify.budget.scale import Scale
-from tuner.verify.identical_failures import FailureWatch
+from tuner.verify.identical_failures import identical_failures
 from tuner.verify.proposal import Decision, LaunchRequest, Proposal
 from tuner.verify.records import AnyRecord
 
@@ -65,7 +65,6 @@ def run_trials(
     ended: Callable[[AnyRecord], None],
     parallel: int = 1,
     stop: Callable[[], None] = lambda: None,
-    failures: FailureWatch | None = None,
 ) -> tuple[AnyRecord, ...]:
     """Launch proposals until there are enough trials or nothing new is left.
 
@@ -76,12 +75,11 @@ def run_trials(
         ended: called with each record of this call, once it is written.
         parallel: launches at once.
         stop: ends parallel launches if this is left by an exception.
-        failures: stops the trials after identical failures.
 
     Returns:
         The records of all trials of the study, by number, whichever process launched them.
     """
-    requests = partial(_requests, runs=runs, trials=trials, watch=failures or FailureWatch())
+    requests = partial(_requests, runs=runs, trials=trials, earlier=study.earlier)
     running: dict[Future[AnyRecord], Proposal[Decision]] = {}
     with launch_threads(parallel, stop=stop) as threads:
         while True:
@@ -105,16 +103,16 @@ def _requests(
     *,
     runs: TrialRuns[Decision, AnyRecord],
     trials: int,
-    watch: FailureWatch,
+    earlier: Collection[int],
 ) -> list[LaunchRequest[Decision]]:
     """Return what to launch next, best first."""
-    if watch.is_over(progress.records):
+    if identical_failures([one for one in progress.records if one.number not in earlier]):
         return []
     begun = sum(one.origin != "repeat" for one in progress.records) + len(progress.open)
     among = runs.affordable(progress)
     wanted: list[LaunchRequest[Decision]] = []
     if begun < trials:
-        wanted = [*_retries(progress, watch), LaunchRequest(among=among)]
+        wanted = [*_retries(progress, earlier), LaunchRequest(among=among)]
     repeat = None if progress.open else runs.repeat(progress.records)
     if repeat is not None:
         wanted.append(LaunchRequest(decision=repeat))
@@ -125,10 +123,10 @@ def _requests(
 
 
 def _retries(
-    progress: "StudySnapshot[Decision, AnyRecord]", watch: FailureWatch
+    progress: "StudySnapshot[Decision, AnyRecord]", earlier: Collection[int]
 ) -> list[LaunchRequest[Decision]]:
     """Return the identical failures of an earlier call, to retry each once."""
-    failed = watch.to_repeat(progress.records)
+    failed = identical_failures([one for one in progress.records if one.number in earlier])
     last = max((one.number for one in failed), default=-1)
     begun = [one.job for one in progress.records if one.number > last]
     begun += [one.job for one in progress.open]

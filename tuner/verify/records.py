@@ -9,7 +9,7 @@ at most the running trial. `verified.json` is derived from the files.
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from pydantic import Field
 from typing_extensions import TypeVar
@@ -23,9 +23,6 @@ from tuner.plans.train import Band
 from tuner.tables import Rows
 from tuner.verify.budget.scale import Scale
 from tuner.verify.proposal import Decision, Origin
-
-SCHEMA_VERSION: Final = 1
-# 1: first release.
 
 TrialStatus = Literal["ok", "out_of_memory", "timeout", "crashed"]
 

@@ -59,9 +59,8 @@ class StudySearch(Generic[Decision, AnyRecord]):
         self._points, self._measured = space.points(), space.measured
         self._sampler = PriorSampler(tuple(self._points.values()), errors=space.errors)
         self._shared = shared
-        self._known: dict[Decision, AnyRecord] = {}
-        self._open: tuple[Decision, ...] = ()
-        self._smaller: dict[tuple[Decision, Scale | None], AnyRecord] = {}
+        self.earlier = frozenset(shared.records)
+        """Numbers of the trials of earlier calls."""
         self._pause_s = FIRST_PAUSE_S
         self._has_reported = False
 
@@ -76,8 +75,7 @@ class StudySearch(Generic[Decision, AnyRecord]):
         """Claim the first request that is possible; None if nothing is left and all have ended."""
         while True:
             seen = self._shared.look()
-            self._know(seen)
-            granted = (self._granted(wish) for wish in requests(seen))
+            granted = (self._granted(wish, seen) for wish in requests(seen))
             wanted = next((one for one in granted if one is not None), None)
             if wanted is None:
                 return Waiting(open=seen.open) if seen.open else None
@@ -101,42 +99,40 @@ class StudySearch(Generic[Decision, AnyRecord]):
         pause(self._pause_s)
         self._pause_s = min(1.5 * self._pause_s, LONGEST_PAUSE_S)
 
-    def _know(self, seen: StudySnapshot[Decision, AnyRecord]) -> None:
-        """Remember finished and running trials; scaled-down jobs separately."""
-        self._smaller = {one.job: one for one in seen.records if one.job[1] is not None}
-        self._known = {one.decision: one for one in seen.records if one.job[1] is None}
-        self._open = tuple(one.decision for one in seen.open)
-
-    def _granted(self, wish: LaunchRequest[Decision]) -> Wanted | None:
+    def _granted(
+        self, wish: LaunchRequest[Decision], seen: StudySnapshot[Decision, AnyRecord]
+    ) -> Wanted | None:
         if wish.decision is None:
-            return self._new(dict.fromkeys(self._points) if wish.among is None else wish.among)
-        if wish.decision in self._open or wish.decision not in self._points:
+            among = dict.fromkeys(self._points) if wish.among is None else wish.among
+            return self._new(among, seen)
+        running = [one.decision for one in seen.open]
+        if wish.decision in running or wish.decision not in self._points:
             return None
         return {"decision": wish.decision, "scale": wish.scale, "origin": "repeat"}
 
-    def _new(self, among: Mapping[Decision, Scale | None]) -> Wanted | None:
+    def _new(
+        self, among: Mapping[Decision, Scale | None], seen: StudySnapshot[Decision, AnyRecord]
+    ) -> Wanted | None:
         """Return a decision that was not launched yet, the plan's first; None if all were."""
-        decisions = tuple(self._points)
-        trials = [self._trial(place, one, among) for place, one in enumerate(decisions)]
-        if None not in trials:
+        records = {one.job: one for one in seen.records}
+        running = [one.decision for one in seen.open]
+        decisions, trials = tuple(self._points), list[FrozenTrial]()
+        for place, decision in enumerate(decisions):
+            known = records.get((decision, None)) or records.get((decision, among.get(decision)))
+            if known is not None or decision in running or decision not in among:
+                trials.append(self._trial(place, known, is_running=decision in running))
+        if len(trials) == len(decisions):
             return None
-        if trials[0] is None:
-            return {"decision": decisions[0], "scale": among[decisions[0]], "origin": "plan"}
-        study = optuna.create_study(sampler=self._sampler)
-        study.add_trials([trial for trial in trials if trial is not None])
-        decision = decisions[study.ask(self._sampler.space).params[POINT]]
-        return {"decision": decision, "scale": among[decision], "origin": "sampler"}
+        origin, free = "plan", decisions[0]
+        if trials and trials[0].params[POINT] == 0:
+            study = optuna.create_study(sampler=self._sampler)
+            study.add_trials(trials)
+            origin, free = "sampler", decisions[study.ask(self._sampler.space).params[POINT]]
+        return {"decision": free, "scale": among[free], "origin": origin}
 
-    def _trial(
-        self, place: int, decision: Decision, among: Mapping[Decision, Scale | None]
-    ) -> FrozenTrial | None:
-        """Return the trial of a decision, as the sampler sees it; None if it may be launched."""
-        known = self._known.get(decision)
-        if known is None and among.get(decision) is not None:
-            known = self._smaller.get((decision, among[decision]))
-        if known is None and decision not in self._open and decision in among:
-            return None
-        unknown = TrialState.RUNNING if decision in self._open else TrialState.FAIL
+    def _trial(self, place: int, known: AnyRecord | None, *, is_running: bool) -> FrozenTrial:
+        """Return the trial of a decision that may not be launched, as the sampler sees it."""
+        unknown = TrialState.RUNNING if is_running else TrialState.FAIL
         return optuna.trial.create_trial(
             state=unknown if known is None else TrialState.COMPLETE,
             value=None if known is None else sampler_value_s(known),

@@ -14,7 +14,7 @@ from tuner.cli.plan_text import verified_text
 from tuner.cli.trials import trial_lines
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
+from tuner.verify.identical_failures import failure_cause, identical_failures, stop_notes
 from tuner.verify.launcher import NODE_GONE, Launch, LaunchResult, timeout_result
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort
@@ -88,16 +88,12 @@ def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
     assert result == [count for _, count in cases]
 
 
-def test_failures_of_an_earlier_call_do_not_count_and_are_to_be_repeated() -> None:
-    watch = FailureWatch()
-    earlier = ended(LACK, LACK)
-    assert not watch.is_over(earlier)
-    assert [one.number for one in watch.to_repeat(earlier)] == [0, 1]
-    assert not watch.is_over(ended(LACK, LACK, LACK))
-    assert watch.is_over(ended(LACK, LACK, LACK, LACK))
-    (line,) = watch.stop_notes(ended(LACK, LACK, LACK, LACK), trials=8)
+def test_failures_of_an_earlier_call_do_not_count() -> None:
+    failed = ended(LACK, LACK, LACK, LACK)
+    assert stop_notes(failed[:3], earlier={0, 1}, trials=8) == ()
+    (line,) = stop_notes(failed, earlier={0, 1}, trials=8)
     assert line.startswith("stopped: 2 trials failed identically, so 4 of 8 were not launched")
-    assert watch.stop_notes(ended(LACK, LACK, RAN, RAN), trials=8) == ()
+    assert stop_notes(ended(LACK, LACK, RAN, RAN), earlier={0, 1}, trials=8) == ()
 
 
 def test_verification_stops_after_two_identical_crashes(

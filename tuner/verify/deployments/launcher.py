@@ -45,7 +45,7 @@ from tuner.verify.deployments.server import (
     await_ready,
     serving,
 )
-from tuner.verify.launcher import LOG_NAME, failure_result, log_tail, run_command
+from tuner.verify.launcher import LOG_NAME, failure_result, log_tail, printable, run_command
 from tuner.verify.proposal import Origin
 from tuner.verify.records import TrialStatus
 
@@ -308,12 +308,8 @@ def _last_line(tail: str) -> str:
 
 
 def _last_lines(tail: str) -> tuple[str, ...]:
-    lines = [_printable(line)[:LINE_LETTERS] for line in tail.splitlines() if line.strip()]
+    lines = [printable(line)[:LINE_LETTERS] for line in tail.splitlines() if line.strip()]
     return tuple(lines[-LAST_LINES:])
-
-
-def _printable(line: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in line).strip()
 
 
 def _run_line(run: int, runs: int, result: BenchmarkRun) -> str:

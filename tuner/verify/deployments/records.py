@@ -8,7 +8,7 @@ Times are seconds; percentiles are over the requests of a run that completed.
 """
 
 import statistics
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,9 +21,6 @@ from tuner.plans.serve import Ratio, ServePrediction
 from tuner.tables import Rows
 from tuner.verify.proposal import Origin
 from tuner.verify.records import LaunchRecord, TrialStatus
-
-SCHEMA_VERSION: Final = 1
-# 1: first release.
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.verify.identical_failures import NO_RESPONSE
-from tuner.verify.launcher import LOG_NAME, log_tail, running
+from tuner.verify.launcher import LOG_NAME, log_tail, printable, running
 
 LOGS_NAME: Final = "logs"
 """Folder where emitted scripts write a log for each server (their variable LOGS)."""
@@ -208,11 +208,11 @@ def _refusal(
     except urllib.error.HTTPError as error:
         with error:
             words = error.read(MOST_WORDS) if data else b""
-        return f"status {error.code} {_printable(words.decode(errors='replace'))}".rstrip()
+        return f"status {error.code} {printable(words.decode(errors='replace'))}".rstrip()
     except urllib.error.URLError as error:
-        return _printable(f"{error.reason}")
+        return printable(f"{error.reason}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return _printable(str(error)) or type(error).__name__
+        return printable(str(error)) or type(error).__name__
 
 
 def _opened(
@@ -226,10 +226,6 @@ def _opened(
     request = urllib.request.Request(address, data=data, headers=headers)
     opened: http.client.HTTPResponse = opener.open(request, timeout=timeout_s)
     return opened
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _is_listened_at(address: str) -> bool:
