@@ -85,7 +85,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         trials=options.trials,
         steps=options.steps,
         parallel=options.parallel,
-        repeats=options.repeats,
     )
     budget, by = _budget(options), _launcher(options)
     verified = verify_plan(

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from profilers.machine import fingerprint
@@ -39,7 +40,7 @@ from tuner.verify.slurm.launcher import SlurmLauncher, check_programs
 from tuner.verify.slurm.options import parse_options
 from tuner.verify.space import TrainSpace
 from tuner.verify.space import work_of as work_of
-from tuner.verify.verification import Effort, TrainTrials, Watcher, conclude, verified_plan
+from tuner.verify.verification import Effort, Watcher, conclude, start_training, verified_plan
 
 
 def verify(
@@ -123,17 +124,20 @@ def verify(
             on_message=on_message,
         ) as study,
     ):
-        runs = TrainTrials(
-            jobs=jobs,
-            effort=effort,
-            launch=by or launch,
-            scratch=scratch,
-            watcher=watcher,
-            spending=spending,
-        )
         records = run_trials(
             study,
-            runs,
+            start=partial(
+                start_training,
+                jobs=jobs,
+                steps=effort.steps,
+                launch=by or launch,
+                scratch=scratch,
+                watcher=watcher,
+                spending=spending,
+            ),
+            affordable=lambda seen: (
+                None if spending is None else spending.affordable(seen.records, running=seen.open)
+            ),
             trials=effort.trials,
             ended=watcher.ended,
             parallel=effort.parallel,

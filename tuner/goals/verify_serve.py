@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from profilers.files import read_bounded
@@ -33,7 +32,7 @@ from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.units import format_s
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.clients import find_client
-from tuner.verify.deployments.conclusion import conclude, contenders
+from tuner.verify.deployments.conclusion import conclude
 from tuner.verify.deployments.launcher import (
     CLIENT_PLACEHOLDERS,
     SERVER_PLACEHOLDERS,
@@ -48,26 +47,16 @@ from tuner.verify.deployments.records import (
 from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
 from tuner.verify.identical_failures import stop_notes
 from tuner.verify.leftovers import exclusive_use
-from tuner.verify.loop import TrialRuns, run_trials
+from tuner.verify.loop import run_trials
 from tuner.verify.proposal import Proposal
 
 Neighbours = Callable[[AnyPath, ServePlan], Mapping[ServeDecision, ServePrediction]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentEffort:
-    """How much to launch."""
-
-    trials: int = 8
-    """Most decisions to launch."""
-    repeats: int = 0
-    """Most repeats while the two best are a tie within noise."""
-
-
 def verify_serve(
     folder: AnyPath,
     *,
-    effort: DeploymentEffort,
+    trials: int = 8,
     resume: bool,
     by: DeploymentLauncher,
     reached: Reached | None = None,
@@ -77,7 +66,7 @@ def verify_serve(
 
     Args:
         folder: of the plan; records and conclusions are written into it, launch by launch.
-        effort: how much to launch.
+        trials: most decisions to launch.
         resume: keep the launches of an earlier call; otherwise they are an error.
         by: starts and measures deployments, see `deployment_trials`.
         neighbours: prices what else may be launched, see `serve_planned.neighbours`; none: only
@@ -114,24 +103,26 @@ def verify_serve(
             on_message=by.on_message,
         ) as study,
     ):
-        runs = ServeTrials(
-            space=space,
-            repeats=effort.repeats,
-            scratch=scratch,
-            by=by,
-            reached=reached or Reached(),
-        )
         for one in study.records:
             space.predicted(one.decision)
+
+        def start(
+            proposal: Proposal[ServeDecision], _records: Sequence[ServeTrialRecord]
+        ) -> Callable[[], ServeTrialRecord]:
+            number, decision = proposal.number, proposal.decision
+            predicted, address = space.predicted(decision), reached or Reached()
+            launch = prepared_launch(plan, decision, predicted, number, scratch, address)
+            by.on_message(f"trial {number}: {space.describe(decision)}")
+            return lambda: by(launch, origin=proposal.origin)
 
         def report(record: ServeTrialRecord) -> None:
             if record.status != "ok":
                 by.on_message(f"{record.status}: {record.reason}")
 
-        records = run_trials(study, runs, trials=effort.trials, ended=report)
-        trials = min(effort.trials, len(space.predictions))
+        records = run_trials(study, start=start, trials=trials, ended=report)
+        wanted = min(trials, len(space.predictions))
         verified = conclude(plan, records)
-        notes = (*verified.notes, *stop_notes(records, earlier=study.earlier, trials=trials))
+        notes = (*verified.notes, *stop_notes(records, earlier=study.earlier, trials=wanted))
         verified = verified.model_copy(update={"notes": notes})
         _write(folder, plan, verified, space.predictions, placement)
     return verified
@@ -163,41 +154,6 @@ def _sha256(folder: Path) -> str:
     content = json.loads(read_bounded(folder / PLAN_NAME, most_bytes=MAX_PLAN_BYTES))
     content.pop("files", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeTrials(TrialRuns[ServeDecision, ServeTrialRecord]):
-    """Launches deployments, one at a time."""
-
-    space: PlannedDeployments
-    repeats: int
-    """Most repeats of launches that ran."""
-    scratch: Path
-    by: DeploymentLauncher
-    reached: Reached
-
-    def start(
-        self, proposal: Proposal[ServeDecision], _records: Sequence[ServeTrialRecord]
-    ) -> Callable[[], ServeTrialRecord]:
-        """Prepare a trial; return what runs it to its record."""
-        number, decision = proposal.number, proposal.decision
-        plan, predicted = self.space.plan, self.space.predicted(decision)
-        launch = prepared_launch(plan, decision, predicted, number, self.scratch, self.reached)
-        self.by.on_message(f"trial {number}: {self.space.describe(decision)}")
-        return lambda: self.by(launch, origin=proposal.origin)
-
-    def repeat(self, records: Sequence[ServeTrialRecord]) -> ServeDecision | None:
-        """Return the decision whose repetition may change the conclusion."""
-        numbers = {one.decision: one.number for one in reversed(records) if one.status == "ok"}
-        # Failures are launched again for another reason.
-        repeats = [
-            one.decision
-            for one in records
-            if one.origin == "repeat" and numbers.get(one.decision, one.number) < one.number
-        ]
-        if len(repeats) >= self.repeats:
-            return None
-        return min(contenders(self.space.plan, records), key=repeats.count, default=None)
 
 
 def deployment_trials(

@@ -160,29 +160,17 @@ def fill_template(template: Template, values: Mapping[str, tuple[str, ...]]) -> 
     return tuple(arguments)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLauncher:
     """A `TrialLauncher` of the user's own command."""
 
-    def __init__(
-        self,
-        *,
-        template: Template,
-        adapter: Adapter,
-        environment: Mapping[str, str],
-        prepare: Callable[[Launch], None],
-    ) -> None:
-        """Configure the launcher.
-
-        Args:
-            template: of the command.
-            adapter: reads its steps.
-            environment: of the command.
-            prepare: writes the emitted files of a trial into `launch/` of its folder.
-        """
-        self._template = template
-        self._adapter = adapter
-        self._environment = environment
-        self._prepare = prepare
+    template: Template
+    """The command."""
+    adapter: Adapter
+    """Reads its steps."""
+    environment: Mapping[str, str]
+    prepare: Callable[[Launch], None]
+    """Writes the emitted files of a trial into `launch/` of its folder."""
 
     def __call__(self, launch: Launch) -> LaunchResult:
         """Run one trial.
@@ -192,12 +180,12 @@ class CommandLauncher:
             EnvironmentMissingError: the command's program does not exist.
         """
         launch.folder.mkdir(parents=True, exist_ok=True)
-        self._prepare(launch)
-        values = trial_values(launch, names=self._template.names)
-        command = fill_template(self._template, values)
-        writes_metrics = "metrics" in self._template.names
+        self.prepare(launch)
+        values = trial_values(launch, names=self.template.names)
+        command = fill_template(self.template, values)
+        writes_metrics = "metrics" in self.template.names
         log = launch.folder / (METRICS_NAME if writes_metrics else LOG_NAME)
-        reader = LogReader(log, adapter=self._adapter, job=_job(launch))
+        reader = LogReader(log, adapter=self.adapter, job=_job(launch))
 
         def metrics() -> EngineMetrics:
             return reader.metrics(warmup_steps=launch.warmup_steps, most_steps=launch.steps)
@@ -209,7 +197,7 @@ class CommandLauncher:
 
         deadline_s = min(max(launch.deadline_s, SHORTEST_DEADLINE_S), launch.latest_s)
         (emitted,) = values["launch"]
-        environment = _environment(self._environment, emitted, folder=launch.folder)
+        environment = _environment(self.environment, emitted, folder=launch.folder)
         ran = run_command(
             command,
             folder=launch.folder,

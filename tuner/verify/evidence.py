@@ -36,16 +36,10 @@ def median_error_s(steps_s: Sequence[float]) -> float:
     return 1.2533 * (high_s - low_s) / 1.349 / math.sqrt(len(steps_s))
 
 
-def contenders(records: Sequence[TrialRecord]) -> tuple[TrialRecord, TrialRecord] | None:
-    """Return the two fastest trials if their medians differ by at most twice their errors' sum."""
-    ran = sorted((one for one in pooled(records) if one.status == "ok"), key=measured_s)
-    if len(ran) < 2:
-        return None
-    best, second = ran[:2]
-    noise_s = median_error_s(best.measured_steps_s) + median_error_s(second.measured_steps_s)
-    is_tie = measured_s(second) - measured_s(best) <= 2.0 * noise_s
-    # Without noise an exact tie is final; repeats would not change it.
-    return (best, second) if is_tie and noise_s > 0.0 else None
+def is_tie(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Return whether two medians differ by at most twice the sum of their standard errors."""
+    noise = median_error_s(first) + median_error_s(second)
+    return abs(statistics.median(first) - statistics.median(second)) <= 2.0 * noise
 
 
 def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:

@@ -64,11 +64,8 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
     """
     own = trials / f"{_prefix()}{scratch.name}"
     hidden = own.with_name(f".{own.name}")
-    try:
-        trials.mkdir(parents=True, exist_ok=True)
+    with _writable(trials):
         stream = hidden.open("wb")
-    except OSError as error:
-        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
     with stream:
         guardian = None
         try:
@@ -112,11 +109,8 @@ def scratch_folder(
     """
     if end_leftovers(trials):
         on_message("a verification of this plan was killed; its processes here are ended")
-    try:
-        trials.mkdir(parents=True, exist_ok=True)
+    with _writable(trials):
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=inside))
-    except OSError as error:
-        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
     with register_scratch(trials, scratch=scratch):
         yield scratch
 
@@ -133,11 +127,8 @@ def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
         OutputError: the folder cannot be written, or another verification has it.
         EnvironmentMissingError: no shell can be started.
     """
-    try:
-        trials.mkdir(exist_ok=True)
+    with _writable(trials):
         lock = (trials / LOCK_NAME).open("wb")
-    except OSError as error:
-        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,6 +141,16 @@ def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
             pass  # No locks there, see above.
         with scratch_folder(trials, inside=trials) as scratch:
             yield scratch
+
+
+@contextmanager
+def _writable(trials: Path) -> Iterator[None]:
+    """Make the folder of trials; refuse it if it, or what is opened here, cannot be written."""
+    try:
+        trials.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
 
 
 def _dismiss(guardian: subprocess.Popen[bytes]) -> None:

@@ -4,10 +4,9 @@
         launch it; tell the study, which keeps its record
     after two failures for the same reason, start no more
     if only other processes still run trials, wait for them
-    while a repeat may change the conclusion, repeat
 
 A trial that hangs, runs out of memory or crashes is a result like any other. What differs between
-training runs and deployments enters as `TrialRuns`. Several processes may run this loop on one
+training runs and deployments enters as `StartTrial`. Several processes may run this loop on one
 study: the trials of all count, and each concludes from all records.
 
 A single launch runs in this thread, where Ctrl-C interrupts its wait. Several run in threads; an
@@ -15,12 +14,11 @@ exception in this thread, Ctrl-C included, tells them to stop and waits until th
 processes.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tuner.verify.budget.scale import Scale
 from tuner.verify.identical_failures import identical_failures
@@ -37,55 +35,46 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class TrialRuns(ABC, Generic[Decision, AnyRecord]):
-    """Launching of decisions of one kind, and the choice of those to repeat."""
-
-    @abstractmethod
-    def start(
-        self, proposal: Proposal[Decision], _records: Sequence[AnyRecord], /
-    ) -> Callable[[], AnyRecord]:
-        """Prepare a trial; return what runs it to its record, perhaps in another thread."""
-
-    def affordable(
-        self, _progress: "StudySnapshot[Decision, AnyRecord]", /
-    ) -> Mapping[Decision, Scale | None] | None:
-        """Return what may be launched now, each with its scaled-down job or None; None: all."""
-        return None
-
-    @abstractmethod
-    def repeat(self, records: Sequence[AnyRecord], /) -> Decision | None:
-        """Return the decision whose repetition may change the conclusion."""
+StartTrial = Callable[[Proposal[Decision], Sequence[AnyRecord]], Callable[[], AnyRecord]]
+"""Prepares a trial, beside the records so far; returns what runs it to its record, perhaps in
+another thread."""
+Affordable = Callable[
+    ["StudySnapshot[Decision, AnyRecord]"], Mapping[Decision, Scale | None] | None
+]
+"""Returns what may be launched now, each with its scaled-down job or None; None: all."""
 
 
 def run_trials(
     study: "StudySearch[Decision, AnyRecord]",
-    runs: TrialRuns[Decision, AnyRecord],
     *,
+    start: StartTrial[Decision, AnyRecord],
     trials: int,
     ended: Callable[[AnyRecord], None],
     parallel: int = 1,
     stop: Callable[[], None] = lambda: None,
+    affordable: Affordable[Decision, AnyRecord] = lambda _progress: None,
 ) -> tuple[AnyRecord, ...]:
     """Launch proposals until there are enough trials or nothing new is left.
 
     Args:
         study: proposes decisions and keeps their records.
-        runs: launches them.
+        start: launches them.
         trials: most decisions to launch, those of earlier calls included.
         ended: called with each record of this call, once it is written.
         parallel: launches at once.
         stop: ends parallel launches if this is left by an exception.
+        affordable: limits what is launched.
 
     Returns:
         The records of all trials of the study, by number, whichever process launched them.
     """
-    requests = partial(_requests, runs=runs, trials=trials, earlier=study.earlier)
+    requests = partial(_requests, affordable=affordable, trials=trials, earlier=study.earlier)
     running: dict[Future[AnyRecord], Proposal[Decision]] = {}
     with launch_threads(parallel, stop=stop) as threads:
         while True:
             next_step = study.propose(requests) if len(running) < parallel else None
             if isinstance(next_step, Proposal):
-                running[threads.submit(runs.start(next_step, study.records))] = next_step
+                running[threads.submit(start(next_step, study.records))] = next_step
             elif running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 first = min(done, key=lambda one: running[one].number)
@@ -101,7 +90,7 @@ def run_trials(
 def _requests(
     progress: "StudySnapshot[Decision, AnyRecord]",
     *,
-    runs: TrialRuns[Decision, AnyRecord],
+    affordable: Affordable[Decision, AnyRecord],
     trials: int,
     earlier: Collection[int],
 ) -> list[LaunchRequest[Decision]]:
@@ -109,17 +98,15 @@ def _requests(
     if identical_failures([one for one in progress.records if one.number not in earlier]):
         return []
     begun = sum(one.origin != "repeat" for one in progress.records) + len(progress.open)
-    among = runs.affordable(progress)
-    wanted: list[LaunchRequest[Decision]] = []
-    if begun < trials:
-        wanted = [*_retries(progress, earlier), LaunchRequest(among=among)]
-    repeat = None if progress.open else runs.repeat(progress.records)
-    if repeat is not None:
-        wanted.append(LaunchRequest(decision=repeat))
-    if among is None:
-        return wanted
-    jobs = among.items()
-    return [one for one in wanted if one.decision is None or (one.decision, one.scale) in jobs]
+    if begun >= trials:
+        return []
+    among = affordable(progress)
+    retries = [
+        one
+        for one in _retries(progress, earlier)
+        if among is None or (one.decision, one.scale) in among.items()
+    ]
+    return [*retries, LaunchRequest(among=among)]
 
 
 def _retries(

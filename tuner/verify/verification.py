@@ -1,6 +1,6 @@
 """Trials of training runs and their conclusion.
 
-`TrainTrials` launches them in the loop of tuner/verify/loop.py. The conclusion recalibrates each
+`start_training` launches them in the loop of tuner/verify/loop.py. The conclusion recalibrates each
 trial from the others, and names the winner and the regret of the first choice. A budget may leave
 the first choice without a trial: it stays the winner unless a trial was faster than its
 recalibrated prediction. Side effects enter as arguments: the launcher and the study.
@@ -19,10 +19,8 @@ from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
 from tuner.verify.budget.budget import Spending
-from tuner.verify.budget.scale import Scale
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.evidence import (
-    contenders,
     measured_ratio,
     measured_s,
     median_error_s,
@@ -31,7 +29,6 @@ from tuner.verify.evidence import (
 )
 from tuner.verify.launcher import TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
-from tuner.verify.loop import TrialRuns
 from tuner.verify.proposal import Proposal
 from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
@@ -39,7 +36,7 @@ from tuner.verify.space import TrainSpace
 
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.
-    from tuner.verify.study.shared import StudySnapshot
+    pass
 
 
 HALVING_ERROR: Final = 0.08
@@ -62,8 +59,6 @@ class Effort:
     """Timed steps of each."""
     parallel: int = 1
     """Launches in parallel."""
-    repeats: int = 0
-    """Rounds of repeating the two fastest while they are a tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,55 +71,44 @@ class Watcher:
     """Callback after a launch: its record, already written."""
 
 
-@dataclass(kw_only=True, eq=False)
-class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
-    """Launches training runs, full-scale or scaled down."""
+def start_training(
+    proposal: Proposal,
+    records: Sequence[TrialRecord],
+    *,
+    jobs: TrialJobs,
+    steps: int,
+    launch: TrialLauncher,
+    scratch: Path,
+    watcher: Watcher,
+    spending: Spending | None = None,
+) -> Callable[[], TrialRecord]:
+    """Prepare a trial, full-scale or scaled down; return what runs it to its record.
 
-    jobs: TrialJobs
-    """The full-scale and scaled-down jobs that may be launched."""
-    effort: Effort
-    launch: TrialLauncher
-    scratch: Path
-    """Folder of the folders of trials."""
-    watcher: Watcher
-    spending: Spending | None = None
-    """A budget that limits what is launched; None: `effort` alone does."""
-
-    def start(
-        self, proposal: Proposal, records: Sequence[TrialRecord]
-    ) -> Callable[[], TrialRecord]:
-        """Prepare a trial; return what runs it to its record."""
-        job = self.jobs.of_scale(proposal.decision, proposal.scale)
-        if job is None:
-            raise StudyError(
-                f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
-                " one release of moetune everywhere"
-            )
-        request = build_launch(
-            job,
-            timed_steps=self.effort.steps,
-            folder=self.scratch / f"{proposal.number:04d}",
-            latest_s=math.inf if self.spending is None else self.spending.latest_s(),
-            hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
+    Args:
+        proposal: to launch.
+        records: of the trials so far.
+        jobs: the full-scale and scaled-down jobs that may be launched.
+        steps: timed steps.
+        launch: runs the job.
+        scratch: folder of the folders of trials.
+        watcher: called for every launch.
+        spending: a budget that limits its time; None: nothing does.
+    """
+    job = jobs.of_scale(proposal.decision, proposal.scale)
+    if job is None:
+        raise StudyError(
+            f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
+            " one release of moetune everywhere"
         )
-        self.watcher.started(request.decision, request.predicted.step_time_s)
-        return lambda: to_record(job, proposal, run_launch(self.launch, request))
-
-    def affordable(
-        self, progress: "StudySnapshot", /
-    ) -> Mapping[TrainDecision, Scale | None] | None:
-        """Return what the budget allows to launch now; None without a budget."""
-        if self.spending is None:
-            return None
-        return self.spending.affordable(progress.records, running=progress.open)
-
-    def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:
-        """Return the one of the two fastest to repeat while they are a tie within noise."""
-        repeated = [one.decision for one in _whole(records) if one.origin == "repeat"]
-        closest = contenders(_whole(records))
-        if closest is None or len(repeated) >= 2 * self.effort.repeats:
-            return None
-        return min(closest, key=lambda one: repeated.count(one.decision)).decision
+    request = build_launch(
+        job,
+        timed_steps=steps,
+        folder=scratch / f"{proposal.number:04d}",
+        latest_s=math.inf if spending is None else spending.latest_s(),
+        hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
+    )
+    watcher.started(request.decision, request.predicted.step_time_s)
+    return lambda: to_record(job, proposal, run_launch(launch, request))
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -150,7 +134,6 @@ def conclude(
         space: prices whole jobs; needed where smaller ones are among the trials, or none is of the
             plan's own choice.
     """
-    notes = (*notes, *_open_order(_whole(records)))
     records = sorted(pooled(records), key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
@@ -258,14 +241,6 @@ def _unseen(whole: TrainDecision, launched: TrainDecision) -> Iterator[str]:
     if whole.pipeline_model_parallel_size > launched.pipeline_model_parallel_size:
         few, many = launched.pipeline_model_parallel_size, whole.pipeline_model_parallel_size
         yield f"a pipeline of {many} ranks ({few} were launched)"
-
-
-def _open_order(records: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """Note that the two fastest are still a tie after repeats."""
-    closest = contenders(records)
-    if closest is None or not any(record.origin == "repeat" for record in records):
-        return ()
-    return ("the two fastest differ by less than the noise of their steps: a tie",)
 
 
 def verified_plan(neighbourhood: TrainSpace, verified: Verified) -> VerifiedPlan:

@@ -10,14 +10,13 @@ best by the goal's objective among those that meet every SLO: highest goodput pe
 cost, fewest devices; ties go to the shortest mean request. If some client reports no goodput,
 completed requests are compared instead.
 
-Not covered: the noise between launches of one decision, unless it is repeated (`--repeats`).
+Not covered: the noise between launches of one decision.
 """
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import FEWEST, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun
 from tuner.engines.serve_capabilities import release_on
@@ -41,7 +40,7 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
-from tuner.verify.evidence import median_error_s
+from tuner.verify.evidence import is_tie
 
 LENGTH_RATIO: Final = 0.10
 """Tolerance on the clients' mean lengths before a note: tokenizers add special tokens and
@@ -52,15 +51,15 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
     """Derive `verified.json` from the records."""
     deployments = group_by_decision(records)
     trials = tuple(_trial(plan, one, deployments) for one in deployments)
-    order = _ranked(plan, deployments, trials)
-    winner = order[0] if order else None
     ran = [one for one in deployments if one.runs]
+    order = _ranked(plan, ran)
+    winner = order[0] if order else None
     return ServeVerified(
         objective=plan.goal.objective,
         trials=trials,
         winner=None if winner is None else winner.first.decision,
         regret_ratio=_regret(plan, order, ran),
-        tie=len(order) > 1 and _is_tie(plan, order[0], order[1], ran),
+        tie=len(order) > 1 and is_tie(*(_worths(plan, one, ran) for one in order[:2])),
         factors=(
             ServeFactors(
                 ttft=_factor(ran, "ttft"), tpot=_factor(ran, "tpot"), num_deployments=len(ran)
@@ -72,24 +71,6 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
         accuracy=_accuracy(trials, ran),
         notes=tuple(_notes(plan, deployments, trials)),
     )
-
-
-def contenders(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> tuple[ServeDecision, ...]:
-    """Return the decisions whose repetition may change the conclusion.
-
-    These are the two best if they are a tie within the noise of their runs, or the best one if some
-    of its runs meet the SLOs and others do not.
-    """
-    deployments = group_by_decision(records)
-    trials = [_trial(plan, one, deployments) for one in deployments]
-    order = _ranked(plan, deployments, trials)
-    ran = [one for one in deployments if one.runs]
-    if not order:
-        return ()
-    if len(order) > 1 and _noise(plan, order[:2], ran) and _is_tie(plan, order[0], order[1], ran):
-        return (order[0].first.decision, order[1].first.decision)
-    holds = {not list(missed_slos(plan, [run])) for run in order[0].runs}
-    return (order[0].first.decision,) if len(holds) > 1 else ()
 
 
 def _trial(
@@ -133,23 +114,27 @@ def _first_ok(one: MeasuredDeployment) -> ServeTrialRecord:
     return next(record for record in one.records if record.status == "ok")
 
 
-def _ranked(
-    plan: ServePlan, deployments: Sequence[MeasuredDeployment], trials: Sequence[ServeTrial]
-) -> list[MeasuredDeployment]:
+def _ranked(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> list[MeasuredDeployment]:
     """Return the deployments that meet every SLO, best first."""
-    ran = [one for one in deployments if one.runs]
-    holding = [one for one, trial in zip(deployments, trials, strict=True) if trial.holds_targets]
+    holding = [one for one in ran if not list(missed_slos(plan, one.runs))]
     # sorted() is stable: exact ties stay in the plan's order.
     return sorted(holding, key=lambda one: (_worth(plan, one, ran), _request_s(plan, one)))
 
 
 def _worth(plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> float:
-    """Return the value that the goal minimises."""
-    devices = one.first.decision.num_devices
-    if plan.goal.objective in GOOD:
-        return -statistics.median(_goodputs(one, ran)) / _per(plan, one)
-    price = one.first.predicted.cost_per_hour
-    return float(devices) if plan.goal.objective == "devices" or price is None else price
+    return statistics.median(_worths(plan, one, ran))
+
+
+def _worths(
+    plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]
+) -> list[float]:
+    """Return the value that the goal minimises, of each run where it counts requests."""
+    objective, devices = plan.goal.objective, one.first.decision.num_devices
+    if objective in GOOD:
+        per = 1 if objective == "rate" else devices
+        return [-rate / per for rate in _goodputs(one, ran)]
+    price = one.first.predicted.cost_per_hour if objective == "cost" else None
+    return [float(devices) if price is None else price]
 
 
 def _goodputs(one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> list[float]:
@@ -185,30 +170,6 @@ def _regret(
     if plan.goal.objective in GOOD:
         chosen, best = best, chosen
     return chosen / best - 1.0 if best > 0.0 else 0.0
-
-
-def _is_tie(
-    plan: ServePlan,
-    one: MeasuredDeployment,
-    other: MeasuredDeployment,
-    ran: Sequence[MeasuredDeployment],
-) -> bool:
-    difference = abs(_worth(plan, one, ran) - _worth(plan, other, ran))
-    return difference <= 2.0 * _noise(plan, (one, other), ran)
-
-
-def _noise(
-    plan: ServePlan, deployments: Iterable[MeasuredDeployment], ran: Sequence[MeasuredDeployment]
-) -> float:
-    """Return the standard errors of both medians; devices and prices have none."""
-    if plan.goal.objective not in GOOD:
-        return 0.0
-    return sum(median_error_s(_goodputs(one, ran)) / _per(plan, one) for one in deployments)
-
-
-def _per(plan: ServePlan, one: MeasuredDeployment) -> int:
-    """Return the divisor of goodput: devices, or 1 for the total."""
-    return one.first.decision.num_devices if plan.goal.objective == "goodput" else 1
 
 
 def _ratios(ran: Sequence[MeasuredDeployment], metric: Metric) -> Iterator[float]:

@@ -83,7 +83,6 @@ def _verified(
         trials=options.pop("trials", 6),
         steps=5,
         parallel=options.pop("parallel", 1),
-        repeats=options.pop("repeats", 0),
     )
     return api.verify(
         folder,
@@ -151,22 +150,6 @@ def test_going_on_without_a_budget_counts_what_smaller_jobs_said(
     # The plan's own choice runs whole now, although a smaller job of it ran before.
     assert after.trials[2].decision == read_plan(eight).decision
     assert after.trials[2].extrapolated is None
-
-
-def test_a_repeat_needs_no_more_devices_than_allowed(
-    eight: Path, tmp_path: Path, hidden_launcher: Launcher
-) -> None:
-    # Steps that scatter this much leave the two fastest a tie.
-    _verified(eight, hidden_launcher(eight, noise_ratio=0.5), Budget(max_devices=8), trials=2)
-    launched = {}
-    for devices in (4, 8):
-        folder = Path(shutil.copytree(eight, tmp_path / str(devices)))
-        again, budget = hidden_launcher(folder), Budget(max_devices=devices)
-        _verified(folder, again, budget, trials=2, repeats=1, resume=True)
-        launched[devices] = [one.num_devices for one in again.launched]
-    assert launched[8]
-    assert set(launched[8]) == {8}
-    assert not launched[4]
 
 
 @each_row("devices", [8, 4])

@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from tuner import api
@@ -32,7 +33,7 @@ from tuner.verify.search import StudySearch
 from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
 from tuner.verify.study.shared import TRAINING, StudyCallbacks, join_workers
-from tuner.verify.verification import Effort, TrainTrials, Watcher
+from tuner.verify.verification import Watcher, start_training
 
 LAUNCH_S = 0.004
 KILL_WITHIN_S = 0.4
@@ -124,16 +125,17 @@ def _work(space: TrainSpace, folder: Path, requested: argparse.Namespace, index:
         on_message=_print_message,
     )
     with join_workers(database, kind=TRAINING, finished=(), outside=outside) as shared:
-        runs = TrainTrials(
+        start = partial(
+            start_training,
             jobs=TrialJobs(space=space),
-            effort=Effort(trials=requested.trials, steps=3),
+            steps=3,
             launch=launch,
             scratch=own / "scratch",
             watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
         )
         records = run_trials(
             StudySearch(space, shared),
-            runs,
+            start=start,
             trials=requested.trials,
             ended=lambda _record: None,
         )
