@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from profilers.machine import fingerprint
-from profilers.records import Machine, Profile
+from profilers.records import Profile
 from tuner.costs.residuals import Residual, residual_for
 from tuner.engines.checkpoints import keeps_checkpoints
 from tuner.engines.files import launch_files
@@ -95,19 +95,17 @@ def verify(
         price=build_pricer(space, used=folder / "used"),
         max_devices=budget.max_devices if budget else None,
     )
-    spending = None
-    if budget is not None:
-        spending = Spending(
-            jobs=jobs,
-            budget=budget,
-            clock=clock,
-            num_steps=total_steps(effort.steps),
-            runs_reference=not isinstance(by, CommandLauncher),
-        )
-        if not read_trials(folder / TRIALS_NAME):
-            spending.check()
-        for line in spending.without_own_choice():
-            on_message(line)
+    spending = Spending(
+        jobs=jobs,
+        budget=budget or Budget(),
+        clock=clock,
+        num_steps=total_steps(effort.steps),
+        runs_reference=not isinstance(by, CommandLauncher),
+    )
+    if budget is not None and not read_trials(folder / TRIALS_NAME):
+        spending.check()
+    for line in spending.without_own_choice():
+        on_message(line)
     trials_folder = folder / TRIALS_NAME
     # Nodes of a job see the plan's folder.
     inside = trials_folder if isinstance(by, SlurmLauncher) else None
@@ -133,11 +131,9 @@ def verify(
                 launch=by or launch,
                 scratch=scratch,
                 watcher=watcher,
-                spending=spending,
+                latest_s=spending.latest_s,
             ),
-            affordable=lambda seen: (
-                None if spending is None else spending.affordable(seen.records, running=seen.open)
-            ),
+            affordable=lambda seen: spending.affordable(seen.records, running=seen.open),
             trials=effort.trials,
             ended=watcher.ended,
             parallel=effort.parallel,
@@ -145,9 +141,7 @@ def verify(
         )
         stopped = stop_notes(records, earlier=study.earlier, trials=effort.trials)
         # After identical failures the budget is not the reason that trials were not started.
-        stopped = stopped or (
-            spending.stop_notes(records, trials=effort.trials) if spending else ()
-        )
+        stopped = stopped or spending.stop_notes(records, trials=effort.trials)
         notes = _notes(profile, records, by=by)
         verified = conclude(
             made,
@@ -287,20 +281,12 @@ def _notes(
     if profile is None or isinstance(by, CommandLauncher):
         return ()
     measured = profile.header.machine
-    if by is None:
-        return _other_machine(measured)
+    if by is None and importlib.util.find_spec("torch") is not None:
+        here = fingerprint(
+            device_kind=measured.device_kind, world=measured.world, local_world=measured.world
+        )
+        differences = here.differences(measured)
+        line = f"the profile describes another machine than this one: {'; '.join(differences)}"
+        return (line,) if differences else ()
     others = sorted({record.device for record in records if record.device} - {measured.device})
     return tuple(f"the profile is of {measured.device!r}, trials ran on {one!r}" for one in others)
-
-
-def _other_machine(measured: Machine) -> tuple[str, ...]:
-    """Warn when trials run on another machine than the profile describes."""
-    if importlib.util.find_spec("torch") is None:
-        return ("this machine was not compared with the profile's: PyTorch is not installed here",)
-    here = fingerprint(
-        device_kind=measured.device_kind, world=measured.world, local_world=measured.world
-    )
-    differences = here.differences(measured)
-    if not differences:
-        return ()
-    return (f"the profile describes another machine than this one: {'; '.join(differences)}",)

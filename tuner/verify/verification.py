@@ -18,7 +18,6 @@ from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
-from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.evidence import (
     measured_ratio,
@@ -80,7 +79,7 @@ def start_training(
     launch: TrialLauncher,
     scratch: Path,
     watcher: Watcher,
-    spending: Spending | None = None,
+    latest_s: Callable[[], float] = lambda: math.inf,
 ) -> Callable[[], TrialRecord]:
     """Prepare a trial, full-scale or scaled down; return what runs it to its record.
 
@@ -92,7 +91,7 @@ def start_training(
         launch: runs the job.
         scratch: folder of the folders of trials.
         watcher: called for every launch.
-        spending: a budget that limits its time; None: nothing does.
+        latest_s: returns the seconds from now after which it is ended in any case.
     """
     job = jobs.of_scale(proposal.decision, proposal.scale)
     if job is None:
@@ -104,7 +103,7 @@ def start_training(
         job,
         timed_steps=steps,
         folder=scratch / f"{proposal.number:04d}",
-        latest_s=math.inf if spending is None else spending.latest_s(),
+        latest_s=latest_s(),
         hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
     )
     watcher.started(request.decision, request.predicted.step_time_s)
