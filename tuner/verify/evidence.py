@@ -42,38 +42,9 @@ def is_tie(first: Sequence[float], second: Sequence[float]) -> bool:
     return abs(statistics.median(first) - statistics.median(second)) <= 2.0 * noise
 
 
-def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Merge successful repeats into the first successful launch of their job.
-
-    A failed repeat stays a separate trial, as does one whose first launch failed.
-    """
-    trials: list[TrialRecord] = []
-    for record in records:
-        place = next(
-            (
-                index
-                for index, one in enumerate(trials)
-                if one.job == record.job and one.status == record.status == "ok"
-            ),
-            None,
-        )
-        if record.origin != "repeat" or place is None:
-            trials.append(record)
-            continue
-        steps_s = (*trials[place].measured_steps_s, *record.measured_steps_s)
-        trials[place] = trials[place].model_copy(
-            update={
-                "measured_steps_s": steps_s,
-                "measured_step_s": statistics.median(steps_s),
-                "wall_s": trials[place].wall_s + record.wall_s,
-            }
-        )
-    return tuple(trials)
-
-
 def slower_than(records: Sequence[TrialRecord]) -> Callable[[Sequence[float]], str]:
     """Return the test that ends a trial which can no longer become the fastest."""
-    ran = [one for one in pooled(records) if one.status == "ok"]
+    ran = [one for one in records if one.status == "ok"]
     best = min(ran, key=measured_s, default=None)
 
     def hopeless(steps_s: Sequence[float]) -> str:

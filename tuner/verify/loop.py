@@ -47,12 +47,12 @@ Affordable = Callable[
 def run_trials(
     study: "StudySearch[Decision, AnyRecord]",
     *,
-    start: StartTrial[Decision, AnyRecord],
+    start: "StartTrial[Decision, AnyRecord]",
     trials: int,
     ended: Callable[[AnyRecord], None],
     parallel: int = 1,
     stop: Callable[[], None] = lambda: None,
-    affordable: Affordable[Decision, AnyRecord] = lambda _progress: None,
+    affordable: "Affordable[Decision, AnyRecord]" = lambda _progress: None,
 ) -> tuple[AnyRecord, ...]:
     """Launch proposals until there are enough trials or nothing new is left.
 
@@ -90,7 +90,7 @@ def run_trials(
 def _requests(
     progress: "StudySnapshot[Decision, AnyRecord]",
     *,
-    affordable: Affordable[Decision, AnyRecord],
+    affordable: "Affordable[Decision, AnyRecord]",
     trials: int,
     earlier: Collection[int],
 ) -> list[LaunchRequest[Decision]]:

@@ -23,7 +23,6 @@ from tuner.verify.evidence import (
     measured_ratio,
     measured_s,
     median_error_s,
-    pooled,
     slower_than,
 )
 from tuner.verify.launcher import TrialLauncher, never_hopeless
@@ -133,7 +132,7 @@ def conclude(
         space: prices whole jobs; needed where smaller ones are among the trials, or none is of the
             plan's own choice.
     """
-    records = sorted(pooled(records), key=lambda one: one.number)
+    records = sorted(records, key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
     steps = {one.decision: _whole_step(one, space, residual) for one in sorted(ran, key=_size)}

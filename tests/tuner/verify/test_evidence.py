@@ -1,14 +1,12 @@
-"""Noise, ties and hopeless trials, by hand; and repeats that settle an order."""
+"""Noise and hopeless trials, by hand."""
 
 from collections.abc import Callable
 
 import pytest
 
-from tests.tuner.verify.testing import FakeLauncher
-from tuner.verify.evidence import median_error_s, pooled, slower_than
+from tuner.verify.evidence import median_error_s, slower_than
 from tuner.verify.records import TrialRecord
 
-Launcher = Callable[..., FakeLauncher]
 Record = Callable[..., TrialRecord]
 
 NOISY_S = (1.9, 2.0, 2.0, 2.0, 2.1)
@@ -33,14 +31,3 @@ def test_a_trial_far_slower_than_the_best_is_hopeless(record: Record) -> None:
 def test_nothing_is_hopeless_before_anything_ran(record: Record) -> None:
     assert slower_than([])((9.0,) * 9) == ""
     assert slower_than([record(0, measured_s=None)])((9.0,) * 9) == ""
-
-
-def test_repeats_join_the_trial_that_they_repeat(record: Record) -> None:
-    repeated = record(1, origin="repeat", measured_s=2.2, measured_steps_s=(2.2,) * 6)
-    failed = record(2, origin="repeat", measured_s=None)
-    first, alone = pooled([record(0), repeated, failed])
-    # Five steps of 2.0 s and six of 2.2 s.
-    assert len(first.measured_steps_s) == 11
-    assert first.measured_step_s == 2.2
-    assert first.number == 0
-    assert alone == failed

@@ -35,19 +35,17 @@ def build_pricer(space: TrainSpace, *, used: Path) -> Price | None:
     if len(plan.cluster.pools) > 1 or plan.decision is None or plan.predicted is None:
         return None
     # Read on first use: most verifications launch full-scale jobs only.
-    pricer = cache(lambda: _production(plan, used))
+    decision, whole = plan.decision, plan.predicted
+    pricer = cache(lambda: _production(plan, decision, whole, used))
     return lambda smaller, decision: pricer()(smaller, decision)
 
 
-def _production(plan: Plan, used: Path) -> Price:
+def _production(plan: Plan, decision: TrainDecision, whole: TrainPrediction, used: Path) -> Price:
     """Return the analytic pricer that reproduces the plan's prediction of its choice.
 
     Raises:
         OutsideProfileError: none does.
     """
-    decision, whole = plan.decision, plan.predicted
-    assert decision is not None
-    assert whole is not None
     predictions = []
     for is_calibrated in (True, False):
         price = _priced(plan, whole, used, is_calibrated=is_calibrated)
