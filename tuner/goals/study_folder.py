@@ -27,7 +27,7 @@ from tuner.plans.folder import (
 )
 from tuner.verify.kept_logs import kept_log
 from tuner.verify.proposal import Decision
-from tuner.verify.records import AnyRecord, LaunchRecord
+from tuner.verify.records import AnyRecord
 from tuner.verify.space import DecisionSpace
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ def opened_study(
     from tuner.verify.study.shared import StudyCallbacks, former_trials, join_workers
 
     def write(record: AnyRecord) -> None:
-        write_trial(folder, record, log=_log_of(record, trial_folder(scratch, record.number)))
-        shutil.rmtree(trial_folder(scratch, record.number), ignore_errors=True)
+        place = scratch / f"{record.number:04d}"
+        write_trial(folder, record, log="" if record.status == "ok" else kept_log(place))
+        shutil.rmtree(place, ignore_errors=True)
 
     def copy(record: AnyRecord) -> None:
         if trial_file(folder, record.number).exists():
@@ -101,10 +102,6 @@ def opened_study(
         yield StudySearch(space, shared)
 
 
-def _log_of(record: LaunchRecord[Any], folder: Path) -> str:
-    return "" if record.status == "ok" else kept_log(folder)
-
-
 def _missing(folder: Path, trial: int, *, resume: bool) -> str:
     """Return the line about a finished trial without a record; an error unless resumed."""
     line = f"{folder / TRIALS_NAME / STUDY_NAME} holds trial {trial}, whose record is missing"
@@ -113,11 +110,6 @@ def _missing(folder: Path, trial: int, *, resume: bool) -> str:
             f"{line}: add --resume to write it again, or delete {STUDY_NAME} to measure anew"
         )
     return f"{line} and written again; to measure it again, delete its record and {STUDY_NAME}"
-
-
-def trial_folder(scratch: Path, number: int) -> Path:
-    """Return the folder of a running trial."""
-    return scratch / f"{number:04d}"
 
 
 def plan_sha256(folder: Path) -> str:

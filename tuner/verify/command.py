@@ -48,10 +48,10 @@ from tuner.verify.launcher import (
     Launch,
     LaunchResult,
     failure_result,
-    is_launcher_variable,
     log_tail,
     run_command,
     timeout_result,
+    without_launcher,
 )
 from tuner.verify.metrics import LogReader
 
@@ -305,11 +305,10 @@ def _free_port() -> int:
 
 
 def _environment(environment: Mapping[str, str], emitted: str, *, folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
     paths = [emitted, *filter(None, [environment.get("PYTHONPATH")])]
     # torchrun would leave a folder in the temporary one.
     logs = {"PET_LOG_DIR": str(folder.resolve() / "torchrun")}
-    return logs | kept | {"PYTHONPATH": ":".join(paths)}
+    return logs | without_launcher(environment) | {"PYTHONPATH": ":".join(paths)}
 
 
 def _job(launch: Launch) -> TrialWork:

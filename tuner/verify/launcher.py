@@ -363,15 +363,18 @@ def timeout_result(deadline_s: float, *, wall_s: float, steps: int) -> LaunchRes
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 
-def is_launcher_variable(name: str) -> bool:
-    """Return whether a variable may come from a surrounding launcher."""
-    return name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")
-
-
 def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Pin threads, and drop variables of a surrounding launcher."""
-    kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
-    return kept | {"OMP_NUM_THREADS": "1"}
+    return without_launcher(environment) | {"OMP_NUM_THREADS": "1"}
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of a surrounding launcher."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def failure_result(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
