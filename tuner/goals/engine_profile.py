@@ -37,7 +37,6 @@ from tuner.verify.deployments.launcher import (
     SERVER_PLACEHOLDERS,
     DeploymentLaunch,
     DeploymentStarter,
-    DeploymentTimeouts,
     LaunchFailedError,
 )
 from tuner.verify.deployments.server import named_model
@@ -102,7 +101,7 @@ def profile_engine(
         command=parse_template(
             command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
         ),
-        pace=DeploymentTimeouts(start_s=start_s),
+        start_s=start_s,
         environment=environment,
         prepare=lambda launch: write_launch_files(launch, None),
         on_message=on_message,

@@ -37,7 +37,6 @@ from tuner.verify.deployments.launcher import (
     CLIENT_PLACEHOLDERS,
     SERVER_PLACEHOLDERS,
     DeploymentLauncher,
-    DeploymentTimeouts,
 )
 from tuner.verify.deployments.records import (
     ServeTrial,
@@ -199,7 +198,8 @@ def deployment_trials(
         ),
         client=client,
         runs=runs,
-        pace=DeploymentTimeouts(start_s=start_s, watch_s=watch_s),
+        start_s=start_s,
+        watch_s=watch_s,
         environment=environment,
         prepare=lambda launch: write_launch_files(launch, placement),
         on_message=on_message,

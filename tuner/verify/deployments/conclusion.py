@@ -77,7 +77,7 @@ def _trial(
     plan: ServePlan, one: MeasuredDeployment, deployments: Sequence[MeasuredDeployment]
 ) -> ServeTrial:
     runs, first, predicted = one.runs, one.first, one.first.predicted
-    shown = first if first.status == "ok" or not runs else _first_ok(one)
+    shown = next((record for record in one.records if record.status == "ok"), first)
     others = [other for other in deployments if other is not one and other.runs]
     ttft = measured_spread(runs, "ttft") if runs else None
     tpot = measured_spread(runs, "tpot") if runs else None
@@ -108,10 +108,6 @@ def _trial(
         holds_targets=not misses if runs else None,
         misses=misses,
     )
-
-
-def _first_ok(one: MeasuredDeployment) -> ServeTrialRecord:
-    return next(record for record in one.records if record.status == "ok")
 
 
 def _ranked(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> list[MeasuredDeployment]:
@@ -151,13 +147,10 @@ def _all_report_goodput(ran: Sequence[MeasuredDeployment]) -> bool:
 def _request_s(plan: ServePlan, one: MeasuredDeployment) -> float:
     """Return the latency of a mean request in seconds."""
     lengths = plan.goal.traffic.output_tokens
-    tokens = mean_tokens(lengths) if lengths is not None else _output_tokens(one)
+    sent = median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
+    tokens = sent if lengths is None else mean_tokens(lengths)
     further = max(0.0, tokens - 1.0)
     return measured_spread(one.runs, "ttft").mean + further * measured_spread(one.runs, "tpot").mean
-
-
-def _output_tokens(one: MeasuredDeployment) -> float:
-    return median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
 
 
 def _regret(
@@ -230,12 +223,12 @@ def _ape(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
 
 
 def _within(ran: Sequence[MeasuredDeployment], metric: Metric) -> int:
-    count = 0
-    for one in ran:
-        predicted = one.first.predicted
-        low_s, high_s = predicted.ttft_s_band if metric == "ttft" else predicted.tpot_s_band
-        count += low_s <= measured_spread(one.runs, metric).mean <= high_s
-    return count
+    bands = [
+        one.first.predicted.ttft_s_band if metric == "ttft" else one.first.predicted.tpot_s_band
+        for one in ran
+    ]
+    means = [measured_spread(one.runs, metric).mean for one in ran]
+    return sum(low <= mean <= high for mean, (low, high) in zip(means, bands, strict=True))
 
 
 def _notes(

@@ -79,16 +79,6 @@ RUN_START_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentTimeouts:
-    """Timeouts and polling interval, in seconds."""
-
-    start_s: float
-    """Timeout until a deployment is ready."""
-    watch_s: float = 1.0
-    """Polling interval."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentLaunch:
     """One deployment to start."""
 
@@ -122,7 +112,10 @@ class DeploymentStarter:
     """Starts deployments by the user's command."""
 
     command: Template
-    pace: DeploymentTimeouts
+    start_s: float
+    """Timeout until a deployment is ready, in seconds."""
+    watch_s: float = 1.0
+    """Polling interval, in seconds."""
     environment: Mapping[str, str]
     prepare: Callable[[DeploymentLaunch], None]
     """Writes the emitted files of a trial into `launch/` of its folder."""
@@ -144,7 +137,7 @@ class DeploymentStarter:
         command = fill_template(
             self.command, self._values(launch, self.command, option="--command")
         )
-        await_free(launch.addresses, limit_s=PORT_FREE_S, watch_s=self.pace.watch_s)
+        await_free(launch.addresses, limit_s=PORT_FREE_S, watch_s=self.watch_s)
         with serving(
             command, folder=launch.folder / "server", environment=self.environment_of(launch)
         ) as server:
@@ -163,8 +156,8 @@ class DeploymentStarter:
             launch.url,
             model=self.environment.get("MODEL", ""),
             key=self.environment.get("OPENAI_API_KEY", ""),
-            limit_s=self.pace.start_s,
-            watch_s=self.pace.watch_s,
+            limit_s=self.start_s,
+            watch_s=self.watch_s,
         )
         if not message:
             return
