@@ -6,11 +6,10 @@
 
 Nothing is locked between transactions. A worker claims by adding a trial: its number says whether
 another one was added since the worker looked, and then it fails its own and looks again. A result
-is written to the trial, the trial is completed, which the database lets happen once, and then the
-record goes into the worker's folder; what a worker did not do before it died, the next one does.
-The lease of a dead worker is swapped for one's own, which one worker at most succeeds in, and the
-trial fails. A suspended worker whose trial was taken over finds its lease gone, and drops its
-result.
+is written to the trial, the trial is completed, and then the record goes into the worker's folder;
+what a worker did not do before it died, the next one does. The trial of a dead worker fails. The
+database lets a trial end once: a suspended worker whose trial was failed meanwhile finds it so, and
+drops its result.
 
 `Study.optimize` would not do: it asks its sampler for each trial, while repeats, budgets and other
 workers decide here what is next; and Optuna's heartbeats never fail a trial whose worker died
@@ -18,7 +17,6 @@ before the first one.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,8 +106,6 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         self._worker = worker
         self._watch = watch
         self._mine: set[int] = set()
-        self._guard = threading.RLock()
-        """Held from reading a lease of this worker to renewing it: two threads do so."""
 
     def look(self) -> StudySnapshot[Decision, AnyRecord]:
         """Fail trials of dead workers, and return the progress."""
@@ -141,13 +137,11 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         number = proposal.number
 
         def stored() -> bool:
-            with self._guard:
-                trial = self._database.trials()[number]
-                is_mine = not trial.state.is_finished() and self._renewed(trial)
-            if is_mine:
-                what = {RECORD: record.model_dump(mode="json")}
-                return self._database.complete(number, sampler_value_s(record), **what)
+            what = {RECORD: record.model_dump(mode="json")}
+            if self._database.complete(number, sampler_value_s(record), **what):
+                return True
             # Ours, if the connection broke after it was stored.
+            trial = self._database.trials()[number]
             return trial.state is TrialState.COMPLETE and self._recorded(trial) == record
 
         counts = self._database.persist(stored)
@@ -174,7 +168,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         def left() -> None:
             for trial in self._running():
                 if trial.number in self._mine:
-                    self._swap_lease(trial, Lease())
+                    self._lease(trial.number, Lease())
 
         with contextlib.suppress(TunerError):
             self._database.persist(left, once=True)
@@ -198,11 +192,11 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         )
 
     def _renew(self) -> list[FrozenTrial]:
-        with self._guard:
-            running = self._running()
-            for trial in running:
-                if trial.number in self._mine:
-                    self._renewed(trial)
+        running = self._running()
+        for trial in running:
+            if trial.number in self._mine:
+                renewals = _lease(trial).renewals + 1
+                self._lease(trial.number, Lease(worker=self._worker, renewals=renewals))
         self._watch.observe({trial.number: _lease(trial) for trial in running})
         return running
 
@@ -212,11 +206,9 @@ class SharedStudy(Generic[Decision, AnyRecord]):
     def _settle(self, trial: FrozenTrial) -> None:
         """End a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
-        # A lease is this worker's own if the connection broke after a claim or a swap.
+        # A lease is this worker's own if the connection broke after a claim.
         is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
         if number in self._mine or not is_dead:
-            return
-        if not self._swap_lease(trial, Lease(worker=self._worker)):
             return
         record = self._recorded(trial)
         if record is not None:
@@ -224,15 +216,9 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         else:
             self._database.fail(number)
 
-    def _renewed(self, trial: FrozenTrial) -> bool:
-        """Renew the lease of a trial; False if it is another worker's."""
-        lease = _lease(trial)
-        renewed = Lease(worker=self._worker, renewals=lease.renewals + 1)
-        return lease.worker == self._worker and self._swap_lease(trial, renewed)
-
-    def _swap_lease(self, trial: FrozenTrial, lease: Lease) -> bool:
-        before, after = trial.user_attrs.get(LEASE), lease.model_dump(mode="json")
-        return self._database.compare_and_swap(trial.number, LEASE, before=before, after=after)
+    def _lease(self, number: int, lease: Lease) -> None:
+        """Note whose a running trial is."""
+        self._database.note(number, LEASE, lease.model_dump(mode="json"))
 
     def _recorded(self, trial: FrozenTrial) -> AnyRecord | None:
         """Return the record of a trial; None if there is none yet."""
