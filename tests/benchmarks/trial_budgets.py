@@ -23,8 +23,8 @@ from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.budget import Budget, Spending
-from tuner.verify.budget.production import production_prices
-from tuner.verify.budget.trial_jobs import TrialJobs
+from tuner.verify.budget.prices import production_prices
+from tuner.verify.launches import TrialJobs
 from tuner.verify.space import TrainSpace
 from tuner.verify.verification import conclude
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tuner.plans.train import Plan
     from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
-    from tuner.verify.slurm.launcher import SlurmLauncher
+    from tuner.verify.slurm import SlurmLauncher
 
 VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage")
 PURPOSE: Final = "for plans that train"

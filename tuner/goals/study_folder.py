@@ -26,8 +26,7 @@ from tuner.plans.folder import (
     write_trial,
 )
 from tuner.verify.kept_logs import kept_log
-from tuner.verify.proposal import Decision
-from tuner.verify.records import AnyRecord
+from tuner.verify.records import AnyRecord, Decision
 from tuner.verify.space import DecisionSpace
 
 if TYPE_CHECKING:

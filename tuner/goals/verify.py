@@ -27,20 +27,18 @@ from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
-from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.identical_failures import stop_notes
 from tuner.verify.launcher import Launch, TrialLauncher, launch_locally
-from tuner.verify.launches import engine_of, total_steps
+from tuner.verify.launches import TrialJobs, engine_of, start_training, total_steps
 from tuner.verify.leftovers import scratch_folder
 from tuner.verify.loop import run_trials
 from tuner.verify.metrics import find_adapter
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.slurm.launcher import SlurmLauncher, check_programs
-from tuner.verify.slurm.options import parse_options
+from tuner.verify.slurm import SlurmLauncher, check_programs, parse_options
 from tuner.verify.space import TrainSpace
 from tuner.verify.space import work_of as work_of
-from tuner.verify.verification import Effort, Watcher, conclude, start_training, verified_plan
+from tuner.verify.verification import Effort, Watcher, conclude, verified_plan
 
 
 def verify(
@@ -130,7 +128,7 @@ def verify(
                 steps=effort.steps,
                 launch=by or launch,
                 scratch=scratch,
-                watcher=watcher,
+                started=watcher.started,
                 latest_s=spending.latest_s,
             ),
             affordable=lambda seen: spending.affordable(seen.records, running=seen.open),

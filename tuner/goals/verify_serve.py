@@ -47,7 +47,7 @@ from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
 from tuner.verify.identical_failures import stop_notes
 from tuner.verify.leftovers import exclusive_use
 from tuner.verify.loop import run_trials
-from tuner.verify.proposal import Proposal
+from tuner.verify.records import Proposal
 
 Neighbours = Callable[[AnyPath, ServePlan], Mapping[ServeDecision, ServePrediction]]
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tuner.verify.budget.scale import Scale
 from tuner.verify.identical_failures import identical_failures
-from tuner.verify.proposal import Decision, LaunchRequest, Proposal
-from tuner.verify.records import AnyRecord
+from tuner.verify.records import AnyRecord, Decision, LaunchRequest, Proposal
 
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.

@@ -30,8 +30,7 @@ from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict
 from tuner.verify.evidence import measured_ratio
-from tuner.verify.proposal import Decision, PricedPoint
-from tuner.verify.records import AnyRecord, TrialRecord
+from tuner.verify.records import AnyRecord, Decision, PricedPoint, TrialRecord
 
 STEP_ERROR: Final = 0.7
 MEMORY_ERROR: Final = 0.05

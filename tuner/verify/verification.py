@@ -1,34 +1,28 @@
-"""Trials of training runs and their conclusion.
+"""The conclusion of trials of training runs.
 
-`start_training` launches them in the loop of tuner/verify/loop.py. The conclusion recalibrates each
-trial from the others, and names the winner and the regret of the first choice. A budget may leave
-the first choice without a trial: it stays the winner unless a trial was faster than its
-recalibrated prediction. Side effects enter as arguments: the launcher and the study.
+It recalibrates each trial from the others, and names the winner and the regret of the first choice.
+A budget may leave the first choice without a trial: it stays the winner unless a trial was faster
+than its recalibrated prediction.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
-from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
-from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.evidence import (
+    factors,
+    fitted_residual,
     measured_ratio,
     measured_s,
     median_error_s,
-    slower_than,
+    recalibrated_step_s,
 )
-from tuner.verify.launcher import TrialLauncher, never_hopeless
-from tuner.verify.launches import build_launch, run_launch, to_record
-from tuner.verify.proposal import Proposal
-from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
 from tuner.verify.space import TrainSpace
 
@@ -67,51 +61,6 @@ class Watcher:
     """Callback before a launch: its decision and predicted step time in seconds."""
     ended: Callable[[TrialRecord], None]
     """Callback after a launch: its record, already written."""
-
-
-def start_training(
-    proposal: Proposal,
-    records: Sequence[TrialRecord],
-    *,
-    jobs: TrialJobs,
-    steps: int,
-    launch: TrialLauncher,
-    scratch: Path,
-    watcher: Watcher,
-    latest_s: Callable[[], float] = lambda: math.inf,
-) -> Callable[[], TrialRecord]:
-    """Prepare a trial, full-scale or scaled down; return what runs it to its record.
-
-    Args:
-        proposal: to launch.
-        records: of the trials so far.
-        jobs: the full-scale and scaled-down jobs that may be launched.
-        steps: timed steps.
-        launch: runs the job.
-        scratch: folder of the folders of trials.
-        watcher: called for every launch.
-        latest_s: returns the seconds from now after which it is ended in any case.
-    """
-    job = jobs.of_scale(proposal.decision, proposal.scale)
-    if job is None:
-        raise StudyError(
-            f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
-            " one release of moetune everywhere"
-        )
-    request = build_launch(
-        job,
-        timed_steps=steps,
-        folder=scratch / f"{proposal.number:04d}",
-        latest_s=latest_s(),
-        hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
-    )
-    watcher.started(request.decision, request.predicted.step_time_s)
-    return lambda: to_record(job, proposal, run_launch(launch, request))
-
-
-def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the full-scale trials."""
-    return tuple(one for one in records if one.scale is None)
 
 
 def conclude(

@@ -17,8 +17,14 @@ from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.search import StudySearch
 from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
-from tuner.verify.study.lease import Worker, this_worker
-from tuner.verify.study.shared import TRAINING, StudyCallbacks, former_trials, join_workers
+from tuner.verify.study.shared import (
+    TRAINING,
+    StudyCallbacks,
+    Worker,
+    former_trials,
+    join_workers,
+    this_worker,
+)
 from tuner.verify.verification import Effort, Watcher
 
 DecisionSpace = Callable[..., TrainSpace]

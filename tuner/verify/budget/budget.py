@@ -20,10 +20,9 @@ from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.units import format_s
 from tuner.verify.budget.scale import Scale
-from tuner.verify.budget.trial_jobs import TrialJob, TrialJobs
 from tuner.verify.evidence import measured_ratio, measured_s
-from tuner.verify.proposal import Proposal
-from tuner.verify.records import TrialRecord
+from tuner.verify.launches import TrialJob, TrialJobs
+from tuner.verify.records import Proposal, TrialRecord
 
 START_UP_S: Final = {True: 20.0, False: 180.0}
 """Our estimates, by whether the reference step runs: processes that import PyTorch and rendezvous;

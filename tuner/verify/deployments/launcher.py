@@ -46,8 +46,7 @@ from tuner.verify.deployments.server import (
     serving,
 )
 from tuner.verify.launcher import LOG_NAME, failure_result, log_tail, printable, run_command
-from tuner.verify.proposal import Origin
-from tuner.verify.records import TrialStatus
+from tuner.verify.records import Origin, TrialStatus
 
 SERVER_PLACEHOLDERS: Final = ("launch", "folder", "model", "devices")
 CLIENT_PLACEHOLDERS: Final = (

@@ -19,8 +19,7 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.tables import Rows
-from tuner.verify.proposal import Origin
-from tuner.verify.records import LaunchRecord, TrialStatus
+from tuner.verify.records import LaunchRecord, Origin, TrialStatus
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

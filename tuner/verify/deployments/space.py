@@ -16,9 +16,9 @@ from tuner.config.serve import Role, ServeDecision
 from tuner.config.serve_words import short_serve
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.spec.serving.lengths import mean_tokens
-from tuner.verify.deployments.measured import GOOD, measured_spread, slo_limits
+from tuner.verify.deployments.conclusion import GOOD, measured_spread, slo_limits
 from tuner.verify.deployments.records import ServeTrialRecord
-from tuner.verify.proposal import PricedPoint
+from tuner.verify.records import PricedPoint
 from tuner.verify.space import DecisionSpace, predictions_of
 
 ERROR: Final = 0.5

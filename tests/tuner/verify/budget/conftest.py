@@ -15,7 +15,7 @@ from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plans.train import Plan
 from tuner.search.reference.layer_costs import PricedMachine
-from tuner.verify.budget.trial_jobs import TrialJobs
+from tuner.verify.launches import TrialJobs
 from tuner.verify.space import TrainSpace, measured_prices
 
 SEARCH: Mapping[str, Any] = {

@@ -20,7 +20,7 @@ from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.budget import Budget
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scale import launchable_scales, scaled_plan
-from tuner.verify.budget.trial_jobs import TrialJobs
+from tuner.verify.launches import TrialJobs
 from tuner.verify.records import read_trials
 from tuner.verify.space import TrainSpace
 from tuner.verify.verification import Effort, Watcher

@@ -17,10 +17,10 @@ from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import TrainPrediction
 from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.scale import Scale, scaled_plan
-from tuner.verify.budget.trial_jobs import TrialJobs
+from tuner.verify.launches import TrialJobs
 from tuner.verify.records import TrialRecord
+from tuner.verify.search import PriorSampler
 from tuner.verify.space import Price
-from tuner.verify.steering import PriorSampler
 
 FACTOR, SYNC, CANDIDATE, JOB, STEP = 0.3, 0.15, 0.04, 0.03, 0.03
 """Standard deviations of the logarithms of the factors, and of a step around its truth."""

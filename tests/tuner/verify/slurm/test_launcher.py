@@ -12,9 +12,9 @@ from profilers.steps.config import StepReport
 from tests.rows import each_row
 from tuner.errors import SchedulerError
 from tuner.goals.train_folder import read_plan
+from tuner.verify import slurm as slurm_launcher
 from tuner.verify.launcher import NODE_GONE, PROGRESS_NAME, REPORT_NAME, Launch
-from tuner.verify.slurm import launcher as slurm_launcher
-from tuner.verify.slurm.launcher import (
+from tuner.verify.slurm import (
     DEADLINE_EXIT,
     JOB_LOG_NAME,
     JOB_NAME,

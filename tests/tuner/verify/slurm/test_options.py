@@ -4,7 +4,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.verify.slurm.options import OWN, parse_options
+from tuner.verify.slurm import OWN, parse_options
 
 OF_SBATCH = """
 account acctg-freq batch bb bbf begin comment constraint container contiguous core-spec

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.engines.launchers.shape import LaunchShape
-from tuner.verify.slurm.launcher import (
+from tuner.verify.slurm import (
     DEADLINE_EXIT,
     JOB_NAME,
     LOST_NODE_EXIT,

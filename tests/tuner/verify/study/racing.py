@@ -26,14 +26,13 @@ from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, trial_file, write_trial
-from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
+from tuner.verify.launches import TrialJobs, start_training
 from tuner.verify.loop import run_trials
 from tuner.verify.search import StudySearch
 from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
 from tuner.verify.study.shared import TRAINING, StudyCallbacks, join_workers
-from tuner.verify.verification import Watcher, start_training
 
 LAUNCH_S = 0.004
 KILL_WITHIN_S = 0.4
@@ -131,7 +130,7 @@ def _work(space: TrainSpace, folder: Path, requested: argparse.Namespace, index:
             steps=3,
             launch=launch,
             scratch=own / "scratch",
-            watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
+            started=lambda _decision, _s: None,
         )
         records = run_trials(
             StudySearch(space, shared),

@@ -11,13 +11,19 @@ from optuna.trial import FrozenTrial
 
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
-from tuner.verify.proposal import LaunchRequest, Proposal
-from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.records import LaunchRequest, Proposal, TrialRecord, read_trials
 from tuner.verify.search import RequestSource, StudySearch, Waiting
 from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import StudyDatabase, open_study
-from tuner.verify.study.lease import LeaseWatch, Worker, this_worker
-from tuner.verify.study.shared import CLAIM, LEASE, StudySnapshot, former_trials
+from tuner.verify.study.shared import (
+    CLAIM,
+    LEASE,
+    LeaseWatch,
+    StudySnapshot,
+    Worker,
+    former_trials,
+    this_worker,
+)
 
 DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]

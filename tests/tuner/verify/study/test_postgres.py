@@ -12,14 +12,12 @@ from optuna.exceptions import StorageInternalError
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plans.folder import trial_file
-from tuner.verify.proposal import LaunchRequest, Proposal
-from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.records import LaunchRequest, Proposal, TrialRecord, read_trials
 from tuner.verify.search import RequestSource, StudySearch
 from tuner.verify.space import TrainSpace
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase, open_study
-from tuner.verify.study.lease import this_worker
-from tuner.verify.study.shared import StudySnapshot, former_trials
+from tuner.verify.study.shared import StudySnapshot, former_trials, this_worker
 
 DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]

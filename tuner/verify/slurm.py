@@ -16,6 +16,10 @@ a dead node, so a failed run is followed by an empty task on every node: if that
 the node has failed, and the job is requeued. A job whose verification has gone, and the machine of
 that verification with it, finds no folder to run in, or ends at its time limit.
 
+The user's options are passed through as arguments of sbatch. Names are checked for their form only,
+because clusters have their own; those that the launcher sets are refused, and so are prefixes of
+them that sbatch would accept: it reads `arra=1-4` as `array=1-4` (getopt_long(3)).
+
 Not covered: clusters whose nodes do not share the plan's folder; job arrays (trials differ in
 shape); federations of several clusters.
 """
@@ -27,14 +31,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from tuner.engines.launchers.sbatch import training_resources
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
-from tuner.errors import EnvironmentMissingError, SchedulerError
+from tuner.errors import EnvironmentMissingError, SchedulerError, SpecError
 from tuner.output import write_files
 from tuner.units import format_s
 from tuner.verify.launcher import (
@@ -51,8 +55,63 @@ from tuner.verify.launcher import (
     steps_so_far,
 )
 from tuner.verify.records import TrialStatus
-from tuner.verify.slurm.options import Options
 from tuner.verify.termination import GRACE_S, TRIAL_MARK
+
+Options = tuple[tuple[str, str], ...]
+"""Long options of sbatch without their dashes, and their values."""
+
+OWN: Final = frozenset(
+    {
+        "array",
+        "chdir",
+        "cluster-constraint",
+        "clusters",
+        "error",
+        "get-user-env",
+        "job-name",
+        "nodes",
+        "no-requeue",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "parsable",
+        "requeue",
+        "tasks-per-node",
+        "test-only",
+        "wait",
+        "wrap",
+    }
+)
+"""Options that the launcher sets: a trial is one job of a given shape on this cluster, cancelled by
+its name. Sbatch also accepts `tasks-per-node`, though sbatch(1) does not list it."""
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
+
+
+def parse_options(written: Iterable[str]) -> Options:
+    """Read `name=value` pairs.
+
+    Raises:
+        SpecError: a pair is malformed, or its name is set by the launcher.
+    """
+    return tuple(_parsed(pair) for pair in written)
+
+
+def _parsed(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    name = name.removeprefix("--")
+    if not equals or not _NAME.fullmatch(name) or not value.isprintable():
+        raise SpecError(
+            f"--slurm {pair!r} is not name=value of an option of sbatch, e.g. partition=gpu"
+        )
+    if meant := sorted(one for one in OWN if one.startswith(name)):
+        raise SpecError(
+            f"--slurm {name}: sbatch reads it as {meant[0]!r}, which moetune sets for every trial;"
+            " leave it out"
+        )
+    return name, value
+
 
 PROGRAMS: Final = ("sbatch", "scancel")
 JOB_NAME: Final = "job.sh"
