@@ -85,7 +85,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     from tuner.errors import SpecError
     from tuner.goals.serve_planned import neighbours
     from tuner.goals.serve_trial import Reached
-    from tuner.goals.verify_serve import deployment_trials, verify_serve
+    from tuner.goals.verify import deployment_trials, verify_serve
     from tuner.plans.folder import TRIALS_NAME
     from tuner.report.serve_trials import serve_trials_section
     from tuner.report.terminal import sections_text

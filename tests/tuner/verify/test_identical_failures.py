@@ -14,8 +14,8 @@ from tuner.cli.plan_text import verified_text
 from tuner.cli.trials import trial_lines
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.identical_failures import failure_cause, identical_failures, stop_notes
 from tuner.verify.launcher import NODE_GONE, Launch, LaunchResult, timeout_result
+from tuner.verify.loop import failure_cause, identical_failures, stop_notes
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort
 

@@ -25,8 +25,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.verify.identical_failures import NO_RESPONSE
 from tuner.verify.launcher import LOG_NAME, log_tail, printable, running
+from tuner.verify.loop import NO_RESPONSE
 
 LOGS_NAME: Final = "logs"
 """Folder where emitted scripts write a log for each server (their variable LOGS)."""

@@ -20,7 +20,7 @@ import pytest
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
 from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import (
+from tuner.goals.verify import (
     Neighbours,
     deployment_trials,
     verify_serve,

@@ -13,7 +13,7 @@ from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_folder import read_serve_trials
 from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
-from tuner.verify.identical_failures import NO_RESPONSE, failure_cause
+from tuner.verify.loop import NO_RESPONSE, failure_cause
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import deployment_trials, verify_serve
+from tuner.goals.verify import deployment_trials, verify_serve
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from tests.benchmarks.launched_engine import CHECKOUT
 from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import deployment_trials, verify_serve
+from tuner.goals.verify import deployment_trials, verify_serve
 
 MODEL = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 PROFILE = CHECKOUT / "examples" / "profiles" / "epyc-vllm" / "profile"
