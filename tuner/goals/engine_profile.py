@@ -41,7 +41,7 @@ from tuner.verify.deployments.launcher import (
 )
 from tuner.verify.deployments.server import named_model
 from tuner.verify.deployments.step_client import MOST_OUTPUTS, StepClient, StepsUnmeasurableError
-from tuner.verify.leftovers import exclusive_use
+from tuner.verify.termination import exclusive_use
 
 PROMPTS: Final = (16, 64, 256, 960)
 """Tokens of the prompts that are timed, as far as the model and a step's budget allow."""

@@ -1,7 +1,7 @@
 """Verification of plans as functions, for the command line and for notebooks.
 
 Launchers enter here, and trials and conclusions are written into the folder of the plan. One recipe
-serves both goals: end what a killed verification left (tuner/verify/leftovers.py), join the study
+serves both goals: end what a killed verification left (tuner/verify/termination.py), join the study
 of the plan, run the loop over its trials (tuner/verify/loop.py), conclude from all records, and
 refresh the launch files for the winner.
 
@@ -61,13 +61,13 @@ from tuner.verify.deployments.records import ServeTrial, ServeTrialRecord, Serve
 from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
 from tuner.verify.launcher import Launch, TrialLauncher, launch_locally
 from tuner.verify.launches import TrialJobs, engine_of, start_training, total_steps
-from tuner.verify.leftovers import exclusive_use, scratch_folder
 from tuner.verify.loop import run_trials, stop_notes
 from tuner.verify.metrics import find_adapter
 from tuner.verify.records import Proposal, TrialRecord, Verified, read_trials
 from tuner.verify.slurm import SlurmLauncher, check_programs, parse_options
 from tuner.verify.space import TrainSpace
 from tuner.verify.space import work_of as work_of
+from tuner.verify.termination import exclusive_use, scratch_folder
 from tuner.verify.verification import Effort, Watcher, conclude, verified_plan
 
 Neighbours = Callable[[AnyPath, ServePlan], Mapping[ServeDecision, ServePrediction]]

@@ -16,7 +16,7 @@ from tuner.errors import OutputError, PlanUnreadableError
 from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.plans.folder import read_verified_as
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.leftovers import exclusive_use
+from tuner.verify.termination import exclusive_use
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
-from tuner.verify.leftovers import SCRATCH_PREFIX
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.termination import TRIAL_MARK
+from tuner.verify.termination import SCRATCH_PREFIX, TRIAL_MARK
 
 if TYPE_CHECKING:
     from tests.tuner.slurm_cluster import Cluster
