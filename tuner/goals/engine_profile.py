@@ -38,8 +38,8 @@ from tuner.verify.deployments.launcher import (
     DeploymentLaunch,
     DeploymentStarter,
     LaunchFailedError,
+    named_model,
 )
-from tuner.verify.deployments.server import named_model
 from tuner.verify.deployments.step_client import MOST_OUTPUTS, StepClient, StepsUnmeasurableError
 from tuner.verify.termination import exclusive_use
 
