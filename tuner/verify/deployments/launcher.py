@@ -28,8 +28,9 @@ itself gets SIGTERM first, so that srun, mpirun and docker end their remote proc
 once every address has returned status 200 and a single-token request has been served: engines
 report healthy before a worker has run a step, and some workers crash at their first.
 
-Not covered: parallel deployments; ports and devices are the user's. A command that hands the deployment to a scheduler and returns, as `kubectl apply` and
-`sbatch` do; wait for it in the command (`sbatch --wait`, `srun`), so that it ends with the command.
+Not covered: parallel deployments; ports and devices are the user's. A command that hands the
+deployment to a scheduler and returns, as `kubectl apply` and `sbatch` do; wait for it in the
+command (`sbatch --wait`, `srun`), so that it ends with the command.
 """
 
 import contextlib

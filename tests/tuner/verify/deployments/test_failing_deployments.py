@@ -239,7 +239,7 @@ def test_a_server_that_does_not_want_to_end_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     left_running: LeftRunning,
 ) -> None:
-    monkeypatch.setattr("tuner.verify.deployments.server.STOP_S", 0.1)
+    monkeypatch.setattr("tuner.verify.deployments.launcher.STOP_S", 0.1)
     monkeypatch.setattr("tuner.verify.termination.GRACE_S", 0.1)
     folder = write_plan()
     deaf = f'bash -c "trap : TERM; {server()} & while true; do wait; done"'
