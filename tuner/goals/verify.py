@@ -49,7 +49,7 @@ from tuner.plans.train import Plan, VerifiedPlan
 from tuner.units import format_s
 from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import build_pricer
-from tuner.verify.command import CommandLauncher, parse_template
+from tuner.verify.command import CommandLauncher, find_adapter, parse_template
 from tuner.verify.deployments.clients import find_client
 from tuner.verify.deployments.conclusion import conclude as conclude_serving
 from tuner.verify.deployments.launcher import (
@@ -62,7 +62,6 @@ from tuner.verify.deployments.space import PlannedDeployments, is_neighbour
 from tuner.verify.launcher import Launch, TrialLauncher, launch_locally
 from tuner.verify.launches import TrialJobs, engine_of, start_training, total_steps
 from tuner.verify.loop import run_trials, stop_notes
-from tuner.verify.metrics import find_adapter
 from tuner.verify.records import Proposal, TrialRecord, Verified, read_trials
 from tuner.verify.slurm import SlurmLauncher, check_programs, parse_options
 from tuner.verify.space import TrainSpace
@@ -412,7 +411,7 @@ def command_trials(*, command: str, metrics: str) -> CommandLauncher:
 
     Args:
         command: a template, see tuner/verify/command.py for its placeholders.
-        metrics: how its steps are read, see tuner/verify/metrics.py.
+        metrics: how its steps are read, see tuner/verify/command.py.
 
     Raises:
         SpecError: the template or the metrics parser is invalid.

@@ -118,10 +118,6 @@ class Interruption:
             self.is_held = self.has_interrupted = True
             raise
 
-    def hold(self) -> None:
-        """Hold back all signals from here on."""
-        self.is_held = True
-
 
 @contextmanager
 def single_interrupt() -> Iterator[Interruption]:
@@ -193,7 +189,7 @@ def ensure_ended(mark: str) -> Iterator[Interruption]:
         try:
             yield interruption
         finally:
-            interruption.hold()
+            interruption.is_held = True
             end_marked(mark)
 
 
@@ -204,7 +200,7 @@ def end_marked(mark: str) -> bool:
         mark: a trial's folder, or one that holds the folders of several.
     """
     with single_interrupt() as interruption:
-        interruption.hold()
+        interruption.is_held = True
         terminating = _signalled(mark, signal.SIGTERM)
         _await(terminating, hastened=lambda: interruption.came)
         for number in range(KILL_ROUNDS):
@@ -331,7 +327,7 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
             yield
         finally:
             with single_interrupt() as interruption:
-                interruption.hold()
+                interruption.is_held = True
                 hidden.unlink(missing_ok=True)
                 # Processes that still run are found by this file only.
                 if end_marked(str(scratch.resolve())):
