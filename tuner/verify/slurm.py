@@ -249,7 +249,7 @@ class SlurmLauncher:
         """Return what is called while a job is awaited, and says why to cancel it."""
         until_s, messages = time.monotonic() + self._queue_s, list[str]()
 
-        def tell(line: str) -> None:
+        def report_once(line: str) -> None:
             if line not in messages:
                 messages.append(line)
                 self._on_message(line)
@@ -258,7 +258,7 @@ class SlurmLauncher:
             if self._stopping.is_set():
                 raise SchedulerError("the trial was cancelled because another one could not go on")
             if submitted := _SUBMITTED.search(log_tail(folder / LOG_NAME)):
-                tell(f"job {submitted[1]} submitted")
+                report_once(f"job {submitted[1]} submitted")
             if not (folder / STARTED_NAME).exists():
                 if time.monotonic() > until_s:
                     raise SchedulerError(
@@ -266,7 +266,7 @@ class SlurmLauncher:
                         " --slurm-wait, or ask for other nodes with --slurm; then --resume"
                     )
                 return ""
-            tell(f"job {submitted[1] if submitted else ''} runs")
+            report_once(f"job {submitted[1] if submitted else ''} runs")
             return launch.hopeless(steps_so_far(folder))
 
         return watch
