@@ -136,7 +136,7 @@ PROBE_S: Final = 60
 
 _SUBMITTED: Final = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 """The job's id, as `sbatch --parsable` prints it."""
-_ENDS: Final[tuple[tuple[str, TrialStatus, str], ...]] = (
+_FAILURES: Final[tuple[tuple[str, TrialStatus, str], ...]] = (
     (
         "DUE TO TIME LIMIT",
         "timeout",
@@ -211,7 +211,7 @@ class SlurmLauncher:
             line = re.sub(r"^sbatch: (error: )?", "", said.strip().rpartition("\n")[2])
             raise SchedulerError(f"sbatch does not accept the trial: {line}; resume with --resume")
         if ran.exit_code:
-            for pattern, status, reason in _ENDS:
+            for pattern, status, reason in _FAILURES:
                 if re.search(pattern, f"exit {ran.exit_code}\n{tail}"):
                     return LaunchResult(
                         status=status, reason=reason, report=None, wall_s=ran.wall_s
