@@ -59,11 +59,11 @@ from tuner.goals.train_plan import plan_training as plan_training
 from tuner.goals.train_plan import refuse_unpriced as refuse_unpriced
 from tuner.goals.train_plan import version as version
 from tuner.goals.verify import command_trials as command_trials
+from tuner.goals.verify import deployment_trials as deployment_trials
 from tuner.goals.verify import slurm_trials as slurm_trials
 from tuner.goals.verify import verify as verify
+from tuner.goals.verify import verify_serve as verify_serve
 from tuner.goals.verify import work_of as work_of
-from tuner.goals.verify_serve import deployment_trials as deployment_trials
-from tuner.goals.verify_serve import verify_serve as verify_serve
 from tuner.plans.what_if import parse_changes as parse_changes
 from tuner.regress.check import check as check
 from tuner.report.written import rendered as rendered

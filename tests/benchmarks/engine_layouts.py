@@ -32,7 +32,7 @@ from tests.expect import present
 from tuner import api
 from tuner.goals.verify import command_trials
 from tuner.plans.train import Plan
-from tuner.verify.recalibration import corrected_step_s, factors
+from tuner.verify.evidence import corrected_step_s, factors
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.verification import Effort, Watcher
 
@@ -70,7 +70,7 @@ def launched(engine: LaunchedEngine, layout: str, stored: Path, folder: Path) ->
     api.write(folder / "plan", api.plan(spec))
     api.verify(
         folder / "plan",
-        effort=Effort(trials=1, steps=engine.steps, repeats=0),
+        effort=Effort(trials=1, steps=engine.steps),
         resume=False,
         watcher=Watcher(started=lambda *_: None, ended=lambda _: None),
         by=command_trials(

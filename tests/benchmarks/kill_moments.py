@@ -109,7 +109,7 @@ class Verification:
             commands = [
                 one
                 for one in psutil.Process(self.process.pid).children()
-                if os.getsid(one.pid) == one.pid and "tuner.verify.leftovers" not in one.cmdline()
+                if os.getsid(one.pid) == one.pid and "tuner.verify.termination" not in one.cmdline()
             ]
             if name == COMMAND:
                 return commands

@@ -10,7 +10,7 @@ of the repeats; for each seed, medians over seeds:
     random       any order
     predicted    the model's order
     tpe          Optuna's TPE over the knobs, without predictions
-    prior        `tuner.verify.steering`, which `moetune verify` uses
+    prior        `tuner.verify.search`, which `moetune verify` uses
 
 The value is a step's seconds, or a mean request's times each latency's excess over its target
 (`TARGETS`); a launch that misses one is taken only where none meets all. Noise: how much less one
@@ -47,9 +47,9 @@ from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.deployments.space import ERROR
-from tuner.verify.neighbourhood import MEMORY_ERROR, STEP_ERROR, priced_point
-from tuner.verify.proposal import PricedPoint
-from tuner.verify.steering import PriorSampler
+from tuner.verify.records import PricedPoint
+from tuner.verify.search import PriorSampler
+from tuner.verify.space import MEMORY_ERROR, STEP_ERROR, priced_point
 
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm-settings"
 KNOBS: Final[Mapping[str, tuple[int, ...]]] = {

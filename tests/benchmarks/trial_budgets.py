@@ -23,9 +23,9 @@ from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.budget import Budget, Spending
-from tuner.verify.budget.production import production_prices
-from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.candidates import PlanCandidates
+from tuner.verify.budget.prices import production_prices
+from tuner.verify.launches import TrialJobs
+from tuner.verify.space import TrainSpace
 from tuner.verify.verification import conclude
 
 TRIALS, START_UP_S, STEPS = 8, 120.0, 12
@@ -42,7 +42,7 @@ def _jobs(path: Path, devices: int) -> TrialJobs:
     assert plan.predicted is not None
     problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
     price = production_prices(problem, plan.predicted)
-    return TrialJobs(space=PlanCandidates(plan=plan), price=price, max_devices=devices)
+    return TrialJobs(space=TrainSpace(plan=plan), price=price, max_devices=devices)
 
 
 def main(arguments: Sequence[str]) -> int:

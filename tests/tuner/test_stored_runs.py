@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.api import machine_of, work_of
+from tuner.api import machine_of
 from tuner.costs.residuals import SHIPPED, Residual
 from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.recalibration import corrected_step_s, factors, recalibrated_step_s
+from tuner.verify.evidence import corrected_step_s, factors, recalibrated_step_s
 from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.space import TrainSpace
 
 PROFILES = Path(__file__).parents[2] / "examples/profiles"
 BEHIND_THE_RESIDUAL = sorted(PROFILES.glob("epyc-quickstart-*"))
@@ -56,11 +56,9 @@ def predicted_again(folder: Path) -> tuple[TrialRecord, ...]:
     """Predict the trials of a stored plan that ran, with nothing fitted."""
     plan = read_plan(folder)
     machine = machine_of(plan.cluster.pools[0], read_used_profile(folder))
-    neighbourhood = Neighbourhood(
+    neighbourhood = TrainSpace(
         plan=plan,
-        work=work_of(plan),
         machine=replace(machine, residual=NOTHING_FITTED),
-        limits=plan.search,
     )
     ran = [trial for trial in read_trials(folder / TRIALS_NAME) if trial.status == "ok"]
     return tuple(

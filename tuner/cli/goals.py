@@ -40,6 +40,14 @@ def _refuse_faults(scenario: Path | None) -> None:
         )
 
 
+def _refuse_repeats(repeats: int | None) -> None:
+    if repeats is not None:
+        raise SpecError(
+            f"--repeats {repeats}: ties are reported and not launched again; measure longer with"
+            " --steps, or for a deployment with --runs"
+        )
+
+
 def _refuse_network(network: str | None) -> None:
     if network is not None:
         raise SpecError(f"--network {network}: trials share this machine's network; leave it out")
@@ -249,8 +257,9 @@ class VerifyOptions:
         ),
     ] = "30min"
     repeats: Annotated[
-        int, typer.Option(min=0, max=16, help="Repeats of the two fastest while they tie.")
-    ] = 0
+        int | None,
+        typer.Option(help="No longer launched.", hidden=True, callback=_refuse_repeats),
+    ] = None
     faults: Annotated[
         Path | None,
         typer.Option(

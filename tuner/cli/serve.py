@@ -78,7 +78,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     from tuner.errors import SpecError
     from tuner.goals.serve_planned import neighbours
     from tuner.goals.serve_trial import Reached
-    from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+    from tuner.goals.verify import deployment_trials, verify_serve
     from tuner.plans.folder import TRIALS_NAME
     from tuner.report.serve_trials import serve_trials_section
     from tuner.report.terminal import sections_text
@@ -91,7 +91,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         )
     verified = verify_serve(
         folder,
-        effort=DeploymentEffort(trials=options.trials, repeats=options.repeats),
+        trials=options.trials,
         resume=options.resume,
         by=deployment_trials(
             folder=folder,

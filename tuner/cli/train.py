@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tuner.report.content import Report
     from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
-    from tuner.verify.slurm.launcher import SlurmLauncher
+    from tuner.verify.slurm import SlurmLauncher
 
 VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage")
 PURPOSE: Final = "for plans that train"
@@ -87,7 +87,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         trials=options.trials,
         steps=options.steps,
         parallel=options.parallel,
-        repeats=options.repeats,
     )
     budget, by = _budget(options), _launcher(options)
     verified = verify_plan(
@@ -117,11 +116,7 @@ def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None
             on_message=_print_indented,
         )
     if options.launcher == "command":
-        return command_trials(
-            command=options.command,
-            metrics=options.metrics or "jsonl",
-            on_message=_print_indented,
-        )
+        return command_trials(command=options.command, metrics=options.metrics or "jsonl")
     return None
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.text import print_stderr
 from tuner.config.train_words import short_decision
 from tuner.units import format_s
-from tuner.verify.identical_failures import failure_cause
+from tuner.verify.loop import failure_cause
 from tuner.verify.verification import Watcher
 
 if TYPE_CHECKING:

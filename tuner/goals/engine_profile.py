@@ -37,12 +37,11 @@ from tuner.verify.deployments.launcher import (
     SERVER_PLACEHOLDERS,
     DeploymentLaunch,
     DeploymentStarter,
-    DeploymentTimeouts,
     LaunchFailedError,
+    named_model,
 )
-from tuner.verify.deployments.server import named_model
 from tuner.verify.deployments.step_client import MOST_OUTPUTS, StepClient, StepsUnmeasurableError
-from tuner.verify.leftovers import exclusive_use
+from tuner.verify.termination import exclusive_use
 
 PROMPTS: Final = (16, 64, 256, 960)
 """Tokens of the prompts that are timed, as far as the model and a step's budget allow."""
@@ -102,7 +101,7 @@ def profile_engine(
         command=parse_template(
             command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
         ),
-        pace=DeploymentTimeouts(start_s=start_s),
+        start_s=start_s,
         environment=environment,
         prepare=lambda launch: write_launch_files(launch, None),
         on_message=on_message,

@@ -17,8 +17,7 @@ from tuner.output import write_files
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.spec.serving.lengths import mean_tokens
-from tuner.verify.deployments.launcher import DeploymentLaunch, LaunchFailedError
-from tuner.verify.deployments.server import check_address
+from tuner.verify.deployments.launcher import DeploymentLaunch, LaunchFailedError, check_address
 
 LOCAL: Final = "local"
 """The target whose script starts a deployment on this machine."""

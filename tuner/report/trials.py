@@ -23,7 +23,7 @@ from tuner.report.content import (
 )
 from tuner.report.palette import BLUE, GREEN, VERMILLION
 from tuner.units import format_counted, format_ratio, format_s
-from tuner.verify.identical_failures import failure_cause
+from tuner.verify.loop import failure_cause
 from tuner.verify.records import Extrapolated, Trial, Verified
 
 

@@ -25,6 +25,10 @@ A trial ends once enough steps were read, when it is hopeless, at its deadline o
 all of its processes on this machine are gone. Remote processes end with the command that started
 them, as under srun and mpirun.
 
+The log is read by an adapter of the engine, by the name that users type, one line at a time:
+`read(line, job) -> Reading | None`. Lines are cut at MAX_LINE characters and logs at MAX_LOG_BYTES,
+so no output takes long to read.
+
 Not covered: deployments, which tuner/verify/deployments/ launches; several trials in parallel,
 whose ports and devices are the user's.
 """
@@ -33,28 +37,119 @@ import shlex
 import socket
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from tuner.engines.capabilities import programs
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.metrics.interface import Adapter, TrialWork
+from tuner.engines.metrics.regex import adapter as regex_adapter
+from tuner.engines.registry import metrics_folders
 from tuner.errors import SpecError
 from tuner.plans.train import Plan
-from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.launcher import (
+    COLOUR,
     LOG_NAME,
     EngineMetrics,
     Launch,
     LaunchResult,
     failure_result,
-    is_launcher_variable,
     log_tail,
     run_command,
     timeout_result,
+    without_launcher,
 )
-from tuner.verify.metrics import LogReader
+
+ADAPTERS: Final[Mapping[str, str]] = {
+    **{name: f"tuner.engines.{folder}.metrics" for name, folder in metrics_folders()},
+    "jsonl": "tuner.engines.metrics.jsonl",
+}
+"""The module of each name, with its `read`."""
+
+REGEX_PREFIX: Final = "regex:"
+MAX_LINE: Final = 4096
+MAX_LOG_BYTES: Final = 256 * 2**20
+CHUNK_BYTES: Final = 2**20
+
+
+def find_adapter(name: str) -> Adapter:
+    """Return the adapter of a name, or of a regular expression after `regex:`.
+
+    Raises:
+        SpecError: neither.
+    """
+    if name.startswith(REGEX_PREFIX):
+        return regex_adapter(name.removeprefix(REGEX_PREFIX))
+    if name not in ADAPTERS:
+        known = ", ".join(ADAPTERS)
+        raise SpecError(f"--metrics {name!r} is not one of {known}, {REGEX_PREFIX}EXPRESSION")
+    return cast(Adapter, import_module(ADAPTERS[name]).read)
+
+
+class LogReader:
+    """Reads a growing log; a resource with a position in the file."""
+
+    def __init__(self, file: Path, *, adapter: Adapter, job: TrialWork) -> None:
+        """Start at the beginning of a file that need not exist yet."""
+        self._file = file
+        self._adapter = adapter
+        self._job = job
+        self._offset = 0
+        self._begun = b""
+        self._steps_s: dict[int, float] = {}
+        self._peak_bytes: int | None = None
+        self._activation_bytes: tuple[int, ...] = ()
+
+    def metrics(self, *, warmup_steps: int, most_steps: int) -> EngineMetrics:
+        """Return the metrics so far, without the warm-up steps."""
+        steps = sorted(self._steps_s)
+        # An engine that prints every step from the third on (DeepSpeed) has done two warm-up steps
+        # already; step numbers of a resumed job start anywhere.
+        is_each = len(steps) < 2 or steps[1] == steps[0] + 1
+        unprinted = steps[0] - 1 if steps and is_each and 1 <= steps[0] <= warmup_steps + 1 else 0
+        timed = [self._steps_s[step] for step in steps[warmup_steps - unprinted :]]
+        return EngineMetrics(
+            steps_s=tuple(timed[:most_steps]),
+            activation_bytes=self._activation_bytes,
+            peak_bytes=self._peak_bytes,
+        )
+
+    def read_on(self, *, to_end: bool = False) -> None:
+        """Read every complete line; with `to_end` also an unfinished last one."""
+        if not self._file.is_file():
+            return
+        with self._file.open("rb") as stream:
+            stream.seek(self._offset)
+            while self._offset < MAX_LOG_BYTES and (chunk := stream.read(CHUNK_BYTES)):
+                self._offset += len(chunk)
+                *whole, begun = (self._begun + chunk).split(b"\n")
+                # The rest of an overlong line is dropped.
+                self._begun = begun[: MAX_LINE * 4]
+                for line in whole:
+                    self._take(line)
+        if to_end:
+            self._take(self._begun)
+            self._begun = b""
+
+    def _take(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        text = line[: MAX_LINE * 4].decode("utf-8", errors="replace")
+        reading = self._adapter(COLOUR.sub("", text)[:MAX_LINE], self._job)
+        if reading is None:
+            return
+        if reading.samples_per_step:
+            self._job = replace(self._job, samples_per_step=reading.samples_per_step)
+        if reading.step_s is not None and reading.step_s > 0.0:
+            step = len(self._steps_s) if reading.step is None else reading.step
+            # Several ranks may print a step; the first line counts.
+            self._steps_s.setdefault(step, reading.step_s)
+        if reading.peak_bytes is not None:
+            self._peak_bytes = max(self._peak_bytes or 0, reading.peak_bytes)
+        self._activation_bytes = reading.activation_bytes or self._activation_bytes
+
 
 METRICS_NAME: Final = "metrics.jsonl"
 ENOUGH: Final = "enough steps were read"
@@ -161,29 +256,17 @@ def fill_template(template: Template, values: Mapping[str, tuple[str, ...]]) -> 
     return tuple(arguments)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLauncher:
     """A `TrialLauncher` of the user's own command."""
 
-    def __init__(
-        self,
-        *,
-        template: Template,
-        adapter: Adapter,
-        environment: Mapping[str, str],
-        prepare: Callable[[Launch], None],
-    ) -> None:
-        """Configure the launcher.
-
-        Args:
-            template: of the command.
-            adapter: reads its steps.
-            environment: of the command.
-            prepare: writes the emitted files of a trial into `launch/` of its folder.
-        """
-        self._template = template
-        self._adapter = adapter
-        self._environment = environment
-        self._prepare = prepare
+    template: Template
+    """The command."""
+    adapter: Adapter
+    """Reads its steps."""
+    environment: Mapping[str, str]
+    prepare: Callable[[Launch], None]
+    """Writes the emitted files of a trial into `launch/` of its folder."""
 
     def __call__(self, launch: Launch) -> LaunchResult:
         """Run one trial.
@@ -193,12 +276,12 @@ class CommandLauncher:
             EnvironmentMissingError: the command's program does not exist.
         """
         launch.folder.mkdir(parents=True, exist_ok=True)
-        self._prepare(launch)
-        values = trial_values(launch, names=self._template.names)
-        command = fill_template(self._template, values)
-        writes_metrics = "metrics" in self._template.names
+        self.prepare(launch)
+        values = trial_values(launch, names=self.template.names)
+        command = fill_template(self.template, values)
+        writes_metrics = "metrics" in self.template.names
         log = launch.folder / (METRICS_NAME if writes_metrics else LOG_NAME)
-        reader = LogReader(log, adapter=self._adapter, job=_job(launch))
+        reader = LogReader(log, adapter=self.adapter, job=_job(launch))
 
         def metrics() -> EngineMetrics:
             return reader.metrics(warmup_steps=launch.warmup_steps, most_steps=launch.steps)
@@ -210,7 +293,7 @@ class CommandLauncher:
 
         deadline_s = min(max(launch.deadline_s, SHORTEST_DEADLINE_S), launch.latest_s)
         (emitted,) = values["launch"]
-        environment = _environment(self._environment, emitted, folder=launch.folder)
+        environment = _environment(self.environment, emitted, folder=launch.folder)
         ran = run_command(
             command,
             folder=launch.folder,
@@ -225,7 +308,6 @@ class CommandLauncher:
                 deadline_s,
                 wall_s=ran.wall_s,
                 steps=len(metrics().steps_s),
-                waits_for=abandoned_locks(environment),
             )
         if ran.exit_code:
             return failure_result(ran.exit_code, tail=tail, wall_s=ran.wall_s)
@@ -319,11 +401,10 @@ def _free_port() -> int:
 
 
 def _environment(environment: Mapping[str, str], emitted: str, *, folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
     paths = [emitted, *filter(None, [environment.get("PYTHONPATH")])]
     # torchrun would leave a folder in the temporary one.
     logs = {"PET_LOG_DIR": str(folder.resolve() / "torchrun")}
-    return logs | kept | {"PYTHONPATH": ":".join(paths)}
+    return logs | without_launcher(environment) | {"PYTHONPATH": ":".join(paths)}
 
 
 def _job(launch: Launch) -> TrialWork:

@@ -1,4 +1,4 @@
-"""Statistics of measured steps: noise, ties, and early termination of trials.
+"""Statistics of measured steps: noise, ties, early termination of trials, and recalibration.
 
     e(x) = 1.2533 * IQR(x) / 1.349 / sqrt(n)      standard error of the median of n steps x
 
@@ -9,6 +9,16 @@ when their medians differ by at most 2 (e_1 + e_2).
 A trial is hopeless if its median so far minus twice its error exceeds the best median plus twice
 its error by a margin: launches of one decision differ by more than the steps within a launch.
 
+The model is recalibrated with measured trials by two factors, on computation and on communication,
+common to all configurations; its error is that on held-out trials:
+
+    minimise over a, b   sum_i ((a comp_i + b comm_i) / measured_i - 1)^2
+                         + w ((a - s)^2 + (b - s)^2),   s = median of measured_i / predicted_i
+
+The second line is a ridge towards one common factor, for trials that cannot separate the two;
+w = (0.05 / 0.3)^2: steps repeat within about 5 %, and factors differ by about 30 % (our priors).
+A trial is recalibrated from the others only (leave-one-out).
+
 Not covered: drift within a launch, which the interquartile range does not separate from noise.
 """
 
@@ -17,12 +27,96 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+
+from tuner.costs.residuals import Residual
 from tuner.units import format_ratio
 from tuner.verify.records import TrialRecord
 
+MIN_TRIALS = 2
+"""Minimum for predicting a held-out trial."""
+
+PULL = (0.05 / 0.3) ** 2
+SMALLEST_FACTOR = 1e-3
+MOST_BAND = 10.0
+"""Predictions further off than this factor are of something else."""
+
+
+def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
+    """Fit (computation, communication) to trials that ran.
+
+    Raises:
+        ValueError: there is no trial.
+    """
+    if not trials:
+        raise ValueError("no trial to fit to")
+    measured = np.array([measured_s(trial) for trial in trials])
+    parts = np.array(
+        [
+            (
+                trial.predicted_step_s - trial.predicted_communication_s,
+                trial.predicted_communication_s,
+            )
+            for trial in trials
+        ]
+    )
+    common = statistics.median(measured_s(trial) / trial.predicted_step_s for trial in trials)
+    rows = np.vstack([parts / measured[:, None], np.sqrt(PULL) * np.eye(2)])
+    wanted = np.concatenate([np.ones(len(trials)), np.sqrt(PULL) * np.full(2, common)])
+    solution, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
+    computation, communication = np.maximum(solution, SMALLEST_FACTOR)
+    return float(computation), float(communication)
+
+
+def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> float | None:
+    """Predict a trial with factors fitted to other trials; None if there are too few."""
+    ran = [other for other in others if other.status == "ok" and other.number != trial.number]
+    if len(ran) < MIN_TRIALS:
+        return None
+    return corrected_step_s(trial, factors(ran))
+
+
+def corrected_step_s(trial: TrialRecord, fitted: tuple[float, float]) -> float:
+    """Predict a trial with factors of (computation, communication)."""
+    computation, communication = fitted
+    inside = trial.predicted_step_s - trial.predicted_communication_s
+    return computation * inside + communication * trial.predicted_communication_s
+
+
+def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residual | None:
+    """Fit a residual to all trials, with a leave-one-out error band.
+
+    None if there are too few, or if no factor brings predictions near them.
+    """
+    ran = [trial for trial in trials if trial.status == "ok"]
+    if len(ran) <= MIN_TRIALS:
+        return None
+    computation, communication = factors(ran)
+    left_out = [
+        abs(recalibrated_s - measured_s(trial)) / measured_s(trial)
+        for trial in ran
+        if (recalibrated_s := recalibrated_step_s(trial, ran)) is not None
+    ]
+    band_ratio = max(0.02, float(np.quantile(left_out, 0.9)))
+    if band_ratio > MOST_BAND:
+        return None
+    # Only the reference step reports its device.
+    device = f" on {ran[0].device}" if ran[0].device else ""
+    return Residual(
+        engine=ran[0].engine,
+        release=ran[0].release,
+        device_kind=prior.device_kind,
+        computation=prior.computation * computation,
+        communication=prior.communication * communication,
+        band_ratio=band_ratio,
+        origin=f"{len(ran)} trials{device}, each predicted from the others",
+        num_runs=len(ran),
+    )
+
+
 HOPELESS_MARGIN_RATIO: Final = 0.10
 """Twice the 5 % by which steps of one decision vary between launches
-(tuner/verify/recalibration.py)."""
+(tuner/verify/evidence.py)."""
 
 HOPELESS_STEPS: Final = 3
 """Minimum for an interquartile range."""
@@ -36,55 +130,15 @@ def median_error_s(steps_s: Sequence[float]) -> float:
     return 1.2533 * (high_s - low_s) / 1.349 / math.sqrt(len(steps_s))
 
 
-def is_tie(first: TrialRecord, second: TrialRecord) -> bool:
+def is_tie(first: Sequence[float], second: Sequence[float]) -> bool:
     """Return whether two medians differ by at most twice the sum of their standard errors."""
-    noise_s = median_error_s(first.measured_steps_s) + median_error_s(second.measured_steps_s)
-    return abs(measured_s(first) - measured_s(second)) <= 2.0 * noise_s
-
-
-def contenders(records: Sequence[TrialRecord]) -> tuple[TrialRecord, TrialRecord] | None:
-    """Return the two fastest trials if they are a tie within noise."""
-    ran = sorted((one for one in pooled(records) if one.status == "ok"), key=measured_s)
-    if len(ran) < 2:
-        return None
-    best, second = ran[:2]
-    # Without noise an exact tie is final; repeats would not change it.
-    has_noise = median_error_s(best.measured_steps_s) + median_error_s(second.measured_steps_s) > 0
-    return (best, second) if has_noise and is_tie(best, second) else None
-
-
-def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Merge successful repeats into the first successful launch of their job.
-
-    A failed repeat stays a separate trial, as does one whose first launch failed.
-    """
-    trials: list[TrialRecord] = []
-    for record in records:
-        place = next(
-            (
-                index
-                for index, one in enumerate(trials)
-                if one.job == record.job and one.status == record.status == "ok"
-            ),
-            None,
-        )
-        if record.origin != "repeat" or place is None:
-            trials.append(record)
-            continue
-        steps_s = (*trials[place].measured_steps_s, *record.measured_steps_s)
-        trials[place] = trials[place].model_copy(
-            update={
-                "measured_steps_s": steps_s,
-                "measured_step_s": statistics.median(steps_s),
-                "wall_s": trials[place].wall_s + record.wall_s,
-            }
-        )
-    return tuple(trials)
+    noise = median_error_s(first) + median_error_s(second)
+    return abs(statistics.median(first) - statistics.median(second)) <= 2.0 * noise
 
 
 def slower_than(records: Sequence[TrialRecord]) -> Callable[[Sequence[float]], str]:
     """Return the test that ends a trial which can no longer become the fastest."""
-    ran = [one for one in pooled(records) if one.status == "ok"]
+    ran = [one for one in records if one.status == "ok"]
     best = min(ran, key=measured_s, default=None)
 
     def hopeless(steps_s: Sequence[float]) -> str:

@@ -7,9 +7,9 @@ trial's folder in its environment, under `TRIAL_MARK`, or is in the session that
 (tuner/verify/termination.py). If this process itself is killed, ranks notice it and end
 (`--parent`), at the latest at their `--deadline`.
 
-Verification calls any `TrialLauncher`, so tests, schedulers and engines bring their own; a
-`Launcher` is the simple one that runs a ready reference step. That step reports its timed steps in
-the trial's folder as it runs, so a hopeless trial is ended early.
+Verification calls any `TrialLauncher`, so tests, schedulers and engines bring their own. The
+reference step reports its timed steps in the trial's folder as it runs, so a hopeless trial is
+ended early.
 
 Not covered: processes of a trial that clear their environment or belong to another user.
 """
@@ -40,7 +40,6 @@ from tuner.engines.reference.step_config import step_config
 from tuner.errors import EnvironmentMissingError
 from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.verify.build_locks import release_builds
 from tuner.verify.records import TrialStatus
 from tuner.verify.termination import GRACE_S, LOOK_S, ensure_ended, start_marked
 
@@ -57,6 +56,9 @@ LOG_NAME: Final = "log.txt"
 
 NO_REPORT: Final = "no report after"
 """Beginning of the reason of a trial that missed its deadline."""
+
+NODE_GONE: Final = "a node of the job could not be reached any more"
+"""Reason of a trial that Slurm lost, whatever the trial is."""
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 LAUNCHER_VARIABLES: Final = frozenset(
@@ -169,46 +171,7 @@ class TrialLauncher(Protocol):
     def __call__(self, launch: Launch) -> LaunchResult: ...
 
 
-class Launcher(Protocol):
-    """Runs a step configuration in a folder of its own, within a deadline in seconds."""
-
-    def __call__(
-        self,
-        config: StepConfig,
-        *,
-        folder: Path,
-        deadline_s: float,
-        hopeless: Hopeless = never_hopeless,
-    ) -> LaunchResult: ...
-
-
-def reference_trials(launcher: Launcher) -> TrialLauncher:
-    """Return a launcher of trials that runs their reference step with `launcher`."""
-
-    def launched(launch: Launch) -> LaunchResult:
-        config = launch.step_config()
-
-        def hopeless(steps_s: Sequence[float]) -> str:
-            # A trial that has done all steps is about to report, which holds more than its steps.
-            return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
-
-        return launcher(
-            config,
-            folder=launch.folder,
-            deadline_s=launch.deadline_s,
-            hopeless=hopeless,
-        )
-
-    return launched
-
-
-def launch_locally(
-    config: StepConfig,
-    *,
-    folder: Path,
-    deadline_s: float,
-    hopeless: Hopeless = never_hopeless,
-) -> LaunchResult:
+def launch_locally(launch: Launch) -> LaunchResult:
     """Run the reference step on ranks of this machine (profilers/local_ranks.py).
 
     Raises:
@@ -218,9 +181,15 @@ def launch_locally(
         raise EnvironmentMissingError(
             "trials need PyTorch, which is not installed: pip install 'moetune[torch]'"
         )
+    folder, config, deadline_s = launch.folder, launch.step_config(), launch.deadline_s
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(config.model_dump_json(indent=1), encoding="utf-8")
     command = trial_command(config, folder=folder, deadline_s=deadline_s)
+
+    def hopeless(steps_s: Sequence[float]) -> str:
+        # A trial that has done all steps is about to report, which holds more than its steps.
+        return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
+
     return launch_command(command, folder=folder, deadline_s=deadline_s, hopeless=hopeless)
 
 
@@ -248,8 +217,7 @@ def launch_command(
     hopeless: Hopeless = never_hopeless,
 ) -> LaunchResult:
     """Run a command that leaves `report.json` in the folder, and classify its end."""
-    report_file = folder / REPORT_NAME
-    report_file.unlink(missing_ok=True)
+    (folder / REPORT_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink(missing_ok=True)
     ran = run_command(
         command,
@@ -258,19 +226,31 @@ def launch_command(
         environment=trial_environment(os.environ),
         watch=lambda: hopeless(steps_so_far(folder)),
     )
+    return reference_result(ran, folder, deadline_s=deadline_s, tail=log_tail(folder / LOG_NAME))
+
+
+def reference_result(
+    ran: "CommandRun", folder: Path, *, deadline_s: float, tail: str
+) -> LaunchResult:
+    """Return the result of a reference step from the end of its command."""
+    steps_s, wall_s = steps_so_far(folder), ran.wall_s
     if ran.stopped:
-        return early_result(folder, reason=ran.stopped, wall_s=ran.wall_s)
+        metrics = EngineMetrics(steps_s=steps_s)
+        return LaunchResult(
+            status="ok", reason=ran.stopped, report=None, wall_s=wall_s, metrics=metrics
+        )
     if ran.exit_code is None:
-        return timeout_result(deadline_s, wall_s=ran.wall_s, steps=len(steps_so_far(folder)))
-    return exit_result(
-        ran.exit_code, tail=log_tail(folder / LOG_NAME), report_file=report_file, wall_s=ran.wall_s
-    )
-
-
-def early_result(folder: Path, *, reason: str, wall_s: float) -> LaunchResult:
-    """Return the result of a hopeless trial that was ended: the steps it had reported."""
-    metrics = EngineMetrics(steps_s=steps_so_far(folder))
-    return LaunchResult(status="ok", reason=reason, report=None, wall_s=wall_s, metrics=metrics)
+        return timeout_result(deadline_s, wall_s=wall_s, steps=len(steps_s))
+    if ran.exit_code:
+        return failure_result(ran.exit_code, tail=tail, wall_s=wall_s)
+    try:
+        report = StepReport.model_validate_json(
+            read_bounded(folder / REPORT_NAME, most_bytes=MAX_RECORD_BYTES)
+        )
+    except (OSError, ValidationError):
+        reason = "the trial ended without a readable report"
+        return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
+    return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +308,7 @@ def running(
     option: str = "--command",
     patience_s: float = 0.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command while this is entered; leave none of its processes, nor stale build locks.
+    """Run a command while this is entered; leave none of its processes.
 
     Args:
         command: program and arguments; no shell reads them.
@@ -342,7 +322,6 @@ def running(
         EnvironmentMissingError: the command's program does not exist.
     """
     process: subprocess.Popen[bytes] | None = None
-    since_s = time.time()
     try:
         with (
             (folder / LOG_NAME).open("wb") as log,
@@ -369,50 +348,33 @@ def running(
     finally:
         if process is not None:
             process.wait()
-        release_builds(environment, since_s=since_s)
 
 
-def timeout_result(
-    deadline_s: float, *, wall_s: float, steps: int, waits_for: Sequence[Path] = ()
-) -> LaunchResult:
+def timeout_result(deadline_s: float, *, wall_s: float, steps: int) -> LaunchResult:
     """Return the result of a trial that was ended at its deadline.
 
     Args:
         deadline_s: after which it was ended.
         wall_s: that it took.
         steps: timed steps that it had reported.
-        waits_for: stale build locks (tuner/verify/build_locks.py).
     """
     steps_text = f", {steps} timed steps" if steps else ""
     reason = f"{NO_REPORT} {deadline_s:.0f} s{steps_text}; the trial was ended"
-    if waits_for:
-        reason += f"; it may have waited for {waits_for[0]}, left by a killed build: remove it"
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
-
-
-def is_launcher_variable(name: str) -> bool:
-    """Return whether a variable may come from a surrounding launcher."""
-    return name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")
 
 
 def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Pin threads, and drop variables of a surrounding launcher."""
-    kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
-    return kept | {"OMP_NUM_THREADS": "1"}
+    return without_launcher(environment) | {"OMP_NUM_THREADS": "1"}
 
 
-def exit_result(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> LaunchResult:
-    """Turn an exit code, the log tail and a report into a result."""
-    if exit_code == 0:
-        try:
-            report = StepReport.model_validate_json(
-                read_bounded(report_file, most_bytes=MAX_RECORD_BYTES)
-            )
-        except (OSError, ValidationError):
-            reason = "the trial ended without a readable report"
-            return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
-        return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-    return failure_result(exit_code, tail=tail, wall_s=wall_s)
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of a surrounding launcher."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def failure_result(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
@@ -461,7 +423,7 @@ def _last_error(tail: str, exit_code: int) -> str:
     """
     if died := RANK_DIED.search(tail):
         return died[1]
-    lines = [line for line in map(_printable, tail.splitlines()) if line]
+    lines = [line for line in map(printable, tail.splitlines()) if line]
     causes = [line for line in lines if not NO_CAUSE.search(line)]
     raised = [match[1] for line in causes if (match := EXCEPTION.search(line))]
     errors = raised or [line.split("]: ", 1)[-1] for line in causes if "Error" in line]
@@ -476,7 +438,8 @@ def _ended_by(exit_code: int) -> str:
     return f"exit code {exit_code}"
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
+    """Return a line without colours and without letters that a terminal would heed."""
     line = COLOUR.sub("", line)
     return "".join(letter if letter.isprintable() else " " for letter in line).strip()
 

@@ -1,15 +1,21 @@
-"""Trial records, one file each, and the conclusion of a verification of training.
+"""Proposals, trial records, one file each, and the conclusion of a verification of training.
 
 Every kind of decision has a record of its own with what a launch of it measured; the study and the
 loop know `LaunchRecord` (a deployment's is in tuner/verify/deployments/records.py).
 
 A trial's file is written when the trial has ended and never changed, so a killed verification loses
 at most the running trial. `verified.json` is derived from the files.
+
+A proposal is a decision that a study wants launched, a training run's or a deployment's. What is
+generic here, in the study and in the search over it is a training run's unless another kind is
+named: `Proposal` is `Proposal[TrainDecision]`.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from pydantic import Field
 from typing_extensions import TypeVar
@@ -22,10 +28,53 @@ from tuner.plans.folder import read_trials_as
 from tuner.plans.train import Band
 from tuner.tables import Rows
 from tuner.verify.budget.scale import Scale
-from tuner.verify.proposal import Decision, Origin
 
-SCHEMA_VERSION: Final = 1
-# 1: first release.
+Origin = Literal["plan", "neighbour", "alternative", "sampler", "repeat"]
+
+Decision = TypeVar("Decision", bound=Record, default=TrainDecision)
+
+
+class Proposal(Record, Generic[Decision]):
+    """A decision to launch, and the trial of the study that expects its result."""
+
+    number: Size
+    """Number of the study's trial."""
+    decision: Decision
+    """Decision of the whole job."""
+    scale: Scale | None = None
+    """The scaled-down job to launch instead."""
+    origin: Origin
+
+    @property
+    def job(self) -> tuple[Decision, Scale | None]:
+        """The decision, and the scaled-down job to launch instead of it."""
+        return self.decision, self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest(Generic[Decision]):
+    """A launch that the loop wants next."""
+
+    decision: Decision | None = None
+    """Decision to launch once more; None: a new decision of the sampler."""
+    scale: Scale | None = None
+    """The scaled-down job to launch instead of the decision."""
+    among: Mapping[Decision, Scale | None] | None = None
+    """New decisions that may be launched, each with its scaled-down job; None: all, whole."""
+
+
+Knobs = Mapping[str, str | float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPoint:
+    """A launchable point of the search space."""
+
+    knobs: Knobs
+    """Equal names at every point."""
+    predicted: tuple[float, ...]
+    """The metric to minimise, then metrics over their limits; all positive."""
+
 
 TrialStatus = Literal["ok", "out_of_memory", "timeout", "crashed"]
 

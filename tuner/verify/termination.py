@@ -1,4 +1,4 @@
-"""Ends every process of a trial, also under repeated signals.
+"""Ends every process of a trial, also under repeated signals, and once its verification is gone.
 
 Processes are found by a mark in their environment, the folder of their trial, and by the session
 that their command began: engines that rename their processes (setproctitle) overwrite the visible
@@ -7,21 +7,40 @@ own sessions and keep their environment. Folders inside a trial's folder count t
 SIGTERM first, then SIGKILL; Python's resource trackers last, as they remove the shared memory of
 processes that were killed. Users press Ctrl-C twice, and schedulers send SIGINT and SIGTERM
 together: only the first signal interrupts the program; later ones, during the shutdown, skip the
-grace period and are delivered afterwards.
+grace period and are delivered afterwards. Signals reach the main thread only; other threads are
+unaffected. SIGKILL cannot be handled: another process then ends what was left.
 
-Signals reach the main thread only; other threads are unaffected. SIGKILL cannot be handled: another
-process then ends what was left (tuner/verify/leftovers.py).
+    trials/commands.NODE@SCRATCH    path of a verification's scratch folder; locked (flock)
+
+    guardian            a shell that reads from a pipe of the verification, in a session of its own.
+                        If the pipe closes without a line, whatever killed the verification, it
+                        becomes `python -m tuner.verify.termination`, which ends the processes and
+                        removes the folder
+    next verification   of the plan, on this machine: does the same where the guardian was killed,
+                        too, or has not finished. The lock ends with its holder
+
+Scratch folders have unique names, so the processes of other verifications are left alone.
+Deployments of a plan share ports, so one verification at a time launches them (deployments.lock).
+
+Not covered: file systems without locks, on which every verification counts as running; processes on
+other machines or of another user. A next verification removes no folder outside the plan's.
 """
 
 import contextlib
+import fcntl
+import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Final
@@ -29,6 +48,7 @@ from typing import IO, Any, Final
 import psutil
 
 from profilers.files import read_bounded
+from tuner.errors import EnvironmentMissingError, OutputError
 
 TRIAL_MARK: Final = "MOETUNE_TRIAL"
 """Environment variable that marks a trial's processes."""
@@ -59,81 +79,69 @@ TRACKER: Final = "multiprocessing.resource_tracker"
 LOOK_S: Final = 0.1
 """Polling interval of the grace period."""
 
-HEEDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HEEDED: Final[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that users and schedulers send, the latter to every process at once."""
 
 
+Handler = Callable[[int, FrameType | None], Any] | int
+
+
+@dataclass(eq=False)
 class Interruption:
     """Handles termination signals while processes run that must be ended first."""
 
-    def __init__(self) -> None:
-        """Start with passing the first signal on."""
-        self.came = False
-        """Whether a signal was held back."""
-        self._is_held = False
-        self._is_over = False
-        self._let_through = False
-        self._kept: int | None = None
-        self._former: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
+    former: Mapping[int, Handler]
+    """The handlers in whose place this one is."""
+    came: bool = False
+    """Whether a signal was held back."""
+    is_held: bool = False
+    """Whether signals are held back from here on."""
+    has_interrupted: bool = False
+    """Whether a signal that was passed on interrupted the program."""
+    kept: list[int] = field(default_factory=list)
+    """The signals that were held back."""
 
     def __call__(self, number: int, stack: FrameType | None) -> None:
-        """Handle a signal."""
-        if self._is_held and not self._is_over:
+        """Pass a signal on; the first one that interrupts the program holds back all others."""
+        if self.is_held:
             self.came = True
-            self._kept = self._kept or number
+            self.kept.append(number)
             return
+        former = self.former[number]
         try:
-            self._pass_on(number, stack)
+            if callable(former):
+                former(number, stack)
+            else:
+                signal.signal(number, former)
+                signal.raise_signal(number)
         except BaseException:
-            self._is_held = self._let_through = True
+            self.is_held = self.has_interrupted = True
             raise
-
-    def hold(self) -> None:
-        """Hold back all signals from here on."""
-        self._is_held = True
-
-    def begin(self) -> None:
-        """Install this handler; ignored signals stay ignored."""
-        for number in HEEDED:
-            former = signal.getsignal(number)
-            if former not in (None, signal.SIG_IGN):
-                self._former[number] = former
-                signal.signal(number, self)
-
-    def end(self) -> None:
-        """Restore the handlers, and deliver a held signal.
-
-        If one was passed on before, only to an interruption around this one, which holds it.
-        """
-        # A signal during the restoration is passed on.
-        self._is_over = True
-        for number, former in self._former.items():
-            signal.signal(number, former)
-        if self._kept is None:
-            return
-        if not self._let_through or isinstance(self._former[self._kept], Interruption):
-            signal.raise_signal(self._kept)
-
-    def _pass_on(self, number: int, stack: FrameType | None) -> None:
-        former = self._former[number]
-        if callable(former):
-            former(number, stack)
-            return
-        signal.signal(number, former)
-        signal.raise_signal(number)
 
 
 @contextmanager
 def single_interrupt() -> Iterator[Interruption]:
-    """Pass the first termination signal on, and none once they are held back."""
-    interruption = Interruption()
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
+    """Pass the first termination signal on, and none once they are held back.
+
+    A signal that was held back is delivered at the end. If one was passed on before, only to an
+    interruption around this one, which holds it. Ignored signals stay ignored.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in HEEDED if is_main}
+    former = {number: one for number, one in handlers.items() if one not in (None, signal.SIG_IGN)}
+    interruption = Interruption(former)
     try:
-        interruption.begin()
+        for number in former:
+            signal.signal(number, interruption)
         yield interruption
     finally:
-        interruption.end()
+        # A signal during the restoration is passed on.
+        interruption.is_held = False
+        for number, one in former.items():
+            signal.signal(number, one)
+        for kept in interruption.kept[:1]:
+            if not interruption.has_interrupted or isinstance(former[kept], Interruption):
+                signal.raise_signal(kept)
 
 
 def start_marked(
@@ -181,7 +189,7 @@ def ensure_ended(mark: str) -> Iterator[Interruption]:
         try:
             yield interruption
         finally:
-            interruption.hold()
+            interruption.is_held = True
             end_marked(mark)
 
 
@@ -192,7 +200,7 @@ def end_marked(mark: str) -> bool:
         mark: a trial's folder, or one that holds the folders of several.
     """
     with single_interrupt() as interruption:
-        interruption.hold()
+        interruption.is_held = True
         terminating = _signalled(mark, signal.SIGTERM)
         _await(terminating, hastened=lambda: interruption.came)
         for number in range(KILL_ROUNDS):
@@ -252,9 +260,14 @@ def _sessions(folder: Path) -> dict[int, float]:
     had ended.
     """
     began_by_session = {}
-    for file in _noted(folder, depth=MOST_NESTED):
+    # Links are not followed, and folders may appear and disappear meanwhile.
+    for place, folders, _ in os.walk(folder):
+        if len(Path(place).relative_to(folder).parts) == MOST_NESTED:
+            folders.clear()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads(read_bounded(file, most_bytes=MOST_SESSION_BYTES))
+            noted = json.loads(
+                read_bounded(Path(place, SESSION_NAME), most_bytes=MOST_SESSION_BYTES)
+            )
             if noted["boot"] == _boot():
                 began_by_session[int(noted["session"])] = float(noted["began_s"])
     nobody = {0, 1, os.getsid(0)}
@@ -265,20 +278,195 @@ def _sessions(folder: Path) -> dict[int, float]:
     }
 
 
-def _noted(folder: Path, *, depth: int) -> list[Path]:
-    """Return the session files in a folder and its subfolders; links are not followed."""
-    folders = []
-    # Folders of a trial may appear and disappear meanwhile.
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        folders = [one.path for one in entries if depth and one.is_dir(follow_symlinks=False)]
-    file = folder / SESSION_NAME
-    below = [file for inner in folders for file in _noted(Path(inner), depth=depth - 1)]
-    return [*([file] if file.is_file() else []), *below]
-
-
 def _began(leader: int, began_s: float) -> bool:
     """Return whether the leader of a session is the recorded process, or has ended."""
     try:
         return abs(psutil.Process(leader).create_time() - began_s) <= CLOCK_S
     except psutil.NoSuchProcess:
         return True
+
+
+MOST_PATH_BYTES: Final = 4096
+DISMISS_S: Final = 5.0
+"""Seconds after which a guardian that is told to end is killed."""
+
+GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
+"""A shell and not Python: it starts within milliseconds and holds next to no memory."""
+
+SCRATCH_PREFIX: Final = "moetune-"
+"""Prefix of folders with the files and logs of running trials."""
+LOCK_NAME: Final = "deployments.lock"
+
+
+@contextmanager
+def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
+    """Register and guard the folder of this verification's trials, and remove it in the end.
+
+    Args:
+        trials: folder of the plan's trials.
+        scratch: folder of the trials' folders; its name is unique.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        EnvironmentMissingError: no shell can be started.
+    """
+    own = trials / f"{_prefix()}{scratch.name}"
+    hidden = own.with_name(f".{own.name}")
+    with _writable(trials):
+        stream = hidden.open("wb")
+    with stream:
+        guardian = None
+        try:
+            stream.write(os.fsencode(scratch.resolve()))
+            stream.flush()
+            # Invisible until it is locked.
+            with contextlib.suppress(OSError):
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hidden.rename(own)
+            guardian = _start_guardian(own, scratch=scratch)
+            yield
+        finally:
+            with single_interrupt() as interruption:
+                interruption.is_held = True
+                hidden.unlink(missing_ok=True)
+                # Processes that still run are found by this file only.
+                if end_marked(str(scratch.resolve())):
+                    shutil.rmtree(scratch, ignore_errors=True)
+                    own.unlink(missing_ok=True)
+                if guardian is not None:
+                    _dismiss(guardian)
+
+
+@contextmanager
+def scratch_folder(
+    trials: Path,
+    *,
+    inside: Path | None = None,
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> Iterator[Path]:
+    """End leftovers, and yield a new folder for this verification's trials, guarded.
+
+    Args:
+        trials: folder of the plan's trials.
+        inside: folder to make it in, e.g. `trials`, which other nodes see; None: the temporary one.
+        on_message: gets a line if something was ended.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        EnvironmentMissingError: no shell can be started.
+    """
+    if end_leftovers(trials):
+        on_message("a verification of this plan was killed; its processes here are ended")
+    with _writable(trials):
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=inside))
+    with register_scratch(trials, scratch=scratch):
+        yield scratch
+
+
+@contextmanager
+def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
+    """Lock a plan's deployments, end leftovers, and yield the scratch folder.
+
+    Args:
+        trials: folder of the plan's trials.
+        plan: folder of the plan, for the message.
+
+    Raises:
+        OutputError: the folder cannot be written, or another verification has it.
+        EnvironmentMissingError: no shell can be started.
+    """
+    with _writable(trials):
+        lock = (trials / LOCK_NAME).open("wb")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"{plan}: another `moetune verify` launches this plan's deployments; wait for it,"
+                " or copy the plan"
+            ) from error
+        except OSError:
+            pass  # No locks there, see above.
+        with scratch_folder(trials, inside=trials) as scratch:
+            yield scratch
+
+
+@contextmanager
+def _writable(trials: Path) -> Iterator[None]:
+    """Make the folder of trials; refuse it if it, or what is opened here, cannot be written."""
+    try:
+        trials.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
+
+
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    """Tell the guardian that nothing is left; a stopped shell does not answer."""
+    try:
+        guardian.communicate(b"\n", timeout=DISMISS_S)
+    except subprocess.TimeoutExpired:
+        guardian.kill()
+        guardian.wait()
+
+
+def _start_guardian(own: Path, *, scratch: Path) -> subprocess.Popen[bytes]:
+    ender = (
+        sys.executable,
+        "-P",
+        "-m",
+        "tuner.verify.termination",
+        str(own),
+        str(scratch.resolve()),
+    )
+    # It must not count as a process of a trial that this verification may be.
+    environment = {name: value for name, value in os.environ.items() if name != TRIAL_MARK}
+    # The shell inherits the mask, which holds back what arrives before its trap is set.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+    try:
+        return subprocess.Popen(
+            (*GUARDIAN, *ender),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EnvironmentMissingError(f"{GUARDIAN[0]}: {error.strerror}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_leftovers(trials: Path) -> int:
+    """End the processes of killed verifications here; return how many verifications there were."""
+    dead = 0
+    for file in sorted(trials.glob(f"{glob.escape(_prefix())}*")):
+        with contextlib.suppress(OSError), file.open("rb+") as stream:
+            # A running verification holds the lock.
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            scratch = Path(os.fsdecode(stream.read(MOST_PATH_BYTES)))
+            # Its folders may be gone by now; a damaged file names none.
+            is_named = scratch.is_absolute() and file.name == f"{_prefix()}{scratch.name}"
+            if not is_named or end_marked(str(scratch)):
+                file.unlink(missing_ok=True)
+                dead += 1
+                if scratch.parent == trials.resolve():
+                    shutil.rmtree(scratch, ignore_errors=True)
+    return dead
+
+
+def _prefix() -> str:
+    return f"commands.{os.uname().nodename}@"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """End a killed verification: its file, and its scratch folder."""
+    own, scratch = map(Path, arguments)
+    if end_marked(str(scratch)):
+        own.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

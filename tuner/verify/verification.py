@@ -1,45 +1,34 @@
-"""Trials of training runs and their conclusion.
+"""The conclusion of trials of training runs.
 
-`TrainTrials` launches them in the loop of tuner/verify/loop.py. The conclusion recalibrates each
-trial from the others, and names the winner and the regret of the first choice. A budget may leave
-the first choice without a trial: it stays the winner unless a trial was faster than its
-recalibrated prediction. Side effects enter as arguments: the launcher and the study.
+It recalibrates each trial from the others, and names the winner and the regret of the first choice.
+A budget may leave the first choice without a trial: it stays the winner unless a trial was faster
+than its recalibrated prediction.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
-from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
-from tuner.verify.budget.budget import Spending
-from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import (
-    contenders,
+    factors,
+    fitted_residual,
     measured_ratio,
     measured_s,
     median_error_s,
-    pooled,
-    slower_than,
+    recalibrated_step_s,
 )
-from tuner.verify.launcher import TrialLauncher, never_hopeless
-from tuner.verify.launches import build_launch, run_launch, to_record
-from tuner.verify.loop import TrialRuns
-from tuner.verify.neighbourhood import TrainSpace
-from tuner.verify.proposal import LaunchRequest, Proposal
-from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
+from tuner.verify.space import TrainSpace
 
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.
-    from tuner.verify.study.shared import StudySnapshot
+    pass
 
 
 HALVING_ERROR: Final = 0.08
@@ -62,8 +51,6 @@ class Effort:
     """Timed steps of each."""
     parallel: int = 1
     """Launches in parallel."""
-    repeats: int = 0
-    """Rounds of repeating the two fastest while they are a tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,78 +61,6 @@ class Watcher:
     """Callback before a launch: its decision and predicted step time in seconds."""
     ended: Callable[[TrialRecord], None]
     """Callback after a launch: its record, already written."""
-
-
-@dataclass(kw_only=True, eq=False)
-class TrainTrials(TrialRuns[TrainDecision, TrialRecord]):
-    """Launches training runs, full-scale or scaled down."""
-
-    jobs: TrialJobs
-    """The full-scale and scaled-down jobs that may be launched."""
-    effort: Effort
-    launch: TrialLauncher
-    scratch: Path
-    """Folder of the folders of trials."""
-    watcher: Watcher
-    begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
-    """Callback before a launch, with the folder of its trial."""
-    spending: Spending | None = None
-    """A budget that limits what is launched; None: `effort` alone does."""
-
-    def start(
-        self, proposal: Proposal, records: Sequence[TrialRecord]
-    ) -> Callable[[], TrialRecord]:
-        """Prepare a trial; return what runs it to its record."""
-        job = self.jobs.of_scale(proposal.decision, proposal.scale)
-        if job is None:
-            raise StudyError(
-                f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
-                " one release of moetune everywhere"
-            )
-        request = build_launch(
-            job,
-            timed_steps=self.effort.steps,
-            folder=trial_folder(self.scratch, proposal.number),
-            latest_s=math.inf if self.spending is None else self.spending.latest_s(),
-            hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
-        )
-        self.begin(request.folder, proposal)
-        self.watcher.started(request.decision, request.predicted.step_time_s)
-        return lambda: to_record(job, proposal, run_launch(self.launch, request))
-
-    def new(self, progress: "StudySnapshot", *, trials: int) -> list[LaunchRequest]:
-        """Return the new decisions to launch next."""
-        if not trials:
-            return []
-        if self.spending is None:
-            return [LaunchRequest()]
-        among = self.spending.affordable(progress.records, running=progress.open)
-        return [LaunchRequest(among=among)]
-
-    def retry(self, failed: TrialRecord, progress: "StudySnapshot", /) -> bool:
-        """Return whether the job of a failed trial of an earlier call may be launched now."""
-        if self.spending is None:
-            return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
-        among = self.spending.affordable(progress.records, running=progress.open)
-        return failed.job in among.items()
-
-    def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:
-        """Return the one of the two fastest to repeat while they are a tie within noise."""
-        repeated = [one.decision for one in _whole(records) if one.origin == "repeat"]
-        closest = contenders(_whole(records))
-        if closest is None or len(repeated) >= 2 * self.effort.repeats:
-            return None
-        decision = min(closest, key=lambda one: repeated.count(one.decision)).decision
-        if self.spending is None:
-            return decision
-        among = self.spending.affordable(records)
-        # A repeat is of the whole job.
-        return decision if (decision, None) in among.items() else None
-
-
-def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the full-scale trials."""
-    return tuple(one for one in records if one.scale is None)
 
 
 def conclude(
@@ -166,8 +81,7 @@ def conclude(
         space: prices whole jobs; needed where smaller ones are among the trials, or none is of the
             plan's own choice.
     """
-    notes = (*notes, *_open_order(_whole(records)))
-    records = sorted(pooled(records), key=lambda one: one.number)
+    records = sorted(records, key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
     steps = {one.decision: _whole_step(one, space, residual) for one in sorted(ran, key=_size)}
@@ -208,7 +122,20 @@ class WholeStep:
     step_s: float
     low_s: float
     high_s: float
-    extrapolated: Extrapolated | None = None
+    unseen: tuple[str, ...] | None = None
+    """Parts of the job that no trial ran; None: it was measured."""
+
+    @property
+    def extrapolated(self) -> Extrapolated | None:
+        """Return what was extrapolated of the job; None if it was measured."""
+        if self.unseen is None:
+            return None
+        return Extrapolated(
+            step_time_s=self.step_s,
+            step_time_s_band=(self.low_s, self.high_s),
+            error_ratio=(self.high_s - self.low_s) / (2.0 * self.step_s),
+            unseen=self.unseen,
+        )
 
 
 def _whole_step(
@@ -230,13 +157,8 @@ def _whole_step(
             REDUCTION_ERROR * reduction_s / predicted.step_time_s,
         )
         low_s, high_s = max(0.0, step_s - error_s), step_s + error_s
-    said = Extrapolated(
-        step_time_s=step_s,
-        step_time_s_band=(low_s, high_s),
-        error_ratio=(high_s - low_s) / (2.0 * step_s),
-        unseen=tuple(_unseen(record.decision, record.scale.decision)),
-    )
-    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+    unseen = tuple(_unseen(record.decision, record.scale.decision))
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, unseen=unseen)
 
 
 def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> WholeStep:
@@ -246,13 +168,8 @@ def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> Who
     step_s = computation * inside_s + communication * predicted.communication_s
     ratio = step_s / predicted.step_time_s
     low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
-    said = Extrapolated(
-        step_time_s=step_s,
-        step_time_s_band=(low_s, high_s),
-        error_ratio=(high_s - low_s) / (2.0 * step_s),
-        unseen=("any job of this decision",),
-    )
-    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, extrapolated=said)
+    unseen = ("any job of this decision",)
+    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, unseen=unseen)
 
 
 def _stays_note(step_s: float, *, fastest_s: float) -> str:
@@ -271,14 +188,6 @@ def _unseen(whole: TrainDecision, launched: TrainDecision) -> Iterator[str]:
     if whole.pipeline_model_parallel_size > launched.pipeline_model_parallel_size:
         few, many = launched.pipeline_model_parallel_size, whole.pipeline_model_parallel_size
         yield f"a pipeline of {many} ranks ({few} were launched)"
-
-
-def _open_order(records: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """Note that the two fastest are still a tie after repeats."""
-    closest = contenders(records)
-    if closest is None or not any(record.origin == "repeat" for record in records):
-        return ()
-    return ("the two fastest differ by less than the noise of their steps: a tie",)
 
 
 def verified_plan(neighbourhood: TrainSpace, verified: Verified) -> VerifiedPlan:

@@ -141,6 +141,7 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
         (["--launcher", "carrier-pigeon"], "moetune: Invalid value for '--launcher'"),
         (["--storage", "sqlite:///a.db"], "moetune: --storage of kind 'sqlite': a study is shared"),
         (["--faults", "a.yaml"], "moetune: --faults a.yaml: verify makes no runs fail any more"),
+        (["--repeats", "2"], "moetune: --repeats 2: ties are reported and not launched again"),
         (
             ["--network", "host"],
             "moetune: --network host: trials share this machine's network",

@@ -13,16 +13,21 @@ from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, write_trial
-from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
-from tuner.verify.study.lease import Worker, this_worker
-from tuner.verify.study.shared import TRAINING, StudyCallbacks, former_trials, join_workers
+from tuner.verify.study.shared import (
+    TRAINING,
+    StudyCallbacks,
+    Worker,
+    former_trials,
+    join_workers,
+    this_worker,
+)
 from tuner.verify.verification import Effort, Watcher
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
 Join = Callable[..., StudySearch]
@@ -56,13 +61,11 @@ def datasheet_plan(datasheet_folder: Path, tmp_path: Path) -> Path:
 def space() -> DecisionSpace:
     """The neighbourhood of a plan's folder: space(folder, emit=...)."""
 
-    def neighbourhood(folder: Path, **changes: Any) -> Neighbourhood:
+    def neighbourhood(folder: Path, **changes: Any) -> TrainSpace:
         plan = read_plan(folder).model_copy(update=changes)
-        return Neighbourhood(
+        return TrainSpace(
             plan=plan,
-            work=api.work_of(plan),
             machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
-            limits=plan.search,
         )
 
     return neighbourhood
@@ -137,28 +140,25 @@ def joined(ghost: Callable[[], Worker]) -> Joined:
 
     @contextmanager
     def study(
-        neighbourhood: Neighbourhood,
+        neighbourhood: TrainSpace,
         folder: Path,
         finished: Sequence[TrialRecord] = (),
         *,
         where: Path | str = "",
         name: str = "test",
-        running: Sequence[Proposal] = (),
         write: Callable[[TrialRecord], None] | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
-        adopt: Callable[[Proposal], bool] = lambda _proposal: False,
         **how: Any,
     ) -> Iterator[StudySearch]:
         outside = StudyCallbacks(
             write=write or (lambda record: write_trial(folder, record)),
             copy=lambda record: write_trial(folder, record),
-            adopt=adopt,
             on_message=on_message,
         )
         database = open_study(
             where or folder / TRIALS_NAME / STUDY_NAME,
             study_name=name,
-            former=former_trials(finished, running),
+            former=former_trials(finished),
             on_message=on_message,
         )
         what: dict[str, Any] = {"worker": ghost()} | how

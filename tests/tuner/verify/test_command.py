@@ -21,9 +21,8 @@ from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.command import CommandLauncher, fill_template, parse_template
+from tuner.verify.command import CommandLauncher, fill_template, find_adapter, parse_template
 from tuner.verify.launcher import Launch
-from tuner.verify.metrics import find_adapter
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher

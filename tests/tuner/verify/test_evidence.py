@@ -1,19 +1,12 @@
-"""Noise, ties and hopeless trials, by hand; and repeats that settle an order."""
+"""Noise and hopeless trials, by hand."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.tuner.verify.testing import FakeLauncher
-from tuner import api
-from tuner.goals.train_folder import read_plan
-from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.evidence import contenders, median_error_s, pooled, slower_than
-from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.verification import Effort, Watcher
+from tuner.verify.evidence import median_error_s, slower_than
+from tuner.verify.records import TrialRecord
 
-Launcher = Callable[..., FakeLauncher]
 Record = Callable[..., TrialRecord]
 
 NOISY_S = (1.9, 2.0, 2.0, 2.0, 2.1)
@@ -38,63 +31,3 @@ def test_a_trial_far_slower_than_the_best_is_hopeless(record: Record) -> None:
 def test_nothing_is_hopeless_before_anything_ran(record: Record) -> None:
     assert slower_than([])((9.0,) * 9) == ""
     assert slower_than([record(0, measured_s=None)])((9.0,) * 9) == ""
-
-
-def test_repeats_join_the_trial_that_they_repeat(record: Record) -> None:
-    repeated = record(1, origin="repeat", measured_s=2.2, measured_steps_s=(2.2,) * 6)
-    failed = record(2, origin="repeat", measured_s=None)
-    first, alone = pooled([record(0), repeated, failed])
-    # Five steps of 2.0 s and six of 2.2 s.
-    assert len(first.measured_steps_s) == 11
-    assert first.measured_step_s == 2.2
-    assert first.number == 0
-    assert alone == failed
-
-
-def test_only_an_order_that_noise_keeps_open_is_asked_again(record: Record, planned: Path) -> None:
-    other = read_plan(planned).runners_up[0].decision
-    first = record(0, measured_steps_s=NOISY_S)
-    near = record(1, measured_s=2.05, measured_steps_s=NOISY_S, decision=other)
-    far = record(1, measured_s=3.0, measured_steps_s=NOISY_S, decision=other)
-    assert contenders([near, first]) == (first, near)
-    assert contenders([far, first]) is None
-    assert contenders([first]) is None
-    # Without noise nothing is gained by another launch.
-    assert contenders([record(0), record(1, decision=other)]) is None
-
-
-def _verify(folder: Path, launcher: FakeLauncher, *, resume: bool = False) -> Verified:
-    return api.verify(
-        folder,
-        effort=Effort(trials=4, steps=5, repeats=2),
-        resume=resume,
-        watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
-        launch=launcher,
-    )
-
-
-def test_a_tie_is_launched_again_in_bounds_and_said(
-    planned: Path, hidden_launcher: Launcher
-) -> None:
-    # Noise of half a step hides every difference between the candidates.
-    launcher = hidden_launcher(planned, noise_ratio=0.5)
-    result = _verify(planned, launcher)
-    records = read_trials(planned / TRIALS_NAME)
-    repeats = [record for record in records if record.origin == "repeat"]
-    assert len([record for record in records if record.origin != "repeat"]) == 4
-    assert 1 <= len(repeats) <= 4
-    assert len(result.trials) == 4
-    assert len(launcher.launched) == len(records)
-    is_open = contenders(records) is not None
-    assert any("less than the noise" in note for note in result.notes) == is_open
-    assert is_open <= (len(repeats) == 4)
-    idle = hidden_launcher(planned)
-    if is_open:
-        assert _verify(planned, idle, resume=True) == result
-        assert not idle.launched
-
-
-def test_clear_winners_are_not_launched_again(planned: Path, hidden_launcher: Launcher) -> None:
-    launcher = hidden_launcher(planned)
-    _verify(planned, launcher)
-    assert len(launcher.launched) == 4

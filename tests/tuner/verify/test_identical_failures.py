@@ -14,12 +14,9 @@ from tuner.cli.plan_text import verified_text
 from tuner.cli.trials import trial_lines
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
-from tuner.verify.launcher import LaunchResult, timeout_result
+from tuner.verify.launcher import NODE_GONE, Launch, LaunchResult, timeout_result
+from tuner.verify.loop import failure_cause, identical_failures, stop_notes
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.slurm.outcome import job_result
-from tuner.verify.slurm.queue import LOST_NODE, JobState
-from tuner.verify.slurm.script import EXIT_NAME, LOST_NODE_EXIT
 from tuner.verify.verification import Effort
 
 Captured = pytest.CaptureFixture[str]
@@ -83,34 +80,20 @@ def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
         ([HUNG, ("timeout", timeout_result(120.0, wall_s=120.0, steps=0).reason)], 2),
         ([SLOW, SLOW], 0),
         ([LATE, LATE], 0),
+        # What Slurm lost says nothing of further jobs.
+        ([("crashed", NODE_GONE)] * 2, 0),
         ([("timeout", "no report when Slurm ended the job at its time limit")] * 2, 0),
     ]
     result = [len(identical_failures(ended(*statuses))) for statuses, _ in cases]
     assert result == [count for _, count in cases]
 
 
-def test_jobs_that_slurm_lost_say_nothing_of_further_ones(tmp_path: Path) -> None:
-    states = (None, *(JobState(state=state) for state in sorted(LOST_NODE)))
-    lost = [job_result(state, tmp_path, wall_s=1.0) for state in states]
-    (tmp_path / EXIT_NAME).write_text(f"{LOST_NODE_EXIT}\n")
-    lost.append(job_result(JobState(state="FAILED"), tmp_path, wall_s=1.0))
-    assert len({result.reason for result in lost}) == len(lost) == 5
-    assert not identical_failures(ended(*((one.status, one.reason) for one in 2 * lost)))
-    (tmp_path / EXIT_NAME).write_text("1\n")
-    failed = job_result(JobState(state="FAILED"), tmp_path, wall_s=1.0)
-    assert len(identical_failures(ended(*[(failed.status, failed.reason)] * 2))) == 2
-
-
-def test_failures_of_an_earlier_call_do_not_count_and_are_to_be_repeated() -> None:
-    watch = FailureWatch()
-    earlier = ended(LACK, LACK)
-    assert not watch.is_over(earlier)
-    assert [one.number for one in watch.to_repeat(earlier)] == [0, 1]
-    assert not watch.is_over(ended(LACK, LACK, LACK))
-    assert watch.is_over(ended(LACK, LACK, LACK, LACK))
-    (line,) = watch.stop_notes(ended(LACK, LACK, LACK, LACK), trials=8)
+def test_failures_of_an_earlier_call_do_not_count() -> None:
+    failed = ended(LACK, LACK, LACK, LACK)
+    assert stop_notes(failed[:3], earlier={0, 1}, trials=8) == ()
+    (line,) = stop_notes(failed, earlier={0, 1}, trials=8)
     assert line.startswith("stopped: 2 trials failed identically, so 4 of 8 were not launched")
-    assert watch.stop_notes(ended(LACK, LACK, RAN, RAN), trials=8) == ()
+    assert stop_notes(ended(LACK, LACK, RAN, RAN), earlier={0, 1}, trials=8) == ()
 
 
 def test_verification_stops_after_two_identical_crashes(
@@ -182,9 +165,9 @@ def test_a_reason_that_names_the_trial_folder_is_the_same_cause(
 ) -> None:
     launched: list[Any] = []
 
-    def crash(config: Any, *, folder: Path, **_how: Any) -> LaunchResult:
-        launched.append(config)
-        reason = f"exit code 127: {folder}/run.sh: command not found"
+    def crash(launch: Launch) -> LaunchResult:
+        launched.append(launch)
+        reason = f"exit code 127: {launch.folder}/run.sh: command not found"
         return LaunchResult(status="crashed", reason=reason, report=None, wall_s=0.1)
 
     verify(planned, crash, trials=8)

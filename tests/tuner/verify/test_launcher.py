@@ -16,10 +16,11 @@ from tuner.verify import termination as ending
 from tuner.verify.launcher import (
     LOG_NAME,
     REPORT_NAME,
+    CommandRun,
     Launch,
     LaunchResult,
-    exit_result,
     launch_command,
+    reference_result,
     steps_so_far,
     trial_command,
     trial_environment,
@@ -231,8 +232,9 @@ def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path)
 def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:
     file = tmp_path / REPORT_NAME
     file.write_text(json.dumps(json.loads(REPORT.model_dump_json())))
-    assert exit_result(1, tail="", report_file=file, wall_s=1.0).status == "crashed"
-    assert exit_result(0, tail="", report_file=file, wall_s=1.0).status == "ok"
+    for code, status in ((1, "crashed"), (0, "ok")):
+        ran = CommandRun(exit_code=code, stopped="", wall_s=1.0)
+        assert reference_result(ran, tmp_path, deadline_s=9.0, tail="").status == status
 
 
 SLOW = """

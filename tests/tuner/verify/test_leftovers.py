@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify import leftovers
-from tuner.verify.leftovers import end_leftovers, register_scratch
-from tuner.verify.termination import TRIAL_MARK
+from tuner.verify import termination as leftovers
+from tuner.verify.termination import TRIAL_MARK, end_leftovers, register_scratch
 
 Sleeper = Callable[[Path], subprocess.Popen[bytes]]
 
@@ -193,7 +192,7 @@ def test_a_guardian_that_is_killed_leaves_the_rest_to_the_next_verification(
     left = sleeper(scratch / "0000")
     hold = f"""
 from pathlib import Path
-from tuner.verify.leftovers import register_scratch
+from tuner.verify.termination import register_scratch
 with register_scratch(Path({str(trials)!r}), scratch=Path({str(scratch)!r})):
     print("up", flush=True)
     input()

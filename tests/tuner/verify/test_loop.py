@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from profilers.steps.config import StepConfig
 from tests.rows import each_row
-from tests.tuner.verify.testing import FakeLauncher, decision_of
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.config.train import TrainDecision
-from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
+from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.loop import launch_threads
 from tuner.verify.verification import Effort, Watcher
 
@@ -25,15 +24,8 @@ def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> N
     meeting = threading.Barrier(2, timeout=60.0)
     launched: list[TrainDecision] = []
 
-    def launch(
-        config: StepConfig,
-        *,
-        folder: Path,
-        deadline_s: float,
-        hopeless: Hopeless = never_hopeless,
-    ) -> LaunchResult:
-        del folder, deadline_s
-        launched.append(decision_of(config))
+    def run(launch: Launch) -> LaunchResult:
+        launched.append(launch.decision)
         meeting.wait()
         return CRASHED
 
@@ -42,7 +34,7 @@ def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> N
         effort=Effort(trials=6, steps=3, parallel=2),
         resume=False,
         watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
-        launch=launch,
+        launch=run,
     )
     assert len(result.trials) == 6
     assert max(Counter(launched).values()) == 1

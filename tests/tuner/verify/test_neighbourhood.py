@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuner.engines.capabilities import intersection, refusals
-from tuner.verify.candidates import PlanCandidates
-from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.space import TrainSpace
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 
 
 def test_the_plans_own_decision_is_first_and_its_candidates_are_priced_as_it_priced_them(
@@ -34,7 +33,9 @@ def test_every_point_fits_and_can_be_launched(bound_plan: Path, space: DecisionS
     assert len({decision.chunks for decision in one.points()}) >= 3
     # Megatron-LM 0.16 has no chunks.
     older = space(bound_plan, emit=("reference", "megatron-lm-0.16"))
-    named = {candidate.chunks for candidate in older.candidates}
+    plan = older.plan
+    assert plan.decision is not None
+    named = {plan.decision.chunks, *(other.decision.chunks for other in plan.runners_up)}
     near = {one.chunks for one in older.points()} - named
     assert all(set(chunks) == {1} for chunks in near)
 
@@ -62,7 +63,7 @@ def test_a_plan_of_an_engine_is_tried_with_other_buckets_where_it_has_them(
         ("torchtitan", [80_000_000]),
     ):
         of = plan.model_copy(update={"decision": decision, "emit": (target,)})
-        points = PlanCandidates(plan=of).points()
+        points = TrainSpace(plan=of).points()
         assert [one.ddp_bucket_size for one in points if one.ddp_bucket_size] == sizes
         own = points[decision].predicted
         assert all(points[one].predicted == own for one in points if one.ddp_bucket_size)

@@ -177,7 +177,7 @@ def test_an_engine_trains_what_is_emitted(
         api.write(folder, api.plan(_spec(engine, tmp_path, search)))
         result = api.verify(
             folder,
-            effort=Effort(trials=1, steps=2, repeats=0),
+            effort=Effort(trials=1, steps=2),
             resume=False,
             watcher=Watcher(started=lambda *_: None, ended=lambda _: None),
             by=command_trials(

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuner.costs.residuals import residual_for
-from tuner.verify.recalibration import factors, fitted_residual, recalibrated_step_s
+from tuner.verify.evidence import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import TrialRecord
 
 Record = Callable[..., TrialRecord]

@@ -5,14 +5,12 @@ from pathlib import Path
 
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.spec.search import Search
-from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.proposal import LaunchRequest, Proposal
-from tuner.verify.records import TrialRecord
+from tuner.verify.records import LaunchRequest, Proposal, TrialRecord
 from tuner.verify.search import StudySearch, Waiting
-from tuner.verify.study.lease import this_worker
-from tuner.verify.study.shared import StudySnapshot
+from tuner.verify.space import TrainSpace
+from tuner.verify.study.shared import StudySnapshot, this_worker
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]
 Join = Callable[..., StudySearch]
 

@@ -5,8 +5,8 @@ import random
 
 import optuna
 
-from tuner.verify.proposal import PricedPoint
-from tuner.verify.steering import METRICS, POINT, PriorSampler
+from tuner.verify.records import PricedPoint
+from tuner.verify.search import METRICS, POINT, PriorSampler
 
 SIZES = (128, 256, 512, 1024)
 GRID = tuple(

@@ -17,12 +17,12 @@ from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
-from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.verification import conclude, verified_plan
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 Launcher = Callable[..., FakeLauncher]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
@@ -186,7 +186,7 @@ from tuner.verify.verification import Effort, Watcher
 folder, patient = Path(sys.argv[1]), int(sys.argv[2])
 launches = 0
 
-def launch(config, *, folder, deadline_s, hopeless):
+def launch(_launch):
     global launches
     launches += 1
     if launches > patient:

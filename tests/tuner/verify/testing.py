@@ -17,7 +17,7 @@ from tuner.search.reference.decisions import decision, degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
-from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
+from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.records import TrialStatus
 
 RELEASE = "0.fake"
@@ -25,7 +25,7 @@ DEVICE = "a hidden machine"
 
 
 class FakeLauncher:
-    """A `Launcher` that remembers what it was asked to launch."""
+    """A `TrialLauncher` that remembers what it was asked to launch."""
 
     def __init__(
         self,
@@ -59,18 +59,11 @@ class FakeLauncher:
         self._otherwise = otherwise
         self._interrupt_at = interrupt_at
 
-    def __call__(
-        self,
-        config: StepConfig,
-        *,
-        folder: Path,
-        deadline_s: float,
-        hopeless: Hopeless = never_hopeless,
-    ) -> LaunchResult:
+    def __call__(self, launch: Launch) -> LaunchResult:
         """Answer at once; no trial is ended early."""
-        index = len(self.launched)
+        config, index = launch.step_config(), len(self.launched)
         self.launched.append(decision_of(config))
-        self.folders.append(folder)
+        self.folders.append(launch.folder)
         if index == self._interrupt_at:
             raise KeyboardInterrupt
         status: TrialStatus = self._ends.get(index, self._otherwise)
@@ -78,7 +71,7 @@ class FakeLauncher:
             report = self._report(config)
             wall_s = sum(report.step_s)
             return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-        wall_s = deadline_s if status == "timeout" else 1.0
+        wall_s = launch.deadline_s if status == "timeout" else 1.0
         return LaunchResult(status=status, reason=f"fake {status}", report=None, wall_s=wall_s)
 
     def true_s(self, launched: TrainDecision) -> float:

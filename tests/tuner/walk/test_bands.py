@@ -26,7 +26,7 @@ from tuner.search.ratios import ties_ratio
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
-from tuner.verify.budget.production import production_prices
+from tuner.verify.budget.prices import production_prices
 
 Band = tuple[float, float]
 

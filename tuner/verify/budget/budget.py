@@ -20,10 +20,9 @@ from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.units import format_s
 from tuner.verify.budget.scale import Scale
-from tuner.verify.budget.trial_jobs import TrialJob, TrialJobs
 from tuner.verify.evidence import measured_ratio, measured_s
-from tuner.verify.proposal import Proposal
-from tuner.verify.records import TrialRecord
+from tuner.verify.launches import TrialJob, TrialJobs
+from tuner.verify.records import Proposal, TrialRecord
 
 START_UP_S: Final = {True: 20.0, False: 180.0}
 """Our estimates, by whether the reference step runs: processes that import PyTorch and rendezvous;
@@ -103,7 +102,13 @@ class Spending:
         """
         cheapest = min(self._possible(), key=lambda one: self._cost_s(one, ()), default=None)
         if cheapest is None:
-            raise SpecError(self._why_nothing())
+            fewest = self.jobs.fewest_devices()
+            raise SpecError(
+                "no candidate of the plan fits in memory: nothing can be launched; plan anew"
+                if fewest is None
+                else f"--max-devices {self.jobs.most_devices}: no trial is small enough; give"
+                f" --max-devices {fewest} or more"
+            )
         cost_s = self._cost_s(cheapest, ())
         if cost_s > self.budget.wall_s:
             raise SpecError(
@@ -149,13 +154,3 @@ class Spending:
             step_s = slowest * job.predicted.step_time_s
         start_up_s = max(spent, default=START_UP_S[self.runs_reference])
         return max(0.0, start_up_s) + self.num_steps * step_s
-
-    def _why_nothing(self) -> str:
-        """Say why there is no trial at all, naming the option that excludes them."""
-        fewest = self.jobs.fewest_devices()
-        if fewest is None:
-            return "no candidate of the plan fits in memory: nothing can be launched; plan anew"
-        return (
-            f"--max-devices {self.jobs.most_devices}: no trial is small enough; give"
-            f" --max-devices {fewest} or more"
-        )

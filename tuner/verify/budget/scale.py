@@ -158,15 +158,11 @@ def _kinds(model: ModelSpec, layers: Sequence[int]) -> dict[Layer, list[int]]:
 def _spread(model: ModelSpec, layers: Sequence[int], *, count: int) -> tuple[int, ...]:
     """Choose evenly spread layers, every kind by its share and at least one of each."""
     kinds = _kinds(model, layers)
-    if count >= len(layers):
-        return tuple(layers)
-    shares = {kind: len(one) * count / len(layers) for kind, one in kinds.items()}
-    taken = {kind: max(1, int(share)) for kind, share in shares.items()}
-    for kind in sorted(shares, key=lambda one: int(shares[one]) - shares[one]):
-        if sum(taken.values()) < count and taken[kind] < len(kinds[kind]):
-            taken[kind] += 1
-    while sum(taken.values()) > count:
-        taken[max(taken, key=lambda kind: taken[kind])] -= 1
+    taken = dict.fromkeys(kinds, 1)
+    while sum(taken.values()) < min(count, len(layers)):
+        left = (kind for kind, one in kinds.items() if taken[kind] < len(one))
+        fewest = max(left, key=lambda kind: len(kinds[kind]) * count / len(layers) - taken[kind])
+        taken[fewest] += 1
     return tuple(
         sorted(
             one[int((place + 0.5) * len(one) / taken[kind])]
@@ -256,9 +252,5 @@ def _cluster(plan: Plan, scale: Scale) -> object:
 def _loads(plan: Plan, kept: Sequence[int]) -> tuple[tuple[float, ...], ...]:
     if not plan.load_ratio:
         return ()
-    places: list[int | None] = []
-    moe_layer = -1
-    for kind in plan.model.layers:
-        moe_layer += kind is LayerKind.MOE
-        places.append(moe_layer if kind is LayerKind.MOE else None)
-    return tuple(plan.load_ratio[place] for layer in kept if (place := places[layer]) is not None)
+    moe = [layer for layer, kind in enumerate(plan.model.layers) if kind is LayerKind.MOE]
+    return tuple(plan.load_ratio[moe.index(layer)] for layer in kept if layer in moe)

@@ -10,30 +10,22 @@ best by the goal's objective among those that meet every SLO: highest goodput pe
 cost, fewest devices; ties go to the shortest mean request. If some client reports no goodput,
 completed requests are compared instead.
 
-Not covered: the noise between launches of one decision, unless it is repeated (`--repeats`).
+Not covered: the noise between launches of one decision.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import FEWEST, ServeResidual, latency_residual
-from tuner.engines.metrics.benchmark_run import BenchmarkRun
+from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.engines.serve_capabilities import release_on
 from tuner.plans.serve import ServePlan
+from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.lengths import mean_tokens
-from tuner.units import format_ratio
-from tuner.verify.deployments.measured import (
-    GOOD,
-    MeasuredDeployment,
-    Metric,
-    failed_ratio,
-    group_by_decision,
-    measured_spread,
-    median_over_runs,
-    missed_slos,
-)
+from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import (
     ServeAccuracy,
     ServeFactors,
@@ -41,7 +33,96 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
-from tuner.verify.evidence import median_error_s
+from tuner.verify.evidence import is_tie
+
+FAILED_RATIO: Final = 0.01
+"""The share that the strictest SLO percentile, P99, leaves out."""
+
+GOOD: Final = frozenset({"goodput", "rate"})
+"""Objectives that count goodput."""
+Metric = Literal["ttft", "tpot"]
+STATISTICS: Final = ("mean", "p50", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredDeployment:
+    """All launches of one decision."""
+
+    first: ServeTrialRecord
+    """First launch of the decision, whose prediction counts."""
+    records: tuple[ServeTrialRecord, ...]
+
+    @property
+    def runs(self) -> tuple[BenchmarkRun, ...]:
+        """Runs of the successful launches."""
+        return tuple(run for one in self.records if one.status == "ok" for run in one.runs)
+
+
+def group_by_decision(records: Iterable[ServeTrialRecord]) -> tuple[MeasuredDeployment, ...]:
+    """Group the launches by decision, in the order of first launch."""
+    by_decision: dict[ServeDecision, list[ServeTrialRecord]] = {}
+    for record in sorted(records, key=lambda one: one.number):
+        by_decision.setdefault(record.decision, []).append(record)
+    return tuple(
+        MeasuredDeployment(first=each[0], records=tuple(each)) for each in by_decision.values()
+    )
+
+
+def _median_spread(spreads: Sequence[Spread]) -> Spread:
+    values = {name: [getattr(one, name) for one in spreads] for name in STATISTICS}
+    return Spread(
+        **{name: None if None in each else statistics.median(each) for name, each in values.items()}
+    )
+
+
+def measured_spread(runs: Sequence[BenchmarkRun], metric: Metric) -> Spread:
+    """Return the median over runs of each statistic that all runs have, in seconds."""
+    return _median_spread([run.ttft_s if metric == "ttft" else run.tpot_s for run in runs])
+
+
+def median_over_runs(
+    runs: Sequence[BenchmarkRun], of: Callable[[BenchmarkRun], float | None]
+) -> float | None:
+    """Return the median of a value over runs; None if a run does not report it."""
+    values = [of(run) for run in runs]
+    reported = [one for one in values if one is not None]
+    return statistics.median(reported) if reported and len(reported) == len(values) else None
+
+
+def failed_ratio(runs: Sequence[BenchmarkRun]) -> float | None:
+    """Return the share of failed requests; None if a run does not report it."""
+    failed = [run.failed for run in runs]
+    reported = [one for one in failed if one is not None]
+    if not reported or len(reported) < len(failed):
+        return None
+    return sum(reported) / (sum(reported) + sum(run.completed for run in runs))
+
+
+def missed_slos(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str]:
+    """Yield a line per missed SLO."""
+    failed = failed_ratio(runs)
+    if failed is not None and failed > FAILED_RATIO:
+        yield f"{format_ratio(failed)} of the requests failed"
+    for metric, name, limit_s in slo_limits(plan):
+        measured_s = getattr(measured_spread(runs, metric), name)
+        if measured_s is None:
+            yield f"{metric.upper()} {name.upper()} was not reported by the client"
+        elif measured_s > limit_s:
+            title = name if name == "mean" else name.upper()
+            yield f"{metric.upper()} {title} {format_s(measured_s)} of {format_s(limit_s)}"
+
+
+def slo_limits(plan: ServePlan) -> tuple[tuple[Metric, str, float], ...]:
+    """Return the targets of a plan: the latency, its statistic, and the limit in seconds."""
+    slo = plan.goal.slo
+    by_metric: tuple[tuple[Metric, Percentiles], ...] = (("ttft", slo.ttft), ("tpot", slo.tpot))
+    return tuple(
+        (metric, name, limit_s)
+        for metric, limits in by_metric
+        for name in STATISTICS
+        if (limit_s := getattr(limits, name)) is not None
+    )
+
 
 LENGTH_RATIO: Final = 0.10
 """Tolerance on the clients' mean lengths before a note: tokenizers add special tokens and
@@ -52,15 +133,15 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
     """Derive `verified.json` from the records."""
     deployments = group_by_decision(records)
     trials = tuple(_trial(plan, one, deployments) for one in deployments)
-    order = _ranked(plan, deployments, trials)
-    winner = order[0] if order else None
     ran = [one for one in deployments if one.runs]
+    order = _ranked(plan, ran)
+    winner = order[0] if order else None
     return ServeVerified(
         objective=plan.goal.objective,
         trials=trials,
         winner=None if winner is None else winner.first.decision,
         regret_ratio=_regret(plan, order, ran),
-        tie=len(order) > 1 and _is_tie(plan, order[0], order[1], ran),
+        tie=len(order) > 1 and is_tie(*(_worths(plan, one, ran) for one in order[:2])),
         factors=(
             ServeFactors(
                 ttft=_factor(ran, "ttft"), tpot=_factor(ran, "tpot"), num_deployments=len(ran)
@@ -74,29 +155,11 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
     )
 
 
-def contenders(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> tuple[ServeDecision, ...]:
-    """Return the decisions whose repetition may change the conclusion.
-
-    These are the two best if they are a tie within the noise of their runs, or the best one if some
-    of its runs meet the SLOs and others do not.
-    """
-    deployments = group_by_decision(records)
-    trials = [_trial(plan, one, deployments) for one in deployments]
-    order = _ranked(plan, deployments, trials)
-    ran = [one for one in deployments if one.runs]
-    if not order:
-        return ()
-    if len(order) > 1 and _noise(plan, order[:2], ran) and _is_tie(plan, order[0], order[1], ran):
-        return (order[0].first.decision, order[1].first.decision)
-    holds = {not list(missed_slos(plan, [run])) for run in order[0].runs}
-    return (order[0].first.decision,) if len(holds) > 1 else ()
-
-
 def _trial(
     plan: ServePlan, one: MeasuredDeployment, deployments: Sequence[MeasuredDeployment]
 ) -> ServeTrial:
     runs, first, predicted = one.runs, one.first, one.first.predicted
-    shown = first if first.status == "ok" or not runs else _first_ok(one)
+    shown = next((record for record in one.records if record.status == "ok"), first)
     others = [other for other in deployments if other is not one and other.runs]
     ttft = measured_spread(runs, "ttft") if runs else None
     tpot = measured_spread(runs, "tpot") if runs else None
@@ -129,27 +192,27 @@ def _trial(
     )
 
 
-def _first_ok(one: MeasuredDeployment) -> ServeTrialRecord:
-    return next(record for record in one.records if record.status == "ok")
-
-
-def _ranked(
-    plan: ServePlan, deployments: Sequence[MeasuredDeployment], trials: Sequence[ServeTrial]
-) -> list[MeasuredDeployment]:
+def _ranked(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> list[MeasuredDeployment]:
     """Return the deployments that meet every SLO, best first."""
-    ran = [one for one in deployments if one.runs]
-    holding = [one for one, trial in zip(deployments, trials, strict=True) if trial.holds_targets]
+    holding = [one for one in ran if not list(missed_slos(plan, one.runs))]
     # sorted() is stable: exact ties stay in the plan's order.
     return sorted(holding, key=lambda one: (_worth(plan, one, ran), _request_s(plan, one)))
 
 
 def _worth(plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> float:
-    """Return the value that the goal minimises."""
-    devices = one.first.decision.num_devices
-    if plan.goal.objective in GOOD:
-        return -statistics.median(_goodputs(one, ran)) / _per(plan, one)
-    price = one.first.predicted.cost_per_hour
-    return float(devices) if plan.goal.objective == "devices" or price is None else price
+    return statistics.median(_worths(plan, one, ran))
+
+
+def _worths(
+    plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]
+) -> list[float]:
+    """Return the value that the goal minimises, of each run where it counts requests."""
+    objective, devices = plan.goal.objective, one.first.decision.num_devices
+    if objective in GOOD:
+        per = 1 if objective == "rate" else devices
+        return [-rate / per for rate in _goodputs(one, ran)]
+    price = one.first.predicted.cost_per_hour if objective == "cost" else None
+    return [float(devices) if price is None else price]
 
 
 def _goodputs(one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> list[float]:
@@ -166,13 +229,10 @@ def _all_report_goodput(ran: Sequence[MeasuredDeployment]) -> bool:
 def _request_s(plan: ServePlan, one: MeasuredDeployment) -> float:
     """Return the latency of a mean request in seconds."""
     lengths = plan.goal.traffic.output_tokens
-    tokens = mean_tokens(lengths) if lengths is not None else _output_tokens(one)
+    sent = median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
+    tokens = sent if lengths is None else mean_tokens(lengths)
     further = max(0.0, tokens - 1.0)
     return measured_spread(one.runs, "ttft").mean + further * measured_spread(one.runs, "tpot").mean
-
-
-def _output_tokens(one: MeasuredDeployment) -> float:
-    return median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
 
 
 def _regret(
@@ -185,30 +245,6 @@ def _regret(
     if plan.goal.objective in GOOD:
         chosen, best = best, chosen
     return chosen / best - 1.0 if best > 0.0 else 0.0
-
-
-def _is_tie(
-    plan: ServePlan,
-    one: MeasuredDeployment,
-    other: MeasuredDeployment,
-    ran: Sequence[MeasuredDeployment],
-) -> bool:
-    difference = abs(_worth(plan, one, ran) - _worth(plan, other, ran))
-    return difference <= 2.0 * _noise(plan, (one, other), ran)
-
-
-def _noise(
-    plan: ServePlan, deployments: Iterable[MeasuredDeployment], ran: Sequence[MeasuredDeployment]
-) -> float:
-    """Return the standard errors of both medians; devices and prices have none."""
-    if plan.goal.objective not in GOOD:
-        return 0.0
-    return sum(median_error_s(_goodputs(one, ran)) / _per(plan, one) for one in deployments)
-
-
-def _per(plan: ServePlan, one: MeasuredDeployment) -> int:
-    """Return the divisor of goodput: devices, or 1 for the total."""
-    return one.first.decision.num_devices if plan.goal.objective == "goodput" else 1
 
 
 def _ratios(ran: Sequence[MeasuredDeployment], metric: Metric) -> Iterator[float]:
@@ -269,12 +305,12 @@ def _ape(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
 
 
 def _within(ran: Sequence[MeasuredDeployment], metric: Metric) -> int:
-    count = 0
-    for one in ran:
-        predicted = one.first.predicted
-        low_s, high_s = predicted.ttft_s_band if metric == "ttft" else predicted.tpot_s_band
-        count += low_s <= measured_spread(one.runs, metric).mean <= high_s
-    return count
+    bands = [
+        one.first.predicted.ttft_s_band if metric == "ttft" else one.first.predicted.tpot_s_band
+        for one in ran
+    ]
+    means = [measured_spread(one.runs, metric).mean for one in ran]
+    return sum(low <= mean <= high for mean, (low, high) in zip(means, bands, strict=True))
 
 
 def _notes(

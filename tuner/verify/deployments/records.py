@@ -8,7 +8,7 @@ Times are seconds; percentiles are over the requests of a run that completed.
 """
 
 import statistics
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,11 +19,7 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.tables import Rows
-from tuner.verify.proposal import Origin
-from tuner.verify.records import LaunchRecord, TrialStatus
-
-SCHEMA_VERSION: Final = 1
-# 1: first release.
+from tuner.verify.records import LaunchRecord, Origin, TrialStatus
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

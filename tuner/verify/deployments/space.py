@@ -16,10 +16,10 @@ from tuner.config.serve import Role, ServeDecision
 from tuner.config.serve_words import short_serve
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.spec.serving.lengths import mean_tokens
-from tuner.verify.candidates import NamedDecisions, predictions_of
-from tuner.verify.deployments.measured import GOOD, measured_spread, slo_limits
+from tuner.verify.deployments.conclusion import GOOD, measured_spread, slo_limits
 from tuner.verify.deployments.records import ServeTrialRecord
-from tuner.verify.proposal import PricedPoint
+from tuner.verify.records import PricedPoint
+from tuner.verify.space import DecisionSpace, predictions_of
 
 ERROR: Final = 0.5
 """Prior error of each metric, as a standard deviation of its logarithm."""
@@ -34,7 +34,7 @@ KNOBS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedDeployments(NamedDecisions[ServeDecision, ServePrediction, ServeTrialRecord]):
+class PlannedDeployments(DecisionSpace[ServeDecision, ServePrediction, ServeTrialRecord]):
     """The decisions that the plan of a deployment names, and neighbours of its choice."""
 
     plan: ServePlan

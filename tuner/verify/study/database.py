@@ -24,7 +24,6 @@ Not covered: databases other than these.
 """
 
 import contextlib
-import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,11 +80,6 @@ UNLOCKED: Final = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL")
 SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 """End of a journal that names another one, which SQLite deletes with it; written only by
 transactions on several files. Source: https://sqlite.org/fileformat.html#the_rollback_journal"""
-
-COMPARE_AND_SWAP: Final = (
-    "UPDATE trial_user_attributes SET value_json = :after"
-    " WHERE trial_id = :trial AND key = :key AND value_json = :before"
-)
 
 MISREAD: Final = (
     ArithmeticError,
@@ -183,14 +177,10 @@ class StudyDatabase:
         key = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._storage.get_trial(key).number
 
-    def compare_and_swap(self, number: int, key: str, *, before: object, after: object) -> bool:
-        """Replace an attribute of a trial; False if another worker has changed it meanwhile."""
-        from sqlalchemy import text
-
-        values = {"trial": self._trial_id(number), "key": key}
-        values |= {"before": json.dumps(before), "after": json.dumps(after)}
-        with self._storage.engine.begin() as connection:
-            return connection.execute(text(COMPARE_AND_SWAP), values).rowcount == 1
+    def note(self, number: int, key: str, value: object) -> None:
+        """Set an attribute of a trial unless it has ended."""
+        with contextlib.suppress(UpdateFinishedTrialError):
+            self._storage.set_trial_user_attr(self._trial_id(number), key, value)
 
     def complete(self, number: int, value: float, **attributes: object) -> bool:
         """Complete a trial, attributes first; False if another worker has ended it."""

@@ -1,40 +1,166 @@
 """A study that several workers share: a trial is launched by one of them, and counts once.
 
-    a trial of the study    running, with a claim (what is launched) and a lease (by whom, lease.py)
+    a trial of the study    running, with a claim (what is launched) and a lease (by whom)
                             complete, with a record: the result; never changed again
                             failed: no result, and its decision is free again
 
 Nothing is locked between transactions. A worker claims by adding a trial: its number says whether
 another one was added since the worker looked, and then it fails its own and looks again. A result
-is written to the trial, the trial is completed, which the database lets happen once, and then the
-record goes into the worker's folder; what a worker did not do before it died, the next one does.
-The lease of a dead worker is swapped for one's own, which one worker at most succeeds in: the
-trial continues here if its launcher supports that, otherwise it fails. A suspended worker whose
-trial was taken over finds its lease gone, and drops its result.
+is written to the trial, the trial is completed, and then the record goes into the worker's folder;
+what a worker did not do before it died, the next one does. The trial of a dead worker fails. The
+database lets a trial end once: a suspended worker whose trial was failed meanwhile finds it so, and
+drops its result.
 
-`Study.optimize` would not do: it asks its sampler for each trial, while repeats, budgets and other
-workers decide here what is next; and Optuna's heartbeats fail a trial that could be continued, and
-never one whose worker died before the first heartbeat.
+`Study.optimize` would not do: it asks its sampler for each trial, while retries, budgets and other
+workers decide here what is next; and Optuna's heartbeats never fail a trial whose worker died
+before the first one.
+
+A lease says which worker runs a trial, and whether it still does: it holds the worker and a counter
+that the worker increments every few seconds. Clocks of different machines are not compared: a lease
+has ended once it has not changed for `LEASE_S`, measured by the observer. Earlier: if its worker
+has left, or ran in the same place (same boot of the machine, same PID namespace) and its process no
+longer exists.
+
+Time without polling counts as one polling interval, so workers that were suspended together (a
+suspended job, say) do not take each other for dead when they resume.
 """
 
 import contextlib
+import os
+import re
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from profilers.records import Record
+from profilers.steps.config import Size
 from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError, StudyError, TunerError
-from tuner.verify.proposal import Decision, Proposal
-from tuner.verify.records import AnyRecord, LaunchRecord, TrialRecord
+from tuner.verify.records import AnyRecord, Decision, LaunchRecord, Proposal, TrialRecord
 from tuner.verify.study.database import StudyDatabase
-from tuner.verify.study.lease import Lease, LeaseWatch, Worker, renewal_thread, this_worker
+
+LEASE_S: Final = 60.0
+"""Seconds that a lease may go without renewal; several times the delay of a shared file system."""
+
+RENEWALS_PER_LEASE: Final = 6
+
+WORKER_TOKEN: Final = re.compile(r"[0-9a-f]{32}")
+
+Text = Annotated[str, Field(max_length=300)]
+
+
+class Worker(Record):
+    """A process that works on a study."""
+
+    token: Annotated[str, Field(pattern=rf"^{WORKER_TOKEN.pattern}$")]
+    place: Text
+    """Boot id of the machine and PID namespace; empty if unknown."""
+    pid: int
+    started: int
+    """Start in clock ticks after boot; process ids are reused."""
+
+
+class Lease(Record):
+    """A worker's right to a running trial."""
+
+    worker: Worker | None = None
+    """The worker that runs the trial; None: it has left."""
+    renewals: Size = 0
+
+
+def this_worker() -> Worker:
+    """Describe this process, with a unique token."""
+    return Worker(
+        token=secrets.token_hex(16),
+        place=_place(),
+        pid=os.getpid(),
+        started=_started(os.getpid()) or 0,
+    )
+
+
+def process_has_gone(worker: Worker) -> bool:
+    """Return whether a worker's process is known here to have ended."""
+    return (
+        bool(worker.place) and worker.place == _place() and _started(worker.pid) != worker.started
+    )
+
+
+class LeaseWatch:
+    """The leases of a study's running trials, as observed by one worker."""
+
+    def __init__(self, *, lease_s: float = LEASE_S, now_s: Callable[[], float] = time.monotonic):
+        """Start observing; every lease counts as just renewed at first."""
+        self.lease_s = lease_s
+        self._now_s = now_s
+        self._guard = threading.Lock()
+        self._observed_s = now_s()
+        self._leases: Mapping[int, Lease] = {}
+        self._still_s: dict[int, float] = {}
+
+    def observe(self, leases: Mapping[int, Lease]) -> None:
+        """Compare the leases of all running trials, by number, with those of the last call."""
+        with self._guard:
+            now_s = self._now_s()
+            passed_s = min(now_s - self._observed_s, 2.0 * self.lease_s / RENEWALS_PER_LEASE)
+            self._still_s = {
+                number: self._still_s[number] + passed_s
+                if self._leases.get(number) == lease
+                else 0.0
+                for number, lease in leases.items()
+            }
+            self._observed_s, self._leases = now_s, dict(leases)
+
+    def has_ended(self, number: int, lease: Lease) -> bool:
+        """Return whether a trial's worker has left, ended, or not renewed its lease in time."""
+        if lease.worker is None or self._still_s.get(number, 0.0) > self.lease_s:
+            return True
+        return process_has_gone(lease.worker)
+
+
+@contextmanager
+def renewal_thread(renew: Callable[[], None], *, lease_s: float) -> Iterator[None]:
+    """Call `renew` several times per lease, in a thread, until this is left."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(lease_s / RENEWALS_PER_LEASE):
+            renew()
+
+    thread = threading.Thread(target=go_on, name="renewal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _place() -> str:
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def _started(pid: int) -> int | None:
+    """Return a process's start in ticks after boot; None if it has ended.
+
+    Source: proc_pid_stat(5), fields 3 and 22; a name may contain spaces and brackets.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None
+
 
 Stored = TypeVar("Stored", bound=Record)
 
@@ -76,15 +202,13 @@ class StudySnapshot(Generic[Decision, AnyRecord]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyCallbacks(Generic[Decision, AnyRecord]):
+class StudyCallbacks(Generic[AnyRecord]):
     """Side effects outside of a study."""
 
     write: Callable[[AnyRecord], None]
     """Callback that writes record and log of a trial that this worker ran into its folder."""
     copy: Callable[[AnyRecord], None]
     """Callback that writes another worker's record into this worker's folder if it is not there."""
-    adopt: Callable[[Proposal[Decision]], bool]
-    """Callback that tells whether a dead worker's trial can continue; ends its leftovers if not."""
     on_message: Callable[[str], None]
     """Callback that gets messages for the user."""
 
@@ -97,14 +221,12 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         database: StudyDatabase,
         *,
         kind: TrialKind[Decision, AnyRecord],
-        outside: StudyCallbacks[Decision, AnyRecord],
+        outside: StudyCallbacks[AnyRecord],
         worker: Worker,
         watch: LeaseWatch,
     ) -> None:
         self.records: dict[int, AnyRecord] = {}
         """Finished trials' records by number; `look` adds to them."""
-        self.taken_over: list[Proposal[Decision]] = []
-        """Trials of dead workers that continue here and were not proposed yet."""
         self.on_message = outside.on_message
         self._database = database
         self._kind = kind
@@ -112,11 +234,9 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         self._worker = worker
         self._watch = watch
         self._mine: set[int] = set()
-        self._guard = threading.RLock()
-        """Held from reading a lease of this worker to renewing it: two threads do so."""
 
     def look(self) -> StudySnapshot[Decision, AnyRecord]:
-        """Settle trials of dead workers, and return the progress."""
+        """Fail trials of dead workers, and return the progress."""
         return self._database.persist(self._look)
 
     def claim(
@@ -145,13 +265,11 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         number = proposal.number
 
         def stored() -> bool:
-            with self._guard:
-                trial = self._database.trials()[number]
-                is_mine = not trial.state.is_finished() and self._renewed(trial)
-            if is_mine:
-                what = {RECORD: record.model_dump(mode="json")}
-                return self._database.complete(number, sampler_value_s(record), **what)
+            what = {RECORD: record.model_dump(mode="json")}
+            if self._database.complete(number, sampler_value_s(record), **what):
+                return True
             # Ours, if the connection broke after it was stored.
+            trial = self._database.trials()[number]
             return trial.state is TrialState.COMPLETE and self._recorded(trial) == record
 
         counts = self._database.persist(stored)
@@ -178,7 +296,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         def left() -> None:
             for trial in self._running():
                 if trial.number in self._mine:
-                    self._swap_lease(trial, Lease())
+                    self._lease(trial.number, Lease())
 
         with contextlib.suppress(TunerError):
             self._database.persist(left, once=True)
@@ -202,11 +320,11 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         )
 
     def _renew(self) -> list[FrozenTrial]:
-        with self._guard:
-            running = self._running()
-            for trial in running:
-                if trial.number in self._mine:
-                    self._renewed(trial)
+        running = self._running()
+        for trial in running:
+            if trial.number in self._mine:
+                renewals = _lease(trial).renewals + 1
+                self._lease(trial.number, Lease(worker=self._worker, renewals=renewals))
         self._watch.observe({trial.number: _lease(trial) for trial in running})
         return running
 
@@ -214,32 +332,21 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         return [one for one in self._database.trials() if one.state is TrialState.RUNNING]
 
     def _settle(self, trial: FrozenTrial) -> None:
-        """Continue or end a running trial if its worker is dead."""
+        """End a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
-        # A lease is this worker's own if the connection broke after a claim or a swap.
+        # A lease is this worker's own if the connection broke after a claim.
         is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
         if number in self._mine or not is_dead:
             return
-        if not self._swap_lease(trial, Lease(worker=self._worker)):
-            return
-        record, proposal = self._recorded(trial), self._claimed(trial)
+        record = self._recorded(trial)
         if record is not None:
             self._database.complete(number, sampler_value_s(record))
-        elif self._outside.adopt(proposal):
-            self._mine.add(number)
-            self.taken_over.append(proposal)
         else:
             self._database.fail(number)
 
-    def _renewed(self, trial: FrozenTrial) -> bool:
-        """Renew the lease of a trial; False if it is another worker's."""
-        lease = _lease(trial)
-        renewed = Lease(worker=self._worker, renewals=lease.renewals + 1)
-        return lease.worker == self._worker and self._swap_lease(trial, renewed)
-
-    def _swap_lease(self, trial: FrozenTrial, lease: Lease) -> bool:
-        before, after = trial.user_attrs.get(LEASE), lease.model_dump(mode="json")
-        return self._database.compare_and_swap(trial.number, LEASE, before=before, after=after)
+    def _lease(self, number: int, lease: Lease) -> None:
+        """Note whose a running trial is."""
+        self._database.note(number, LEASE, lease.model_dump(mode="json"))
 
     def _recorded(self, trial: FrozenTrial) -> AnyRecord | None:
         """Return the record of a trial; None if there is none yet."""
@@ -257,7 +364,7 @@ def join_workers(
     *,
     kind: TrialKind[Decision, AnyRecord],
     finished: Sequence[AnyRecord],
-    outside: StudyCallbacks[Decision, AnyRecord],
+    outside: StudyCallbacks[AnyRecord],
     may_join: bool = True,
     worker: Worker | None = None,
     watch: LeaseWatch | None = None,
@@ -303,41 +410,27 @@ def join_workers(
             shared.leave()
 
 
-def former_trials(
-    finished: Sequence[LaunchRecord[Any]], running: Sequence[Proposal[Any]]
-) -> tuple[FrozenTrial, ...]:
-    """Return the trials that a new study begins with, by number.
-
-    Args:
-        finished: records of earlier workers.
-        running: trials that may have outlived their workers.
+def former_trials(finished: Sequence[LaunchRecord[Any]]) -> tuple[FrozenTrial, ...]:
+    """Return the trials that a new study begins with, by number, from the records in a folder.
 
     Raises:
         PlanUnreadableError: a number is beyond those of any study.
     """
     records = {record.number: record for record in finished}
-    proposals = {proposal.number: proposal for proposal in running}
-    numbers = range(1 + max((*records, *proposals), default=-1))
-    if len(numbers) > MOST_TRIALS:
+    last = max(records, default=-1)
+    if last >= MOST_TRIALS:
         raise PlanUnreadableError(
-            f"a trial has the number {numbers[-1]}, and a study holds {MOST_TRIALS:,} trials: move"
-            " its record away and go on with --resume"
+            f"a trial has the number {last}, and a study holds {MOST_TRIALS:,} trials: move its"
+            " record away and go on with --resume"
         )
-    return tuple(_former(records.get(one), proposals.get(one)) for one in numbers)
+    return tuple(_former(records.get(number)) for number in range(last + 1))
 
 
-def _former(record: LaunchRecord[Any] | None, running: Proposal[Any] | None) -> FrozenTrial:
-    if record is not None:
-        attributes = {RECORD: record.model_dump(mode="json")}
-        value_s = sampler_value_s(record)
-        return optuna.trial.create_trial(value=value_s, user_attrs=attributes)
-    if running is None:
+def _former(record: LaunchRecord[Any] | None) -> FrozenTrial:
+    if record is None:
         return optuna.trial.create_trial(state=TrialState.FAIL)
-    attributes = {
-        CLAIM: running.model_dump(mode="json", exclude={"number"}),
-        LEASE: Lease().model_dump(mode="json"),
-    }
-    return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+    attributes = {RECORD: record.model_dump(mode="json")}
+    return optuna.trial.create_trial(value=sampler_value_s(record), user_attrs=attributes)
 
 
 def sampler_value_s(record: LaunchRecord[Any]) -> float:

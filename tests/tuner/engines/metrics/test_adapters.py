@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tuner.engines.metrics.interface import LogLine, TrialWork
 from tuner.errors import SpecError
+from tuner.verify.command import ADAPTERS, MAX_LINE, LogReader, find_adapter
 from tuner.verify.launches import WARMUP_STEPS
-from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, find_adapter
 
 JOB = TrialWork(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
 

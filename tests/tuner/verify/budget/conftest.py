@@ -14,9 +14,9 @@ from profilers.records import Profile
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plans.train import Plan
-from tuner.verify.budget.prices import measured_prices
-from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.neighbourhood import Neighbourhood
+from tuner.search.reference.layer_costs import PricedMachine
+from tuner.verify.launches import TrialJobs
+from tuner.verify.space import TrainSpace, measured_prices
 
 SEARCH: Mapping[str, Any] = {
     "tensor_model_parallel_size": [1, 2],
@@ -32,7 +32,12 @@ CANDIDATES = 14
 class Site:
     """A plan with what prices its decisions."""
 
-    space: Neighbourhood
+    space: TrainSpace
+
+    @property
+    def machine(self) -> PricedMachine:
+        assert self.space.machine is not None
+        return self.space.machine
 
     @property
     def plan(self) -> Plan:
@@ -40,7 +45,7 @@ class Site:
 
     @cache  # noqa: B019 # one site lives as long as the session
     def jobs(self, *, max_devices: int = 16) -> TrialJobs:
-        price = measured_prices(self.space.machine)
+        price = measured_prices(self.machine)
         return TrialJobs(space=self.space, price=price, max_devices=max_devices)
 
 
@@ -67,11 +72,9 @@ def wide(
         update={"alternatives": plan.runners_up[: CANDIDATES - 1], "variants": ()}
     )
     return Site(
-        space=Neighbourhood(
+        space=TrainSpace(
             plan=plan,
-            work=api.work_of(plan),
             machine=api.machine_of(plan.cluster.pools[0], profile),
-            limits=plan.search,
         )
     )
 
@@ -81,7 +84,7 @@ def hidden(wide: Site) -> Callable[..., HiddenMachine]:
     """Make a machine from a seed: hidden(3); its slowest part is another one than predicted."""
 
     def made(seed: int, **options: Any) -> HiddenMachine:
-        machine = wide.space.machine
+        machine = wide.machine
         computation, communication = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, 2))
         residual = machine.residual.model_copy(
             update={"computation": float(computation), "communication": float(communication)}

@@ -12,8 +12,8 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.budget.budget import MOST_GRACE_S, START_UP_S, Budget, Spending
-from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.proposal import Proposal
+from tuner.verify.launches import TrialJobs
+from tuner.verify.records import Proposal
 
 Hidden = Callable[..., Any]
 

@@ -20,9 +20,9 @@ from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.budget import Budget
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scale import launchable_scales, scaled_plan
-from tuner.verify.budget.trial_jobs import TrialJobs
-from tuner.verify.candidates import PlanCandidates
+from tuner.verify.launches import TrialJobs
 from tuner.verify.records import read_trials
+from tuner.verify.space import TrainSpace
 from tuner.verify.verification import Effort, Watcher
 
 SEARCH = {
@@ -82,7 +82,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
 ) -> None:
     folder = sixteen if target == "megatron-lm" else plan_for(target)
     plan = read_plan(folder)
-    price = build_pricer(PlanCandidates(plan=plan), used=folder / "used")
+    price = build_pricer(TrainSpace(plan=plan), used=folder / "used")
     assert price is not None
     decisions = [plan.decision, *(one.decision for one in plan.runners_up)]
     seen = 0
@@ -106,7 +106,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
 
 def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
     plan = read_plan(sixteen)
-    price = build_pricer(PlanCandidates(plan=plan), used=sixteen / "used")
+    price = build_pricer(TrainSpace(plan=plan), used=sixteen / "used")
     assert price is not None
     known = [(plan.decision, plan.predicted)]
     known += [(one.decision, one.predicted) for one in plan.runners_up]
@@ -123,7 +123,7 @@ def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
 
 def test_fewer_layers_cost_less(sixteen: Path) -> None:
     plan = read_plan(sixteen)
-    price = build_pricer(PlanCandidates(plan=plan), used=sixteen / "used")
+    price = build_pricer(TrainSpace(plan=plan), used=sixteen / "used")
     assert price is not None
     decision = next(
         one.decision for one in plan.runners_up if one.decision.pipeline_model_parallel_size == 1
@@ -139,7 +139,7 @@ def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
     assert plan.predicted is not None
     slower = plan.predicted.model_copy(update={"step_time_s": 2.0 * plan.predicted.step_time_s})
     stale: Plan = plan.model_copy(update={"predicted": slower})
-    space = PlanCandidates(plan=stale)
+    space = TrainSpace(plan=stale)
     price = build_pricer(space, used=sixteen / "used")
     assert price is not None
     assert stale.decision is not None

@@ -14,7 +14,7 @@ from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.scale import launchable_scales, scaled_plan
-from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.space import TrainSpace
 
 DENSE, MOE = LayerKind.DENSE, LayerKind.MOE
 
@@ -32,7 +32,7 @@ def job(wide: Any) -> Callable[..., tuple[Plan, TrainDecision]]:
         expert: int = 4,
         **changes: Any,
     ) -> tuple[Plan, TrainDecision]:
-        space: Neighbourhood = wide.space
+        space: TrainSpace = wide.space
         plan = space.plan
         model: ModelSpec = plan.model.model_copy(
             update={

@@ -22,6 +22,7 @@ from tuner.report.content import Evidence
 from tuner.report.markdown import markdown
 from tuner.report.train_page import train_report
 from tuner.verify.budget.budget import Budget
+from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 
@@ -83,7 +84,6 @@ def _verified(
         trials=options.pop("trials", 6),
         steps=5,
         parallel=options.pop("parallel", 1),
-        repeats=options.pop("repeats", 0),
     )
     return api.verify(
         folder,
@@ -153,22 +153,6 @@ def test_going_on_without_a_budget_counts_what_smaller_jobs_said(
     assert after.trials[2].extrapolated is None
 
 
-def test_a_repeat_needs_no_more_devices_than_allowed(
-    eight: Path, tmp_path: Path, hidden_launcher: Launcher
-) -> None:
-    # Steps that scatter this much leave the two fastest a tie.
-    _verified(eight, hidden_launcher(eight, noise_ratio=0.5), Budget(max_devices=8), trials=2)
-    launched = {}
-    for devices in (4, 8):
-        folder = Path(shutil.copytree(eight, tmp_path / str(devices)))
-        again, budget = hidden_launcher(folder), Budget(max_devices=devices)
-        _verified(folder, again, budget, trials=2, repeats=1, resume=True)
-        launched[devices] = [one.num_devices for one in again.launched]
-    assert launched[8]
-    assert set(launched[8]) == {8}
-    assert not launched[4]
-
-
 @each_row("devices", [8, 4])
 def test_what_failed_is_launched_again_only_while_there_is_time(
     eight: Path, tmp_path: Path, hidden_launcher: Launcher, devices: int
@@ -190,15 +174,15 @@ def test_what_failed_waits_for_devices_that_are_busy(
     _verified(eight, hidden_launcher(eight, otherwise="crashed"), Budget(max_devices=8))
     mended, busy, most_busy = hidden_launcher(eight), 0, 0
 
-    def launch(config: Any, **how: Any) -> Any:
+    def run(launch: Launch) -> LaunchResult:
         nonlocal busy, most_busy
-        busy += config.parallelism.world
+        busy += launch.decision.num_devices
         most_busy = max(most_busy, busy)
         time.sleep(0.5)
-        busy -= config.parallelism.world
-        return mended(config, **how)
+        busy -= launch.decision.num_devices
+        return mended(launch)
 
-    _verified(eight, launch, Budget(max_devices=8), trials=4, parallel=2, resume=True)  # type: ignore[arg-type] # a function launches as well
+    _verified(eight, run, Budget(max_devices=8), trials=4, parallel=2, resume=True)  # type: ignore[arg-type] # a function launches as well
     assert len(mended.launched) == 4
     assert most_busy == 8
 
@@ -213,13 +197,13 @@ def test_a_trial_gets_no_more_time_than_the_budget_has_left(
     def clock() -> float:
         return now
 
-    def launch(config: Any, *, folder: Path, deadline_s: float, **how: Any) -> Any:
+    def run(launch: Launch) -> LaunchResult:
         nonlocal now
-        given.append(deadline_s)
+        given.append(launch.deadline_s)
         now += 10.0
-        return fake(config, folder=folder, deadline_s=deadline_s, **how)
+        return fake(launch)
 
-    _verified(eight, launch, Budget(wall_s=40.0), clock=clock)  # type: ignore[arg-type] # a function launches as well
+    _verified(eight, run, Budget(wall_s=40.0), clock=clock)  # type: ignore[arg-type] # a function launches as well
     assert given
     assert all(one <= 42.0 - 10.0 * place for place, one in enumerate(given))
 

@@ -17,9 +17,10 @@ from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import TrainPrediction
 from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.scale import Scale, scaled_plan
-from tuner.verify.budget.trial_jobs import Price, TrialJobs
+from tuner.verify.launches import TrialJobs
 from tuner.verify.records import TrialRecord
-from tuner.verify.steering import PriorSampler
+from tuner.verify.search import PriorSampler
+from tuner.verify.space import Price
 
 FACTOR, SYNC, CANDIDATE, JOB, STEP = 0.3, 0.15, 0.04, 0.03, 0.03
 """Standard deviations of the logarithms of the factors, and of a step around its truth."""
@@ -75,7 +76,8 @@ class HiddenMachine:
     def candidates(self) -> list[TrainDecision]:
         """Return what may be launched, the plan's own first."""
         space = self.jobs.space
-        return [one for one in space.candidates if one in space.points()]
+        named = [space.plan.decision, *(one.decision for one in space.plan.runners_up)]
+        return [one for one in named if one is not None and one in space.points()]
 
     def step_s(self, candidate: TrainDecision, scale: Scale | None) -> float:
         """Return the true step of a job."""

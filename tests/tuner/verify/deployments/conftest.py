@@ -20,8 +20,7 @@ import pytest
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
 from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import (
-    DeploymentEffort,
+from tuner.goals.verify import (
     Neighbours,
     deployment_trials,
     verify_serve,
@@ -149,7 +148,6 @@ def verify(url: str) -> Callable[..., ServeVerified]:
         runs: int = 1,
         start_s: float = 60.0,
         trials: int = 1,
-        repeats: int = 0,
         resume: bool = False,
         health: tuple[str, ...] = (),
         on_message: Callable[[str], None] = lambda _line: None,
@@ -168,7 +166,7 @@ def verify(url: str) -> Callable[..., ServeVerified]:
         )
         return verify_serve(
             folder,
-            effort=DeploymentEffort(trials=trials, repeats=repeats),
+            trials=trials,
             resume=resume,
             by=by,
             reached=Reached(url=url, health=health),

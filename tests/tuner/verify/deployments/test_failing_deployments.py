@@ -1,6 +1,5 @@
 """Deployments that fail: what is said of it, and that nothing of them is left running."""
 
-import json
 import re
 import socket
 import sys
@@ -12,10 +11,9 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
-from tuner.verify.deployments.conclusion import contenders
+from tuner.goals.serve_folder import read_serve_trials
 from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
-from tuner.verify.identical_failures import NO_RESPONSE, failure_cause
+from tuner.verify.loop import NO_RESPONSE, failure_cause
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
@@ -241,7 +239,7 @@ def test_a_server_that_does_not_want_to_end_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     left_running: LeftRunning,
 ) -> None:
-    monkeypatch.setattr("tuner.verify.deployments.server.STOP_S", 0.1)
+    monkeypatch.setattr("tuner.verify.deployments.launcher.STOP_S", 0.1)
     monkeypatch.setattr("tuner.verify.termination.GRACE_S", 0.1)
     folder = write_plan()
     deaf = f'bash -c "trap : TERM; {server()} & while true; do wait; done"'
@@ -269,31 +267,6 @@ def test_two_deployments_that_fail_alike_end_the_verification(
         "repeat",
         "repeat",
         "sampler",
-    ]
-
-
-def test_no_tie_is_launched_again_after_two_failures_alike(
-    write_plan: WritePlan, server: Command, client: Command, verify: Verify
-) -> None:
-    folder = write_plan(objective="goodput")
-    verify(folder, server(), client(), trials=2)
-    # Two runs each, as far apart as the deployments: noise alone keeps their order open.
-    for number, devices in ((0, 8), (1, 16)):
-        file = folder / f"trials/{number:04}.json"
-        record = json.loads(file.read_text())
-        (run,) = record["runs"]
-        rates = {"goodput_requests_per_s": devices, "requests_per_s": devices}
-        more = {name: 1.5 * value for name, value in rates.items()}
-        record["runs"] = [run | rates, run | more]
-        file.write_text(json.dumps(record))
-    (folder / "trials/study.db").unlink()
-    assert len(contenders(read_serve_plan(folder), read_serve_trials(folder))) == 2
-    broken = server("--say", "RuntimeError: no such weights")
-    verify(folder, broken, client(), trials=3, repeats=4, resume=True)
-    new = read_serve_trials(folder)[2:]
-    assert [(one.origin, one.status) for one in new] == [
-        ("sampler", "crashed"),
-        ("repeat", "crashed"),
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tuner.goals.serve_folder import read_serve_trials
-from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+from tuner.goals.verify import deployment_trials, verify_serve
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_instances_and_router_are_started_awaited_measured_and_ended(
         },
         watch_s=0.1,
     )
-    result = verify_serve(folder, effort=DeploymentEffort(), resume=False, by=by)
+    result = verify_serve(folder, resume=False, by=by)
     assert [(one.status, one.reason) for one in result.trials] == [("ok", ""), ("ok", "")]
     # One instance is enough, and twice as good by the number of devices.
     assert result.winner == result.trials[1].decision
@@ -81,7 +81,7 @@ def test_a_machine_with_too_few_devices_is_told_by_the_scripts_own_words(
         environment={**os.environ, "MODEL": "tiny", "AVAILABLE": "2"},
         watch_s=0.1,
     )
-    verify_serve(folder, effort=DeploymentEffort(trials=1), resume=False, by=by)
+    verify_serve(folder, trials=1, resume=False, by=by)
     (record,) = read_serve_trials(folder)
     assert record.reason == (
         "the server ended with exit code 2 before it answered: this machine has 2 devices, the plan"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+from tuner.goals.verify import deployment_trials, verify_serve
 
 pytestmark = pytest.mark.slow
 
@@ -126,9 +126,7 @@ def test_a_client_measures_what_the_server_does(
         on_message=lambda _line: None,
         environment=engines(package),
     )
-    outcome = verify_serve(
-        folder, effort=DeploymentEffort(trials=1), resume=False, by=by, reached=Reached(url=url)
-    )
+    outcome = verify_serve(folder, trials=1, resume=False, by=by, reached=Reached(url=url))
     (trial,) = outcome.trials
     assert (trial.status, trial.reason) == ("ok", "")
     assert (trial.runs, trial.failed_ratio) == (2, 0.0)

@@ -10,7 +10,7 @@ from tests.benchmarks.launched_engine import CHECKOUT
 from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.goals.serve_trial import Reached
-from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+from tuner.goals.verify import deployment_trials, verify_serve
 
 MODEL = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 PROFILE = CHECKOUT / "examples" / "profiles" / "epyc-vllm" / "profile"
@@ -61,7 +61,7 @@ def test_vllm_serves_what_is_emitted(
     messages: list[str] = []
     result = verify_serve(
         folder,
-        effort=DeploymentEffort(trials=1, repeats=0),
+        trials=1,
         resume=False,
         by=deployment_trials(
             folder=folder,

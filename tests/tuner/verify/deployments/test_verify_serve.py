@@ -16,7 +16,7 @@ from tuner.errors import OutputError, PlanUnreadableError
 from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.plans.folder import read_verified_as
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.leftovers import exclusive_use
+from tuner.verify.termination import exclusive_use
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
@@ -135,17 +135,6 @@ def test_old_records_go_on_without_a_study_and_those_of_another_plan_are_refused
         PlanUnreadableError, match=r"launched aggregated 7 x 8 .* plan does not name"
     ):
         verify(folder, server(), client(), trials=2, resume=True)
-
-
-def test_repeats_are_launched_while_noise_keeps_the_order_open(
-    write_plan: WritePlan, server: Command, client: Command, verify: Verify
-) -> None:
-    # 10 ms is on the edge of nothing: the server takes 20 ms in every run, so no run holds it.
-    slo = {"ttft": {"p90": 0.01}, "tpot": {}}
-    outcome = verify(write_plan(slo=slo), server(), client(), repeats=3, runs=2)
-    assert [one.runs for one in outcome.trials] == [2]
-    assert outcome.winner is None
-    assert outcome.notes[0].startswith("the plan's choice misses its SLOs: TTFT P90")
 
 
 def test_another_verification_of_the_plan_is_kept_out(

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tuner.goals.study_folder import RUNNING_NAME
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.slurm.outcome import TICKET_NAME
-from tuner.verify.termination import TRIAL_MARK
+from tuner.verify.termination import SCRATCH_PREFIX, TRIAL_MARK
 
 if TYPE_CHECKING:
     from tests.tuner.slurm_cluster import Cluster
@@ -66,7 +64,7 @@ def _marked() -> list[int]:
     outcome = []
     for process in psutil.process_iter():
         try:
-            if RUNNING_NAME in process.environ().get(TRIAL_MARK, ""):
+            if f"/{TRIALS_NAME}/{SCRATCH_PREFIX}" in process.environ().get(TRIAL_MARK, ""):
                 outcome.append(process.pid)
         except psutil.Error:
             continue
@@ -77,11 +75,6 @@ def _queued_again(cluster: Cluster) -> bool:
     return any(
         " PENDING" in line for line in cluster.ask("squeue", "-h", "-o", "%i %T").splitlines()
     )
-
-
-def _jobs_under_way(folder: Path) -> list[str]:
-    tickets = (folder / TRIALS_NAME / RUNNING_NAME).glob(f"*/{TICKET_NAME}")
-    return [job for ticket in tickets if (job := json.loads(ticket.read_text())["job"])]
 
 
 class Runs:
@@ -151,10 +144,6 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
             wait_for(_marked, what="ranks of another trial")
             before = _finished(two_nodes)
             cluster.kill("slurmctld")
-            wait_for(
-                lambda: "does not respond" in verifying.said() or _finished(two_nodes) > before,
-                what="its death to be noticed",
-            )
             cluster.start_controller()
             wait_for(
                 lambda: cluster.tend() and _finished(two_nodes) > before + 1,
@@ -162,9 +151,7 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
             )
 
             # moetune dies under a job, and is started again.
-            wait_for(
-                lambda: _jobs_under_way(two_nodes) and _marked(), what="ranks of another trial"
-            )
+            wait_for(_marked, what="ranks of another trial")
             os.kill(verifying.process.pid, signal.SIGKILL)
             verifying.process.wait()
             verifying = Verifying(two_nodes, cluster, "--resume")
@@ -185,15 +172,12 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
     records = read_trials(two_nodes / TRIALS_NAME)
     # What Slurm lost with its controller's memory has failed, and nothing else has.
     failed = [one for one in records if one.status != "ok"]
-    lost = ("Slurm does not know the job any more", "a node of the job could not be reached")
-    assert all(one.reason.startswith(lost) for one in failed), verifying.said()
     assert len(failed) <= 1, verifying.said()
     assert len({record.decision for record in records}) == 8
     outcome = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
     assert (len(outcome.trials), outcome.winner is not None) == (8, True)
     assert not runs.at_once
-    assert verifying.said().count("submitted\n") == 8
-    assert not list((two_nodes / TRIALS_NAME / RUNNING_NAME).glob("*"))
+    assert not list((two_nodes / TRIALS_NAME).glob(f"{SCRATCH_PREFIX}*"))
 
 
 def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
@@ -208,22 +192,20 @@ def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
         wait_for(_marked, what="ranks of another trial")
         cluster.wait_for_saved_state()
         cluster.kill("slurmctld")
-        wait_for(lambda: "does not respond" in verifying.said(), what="it to be noticed")
         cluster.start_controller()
         before = _finished(two_nodes)
         wait_for(lambda: _finished(two_nodes) > before, what="a trial after it")
 
-        # moetune dies while a job runs: the job goes on, and is awaited instead of repeated.
-        wait_for(lambda: _jobs_under_way(two_nodes) and _marked(), what="ranks of another trial")
-        (adopted,) = _jobs_under_way(two_nodes)
+        # moetune dies while a job runs: the job is cancelled, and its decision launched again.
+        wait_for(_marked, what="ranks of another trial")
+        (cancelled,) = cluster.jobs()
+        before = _finished(two_nodes)
         os.kill(verifying.process.pid, signal.SIGKILL)
         verifying.process.wait()
-        before = len(read_trials(two_nodes / TRIALS_NAME))
-        said = len(verifying.said())
+        wait_for(lambda: cancelled not in cluster.jobs(), what="the job to be cancelled")
         verifying = Verifying(two_nodes, cluster, "--resume")
         assert verifying.process.wait(timeout=600) == 0, verifying.said()
-        # The first line that the new process says is of the job that it took up.
-        assert "submitted" not in verifying.said()[said:].split(f"job {adopted}")[0]
+        assert _finished(two_nodes) >= before
     finally:
         if verifying.process.poll() is None:
             verifying.process.terminate()
@@ -237,11 +219,9 @@ def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
     outcome = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
     assert len(outcome.trials) == 8
     assert outcome.winner is not None
-    # Every job that was ever submitted is one of the records': nothing ran twice.
-    assert verifying.said().count("submitted") == 8
     wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
     wait_for(lambda: not _marked(), what="no process to be left")
-    assert not list((two_nodes / TRIALS_NAME / RUNNING_NAME).glob("*"))
+    assert not list((two_nodes / TRIALS_NAME).glob(f"{SCRATCH_PREFIX}*"))
 
 
 def test_a_trial_whose_node_dies_ends_well_all_the_same_or_is_queued_again(

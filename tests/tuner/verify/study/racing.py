@@ -19,20 +19,20 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, trial_file, write_trial
-from tuner.verify.budget.trial_jobs import TrialJobs
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
+from tuner.verify.launches import TrialJobs, start_training
 from tuner.verify.loop import run_trials
-from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import open_study
 from tuner.verify.study.shared import TRAINING, StudyCallbacks, join_workers
-from tuner.verify.verification import Effort, TrainTrials, Watcher
 
 LAUNCH_S = 0.004
 KILL_WITHIN_S = 0.4
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _race(
-    space: Neighbourhood,
+    space: TrainSpace,
     folder: Path,
     requested: argparse.Namespace,
     rng: random.Random,
@@ -86,7 +86,7 @@ def _race(
     }
 
 
-def _forked(space: Neighbourhood, folder: Path, requested: argparse.Namespace, index: int) -> int:
+def _forked(space: TrainSpace, folder: Path, requested: argparse.Namespace, index: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -98,7 +98,7 @@ def _forked(space: Neighbourhood, folder: Path, requested: argparse.Namespace, i
     os._exit(0)
 
 
-def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, index: int) -> None:
+def _work(space: TrainSpace, folder: Path, requested: argparse.Namespace, index: int) -> None:
     rng = random.Random(os.getpid())
 
     def launch(launch: Launch) -> LaunchResult:
@@ -116,7 +116,6 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
     outside = StudyCallbacks(
         write=lambda record: write_trial(own, record),
         copy=lambda record: write_trial(own, record),
-        adopt=lambda _proposal: False,
         on_message=_print_message,
     )
     database = open_study(
@@ -125,16 +124,17 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
         on_message=_print_message,
     )
     with join_workers(database, kind=TRAINING, finished=(), outside=outside) as shared:
-        runs = TrainTrials(
+        start = partial(
+            start_training,
             jobs=TrialJobs(space=space),
-            effort=Effort(trials=requested.trials, steps=3),
+            steps=3,
             launch=launch,
             scratch=own / "scratch",
-            watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
+            started=lambda _decision, _s: None,
         )
         records = run_trials(
             StudySearch(space, shared),
-            runs,
+            start=start,
             trials=requested.trials,
             ended=lambda _record: None,
         )
@@ -149,13 +149,11 @@ def _print_message(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _around(folder: Path) -> Neighbourhood:
+def _around(folder: Path) -> TrainSpace:
     plan = read_plan(folder)
-    space = Neighbourhood(
+    space = TrainSpace(
         plan=plan,
-        work=api.work_of(plan),
         machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
-        limits=plan.search,
     )
     # Priced once, for all workers to come.
     space.points()

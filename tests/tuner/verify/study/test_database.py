@@ -183,12 +183,13 @@ def test_a_full_or_locked_file_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         assert len(study.trials()) == 2
 
 
-def test_a_trial_ends_once_and_a_lease_is_swapped_once(tmp_path: Path) -> None:
+def test_a_trial_ends_once(tmp_path: Path) -> None:
     with closing(_open(tmp_path / "study.db")) as one, closing(_open(tmp_path / "study.db")) as two:
-        assert one.compare_and_swap(0, LEASE, before=0, after={"a": 1})
-        assert not two.compare_and_swap(0, LEASE, before=0, after={"a": 2})
+        one.note(0, LEASE, {"a": 1})
         assert two.trials()[0].user_attrs[LEASE] == {"a": 1}
         assert two.complete(0, 1.5)
         one.fail(0)
         assert not one.complete(0, 2.5, record=1)
+        one.note(0, LEASE, {"a": 2})
+        assert two.trials()[0].user_attrs[LEASE] == {"a": 1}
         assert (one.trials()[0].state, one.trials()[0].value) == (TrialState.COMPLETE, 1.5)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tuner.verify.study.lease import (
+from tuner.verify.study.shared import (
     Lease,
     LeaseWatch,
     Worker,
@@ -79,7 +79,7 @@ def test_an_ended_process_is_seen_in_its_own_place_only() -> None:
 
 
 def test_a_killed_process_that_nobody_has_waited_for_has_gone() -> None:
-    code = "from tuner.verify.study.lease import this_worker as w; print(w().model_dump_json())"
+    code = "from tuner.verify.study.shared import this_worker as w; print(w().model_dump_json())"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; print(end='', flush=True); input()"],
         stdin=subprocess.PIPE,

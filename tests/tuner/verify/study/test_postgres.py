@@ -12,16 +12,14 @@ from optuna.exceptions import StorageInternalError
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plans.folder import trial_file
-from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.proposal import LaunchRequest, Proposal
-from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.records import LaunchRequest, Proposal, TrialRecord, read_trials
 from tuner.verify.search import RequestSource, StudySearch
+from tuner.verify.space import TrainSpace
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase, open_study
-from tuner.verify.study.lease import this_worker
-from tuner.verify.study.shared import StudySnapshot, former_trials
+from tuner.verify.study.shared import StudySnapshot, former_trials, this_worker
 
-DecisionSpace = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., TrainSpace]
 Record = Callable[..., TrialRecord]
 Join = Callable[..., StudySearch]
 
@@ -152,7 +150,7 @@ def test_a_study_whose_creator_was_killed_is_completed_by_the_next(
     served: Server, planned: Path, tmp_path: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     records = [record(0), record(2, measured_s=None), record(3)]
-    begun = former_trials(records, [])[:3]
+    begun = former_trials(records)[:3]
     open_study(served.url, study_name="killed", former=begun, on_message=_silent).close()
     for _ in range(2):
         study = join(space(planned), tmp_path, records, where=served.url, name="killed")

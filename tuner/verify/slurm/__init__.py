@@ -1,1 +1,0 @@
-"""Trials as Slurm jobs."""
