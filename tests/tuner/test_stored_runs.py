@@ -25,7 +25,7 @@ from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.evidence import corrected_step_s, factors, recalibrated_step_s
 from tuner.verify.records import TrialRecord, read_trials
-from tuner.verify.space import TrainSpace
+from tuner.verify.space import measured_prices
 
 PROFILES = Path(__file__).parents[2] / "examples/profiles"
 BEHIND_THE_RESIDUAL = sorted(PROFILES.glob("epyc-quickstart-*"))
@@ -56,10 +56,7 @@ def predicted_again(folder: Path) -> tuple[TrialRecord, ...]:
     """Predict the trials of a stored plan that ran, with nothing fitted."""
     plan = read_plan(folder)
     machine = machine_of(plan.cluster.pools[0], read_used_profile(folder))
-    neighbourhood = TrainSpace(
-        plan=plan,
-        machine=replace(machine, residual=NOTHING_FITTED),
-    )
+    price = measured_prices(replace(machine, residual=NOTHING_FITTED))
     ran = [trial for trial in read_trials(folder / TRIALS_NAME) if trial.status == "ok"]
     return tuple(
         trial.model_copy(
@@ -70,7 +67,7 @@ def predicted_again(folder: Path) -> tuple[TrialRecord, ...]:
             }
         )
         for trial in ran
-        for predicted in (neighbourhood.predicted(trial.decision),)
+        for predicted in (price(plan, trial.decision),)
     )
 
 
