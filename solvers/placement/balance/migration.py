@@ -113,8 +113,8 @@ def within_limit(
     """
     ranks, deadline_s = problem.ranks, time.perf_counter() + time_limit_s
     group_G = ranks.node_G if problem.dispatch.is_near else None
-    found = unlimited(0.5 * time_limit_s)
-    free = relabelled(migration.current, found, ranks, group_G=group_G)
+    best = unlimited(0.5 * time_limit_s)
+    free = relabelled(migration.current, best, ranks, group_G=group_G)
     if moved(migration.current, free, ranks) <= migration.most_moved:
         return free
     weight_W = time_weights(problem, largest_times(problem, free).mean(axis=0))

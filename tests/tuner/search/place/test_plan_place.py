@@ -12,6 +12,7 @@ from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording as write_stored
 from solvers.placement.balance.check import objective
 from solvers.placement.ranks import Placement
+from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.goals.place_plan import place
@@ -291,7 +292,7 @@ def test_a_limit_on_moved_experts_is_kept(tmp_path: Path) -> None:
     rows = [[*range(16), 0, 1, 2, 3]] * 3
     (tmp_path / "current.json").write_text(json.dumps(rows))
     goal = "  ranks: 4\n  slots_per_rank: 5\n  current: current.json\n  max_moved_experts: 3\n"
-    plan = planned(tmp_path, goal)
+    plan = planned(tmp_path, goal, time_limit_s=patient_s(2.0))
     assert plan.predicted is not None
     assert plan.predicted.migration is not None
     assert plan.predicted.migration.moved_experts <= 3
