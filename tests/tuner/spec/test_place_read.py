@@ -207,7 +207,11 @@ def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:
     recording(tmp_path / "code.json", experts=16)
     assert "16 experts, 'chat' has 8" in refusal(path)
     recording(tmp_path / "code.json", layers=(1, 3))
-    assert "layers 1, 3 recorded, 'chat' has layers 1, 2" in refusal(path)
+    assert "layers 1, 3, 'chat' has 1, 2; layer 2 is in one of them only" in refusal(path)
+    # As many from the same first to the same last.
+    recording(tmp_path / "chat.json", layers=(1, 2, 3, 4, 5, 6, 8))
+    recording(tmp_path / "code.json", layers=(1, 2, 3, 4, 5, 7, 8))
+    assert "layer 6 is in one of them only" in refusal(path)
 
 
 def test_a_layer_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -322,7 +326,7 @@ def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path)
     recording(tmp_path / "code.json", experts=9)
     expect("'code' has 9 experts, 'chat' has 8")
     recording(tmp_path / "code.json", layers=(1, 3))
-    expect("'code' has layers 1, 3 recorded, 'chat' has layers 1, 2")
+    expect("'code' has layers 1, 3, 'chat' has 1, 2; layer 2 is in one of them only")
     path.write_text(path.read_text().replace("goal:", f"{head}goal:", 1))
     for name in ("chat", "code"):
         recording(tmp_path / f"{name}.json")
