@@ -39,6 +39,8 @@ FOLDERS: Final = (
     ("vllm-ascend", "*.json"),
 )
 """Names by which a folder is recognised, in this order."""
+WITHOUT_EXPERTS: Final = ("megatron-trace",)
+"""Formats that list chosen experts and do not say how many there are."""
 HEAD_BYTES: Final = 4096
 """Bytes of a file in which the first line of a trace identifies itself."""
 
@@ -57,7 +59,7 @@ def read_as(kind: str, path: Path, **stated: Any) -> Recording:
     module, _, attribute = FORMATS[kind].partition(":")
     reader = cast("Callable[[Path], Recording]", getattr(import_module(module), attribute))
     with unreadable(path):
-        return named(reader(path), **stated)
+        return named(reader(path), has_all_experts=kind not in WITHOUT_EXPERTS, **stated)
 
 
 def recognised(path: Path) -> str:
@@ -68,6 +70,12 @@ def recognised(path: Path) -> str:
     """
     with unreadable(path):
         kind = _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
+    inside = sorted(path.glob("routing/*/recording.json"))
+    if inside and kind != "stored":
+        raise RecordingUnreadableError(
+            f"{path} is a profile and no recording; name one of those in it:"
+            f" {', '.join(str(file.parent) for file in inside[:8])}"
+        )
     if kind is None:
         raise RecordingUnreadableError(
             f"{path} is no recording of routing that is known; those are {', '.join(FORMATS)};"
