@@ -36,7 +36,8 @@ FOLDERS: Final = (
     ("trtllm", "meta_info.json"),
     ("megatron-trace", "router_trace_rank*.jsonl"),
     ("sglang", "expert_distribution_recorder_*.pt"),
-    ("vllm-ascend", "*.json"),
+    ("vllm-ascend", "*.npy"),
+    ("vllm-ascend", "*.pt"),
 )
 """Names by which a folder is recognised, in this order."""
 WITHOUT_EXPERTS: Final = ("megatron-trace",)
@@ -85,12 +86,14 @@ def recognised(path: Path) -> str:
 
 
 def _kind_of_folder(path: Path) -> str | None:
-    return next((kind for kind, name in FOLDERS if next(path.glob(name), None)), None)
+    kind = next((kind for kind, name in FOLDERS if next(path.glob(name), None)), None)
+    if kind is None and any(b'"layer_list"' in _head(file) for file in path.glob("*.json")):
+        return "vllm-ascend"
+    return kind
 
 
 def _kind_of_file(path: Path) -> str | None:
-    with open_regular(path) as file:
-        head = file.read(HEAD_BYTES)
+    head = _head(path)
     if b'"top_indices"' in head:
         return "megatron-trace"
     if head.startswith((NPY, *TORCH)):
@@ -103,3 +106,8 @@ def _kind_of_file(path: Path) -> str | None:
     if values.keys() & {"num_logical_experts", "layer_ids"}:
         return "routing-json"
     return "sglang" if "logical_count" in values else None
+
+
+def _head(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read(HEAD_BYTES)
