@@ -123,5 +123,6 @@ def test_what_is_no_layer_is_refused(text: str) -> None:
 
 
 def test_the_former_suite_names_the_way_out(tmp_path: Path, capsys: Captured) -> None:
-    line = complaint(capsys, "profile", "-o", tmp_path / "out", "--suite", "routing")
-    assert "moetune profile import routing" in line
+    former = ("profile", "-o", tmp_path / "out", "--suite", "routing")
+    for options in ((), ("--model", "m", "--text", "a.txt", "--text", "b.txt", "--passes", 2)):
+        assert "moetune profile import routing" in complaint(capsys, *former, *options)
