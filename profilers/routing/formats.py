@@ -36,9 +36,12 @@ FOLDERS: Final = (
     ("trtllm", "meta_info.json"),
     ("megatron-trace", "router_trace_rank*.jsonl"),
     ("sglang", "expert_distribution_recorder_*.pt"),
-    ("vllm-ascend", "*.json"),
+    ("vllm-ascend", "*.npy"),
+    ("vllm-ascend", "*.pt"),
 )
 """Names by which a folder is recognised, in this order."""
+WITHOUT_EXPERTS: Final = ("megatron-trace",)
+"""Formats that list chosen experts and do not say how many there are."""
 HEAD_BYTES: Final = 4096
 """Bytes of a file in which the first line of a trace identifies itself."""
 
@@ -57,7 +60,7 @@ def read_as(kind: str, path: Path, **stated: Any) -> Recording:
     module, _, attribute = FORMATS[kind].partition(":")
     reader = cast("Callable[[Path], Recording]", getattr(import_module(module), attribute))
     with unreadable(path):
-        return named(reader(path), **stated)
+        return named(reader(path), has_all_experts=kind not in WITHOUT_EXPERTS, **stated)
 
 
 def recognised(path: Path) -> str:
@@ -68,6 +71,12 @@ def recognised(path: Path) -> str:
     """
     with unreadable(path):
         kind = _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
+    inside = sorted(path.glob("routing/*/recording.json"))
+    if inside and kind != "stored":
+        raise RecordingUnreadableError(
+            f"{path} is a profile and no recording; name one of those in it:"
+            f" {', '.join(str(file.parent) for file in inside[:8])}"
+        )
     if kind is None:
         raise RecordingUnreadableError(
             f"{path} is no recording of routing that is known; those are {', '.join(FORMATS)};"
@@ -77,12 +86,14 @@ def recognised(path: Path) -> str:
 
 
 def _kind_of_folder(path: Path) -> str | None:
-    return next((kind for kind, name in FOLDERS if next(path.glob(name), None)), None)
+    kind = next((kind for kind, name in FOLDERS if next(path.glob(name), None)), None)
+    if kind is None and any(b'"layer_list"' in _head(file) for file in path.glob("*.json")):
+        return "vllm-ascend"
+    return kind
 
 
 def _kind_of_file(path: Path) -> str | None:
-    with open_regular(path) as file:
-        head = file.read(HEAD_BYTES)
+    head = _head(path)
     if b'"top_indices"' in head:
         return "megatron-trace"
     if head.startswith((NPY, *TORCH)):
@@ -95,3 +106,8 @@ def _kind_of_file(path: Path) -> str | None:
     if values.keys() & {"num_logical_experts", "layer_ids"}:
         return "routing-json"
     return "sglang" if "logical_count" in values else None
+
+
+def _head(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read(HEAD_BYTES)

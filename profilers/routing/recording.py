@@ -67,6 +67,11 @@ class Recording:
                 f"layer ids {_shown(self.layer_ids)}: {layers} layers with tokens need as many"
                 " ascending ids"
             )
+        empty = np.flatnonzero(~self.count_PLE.any(axis=(0, 2)))
+        if empty.size:
+            raise ValueError(
+                f"layer {self.layer_ids[empty[0]]} has no tokens; leave it out or record it"
+            )
         if self.num_decoder_layers is not None and self.layer_ids[-1] >= self.num_decoder_layers:
             raise ValueError(
                 f"layer {self.layer_ids[-1]} of a model of {self.num_decoder_layers} decoder layers"
@@ -138,6 +143,7 @@ def named(
     layer_ids: tuple[int, ...] = (),
     top_k: int | None = None,
     num_experts: int | None = None,
+    has_all_experts: bool = True,
 ) -> Recording:
     """Return a recording with what the user states in the place of what it said.
 
@@ -147,13 +153,15 @@ def named(
         workload: kind of tokens.
         layer_ids: absolute decoder layers of the rows with tokens.
         top_k: experts of a token.
-        num_experts: experts of a layer; those beyond the recorded ones were chosen by no token.
+        num_experts: experts of a layer.
+        has_all_experts: the source says how many experts there are; where it does not, those beyond
+            the recorded ones were chosen by no token.
 
     Raises:
         ValueError: the layers, choices or experts do not fit it.
     """
     more = (num_experts or recording.num_experts) - recording.num_experts
-    if more < 0:
+    if more < 0 or (more and has_all_experts):
         raise ValueError(f"has {recording.num_experts} experts, not {num_experts}")
     require_room(recording.num_passes, recording.num_layers, recording.num_experts + more)
     count_PLE, between = recording.count_PLE, recording.transition_MEE

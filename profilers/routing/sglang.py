@@ -109,7 +109,9 @@ def _add_records(dump: _Dump, tally: Tally) -> tuple[int, int]:
 
 
 def _choices(slots: Any, map_RS: Counts) -> dict[int, Counts]:
-    """Return the logical ids [T, K] of every layer that has any."""
+    """Return the logical ids [T, K] of every layer that has any; an idle rank has no token."""
+    if isinstance(slots, np.ndarray) and slots.size == 0:
+        return {}
     rows, most = map_RS.shape
     what, axes = "topk_ids_of_layer", "layers tokens choices"
     slot_RTK = numbers(slots, what=what, axes=axes, least=ABSENT, largest=most - 1)

@@ -17,13 +17,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from profilers.routing.recording import MOST_CELLS, Counts, Ids, Recording, recording_of
+from profilers.routing.recording import (
+    MOST_CELLS,
+    Counts,
+    Ids,
+    Recording,
+    recording_of,
+    require_room,
+)
 
 ABSENT: Final = -1
 """An id in the place of a choice that a token did not make: padding."""
 MOST_TOKENS: Final = 4096
 """Sampled tokens of one recording."""
 TOKENS_PER_FORWARD: Final = 32
+MOST_AT_ONCE: Final = 2**22
+"""Pairs of choices that are counted in one go."""
 
 Key = tuple[int, int]
 
@@ -100,6 +109,7 @@ class Tally:
         numbers = sorted({number for number, _ in self._counts})
         used = sorted({layer for (_, layer), count_E in self._counts.items() if count_E.any()})
         none = np.zeros(0, dtype=np.int64)
+        require_room(len(numbers), len(layers), self._experts)
         rows = [
             [_padded(self._counts.get((number, layer), none), self._experts) for layer in layers]
             for number in numbers
@@ -107,7 +117,8 @@ class Tally:
         pairs = list(itertools.pairwise(used))
         kept = self._pairs or {}
         between = None
-        if pairs and kept.keys() >= set(pairs):
+        has_room = len(pairs) * self._experts**2 <= self._most_cells
+        if pairs and has_room and kept.keys() >= set(pairs):
             between = np.stack([_padded(kept[pair], self._experts) for pair in pairs])
         return recording_of(
             np.array(rows),
@@ -124,10 +135,12 @@ class Tally:
             self._pairs = None
             return
         flat = np.zeros(size, dtype=np.int64)
-        for here_T, there_T in itertools.product(here_TK.T, there_TK.T):
-            made = (here_T >= 0) & (there_T >= 0)
-            places = here_T[made] * self._experts + there_T[made]
-            flat += np.bincount(places, minlength=size)
+        tokens = max(1, MOST_AT_ONCE // (here_TK.shape[1] * there_TK.shape[1]))
+        for start in range(0, len(here_TK), tokens):
+            here, there = here_TK[start : start + tokens, :, None], there_TK[start : start + tokens]
+            made_TKK = (here >= 0) & (there[:, None] >= 0)
+            place_TKK = here * self._experts + there[:, None]
+            flat += np.bincount(place_TKK[made_TKK], minlength=size)
         _add(self._pairs, pair, flat.reshape(self._experts, -1))
 
     def _tokens(self, layers: list[int]) -> Ids | None:
@@ -152,4 +165,5 @@ def _add(tables: dict[Key, Counts], key: Key, more: Counts) -> None:
 
 
 def _padded(table: Counts, size: int) -> Counts:
-    return np.pad(table, [(0, size - len(table))] * table.ndim)
+    more = size - len(table)
+    return np.pad(table, [(0, more)] * table.ndim) if more else table

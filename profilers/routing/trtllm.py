@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
+from profilers.errors import first_problem
 from profilers.files import open_regular, require_regular
 from profilers.routing.contents import read_object
 from profilers.routing.recording import MOST_EXPERTS, Counts, Recording, numbers
@@ -83,7 +84,10 @@ def _tensors(file: Path) -> Iterator[tuple[int, int, Counts]]:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
             raise ValueError(f"{file.name} is no safetensors file, or cut short")
-        table = _Table.model_validate_json(stream.read(length))
+        try:
+            table = _Table.model_validate_json(stream.read(length))
+        except ValidationError as error:
+            raise ValueError(f"{file.name}: {first_problem(error)}") from error
         for key, entry in table.__pydantic_extra__.items():
             match = re.fullmatch(r"(\d{1,9})_(\d{1,9})", key)
             if match is None:

@@ -83,6 +83,14 @@ def measure(
     ] = "",
     start_limit: Annotated[str, typer.Option(help="engine: longest start-up.")] = "15min",
     as_json: AsJson = False,
+    of_routing: Annotated[
+        list[str] | None,
+        typer.Option(
+            *("--model", "--text", "--workload", "--sequence", "--batch", "--passes"),
+            hidden=True,
+            help="Former: options of --suite routing.",
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine and its engine.
 
@@ -96,7 +104,7 @@ def measure(
     from profilers.registry import SUITES
 
     names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
-    if ROUTING in names:
+    if ROUTING in names or of_routing:
         raise TunerError(
             "--suite routing records no more: let the engine record its own traffic, and read that"
             " with moetune profile import routing"

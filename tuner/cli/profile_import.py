@@ -59,7 +59,8 @@ def run(
         int | None, typer.Option(min=1, help="routing: experts per token.", show_default=False)
     ] = None,
     experts: Annotated[
-        int | None, typer.Option(min=1, help="routing: experts per layer.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="megatron-trace: experts per layer.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -43,8 +43,14 @@ def read_placement(
     try:
         rows = _rows_of_layers(_values(path, source), layer_ids)
         expert_LS = numbers(rows, what="table", axes="layers slots", largest=num_experts - 1)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SpecError(one_line(f"{source}: cannot read the placement: {error}")) from error
+    except (KeyError, TypeError) as error:
+        raise SpecError(
+            f"{source}: no placement in it; expected decision.physical_to_logical,"
+            " physical_to_logical_map, layer_list or initial_global_assignments"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(one_line(f"{source}: cannot read the placement: {reason}")) from error
     slots = expert_LS.shape[1]
     if slots % ranks.num_ranks and slots != ranks.num_slots:
         raise SpecError(
@@ -88,10 +94,7 @@ def _rows_of_layers(values: Any, layer_ids: tuple[int, ...]) -> list[Any]:
     if isinstance(rows, Sequence):
         rows = dict(enumerate(rows))
     if not isinstance(rows, Mapping):
-        raise TypeError(
-            "no placement in it; expected decision.physical_to_logical, physical_to_logical_map,"
-            " layer_list or initial_global_assignments"
-        )
+        raise TypeError(f"{type(rows).__name__} is no table")
     missing = next((layer for layer in layer_ids if layer not in rows), None)
     if missing is not None:
         raise ValueError(

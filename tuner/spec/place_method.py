@@ -23,7 +23,7 @@ class Method(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> "Method | None":
         """Read the names of former methods, for one release."""
-        return cls.LOCAL_SEARCH if value in FORMER else None
+        return cls.LOCAL_SEARCH if isinstance(value, str) and value in FORMER else None
 
 
 FORMER: Final = frozenset({"cp_sat", "cbc", "restarts", "annealing", "exact"})

@@ -22,10 +22,10 @@ def check_recordings(
     if model is not None and model.moe is not None:
         stated["experts a token"] = (model.name, model.moe.top_k)
         stated["decoder layers"] = (model.name, model.num_layers)
+    first_name, first_one = next(iter(recordings.items()))
     for name, one in recordings.items():
         facts = {
             "experts": one.num_experts,
-            "recorded": f"layers {_shown_layers(one.layer_ids)}",
             "experts a token": one.top_k,
             "decoder layers": one.num_decoder_layers,
         }
@@ -36,6 +36,13 @@ def check_recordings(
                     f"{source}: goal.workloads: {name!r} has {value} {what}, {whose} has {first};"
                     " workloads of one plan must be of one model"
                 )
+        apart = sorted(set(one.layer_ids) ^ set(first_one.layer_ids))
+        if apart:
+            raise SpecError(
+                f"{source}: goal.workloads: {name!r} has layers {_shown_layers(one.layer_ids)},"
+                f" {first_name!r} has {_shown_layers(first_one.layer_ids)}; layer {apart[0]} is in"
+                " one of them only; record the same layers"
+            )
     if model is not None:
         return model.num_layers
     layer_ids = next(iter(recordings.values())).layer_ids

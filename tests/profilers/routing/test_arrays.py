@@ -122,6 +122,9 @@ def test_an_ascend_load_that_does_not_fit_its_map_is_refused(
 ) -> None:
     (tmp_path / "map.json").write_text(json.dumps(ascend_map()))
     assert "1 .json and 0 of" in refusal(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.json").write_text("{}")
+    assert "is no recording of routing that is known" in refusal(tmp_path / "other")
     # Eight numbers as the map has slots, yet devices and layers stand the other way round.
     np.save(tmp_path / "load.npy", np.ones((2, 1, 4, 1)))
     assert "must be [layers][devices][slots]" in refusal(tmp_path)

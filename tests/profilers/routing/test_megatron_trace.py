@@ -177,3 +177,14 @@ def test_coarser_passes_keep_the_order_of_time(
     found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
     assert found.count_PLE[:, 0].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert found.transition_MEE is None
+
+
+def test_a_trace_of_many_layers_and_steps_gets_no_room_that_it_does_not_fill(
+    tmp_path: Path, refusal: Refusal
+) -> None:
+    # A layer of its own in every step: 10,000 lines would be a table of 10,000 x 10,000.
+    lines = [line(number, number, [[0]]) for number in range(10_000)]
+    assert "10000 x 10000 x 1 numbers" in refusal(trace(tmp_path, lines))
+    # Pairs of few experts, and then one whose id asks for a square of 16,384.
+    lines = [line(0, 0, [[0]]), line(0, 1, [[0]]), line(1, 0, [[16_383]])]
+    assert read_recording(trace(tmp_path, lines)).transition_MEE is None

@@ -82,7 +82,9 @@ def test_tokens_give_transitions_and_samples(tmp_path: Path) -> None:
     chosen[1, :, :2] = torch.tensor([[3, 1], [2, 0]])
     chosen[2, :, :2] = torch.tensor([[0, 1], [3, 2]])
     record = a_pass(1, 0, [[1, 1, 1, 1], [1, 1, 1, 1]], topk_ids_of_layer=chosen)
-    content = {"records": [record], "last_physical_to_logical_map": SLOTS}
+    # A rank that was idle in a pass records no token of it.
+    idle = a_pass(2, 0, [[0] * 4] * 2, topk_ids_of_layer=chosen[:, :0])
+    content = {"records": [record, idle], "last_physical_to_logical_map": SLOTS}
     found = read_recording(saved(tmp_path, "17_0", content))
     assert found.top_k == 2
     assert found.token_LTK is not None
@@ -90,7 +92,7 @@ def test_tokens_give_transitions_and_samples(tmp_path: Path) -> None:
     # Token 0: {0, 1} to {2, 1}; token 1: {2, 0} to {2, 0}.
     assert found.transition_MEE is not None
     assert found.transition_MEE[0].tolist() == [[1, 1, 2], [0, 1, 1], [1, 0, 1]]
-    assert found.count_PLE.tolist() == [[[2, 1, 1], [1, 1, 2]]]
+    assert found.count_PLE.tolist() == [[[2, 1, 1], [1, 1, 2]], [[0, 0, 0], [0, 0, 0]]]
 
 
 def test_layers_may_be_named(tmp_path: Path) -> None:

@@ -137,6 +137,13 @@ def test_damaged_tables_are_refused(stored: Path, refusal: Refusal) -> None:
     assert "No such file" in refusal(stored)
 
 
+def test_a_layer_without_tokens_is_refused(stored: Path, refusal: Refusal) -> None:
+    file = stored / "counts.parquet"
+    empty = pa.FixedSizeListArray.from_arrays(pa.array(([1] * 4 + [0] * 4) * 3), 4)
+    pq.write_table(pq.read_table(file).set_column(2, "values", empty), file)
+    assert "layer 4 has no tokens" in refusal(stored)
+
+
 def test_a_header_that_is_no_json_is_refused(stored: Path, refusal: Refusal) -> None:
     (stored / "recording.json").write_text("{")
     assert "recording.json" in refusal(stored)

@@ -59,7 +59,10 @@ ENTRY = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
         ({"100_3": ENTRY | {"data_offsets": [0, 16]}}, "does not lie in the file"),
         ({"100_3": ENTRY | {"shape": [2**62]}}, "does not lie in the file"),
         ({"100_3": ENTRY | {"shape": [-3]}}, "100_3.shape.0: Input should be greater"),
-        ({"100_3": ENTRY | {"dtype": "BF16"}}, "100_3.dtype: Input should be 'I64'"),
+        (
+            {"100_3": ENTRY | {"dtype": "BF16"}},
+            "rank0.safetensors: 100_3.dtype: Input should be 'I64'",
+        ),
         ({"100_3": {"dtype": "I64"}}, "100_3.shape: Field required"),
         ({"100_3": [1]}, "100_3: Input should be an object"),
         ({"layer3": ENTRY}, "is not <iteration>_<layer>"),

@@ -74,10 +74,20 @@ def test_a_stored_recording_can_be_named_anew(tmp_path: Path, dump: Path, capsys
         capsys, "profile", "import", "routing", first, "-o", second, "--experts", 2
     )
     assert "has 3 experts, not 2" in found_line
-    # Experts that no token chose are at the end.
-    stored = ["profile", "import", "routing", str(first), "-o", str(second), "--experts", "5"]
-    assert frame.run(stored) == 0
-    assert read_recording(second).count_PLE[0, 0].tolist() == [9, 3, 0, 0, 0]
+    # A trace alone lists chosen experts only; all else says how many there are.
+    for kind, path in (("routing", first), ("eplb", dump)):
+        more = ("profile", "import", kind, path, "-o", second, "--experts", 5)
+        assert "has 3 experts, not 5" in complaint(capsys, *more)
+
+
+def test_a_profile_names_the_recordings_in_it(tmp_path: Path, dump: Path, capsys: Captured) -> None:
+    profile = tmp_path / "profile"
+    write_profile(profile, fake_profile([gemm_row(4, 1e-5)]))
+    inside = profile / "routing" / "chat"
+    assert frame.run(["profile", "import", "eplb", str(dump), "-o", str(inside)]) == 0
+    capsys.readouterr()
+    line = complaint(capsys, "profile", "import", "routing", profile, "-o", tmp_path / "out")
+    assert f"name one of those in it: {inside}" in line
 
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys: Captured) -> None:
@@ -113,5 +123,6 @@ def test_what_is_no_layer_is_refused(text: str) -> None:
 
 
 def test_the_former_suite_names_the_way_out(tmp_path: Path, capsys: Captured) -> None:
-    line = complaint(capsys, "profile", "-o", tmp_path / "out", "--suite", "routing")
-    assert "moetune profile import routing" in line
+    former = ("profile", "-o", tmp_path / "out", "--suite", "routing")
+    for options in ((), ("--model", "m", "--text", "a.txt", "--text", "b.txt", "--passes", 2)):
+        assert "moetune profile import routing" in complaint(capsys, *former, *options)

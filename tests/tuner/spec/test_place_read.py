@@ -105,6 +105,7 @@ def test_the_kind_is_read_first(tmp_path: Path) -> None:
         ("  ranks: 4\n  max_moved_experts: 3\n", "needs 'current'"),
         ("  ranks: 4\n  rank_speeds: [1, 1, -1, 1]\n", "rank_speeds"),
         ("  ranks: 0\n", "ranks"),
+        ("  ranks: 4\n  method: [1]\n", "goal.method: a list of 1 should be 'auto'"),
         ("  ranks: 4\n  robst: mean\n", "did you mean 'robust'"),
         ("  ranks: 4\n  rank_speeds: [1, 1, 1.0e-300, 1]\n", "greater than or equal to 0.001"),
         ("  ranks: 4\n  slots_per_rank: 9\n", "more than 8 can only repeat what the rank holds"),
@@ -204,10 +205,14 @@ def test_an_engine_that_counts_moe_layers_wants_all_of_them(tmp_path: Path) -> N
 
 def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:
     path = spec_file(tmp_path, "  ranks: 4\n")
-    recording(tmp_path / "code.json", experts=16)
+    recording(tmp_path / "code.json", experts=16, layers=(1, 2, 3))
     assert "16 experts, 'chat' has 8" in refusal(path)
     recording(tmp_path / "code.json", layers=(1, 3))
-    assert "layers 1, 3 recorded, 'chat' has layers 1, 2" in refusal(path)
+    assert "layers 1, 3, 'chat' has 1, 2; layer 2 is in one of them only" in refusal(path)
+    # As many from the same first to the same last.
+    recording(tmp_path / "chat.json", layers=(1, 2, 3, 4, 5, 6, 8))
+    recording(tmp_path / "code.json", layers=(1, 2, 3, 4, 5, 7, 8))
+    assert "layer 6 is in one of them only" in refusal(path)
 
 
 def test_a_layer_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -270,6 +275,8 @@ def test_the_running_placement_is_read_in_every_form(tmp_path: Path, form: str) 
         ("[[0, 1, 2], [0, 1, 2]]", "3 slots, which the 4 ranks"),
         ("[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1]]", "rows differ in length"),
         ('{"other": 1}', "no placement in it"),
+        ('{"decision": {"tp": 1}}', "current.json: no placement in it; expected"),
+        ('{"decision": {"layer_ids": [[0]], "physical_to_logical": [[0]]}}', "no placement in it"),
         ("[[true, true], [true, false]]", "holds bool values"),
         ("{", "cannot read the placement: Expecting property name"),
     ],
@@ -322,7 +329,7 @@ def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path)
     recording(tmp_path / "code.json", experts=9)
     expect("'code' has 9 experts, 'chat' has 8")
     recording(tmp_path / "code.json", layers=(1, 3))
-    expect("'code' has layers 1, 3 recorded, 'chat' has layers 1, 2")
+    expect("'code' has layers 1, 3, 'chat' has 1, 2; layer 2 is in one of them only")
     path.write_text(path.read_text().replace("goal:", f"{head}goal:", 1))
     for name in ("chat", "code"):
         recording(tmp_path / f"{name}.json")
