@@ -19,6 +19,7 @@ from tuner.verify.slurm import (
     JOB_LOG_NAME,
     JOB_NAME,
     LOST_NODE_EXIT,
+    RESTARTED,
     STARTED_NAME,
     SlurmLauncher,
 )
@@ -118,10 +119,7 @@ def _report(lab: Lab) -> str:
     return f"(trial / {REPORT_NAME!r}).write_text({REPORT.model_dump_json()!r})"
 
 
-def test_a_trial_is_submitted_by_a_name_awaited_and_read(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBATCH_ARRAY_INX", "1-4")
+def test_a_trial_is_submitted_by_a_name_awaited_and_read(lab: Lab) -> None:
     lab.runs("time.sleep(1.2)", _report(lab))
     launcher = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))
     result = launcher(lab.launch)
@@ -135,7 +133,6 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(
     assert "--nodes=1" in words
     assert sum("--cpus-per-task" in word for word in words) == 1
     assert not lab.calls("scancel")
-    assert "SBATCH_ARRAY_INX" not in (lab.folder / "variables").read_text()
     assert "profilers.local_ranks" in (lab.trial / JOB_NAME).read_text()
 
 
@@ -219,3 +216,39 @@ def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
     with pytest.raises(SchedulerError, match="cancelled"):
         launcher(lab.launch)
     _is_cancelled(lab)
+
+
+def test_a_job_is_cancelled_though_sbatch_does_not_end(lab: Lab) -> None:
+    lab.runs(
+        "import signal",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "time.sleep(600)",
+    )
+    assert lab.launcher()(replace(lab.launch, latest_s=1.5)).status == "timeout"
+    _is_cancelled(lab)
+
+
+def test_a_wait_that_ends_before_its_job_cancels_it(lab: Lab) -> None:
+    lab.runs(code=0)
+    assert lab.launcher()(lab.launch).reason == "the trial ended without a readable report"
+    _is_cancelled(lab)
+
+
+def test_a_run_that_slurm_repeats_is_judged_by_its_last_time(lab: Lab) -> None:
+    lost = "*** JOB 41 ON a CANCELLED AT 1 DUE TO PREEMPTION ***\n"
+    lab.runs(code=1, log=f"{lost}{RESTARTED}\nValueError: shapes differ\n")
+    result = lab.launcher()(lab.launch)
+    assert (result.status, result.reason) == ("crashed", "ValueError: shapes differ")
+
+
+def test_no_variable_of_sbatch_sets_what_the_launcher_sets(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_CLUSTERS", "SBATCH_GET_USER_ENV"}
+    for name in (*names, "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "1")
+    lab.runs(code=1)
+    lab.launcher()(lab.launch)
+    given = set((lab.folder / "variables").read_text().split())
+    assert not names & given
+    assert "SBATCH_ACCOUNT" in given
