@@ -213,6 +213,7 @@ class SlurmLauncher:
         tail = log_tail(folder / JOB_LOG_NAME).rpartition(RESTARTED)[2]
         if ran.exit_code and _SUBMITTED.search(said) is None:
             line = re.sub(r"^sbatch: (error: )?", "", said.strip().rpartition("\n")[2])
+            line = line or f"exit code {ran.exit_code}"
             raise SchedulerError(f"sbatch does not accept the trial: {line}; resume with --resume")
         if ran.exit_code:
             for pattern, status, reason in _FAILURES:
@@ -226,7 +227,9 @@ class SlurmLauncher:
             time.sleep(0.5)
         if ran.exit_code == DEADLINE_EXIT:
             ran = replace(ran, exit_code=None)
-        return reference_result(ran, folder, deadline_s=launch.deadline_s, tail=said + tail)
+        return reference_result(
+            ran, folder, deadline_s=launch.deadline_s, tail=_SUBMITTED.sub("", said) + tail
+        )
 
     def stop(self) -> None:
         """Cancel every running job; their calls raise."""

@@ -183,6 +183,10 @@ def test_what_slurm_refuses_ends_the_verification(lab: Lab) -> None:
     lab.does("sys.exit('sbatch: error: Batch job submission failed: Invalid partition')")
     with pytest.raises(SchedulerError, match=r"does not accept the trial: Batch job .* partition"):
         lab.launcher()(lab.launch)
+    lab.forget()
+    lab.does("sys.exit(1)")
+    with pytest.raises(SchedulerError, match=r"does not accept the trial: exit code 1; resume"):
+        lab.launcher()(lab.launch)
 
 
 @each_row(
@@ -192,6 +196,8 @@ def test_what_slurm_refuses_ends_the_verification(lab: Lab) -> None:
         (77, "", "out_of_memory", "a rank ran out of memory"),
         (137, "", "out_of_memory", "a process was killed by the system"),
         (1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
+        (2, "no cause\n", "crashed", "exit code 2: no cause"),
+        (2, "", "crashed", "exit code 2"),
         (1, "*** JOB 41 CANCELLED AT 1 DUE TO TIME LIMIT ***", "timeout", "allow more with"),
         (DEADLINE_EXIT, "", "timeout", "no report after 60 s; the trial was ended"),
         (LOST_NODE_EXIT, "", "crashed", NODE_GONE),
@@ -207,6 +213,7 @@ def test_every_end_without_a_report_has_a_status_and_a_reason(
     result = lab.launcher()(lab.launch)
     assert result.status == status
     assert reason in result.reason
+    assert "41" not in result.reason
 
 
 def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
