@@ -119,7 +119,12 @@ def _report(lab: Lab) -> str:
     return f"(trial / {REPORT_NAME!r}).write_text({REPORT.model_dump_json()!r})"
 
 
-def test_a_trial_is_submitted_by_a_name_awaited_and_read(lab: Lab) -> None:
+def test_a_trial_is_submitted_by_a_name_awaited_and_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_CLUSTERS", "SBATCH_GET_USER_ENV"}
+    for name in (*ours, "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "1")
     lab.runs("time.sleep(1.2)", _report(lab))
     launcher = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))
     result = launcher(lab.launch)
@@ -133,6 +138,8 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(lab: Lab) -> None:
     assert "--nodes=1" in words
     assert sum("--cpus-per-task" in word for word in words) == 1
     assert not lab.calls("scancel")
+    variables = set((lab.folder / "variables").read_text().split())
+    assert variables & {*ours, "SBATCH_ACCOUNT"} == {"SBATCH_ACCOUNT"}
     assert "profilers.local_ranks" in (lab.trial / JOB_NAME).read_text()
 
 
@@ -196,6 +203,7 @@ def test_what_slurm_refuses_ends_the_verification(lab: Lab) -> None:
         (77, "", "out_of_memory", "a rank ran out of memory"),
         (137, "", "out_of_memory", "a process was killed by the system"),
         (1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
+        (1, f"DUE TO PREEMPTION\n{RESTARTED}\nValueError: a", "crashed", "ValueError: a"),
         (2, "no cause\n", "crashed", "exit code 2: no cause"),
         (2, "", "crashed", "exit code 2"),
         (1, "*** JOB 41 CANCELLED AT 1 DUE TO TIME LIMIT ***", "timeout", "allow more with"),
@@ -214,6 +222,7 @@ def test_every_end_without_a_report_has_a_status_and_a_reason(
     assert result.status == status
     assert reason in result.reason
     assert "41" not in result.reason
+    _is_cancelled(lab)
 
 
 def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
@@ -233,29 +242,3 @@ def test_a_job_is_cancelled_though_sbatch_does_not_end(lab: Lab) -> None:
     )
     assert lab.launcher()(replace(lab.launch, latest_s=1.5)).status == "timeout"
     _is_cancelled(lab)
-
-
-def test_a_wait_that_ends_before_its_job_cancels_it(lab: Lab) -> None:
-    lab.runs(code=0)
-    assert lab.launcher()(lab.launch).reason == "the trial ended without a readable report"
-    _is_cancelled(lab)
-
-
-def test_a_run_that_slurm_repeats_is_judged_by_its_last_time(lab: Lab) -> None:
-    lost = "*** JOB 41 ON a CANCELLED AT 1 DUE TO PREEMPTION ***\n"
-    lab.runs(code=1, log=f"{lost}{RESTARTED}\nValueError: shapes differ\n")
-    result = lab.launcher()(lab.launch)
-    assert (result.status, result.reason) == ("crashed", "ValueError: shapes differ")
-
-
-def test_no_variable_of_sbatch_sets_what_the_launcher_sets(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = {"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_CLUSTERS", "SBATCH_GET_USER_ENV"}
-    for name in (*names, "SBATCH_ACCOUNT"):
-        monkeypatch.setenv(name, "1")
-    lab.runs(code=1)
-    lab.launcher()(lab.launch)
-    given = set((lab.folder / "variables").read_text().split())
-    assert not names & given
-    assert "SBATCH_ACCOUNT" in given
