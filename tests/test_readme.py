@@ -160,6 +160,7 @@ def paths_in(readme: Path) -> tuple[str, ...]:
     """Return the paths of the checkout that code spans name, whole or within a command."""
     prose = re.sub(r"^```.*?^```$", "", readme.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     spans = " ".join(re.findall(r"`([^`]+)`", prose))
+    # A path of a former commit, as `git show` takes it, follows a colon.
     return tuple(re.findall(rf"(?<![\w/.:])((?:{'|'.join(FOLDERS)})/[\w./*-]+)", spans))
 
 

@@ -304,10 +304,10 @@ class CommandLauncher:
         reader.read_on(to_end=True)
         tail = log_tail(launch.folder / LOG_NAME)
         if ran.exit_code is None and not ran.stopped:
-            return timeout_result(
-                deadline_s,
-                wall_s=ran.wall_s,
-                steps=len(metrics().steps_s),
+            steps = len(metrics().steps_s)
+            ended = timeout_result(deadline_s, wall_s=ran.wall_s, steps=steps)
+            return (
+                ended if steps else replace(ended, reason=ended.reason + _build_lock(environment))
             )
         if ran.exit_code:
             return failure_result(ran.exit_code, tail=tail, wall_s=ran.wall_s)
@@ -332,6 +332,18 @@ class CommandLauncher:
 
     def stop(self) -> None:
         """Nothing to do: no other trial runs."""
+
+
+def _build_lock(environment: Mapping[str, str]) -> str:
+    """Name a lock of PyTorch's builds that a trial without a step may have waited for.
+
+    A build that is killed, as with its trial, leaves its lock, and others wait for it endlessly
+    (torch 2.13, utils/file_baton.py).
+    """
+    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", ""), ".cache")
+    root = Path(environment.get("TORCH_EXTENSIONS_DIR") or Path(cache, "torch_extensions"))
+    locks = sorted({*root.glob("*/lock"), *root.glob("*/*/lock")})
+    return f"; if no build of PyTorch runs, remove {locks[0]}" if locks else ""
 
 
 def _loads_note(plan: Plan) -> str:

@@ -136,6 +136,8 @@ PROBE_S: Final = 60
 
 _SUBMITTED: Final = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 """The job's id, as `sbatch --parsable` prints it."""
+RESTARTED: Final = "moetune: Slurm has started the job again"
+"""Line in a job's log between two of its runs; a requeued job appends to one log."""
 _FAILURES: Final[tuple[tuple[str, TrialStatus, str], ...]] = (
     (
         "DUE TO TIME LIMIT",
@@ -176,8 +178,9 @@ class SlurmLauncher:
         self._options = options
         self._requeue = requeue
         self._queue_s = queue_s
-        # Other variables of sbatch are overruled by its arguments.
-        self._environment = {k: v for k, v in environment.items() if k != "SBATCH_ARRAY_INX"}
+        own = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN} | {"SBATCH_ARRAY_INX"}
+        # Other variables of sbatch are the user's, or overruled by its arguments.
+        self._environment = {k: v for k, v in environment.items() if k not in own}
         self._on_message = on_message
         self._stopping = threading.Event()
 
@@ -206,9 +209,11 @@ class SlurmLauncher:
             watch=self._watch(launch, folder),
             option="--launcher slurm",
         )
-        said, tail = log_tail(folder / LOG_NAME), log_tail(folder / JOB_LOG_NAME)
+        said = log_tail(folder / LOG_NAME)
+        tail = log_tail(folder / JOB_LOG_NAME).rpartition(RESTARTED)[2]
         if ran.exit_code and _SUBMITTED.search(said) is None:
             line = re.sub(r"^sbatch: (error: )?", "", said.strip().rpartition("\n")[2])
+            line = line or f"exit code {ran.exit_code}"
             raise SchedulerError(f"sbatch does not accept the trial: {line}; resume with --resume")
         if ran.exit_code:
             for pattern, status, reason in _FAILURES:
@@ -222,7 +227,9 @@ class SlurmLauncher:
             time.sleep(0.5)
         if ran.exit_code == DEADLINE_EXIT:
             ran = replace(ran, exit_code=None)
-        return reference_result(ran, folder, deadline_s=launch.deadline_s, tail=said + tail)
+        return reference_result(
+            ran, folder, deadline_s=launch.deadline_s, tail=_SUBMITTED.sub("", said) + tail
+        )
 
     def stop(self) -> None:
         """Cancel every running job; their calls raise."""
@@ -318,15 +325,24 @@ def job_script(*, folder: Path, shape: LaunchShape, deadline_s: float, restarts:
 
 _WAIT: Final = f"""
 cancel() {{ env -u {TRIAL_MARK} setsid scancel --quiet --name="$0"; }}
-trap 'kill $! 2> /dev/null; wait; cancel; exit 143' TERM INT HUP
+finish() {{
+  # A request that is under way may still make a job; a sbatch that hangs must not keep it.
+  kill "$request"
+  {{ sleep {GRACE_S / 3.0:.0f}; kill -KILL "$request"; }} &
+  wait "$request"
+  cancel
+  exit 143
+}} 2> /dev/null
+trap finish TERM INT HUP
 stdbuf -oL sbatch --wait --parsable "$@" &
-wait $!
+request=$!
+wait "$request"
 code=$?
-# Slurm may be about to start a job again that sbatch takes for ended.
-((code == 0)) || cancel
+# Slurm may be about to start a job again, or run one still, that sbatch takes for ended.
+((code == 0)) && [[ -e "${{!#%/*}}/{REPORT_NAME}" ]] || cancel
 exit "$code"
 """
-"""Submits a job and waits for it; `$0` is its name."""
+"""Submits a job and waits for it; `$0` is its name, and the last argument its script."""
 
 _RENDEZVOUS: Final = (
     '--node-rank="$SLURM_NODEID" --rdzv-backend=static'
@@ -338,6 +354,7 @@ set -u
 cd -- {{folder}} || exit 1
 restarts="${{{{SLURM_RESTART_COUNT:-0}}}}"
 ((restarts <= {{most_restarts}})) || exit {LOST_NODE_EXIT}
+((restarts == 0)) || echo "{RESTARTED}"
 rm -f {REPORT_NAME} {PROGRESS_NAME}
 touch {STARTED_NAME}
 unset RANK WORLD_SIZE LOCAL_RANK

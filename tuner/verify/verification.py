@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
@@ -25,11 +25,6 @@ from tuner.verify.evidence import (
 )
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
 from tuner.verify.space import TrainSpace
-
-if TYPE_CHECKING:
-    # Optuna is imported where a study is opened, not where records are read.
-    pass
-
 
 HALVING_ERROR: Final = 0.08
 """Half a 90 % band of what each halving of a job may change, relative: caches, memory and switches
@@ -84,7 +79,8 @@ def conclude(
     records = sorted(records, key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
-    steps = {one.decision: _whole_step(one, space, residual) for one in sorted(ran, key=_size)}
+    jobs = sorted(_joined(ran), key=_size)
+    steps = {one.decision: _whole_step(one, space, residual) for one in jobs}
     first = None if plan.decision is None else steps.get(plan.decision)
     untried = plan.decision not in {record.decision for record in records}
     if space is not None and plan.decision is not None and ran and untried:
@@ -106,6 +102,24 @@ def conclude(
         accuracy=_accuracy(ran),
         notes=notes,
     )
+
+
+def _joined(ran: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return one record per job, with the steps of all its launches.
+
+    Only former releases launched a job again that had run.
+    """
+    joined: dict[object, TrialRecord] = {}
+    for record in ran:
+        known = joined.setdefault(record.job, record)
+        if known is record:
+            continue
+        steps_s = (*known.measured_steps_s, *record.measured_steps_s)
+        median_s = statistics.median(steps_s or [measured_s(record)])
+        joined[record.job] = record.model_copy(
+            update={"measured_steps_s": steps_s, "measured_step_s": median_s}
+        )
+    return tuple(joined.values())
 
 
 def _size(record: TrialRecord) -> tuple[float, int]:

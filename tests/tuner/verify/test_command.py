@@ -23,6 +23,7 @@ from tuner.goals.verify import command_trials
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.command import CommandLauncher, fill_template, find_adapter, parse_template
 from tuner.verify.launcher import Launch
+from tuner.verify.loop import HUNG
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
@@ -361,6 +362,24 @@ def test_ends_without_steps_have_a_reason(launch: Launch) -> None:
     assert (failed.status, failed.reason) == ("crashed", "RuntimeError: no data set")
     full = _launcher("raise MemoryError('torch.OutOfMemoryError: CUDA out of memory.')")(launch)
     assert full.status == "out_of_memory"
+
+
+def test_a_trial_that_waits_for_a_killed_build_names_its_lock(
+    launch: Launch, tmp_path: Path
+) -> None:
+    lock = tmp_path / "builds" / "py311_cpu" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    waits = dataclasses.replace(
+        _launcher("import time; time.sleep(60)"),
+        environment={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "builds")},
+    )
+    short = dataclasses.replace(launch, latest_s=0.5)
+    assert str(lock) not in waits(short).reason
+    lock.touch()
+    ended = waits(short)
+    assert ended.status == "timeout"
+    assert ended.reason.endswith(f"if no build of PyTorch runs, remove {lock}")
+    assert HUNG.match(ended.reason)
 
 
 def test_ranks_of_a_surrounding_launcher_are_not_handed_on(launch: Launch) -> None:

@@ -314,6 +314,27 @@ def test_a_difference_inside_the_noise_is_a_tie(planned: Path, record: Record) -
     assert alone.tie
 
 
+def test_launches_that_former_releases_repeated_count_together(
+    planned: Path, record: Record
+) -> None:
+    other = _others(planned)[0]
+    made = _concluded(
+        planned,
+        [
+            record(0, measured_s=2.0),
+            record(1, measured_s=2.2, decision=other),
+            # The median of five steps of 2.0 s and of five of 2.6 s is 2.3 s.
+            record(2, measured_s=2.6, origin="repeat"),
+            # That of 2.2 s and 1.9 s is 2.05 s: the winner.
+            record(3, measured_s=1.9, decision=other, origin="repeat"),
+        ],
+    )
+    assert made.winner == other
+    assert made.winner_step_s == pytest.approx(2.05)
+    assert made.regret_ratio == pytest.approx(2.3 / 2.05 - 1.0)
+    assert len(made.trials) == 4
+
+
 def test_single_steps_have_no_noise_to_hide_in(planned: Path, record: Record) -> None:
     first = record(0, measured_s=2.0, measured_steps_s=(2.0,))
     winner = record(1, measured_s=1.999, measured_steps_s=(1.999,), decision=_others(planned)[0])

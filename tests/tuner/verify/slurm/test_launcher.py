@@ -19,6 +19,7 @@ from tuner.verify.slurm import (
     JOB_LOG_NAME,
     JOB_NAME,
     LOST_NODE_EXIT,
+    RESTARTED,
     STARTED_NAME,
     SlurmLauncher,
 )
@@ -121,7 +122,9 @@ def _report(lab: Lab) -> str:
 def test_a_trial_is_submitted_by_a_name_awaited_and_read(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SBATCH_ARRAY_INX", "1-4")
+    ours = {"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_CLUSTERS", "SBATCH_GET_USER_ENV"}
+    for name in (*ours, "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "1")
     lab.runs("time.sleep(1.2)", _report(lab))
     launcher = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))
     result = launcher(lab.launch)
@@ -135,7 +138,8 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(
     assert "--nodes=1" in words
     assert sum("--cpus-per-task" in word for word in words) == 1
     assert not lab.calls("scancel")
-    assert "SBATCH_ARRAY_INX" not in (lab.folder / "variables").read_text()
+    variables = set((lab.folder / "variables").read_text().split())
+    assert variables & {*ours, "SBATCH_ACCOUNT"} == {"SBATCH_ACCOUNT"}
     assert "profilers.local_ranks" in (lab.trial / JOB_NAME).read_text()
 
 
@@ -186,6 +190,10 @@ def test_what_slurm_refuses_ends_the_verification(lab: Lab) -> None:
     lab.does("sys.exit('sbatch: error: Batch job submission failed: Invalid partition')")
     with pytest.raises(SchedulerError, match=r"does not accept the trial: Batch job .* partition"):
         lab.launcher()(lab.launch)
+    lab.forget()
+    lab.does("sys.exit(1)")
+    with pytest.raises(SchedulerError, match=r"does not accept the trial: exit code 1; resume"):
+        lab.launcher()(lab.launch)
 
 
 @each_row(
@@ -195,6 +203,9 @@ def test_what_slurm_refuses_ends_the_verification(lab: Lab) -> None:
         (77, "", "out_of_memory", "a rank ran out of memory"),
         (137, "", "out_of_memory", "a process was killed by the system"),
         (1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
+        (1, f"DUE TO PREEMPTION\n{RESTARTED}\nValueError: a", "crashed", "ValueError: a"),
+        (2, "no cause\n", "crashed", "exit code 2: no cause"),
+        (2, "", "crashed", "exit code 2"),
         (1, "*** JOB 41 CANCELLED AT 1 DUE TO TIME LIMIT ***", "timeout", "allow more with"),
         (DEADLINE_EXIT, "", "timeout", "no report after 60 s; the trial was ended"),
         (LOST_NODE_EXIT, "", "crashed", NODE_GONE),
@@ -210,6 +221,8 @@ def test_every_end_without_a_report_has_a_status_and_a_reason(
     result = lab.launcher()(lab.launch)
     assert result.status == status
     assert reason in result.reason
+    assert "41" not in result.reason
+    _is_cancelled(lab)
 
 
 def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
@@ -218,4 +231,14 @@ def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
     launcher.stop()
     with pytest.raises(SchedulerError, match="cancelled"):
         launcher(lab.launch)
+    _is_cancelled(lab)
+
+
+def test_a_job_is_cancelled_though_sbatch_does_not_end(lab: Lab) -> None:
+    lab.runs(
+        "import signal",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "time.sleep(600)",
+    )
+    assert lab.launcher()(replace(lab.launch, latest_s=1.5)).status == "timeout"
     _is_cancelled(lab)

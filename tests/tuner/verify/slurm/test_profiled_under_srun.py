@@ -100,7 +100,9 @@ def test_a_rank_that_is_killed_is_named_by_its_node_and_what_was_measured_is_kep
         os.kill(_ranks(out)[1], signal.SIGKILL)
         _, complained = process.communicate(timeout=60.0)
     assert process.returncode != 0
-    assert "moetune: rank 1 on n2 died or was cut off" in complained
+    # srun names the rank, and moetune says what the others do.
+    parts = ("n2: task 1: Killed", "moetune: lost its peers: ")
+    assert all(part in complained for part in parts), complained
     assert f"what was measured is kept in {out}" in complained
     profile = read_profile(out, with_incomplete=True)
     assert profile.header.tables["link"].complete

@@ -14,6 +14,7 @@ from tuner.verify.slurm import (
     JOB_NAME,
     LOST_NODE_EXIT,
     MOST_RESTARTS,
+    RESTARTED,
     STARTED_NAME,
     job_script,
 )
@@ -74,7 +75,7 @@ def _scontrol_calls(tmp_path: Path) -> str:
 @each_row("code", [0, 2, 77, DEADLINE_EXIT])
 def test_a_job_ends_as_its_ranks_do(job: Callable[..., Done], tmp_path: Path, code: int) -> None:
     done = job(f'[[ "$*" == *true ]] || exit {code}', restarts=2)
-    assert (done.returncode, done.stderr) == (code, "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, f"{RESTARTED}\n", "")
     assert (tmp_path / "it's a trial" / STARTED_NAME).exists()
     assert not _scontrol_calls(tmp_path)
 
