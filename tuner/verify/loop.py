@@ -34,6 +34,11 @@ from tuner.verify.budget.scale import Scale
 from tuner.verify.launcher import NO_REPORT, NODE_GONE
 from tuner.verify.records import AnyRecord, Decision, LaunchRecord, LaunchRequest, Proposal, Trial
 
+if TYPE_CHECKING:
+    # Optuna is imported where a study is opened, not where records are read.
+    from tuner.verify.search import StudySearch
+    from tuner.verify.study.shared import StudySnapshot
+
 ENOUGH: Final = 2
 """Identical failures."""
 
@@ -95,12 +100,6 @@ def stop_notes(
         f"stopped: {len(failures)} trials failed identically, so {left} of {trials} were not"
         " launched; fix the cause and verify with --resume, which retries these first",
     )
-
-
-if TYPE_CHECKING:
-    # Optuna is imported where a study is opened, not where records are read.
-    from tuner.verify.search import StudySearch
-    from tuner.verify.study.shared import StudySnapshot
 
 
 Arguments = ParamSpec("Arguments")

@@ -89,8 +89,8 @@ def evaluate_workload(
         value_P, events = np.array([traffic]), math.inf
         if one.has_holdout_transitions or not is_chain:
             # Of all tokens, no gain is stated.
-            is_judged = split is Split.HOLDOUT
-            value_P = batch_traffic(problem, one, placement) if is_judged else value_P
+            is_holdout = split is Split.HOLDOUT
+            value_P = batch_traffic(problem, one, placement) if is_holdout else value_P
         elif one.recording.transition_MEE is not None:
             # Every pair of a token's choices counts at most, and pairs of one are not independent.
             pairs = float(one.recording.top_k or 1) ** 2
