@@ -36,11 +36,11 @@ def check_recordings(
                     f"{source}: goal.workloads: {name!r} has {value} {what}, {whose} has {first};"
                     " workloads of one plan must be of one model"
                 )
-        unshared = sorted(set(one.layer_ids) ^ set(first_one.layer_ids))
-        if unshared:
+        single = sorted(set(one.layer_ids) ^ set(first_one.layer_ids))
+        if single:
             raise SpecError(
                 f"{source}: goal.workloads: {name!r} has layers {_shown_layers(one.layer_ids)},"
-                f" {first_name!r} has {_shown_layers(first_one.layer_ids)}; layer {unshared[0]} is in"
+                f" {first_name!r} has {_shown_layers(first_one.layer_ids)}; layer {single[0]} is in"
                 " one of them only; record the same layers"
             )
     if model is not None:
