@@ -63,7 +63,7 @@ from tuner.goals.verify import deployment_trials as deployment_trials
 from tuner.goals.verify import slurm_trials as slurm_trials
 from tuner.goals.verify import verify as verify
 from tuner.goals.verify import verify_serve as verify_serve
-from tuner.goals.verify import work_of as work_of
 from tuner.plans.what_if import parse_changes as parse_changes
 from tuner.regress.check import check as check
 from tuner.report.written import rendered as rendered
+from tuner.verify.space import work_of as work_of

@@ -1,4 +1,4 @@
-"""What a file of JSON, numpy (`.npy`) or torch (`.pt`) holds: plain values and arrays of numpy.
+"""Contents of a file of JSON, numpy (`.npy`) or torch (`.pt`): plain values and arrays of numpy.
 
 The first bytes say which of them it is. A file is bounded as it lies and as it unpacks, and nothing
 in it is executed: arrays of objects are pickles and refused, and `torch.load(weights_only=True)`

@@ -20,7 +20,6 @@ launch of the best setting may be than its median.
 import argparse
 import itertools
 import json
-import math
 import random
 import statistics
 import sys
@@ -38,6 +37,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from tests.benchmarks.engine_layouts import ENGINES, engine_of, predicted
+from tests.benchmarks.measure_vllm_settings import CONCURRENCY, KNOBS, MAX_MODEL_LEN, requests_of
 from tests.benchmarks.processor_deployments import CHECKOUT, MODEL
 from tests.benchmarks.processor_deployments import STORED as KERNELS
 from tuner.config.serve import Role
@@ -52,18 +52,8 @@ from tuner.verify.search import PriorSampler
 from tuner.verify.space import MEMORY_ERROR, STEP_ERROR, priced_point
 
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm-settings"
-KNOBS: Final[Mapping[str, tuple[int, ...]]] = {
-    "max_num_batched_tokens": (128, 256, 512, 1024),
-    "max_num_seqs": (4, 8, 16, 32),
-    "long_prefill_token_threshold": (0, 128),
-    "block_size": (32, 128),
-}
-CONCURRENCY: Final = 24
-"""Requests in flight."""
-REQUESTS: Final = 72
-MAX_MODEL_LEN: Final = 1024
 TARGETS: Final = {"ttft_s": 2.0, "tpot_s": 0.1}
-"""Of P90, as processor_deployments.py states them."""
+"""Seconds of P90, as in processor_deployments.py."""
 NAMES: Final = ("random", "predicted", "tpe", "prior")
 
 Metrics = tuple[float, ...]
@@ -79,16 +69,6 @@ class Table:
     points: tuple[PricedPoint, ...]
     repeats: tuple[tuple[Metrics, ...], ...]
     errors: tuple[float, ...]
-
-
-def requests_of(seed: int = 0) -> tuple[tuple[int, int], ...]:
-    """Return tokens of prompt and answer of the requests of every launch, in order."""
-    draw = random.Random(seed)
-
-    def tokens(median: int, spread: float, low: int, high: int) -> int:
-        return round(min(high, max(low, draw.lognormvariate(math.log(median), spread))))
-
-    return tuple((tokens(200, 0.7, 16, 768), tokens(28, 0.6, 4, 96)) for _ in range(REQUESTS))
 
 
 def trainer_tables() -> list[Table]:

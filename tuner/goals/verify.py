@@ -65,7 +65,6 @@ from tuner.verify.loop import run_trials, stop_notes
 from tuner.verify.records import Proposal, TrialRecord, Verified, read_trials
 from tuner.verify.slurm import SlurmLauncher, check_programs, parse_options
 from tuner.verify.space import TrainSpace
-from tuner.verify.space import work_of as work_of
 from tuner.verify.termination import exclusive_use, scratch_folder
 from tuner.verify.verification import Effort, Watcher, conclude, verified_plan
 

@@ -155,11 +155,11 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacePool:
-    """What is known of the pool of the ranks; all absent by default."""
+    """Prices and links of the pool of the ranks; all unknown by default."""
 
     pool: Pool | None = None
     hardware: Hardware | None = None
-    """By datasheet and the collectives of the profile; None: only single links are measured."""
+    """Rates of datasheet and collectives; None: only single links are measured."""
     constants: Constants | None = None
     prices: Prices | None = None
     band: Band = (1.0, 1.0)

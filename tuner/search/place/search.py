@@ -60,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """What was found, under the rule that was chosen."""
+    """Candidates of a search, under the rule that was chosen."""
 
     problem: PlaceProblem
     outcome: Outcome[Placement]

@@ -32,13 +32,8 @@ cluster:
 """
 
 
-def planned(
-    folder: Path, goal: str, *, priced: bool, slots: int, emit: str = "[]", skew: float = 0.8
-) -> PlacePlan:
-    rng = np.random.default_rng(11)
-    share_LE = np.exp(skew * rng.standard_normal((4, 8)))
-    share_LE /= share_LE.sum(axis=1, keepdims=True)
-    count_PLE = np.stack([rng.multinomial(40_000, share_LE) for _ in range(4)])
+def store(folder: Path, count_PLE: np.ndarray) -> None:
+    """Write the recording of the only workload."""
     write_recording(
         folder / "chat",
         Recording(
@@ -49,6 +44,16 @@ def planned(
             count_PLE=count_PLE.astype(np.int64),
         ),
     )
+
+
+def planned(
+    folder: Path, goal: str, *, priced: bool, slots: int, emit: str = "[]", skew: float = 0.8
+) -> PlacePlan:
+    rng = np.random.default_rng(11)
+    share_LE = np.exp(skew * rng.standard_normal((4, 8)))
+    share_LE /= share_LE.sum(axis=1, keepdims=True)
+    count_PLE = np.stack([rng.multinomial(40_000, share_LE) for _ in range(4)])
+    store(folder, count_PLE)
     path = folder / "spec.yaml"
     path.write_text(
         f"schema_version: 1\n{MACHINE if priced else ''}goal:\n  kind: place\n"
@@ -118,16 +123,7 @@ def test_both_rules_are_scored_on_the_same_passes(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     share_PLE = rng.dirichlet(np.full(8, 2.0), size=(32, 4))
     count_PLE = np.array([[rng.multinomial(40_000, row) for row in rows] for rows in share_PLE])
-    write_recording(
-        tmp_path / "chat",
-        Recording(
-            model="tiny",
-            workload="chat",
-            layer_ids=(0, 1, 2, 3),
-            top_k=2,
-            count_PLE=count_PLE.astype(np.int64),
-        ),
-    )
+    store(tmp_path, count_PLE)
     problem = state_problem(read_place_spec(tmp_path / "spec.yaml"), settings=SearchSettings())
     (one,) = problem.evidence
     in_order = Placement(expert_LS=np.tile(np.arange(8), (4, 1)))
