@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tuner.engines.serve_rules.traits import Batching
-from tuner.simulate.serving.load import ClosedLoop, Requests, Served
+from tuner.simulate.serving.load import Requests, RunningSequences, Served
 from tuner.simulate.serving.steps import StepTimes
 
 WATERMARK_RATIO: Final = 0.01
@@ -76,34 +76,16 @@ StepObserver = Callable[[int, float, int], None]
 before them, and the sequences, each of which takes as many more at every step as it yields."""
 
 
-@dataclass(slots=True)
-class EngineRank:
+@dataclass(slots=True, kw_only=True)
+class EngineRank(RunningSequences):
     """One attention-data rank of an engine at one moment."""
 
     times: StepTimes
     rules: Rules
     observe: StepObserver | None
-    inputs: list[int]
-    outputs: list[int]
-    arrivals: list[tuple[float, int]]
-    """Requests still to come with their time of arrival, earliest first."""
-    delays_s: list[float]
-    """Seconds before each request of a closed loop is sent."""
-    prefilled_elsewhere: list[bool]
-    cached: list[int]
-    """Tokens of prompts that need not be computed."""
-    loop: ClosedLoop | None = None
-    """Closed loop that sends the requests; None: arrivals are stated, or sent by a router."""
-    now_s: float = 0.0
-    step: int = 0
-    """Steps that running sequences took part in."""
     waiting: deque[int] = field(default_factory=deque)
     partial: deque[list[int]] = field(default_factory=deque)
     """Requests whose prompts are under way, with the tokens done."""
-    running: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of (step of the last token, request)."""
-    past: float = 0.0
-    """Tokens in the cache of all running sequences."""
     prompts: int = 0
     """Tokens of the prompts under way."""
     reserved: int = 0
@@ -111,9 +93,6 @@ class EngineRank:
     since_poll: int = 0
     grows: bool = field(init=False)
     """Outputs take memory as they grow, until there is no more."""
-    arrived_s: dict[int, float] = field(default_factory=dict)
-    first_s: dict[int, float] = field(default_factory=dict)
-    end_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.grows = self.rules.preempts and not self.rules.reserves_output
@@ -130,21 +109,17 @@ class EngineRank:
         elif self.running:
             self.jump()
         else:
-            self.now_s = max(self.now_s, self.arrivals[0][0])
-
-    def offer(self, request: int, at_s: float) -> None:
-        """Send a request here."""
-        heapq.heappush(self.arrivals, (at_s, request))
+            self.now_s = max(self.now_s, self.coming[0][0])
 
     def due_s(self) -> float:
         """Return when the next turn may be taken without missing what is sent here later.
 
         Running sequences alone need none before one of them ends; with nothing to do it is never.
         """
-        if self.partial or self.waiting or (self.arrivals and self.running):
+        if self.partial or self.waiting or (self.coming and self.running):
             return self.now_s
         if not self.running:
-            return max(self.now_s, self.arrivals[0][0]) if self.arrivals else math.inf
+            return max(self.now_s, self.coming[0][0]) if self.coming else math.inf
         num, steps = len(self.running), self.running[0][0] - self.step
         if self.grows and num > 1:
             room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
@@ -157,8 +132,8 @@ class EngineRank:
         if self.since_poll < self.rules.poll_steps and (self.running or self.partial):
             return
         self.since_poll = 0
-        while self.arrivals and self.arrivals[0][0] <= self.now_s:
-            at_s, request = heapq.heappop(self.arrivals)
+        while self.coming and self.coming[0][0] <= self.now_s:
+            at_s, request = heapq.heappop(self.coming)
             self.arrived_s[request] = at_s
             self.waiting.append(request)
 
@@ -211,7 +186,7 @@ class EngineRank:
 
         There are 0 where memory has run out: the sequence that came last is sent back first.
         """
-        running, times, arrivals = self.running, self.times, self.arrivals
+        running, times, coming = self.running, self.times, self.coming
         num, steps = len(running), running[0][0] - self.step
         gained = times.tokens_per_step
         if self.grows and num > 1:
@@ -220,7 +195,7 @@ class EngineRank:
                 self.preempt()
                 return 0, 0.0
             steps = min(steps, room)
-        coming_s = arrivals[0][0] if arrivals else math.inf
+        coming_s = coming[0][0] if coming else math.inf
         if coming_s <= self.now_s:
             steps = min(steps, max(self.rules.poll_steps - self.since_poll, 1))
         mean_past = self.past / num
@@ -268,8 +243,7 @@ class EngineRank:
         """Note the end, and send what a closed loop sends then."""
         self.end_s[request] = self.now_s
         self.reserved -= self.inputs[request] + self.outputs[request]
-        for after in () if self.loop is None else self.loop.ended(request):
-            heapq.heappush(self.arrivals, (self.now_s + self.delays_s[after], after))
+        self.send_after(request, self.now_s)
 
     def prompt_step(self) -> None:
         """One step with prompts, beside running sequences unless prefill goes first."""
@@ -361,7 +335,7 @@ def simulate(
     rank = engine_rank(requests, times=times, rules=rules, concurrency=concurrency, observe=observe)
     while len(rank.end_s) < len(requests.input_R):
         rank.turn()
-    return served_by(rank, requests)
+    return rank.served(requests)
 
 
 def engine_rank(
@@ -373,30 +347,6 @@ def engine_rank(
     observe: StepObserver | None = None,
 ) -> EngineRank:
     """Return a rank before its first request."""
-    count = len(requests.input_R)
-    delays_s = requests.delays_s
-    loop = None
-    if requests.arrival_s_R is None:
-        loop = ClosedLoop(requests, concurrency=concurrency)
-        arrivals = sorted((delays_s[request], request) for request in loop.first())
-    else:
-        arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    return EngineRank(
-        times=times,
-        rules=rules,
-        observe=observe,
-        inputs=requests.input_R.tolist(),
-        outputs=requests.output_R.tolist(),
-        arrivals=arrivals,
-        loop=loop,
-        delays_s=delays_s,
-        prefilled_elsewhere=requests.prefilled_elsewhere,
-        cached=requests.cached,
-    )
-
-
-def served_by(rank: EngineRank, requests: Requests) -> Served:
-    """Return the times of requests that a rank has served."""
-    return Served.in_order(
-        requests, arrived_s=rank.arrived_s, first_s=rank.first_s, end_s=rank.end_s
-    )
+    rank = EngineRank.of(requests, times=times, rules=rules, observe=observe)
+    rank.send_first(requests, concurrency=concurrency)
+    return rank

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tuner.simulate.serving.load import ClosedLoop, Requests, Served
+from tuner.simulate.serving.load import Requests, RunningSequences, Served
 from tuner.simulate.serving.steps import StepTimes
 
 
@@ -64,35 +64,18 @@ def prompts_of_step(
     return taken, longest
 
 
-@dataclass(slots=True)
-class _DisaggregatedSimulation:
+@dataclass(slots=True, kw_only=True)
+class _DisaggregatedSimulation(RunningSequences):
     stations: Stations
-    inputs: list[int]
-    outputs: list[int]
-    prefilled_elsewhere: list[bool]
-    delays_s: list[float]
-    """Seconds before each request of a closed loop is sent."""
-    loop: ClosedLoop | None
-    """Closed loop that sends the requests; None: arrivals are stated."""
     free_s: list[float]
     """Heap: when each prefill worker is free."""
     queue: deque[int] = field(default_factory=deque)
     """Prompts that wait for a prefill worker."""
-    coming: list[tuple[float, int]] = field(default_factory=list)
-    """Heap: when requests arrive."""
     ready: list[tuple[float, int]] = field(default_factory=list)
     """Heap: when a read prompt has been transferred."""
-    running: list[tuple[int, int]] = field(default_factory=list)
-    now_s: float = 0.0
-    step: int = 0
-    past: float = 0.0
-    arrived_s: dict[int, float] = field(default_factory=dict)
-    first_s: dict[int, float] = field(default_factory=dict)
-    end_s: dict[int, float] = field(default_factory=dict)
 
     def send(self, request: int, at_s: float) -> None:
-        """A request comes at that time."""
-        at_s += self.delays_s[request]
+        """Let a request come at that time, to the decode ranks if its prompt has been read."""
         if self.prefilled_elsewhere[request]:
             self.arrived_s[request] = at_s
             heapq.heappush(self.ready, (at_s, request))
@@ -168,37 +151,20 @@ class _DisaggregatedSimulation:
             _, request = heapq.heappop(self.running)
             self.past -= self.inputs[request] + 1 + self.steps_of(request) * gained
             self.end_s[request] = self.now_s
-            for after in () if self.loop is None else self.loop.ended(request):
-                self.send(after, self.now_s)
+            self.send_after(request, self.now_s)
 
 
 def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrency: int) -> Served:
     """Serve all requests: as they arrive, or in a closed loop `concurrency` at a time."""
-    count = len(requests.input_R)
-    loop = None
-    if requests.arrival_s_R is None:
-        loop = ClosedLoop(requests, concurrency=concurrency)
-    simulation = _DisaggregatedSimulation(
-        stations=stations,
-        inputs=requests.input_R.tolist(),
-        outputs=requests.output_R.tolist(),
-        prefilled_elsewhere=requests.prefilled_elsewhere,
-        delays_s=requests.delays_s,
-        loop=loop,
-        free_s=[0.0] * stations.prefill_workers,
+    simulation = _DisaggregatedSimulation.of(
+        requests, stations=stations, free_s=[0.0] * stations.prefill_workers
     )
-    if requests.arrival_s_R is not None:
-        for request, at_s in enumerate(requests.arrival_s_R.tolist()):
-            simulation.send(request, at_s)
-    for request in () if loop is None else loop.first():
-        simulation.send(request, 0.0)
-    while len(simulation.end_s) < count:
+    simulation.send_first(requests, concurrency=concurrency)
+    while len(simulation.end_s) < len(requests.input_R):
         simulation.read()
         simulation.join()
         if simulation.running:
             simulation.jump()
         else:
             simulation.now_s = max(simulation.now_s, simulation.next_s())
-    return Served.in_order(
-        requests, arrived_s=simulation.arrived_s, first_s=simulation.first_s, end_s=simulation.end_s
-    )
+    return simulation.served(requests)

@@ -10,8 +10,8 @@ Letters: R requests.
 
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -163,6 +163,76 @@ def uniform_requests(
         drawn.append(np.maximum(np.rint(nominal * share_R), 1).astype(np.int64))
     delay_s_R = rng.exponential(delay_s, count) if delay_s > 0.0 else None
     return Requests(input_R=drawn[0], output_R=drawn[1], delay_s_R=delay_s_R)
+
+
+@dataclass(slots=True, kw_only=True)
+class SentRequests:
+    """Requests that simulated servers get, and their times so far."""
+
+    inputs: list[int]
+    outputs: list[int]
+    cached: list[int]
+    """Tokens of prompts that need not be computed."""
+    prefilled_elsewhere: list[bool]
+    delays_s: list[float]
+    """Seconds before each request of a closed loop is sent."""
+    loop: ClosedLoop | None = None
+    """Closed loop that sends the requests; None: arrivals are stated, or sent by a router."""
+    coming: list[tuple[float, int]] = field(default_factory=list)
+    """Heap: when requests arrive."""
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    first_s: dict[int, float] = field(default_factory=dict)
+    end_s: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, requests: Requests, **simulated: Any) -> Self:
+        """Return requests before the first is sent, with the other fields of a simulation."""
+        simulated.setdefault("prefilled_elsewhere", requests.prefilled_elsewhere)
+        return cls(
+            inputs=requests.input_R.tolist(),
+            outputs=requests.output_R.tolist(),
+            cached=requests.cached,
+            delays_s=requests.delays_s,
+            **simulated,
+        )
+
+    def send_first(self, requests: Requests, *, concurrency: int) -> None:
+        """Send the requests at their stated times, or the first of a closed loop."""
+        if requests.arrival_s_R is None:
+            self.loop = ClosedLoop(requests, concurrency=concurrency)
+            for request in self.loop.first():
+                self.send(request, self.delays_s[request])
+        else:
+            for request, at_s in enumerate(requests.arrival_s_R.tolist()):
+                self.send(request, at_s)
+
+    def send(self, request: int, at_s: float) -> None:
+        """Let a request come at that time."""
+        heapq.heappush(self.coming, (at_s, request))
+
+    def send_after(self, request: int, end_s: float) -> None:
+        """Send what a closed loop sends as a request ends."""
+        for after in () if self.loop is None else self.loop.ended(request):
+            self.send(after, end_s + self.delays_s[after])
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningSequences(SentRequests):
+    """Requests on one clock, of which the running ones get tokens at every step together."""
+
+    now_s: float = 0.0
+    step: int = 0
+    """Steps that running sequences took part in."""
+    running: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (step of the last token, request)."""
+    past: float = 0.0
+    """Tokens in the cache of all running sequences."""
+
+    def served(self, requests: Requests) -> "Served":
+        """Return the times of all requests."""
+        return Served.in_order(
+            requests, arrived_s=self.arrived_s, first_s=self.first_s, end_s=self.end_s
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -26,7 +26,7 @@ import numpy as np
 
 from tuner.costs.serve.curves import Floats
 from tuner.engines.serve_rules.traits import Batching
-from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, served_by, simulate
+from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, simulate
 from tuner.simulate.serving.load import Requests, Served, of_a_peer
 from tuner.simulate.serving.steps import StepTimes
 
@@ -204,7 +204,7 @@ def simulate_together(
     engines = [engine_rank(one, times=times, rules=rules, concurrency=concurrency) for one in every]
     while len(engines[0].end_s) < len(requests.input_R):
         _turn(engines)
-    return served_by(engines[0], requests)
+    return engines[0].served(requests)
 
 
 def _turn(engines: Sequence[EngineRank]) -> None:
@@ -221,7 +221,7 @@ def _turn(engines: Sequence[EngineRank]) -> None:
     elif any(engine.running for engine in engines):
         _jump(engines)
     else:
-        coming_s = min(engine.arrivals[0][0] for engine in engines if engine.arrivals)
+        coming_s = min(engine.coming[0][0] for engine in engines if engine.coming)
         _go_to(engines, max(engines[0].now_s, coming_s))
 
 
@@ -248,7 +248,7 @@ def _jump(engines: Sequence[EngineRank]) -> None:
         return
     step_s = max(seconds for _, seconds in ahead)
     now_s = engines[0].now_s
-    coming = [e.arrivals[0][0] - now_s for e in engines if e.arrivals and not e.running]
+    coming = [e.coming[0][0] - now_s for e in engines if e.coming and not e.running]
     if coming:
         steps = min(steps, max(int(np.ceil(min(coming) / step_s)), 1))
     _go_to(engines, now_s + steps * step_s)

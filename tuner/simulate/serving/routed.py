@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from tuner.simulate.serving.batching import EngineRank, Rules
 from tuner.simulate.serving.disaggregated import prompts_of_step
-from tuner.simulate.serving.load import ClosedLoop, Requests, Served
+from tuner.simulate.serving.load import Requests, SentRequests, Served
 from tuner.simulate.serving.routing import Router
 from tuner.simulate.serving.steps import StepTimes
 from tuner.spec.serving.routers import RouterPolicy
@@ -141,18 +141,11 @@ class _PrefillWorker:
         return taken, start_s + step_s
 
 
-@dataclass(slots=True)
-class _RoutedSimulation:
-    requests: Requests
+@dataclass(slots=True, kw_only=True)
+class _RoutedSimulation(SentRequests):
     kinds: Sequence[RoutedInstances]
     prefills: Sequence[PrefillInstances]
     routing: RequestRouting
-    inputs: list[int]
-    outputs: list[int]
-    cached: list[int]
-    elsewhere: list[bool]
-    delays_s: list[float]
-    """Seconds before each request of a closed loop is sent."""
     rng: np.random.Generator
     sessions: list[int]
     ranks: list[EngineRank] = field(default_factory=list)
@@ -164,17 +157,13 @@ class _RoutedSimulation:
     due: list[tuple[float, int, int]] = field(default_factory=list)
     """Heap: when a rank, or beyond them a worker, is due; with the version of the entry."""
     version: list[int] = field(default_factory=list)
-    coming: list[tuple[float, int]] = field(default_factory=list)
     transferred: list[tuple[float, int]] = field(default_factory=list)
     completions: list[tuple[float, int, bool]] = field(default_factory=list)
     """Heap: when a request ends on a place, and whether that is a prefill one."""
-    arrived_s: dict[int, float] = field(default_factory=dict)
     place: dict[int, int] = field(default_factory=dict)
     reader: dict[int, int] = field(default_factory=dict)
     holder: dict[int, int] = field(default_factory=dict)
     misses: set[int] = field(default_factory=set)
-    loop: ClosedLoop | None = None
-    """Closed loop that sends the requests; None: arrivals are stated."""
     ended: int = 0
 
     def build(self) -> tuple[Router, Router]:
@@ -208,9 +197,8 @@ class _RoutedSimulation:
             observe=None,
             inputs=self.inputs,
             outputs=self.outputs,
-            arrivals=[],
             delays_s=[],
-            prefilled_elsewhere=self.elsewhere,
+            prefilled_elsewhere=self.prefilled_elsewhere,
             cached=self.cached,
         )
 
@@ -273,12 +261,7 @@ class _RoutedSimulation:
         heapq.heappush(self.completions, (end_s, place, False))
         if self.prefills and self.routing.holds_prefill:
             heapq.heappush(self.completions, (end_s, self.reader[request], True))
-        for after in () if self.loop is None else self.loop.ended(request):
-            self.submit(after, end_s)
-
-    def submit(self, request: int, at_s: float) -> None:
-        """A request of a closed loop comes."""
-        heapq.heappush(self.coming, (at_s + self.delays_s[request], request))
+        self.send_after(request, end_s)
 
     def arrive(self, prefill: Router, decode: Router) -> None:
         """Send the request that comes next to its instances."""
@@ -326,7 +309,7 @@ class _RoutedSimulation:
         own = self.ranks_of[self.place[request]]
         number = own[0]
         own.append(own.pop(0))
-        self.ranks[number].offer(request, at_s)
+        self.ranks[number].send(request, at_s)
         self.wake(number)
 
 
@@ -349,26 +332,17 @@ def simulate_routed(
     """
     count = len(requests.input_R)
     rng = np.random.default_rng(routing.seed)
-    simulation = _RoutedSimulation(
-        requests=requests,
+    simulation = _RoutedSimulation.of(
+        requests,
         kinds=kinds,
         prefills=prefills,
         routing=routing,
-        inputs=requests.input_R.tolist(),
-        outputs=requests.output_R.tolist(),
-        cached=requests.cached,
-        elsewhere=[bool(prefills)] * count,
-        delays_s=requests.delays_s,
+        prefilled_elsewhere=[bool(prefills)] * count,
         rng=rng,
         sessions=rng.integers(max(count // TURNS, 1), size=count).tolist(),
     )
     prefill, decode = simulation.build()
-    if requests.arrival_s_R is None:
-        simulation.loop = ClosedLoop(requests, concurrency=concurrency)
-        for request in simulation.loop.first():
-            simulation.submit(request, 0.0)
-    else:
-        simulation.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
+    simulation.send_first(requests, concurrency=concurrency)
     coming, transferred = simulation.coming, simulation.transferred
     while simulation.ended < count:
         until_s = coming_s = coming[0][0] if coming else math.inf

@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from tuner.simulate.serving.load import ClosedLoop, Requests, Served
+from tuner.simulate.serving.load import Requests, RunningSequences, Served
 from tuner.simulate.serving.steps import StepTimes
 
 LEAST_LEFT_RATIO: Final = 1e-9
@@ -43,32 +43,15 @@ class Phases:
     most_running: int = 2**31
 
 
-@dataclass(slots=True)
-class _SharedSimulation:
+@dataclass(slots=True, kw_only=True)
+class _SharedSimulation(RunningSequences):
     phases: Phases
-    inputs: list[int]
-    outputs: list[int]
-    cached: list[int]
-    """Tokens of prompts that need not be computed."""
-    coming: list[tuple[float, int]]
-    """Heap: when requests arrive."""
-    loop: ClosedLoop | None
-    """Closed loop that sends the requests; None: arrivals are stated."""
-    delays_s: list[float]
-    now_s: float = 0.0
-    step: int = 0
     waiting: deque[int] = field(default_factory=deque)
     batch: list[int] = field(default_factory=list)
     """Prompts under way."""
     left_ratio: float = 0.0
     """Share of the work of `batch` that is left."""
-    running: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of (step of the last token, request)."""
-    past: int = 0
     reserved: int = 0
-    arrived_s: dict[int, float] = field(default_factory=dict)
-    first_s: dict[int, float] = field(default_factory=dict)
-    end_s: dict[int, float] = field(default_factory=dict)
 
     def arrive(self) -> None:
         """Take in what has come by now."""
@@ -152,8 +135,7 @@ class _SharedSimulation:
         """Note the end, and send what a closed loop sends then."""
         self.end_s[request] = self.now_s
         self.reserved -= self.inputs[request] + self.outputs[request]
-        for after in () if self.loop is None else self.loop.ended(request):
-            heapq.heappush(self.coming, (self.now_s + self.delays_s[after], after))
+        self.send_after(request, self.now_s)
 
 
 def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1) -> Served:
@@ -164,25 +146,9 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
         phases: seconds of both phases.
         concurrency: requests in flight in a closed loop.
     """
-    count = len(requests.input_R)
-    delays_s = requests.delays_s
-    loop = None
-    if requests.arrival_s_R is None:
-        loop = ClosedLoop(requests, concurrency=concurrency)
-        coming = [(delays_s[request], request) for request in loop.first()]
-    else:
-        coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    heapq.heapify(coming)
-    simulation = _SharedSimulation(
-        phases=phases,
-        inputs=requests.input_R.tolist(),
-        outputs=requests.output_R.tolist(),
-        cached=requests.cached,
-        coming=coming,
-        loop=loop,
-        delays_s=delays_s,
-    )
-    while len(simulation.end_s) < count:
+    simulation = _SharedSimulation.of(requests, phases=phases)
+    simulation.send_first(requests, concurrency=concurrency)
+    while len(simulation.end_s) < len(requests.input_R):
         simulation.arrive()
         simulation.begin()
         if simulation.running:
@@ -192,6 +158,4 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
             simulation.read()
         else:
             simulation.now_s = max(simulation.now_s, simulation.coming[0][0])
-    return Served.in_order(
-        requests, arrived_s=simulation.arrived_s, first_s=simulation.first_s, end_s=simulation.end_s
-    )
+    return simulation.served(requests)
