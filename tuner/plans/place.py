@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
 from tuner.config.place import PlaceDecision
+from tuner.plans.goal_plan import GoalCertificate, GoalPlan, GoalProvenance
 from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
 
@@ -89,15 +90,11 @@ class LayerOutcome(Record):
     bound: float
 
 
-class PlaceCertificate(_Stored):
+class PlaceCertificate(_Stored, GoalCertificate):
     """Solver status, objective and bound of the choice, under the model."""
 
     FORMER: ClassVar = frozenset({"space", "within_band"})
 
-    status: Literal["optimal", "feasible", "infeasible", "unknown"]
-    objective: float | None
-    bound: float | None
-    gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     layers: tuple[LayerOutcome, ...] = ()
     """Layer by layer, where the objective is a sum over layers."""
     dispatch: str = "even"
@@ -106,9 +103,6 @@ class PlaceCertificate(_Stored):
     `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of an imbalance that is a mean over drawn launches; 0: exact, or seconds."""
-    solve_s: Seconds
-    """Wall time of planning: from reading the spec to the finished plan, all searches included."""
-    method: str
 
 
 class LayerTimes(_Stored):
@@ -276,44 +270,33 @@ class PlaceAlternative(Record):
     lost_by: str
 
 
-class PlaceProvenance(Record):
+class PlaceProvenance(GoalProvenance):
     """The inputs of the plan."""
 
-    moetune_version: str
-    spec_sha256: str
     recording_sha256: dict[str, str]
     """Hash of each recording by workload."""
-    notes: tuple[str, ...] = ()
 
 
-class PlacePlan(_Stored):
+class PlacePlan(_Stored, GoalPlan):
     """`plan.json` of a placement."""
 
     FORMER: ClassVar = frozenset({"relaxations", "unlaunchable"})
 
-    schema_version: Literal[1] = 1
-    # 1: first release.
     goal: PlaceGoal
     cluster: Cluster | None = None
     """Cluster of the spec, which prices the plan; absent where the spec names none."""
-    emit: tuple[str, ...]
     decision: PlaceDecision | None
     predicted: PlacePrediction | None
     verdict: Verdict | None
     certificate: PlaceCertificate
-    binding_constraint: str
     alternatives: tuple[PlaceAlternative, ...] = ()
     provenance: PlaceProvenance
-    files: tuple[str, ...] = ()
     made_for: tuple[MadeFor, ...] = ()
     """Engine release, nodes and ranks of the placement, by target of `emit`; empty in older
     plans."""
 
     @model_validator(mode="after")
-    def _payload_agrees(self) -> "PlacePlan":
-        is_solved = self.certificate.status in ("optimal", "feasible")
-        if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
-            raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+    def _predicts_workloads(self) -> "PlacePlan":
         if self.predicted is not None:
             predicted = {*self.predicted.imbalance, *self.predicted.imbalance_band}
             unknown = sorted(predicted - {one.name for one in self.goal.workloads})

@@ -8,7 +8,7 @@ Times are seconds, rates requests per second; percentiles are over requests.
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
@@ -16,15 +16,13 @@ from tuner.config.serve import (
     ServeDecision,
 )
 from tuner.costs.serve.residual import ServeResidual
+from tuner.plans.goal_plan import GoalCertificate, GoalPlan, GoalProvenance
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Mode, ServeGoal
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-SCHEMA_VERSION = 1
-# 1: first release.
 
 Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Band = tuple[float, float]
@@ -119,22 +117,15 @@ class ServeSpace(Record):
     """Illegal options by the reason, most frequent first."""
 
 
-class ServeCertificate(Record):
+class ServeCertificate(GoalCertificate):
     """Proof about the instance counts, under the model.
 
     `infeasible` means that nothing was found which keeps the targets; `binding_constraint` says how
-    far the search went.
+    far the search went. `bound` is the least that any mode which can be launched could take if
+    requests never waited, including modes that miss a target once their traffic is simulated; where
+    the goal is the rate, the most requests per second that any such mode could serve.
     """
 
-    status: Literal["optimal", "feasible", "infeasible", "unknown"]
-    objective: float | None
-    bound: float | None
-    """Lower bound of `objective`: the least that any mode which can be launched could take if
-    requests never waited, including modes that miss a target once their traffic is simulated. Where
-    the goal is the rate, an upper bound: the most requests per second that any such mode could
-    serve."""
-    gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Distance from the objective to the bound, as a share of the objective."""
     covers: str = ""
     """Modes and kinds of instances that the bound holds for, in words."""
     program_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
@@ -146,9 +137,6 @@ class ServeCertificate(Record):
     tell apart from the chosen one's."""
     within_band_is_least: bool = False
     """`within_band` is a lower bound: only so many were looked for."""
-    solve_s: Seconds
-    """Wall time of planning: from reading the spec to the finished plan, all searches included."""
-    method: str
 
 
 class ServeAlternative(Record):
@@ -280,11 +268,9 @@ class FrontPoint(Record):
     """No option of another mode dominates this one either."""
 
 
-class ServeProvenance(Record):
+class ServeProvenance(GoalProvenance):
     """Inputs that the plan was made from."""
 
-    moetune_version: str
-    spec_sha256: str
     profile_source: dict[str, str]
     """Source of the kernel times by pool: `profile`, `tables` or `datasheet`; older plans also
     `aiconfigurator-core`."""
@@ -293,21 +279,17 @@ class ServeProvenance(Record):
     residual: ServeResidual | None = None
     """Correction of predictions, fitted to launches of the engine on these devices; None: there are
     none."""
-    notes: tuple[str, ...] = ()
 
 
-class ServePlan(Record):
+class ServePlan(GoalPlan):
     """`plan.json` of a deployment."""
 
-    schema_version: Literal[1] = 1
     model: ModelSpec
     cluster: Cluster
     goal: ServeGoal
-    emit: tuple[str, ...]
     decision: ServeDecision | None
     predicted: ServePrediction | None
     certificate: ServeCertificate
-    binding_constraint: str
     alternatives: tuple[ServeAlternative, ...] = ()
     near_miss: ServeNearMiss | None = None
     """The cheapest deployment that misses a target by less than its band, where it takes less than
@@ -323,14 +305,6 @@ class ServePlan(Record):
     """Pareto fronts of the throughput of a device against the speed of one request, mode by mode,
     slow users first."""
     provenance: ServeProvenance
-    files: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _payload_agrees(self) -> "ServePlan":
-        is_solved = self.certificate.status in ("optimal", "feasible")
-        if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
-            raise ValueError(f"status {self.certificate.status} disagrees with the decision")
-        return self
 
     def candidates(self) -> "DataFrame":
         """Return the compared candidates as a data frame; tuner/plans/candidates.py says which."""

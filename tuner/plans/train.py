@@ -17,6 +17,7 @@ from tuner.config.host_memory import HostMemory
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.faults.forecast import RunForecast
+from tuner.plans.goal_plan import GoalCertificate, GoalPlan, GoalProvenance
 from tuner.plans.stage_placement import StagePlacement
 from tuner.spec.cluster import Cluster
 from tuner.spec.failure_log import FailureLog
@@ -26,9 +27,6 @@ from tuner.spec.search import Search
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-SCHEMA_VERSION = 1
-# 1: first release.
 
 Band = tuple[float, float]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -188,16 +186,13 @@ class Space(Record):
     """Candidates that are undecided: time ran out, or the method does not cover them."""
 
 
-class Certificate(Record):
-    """Proof about the decision, under the model."""
+class Certificate(GoalCertificate):
+    """Proof about the decision, under the model.
 
-    status: Literal["optimal", "feasible", "infeasible", "unknown"]
-    objective: float | None
-    """Predicted seconds per step of the fastest decision found, with the engine's own gradient
-    buckets; absent without one."""
-    bound: float | None
-    """Lower bound of the seconds per step of every legal candidate, under the model."""
-    gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    `objective` is the predicted seconds per step of the fastest decision found, with the engine's
+    own gradient buckets; `bound` is the lower bound of those of every legal candidate.
+    """
+
     decision_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Distance from the step time of the plan's decision to the bound, as a share of that time;
     absent unless another decision is preferred to the fastest."""
@@ -208,9 +203,6 @@ class Certificate(Record):
     within_band_is_least: bool = False
     """`within_band` is a lower bound: candidates slower than the requested runners-up, and those
     that time ran out on, are not counted."""
-    solve_s: Seconds
-    """Wall time of planning: from reading the spec to the finished plan, all searches included."""
-    method: str
 
 
 class Relaxation(Record):
@@ -281,11 +273,9 @@ class Unlaunchable(Record):
         return f"{self.target} {'do' if ', ' in self.target else 'does'} not have it"
 
 
-class Provenance(Record):
+class Provenance(GoalProvenance):
     """The inputs of the plan."""
 
-    moetune_version: str
-    spec_sha256: str
     profile_sha256: dict[str, str]
     """SHA-256 of the profile by pool."""
     profile_source: dict[str, str]
@@ -300,8 +290,6 @@ class Provenance(Record):
     residual: Residual | None = None
     """Correction of predictions on a profile of the reference step, for the launched engine; None:
     the one that ships for the reference step, or no such profile."""
-    notes: tuple[str, ...] = ()
-    """Assumptions, e.g. that routing was assumed balanced."""
 
     @property
     def kind_of_devices(self) -> Literal["cpu", "cuda"]:
@@ -309,21 +297,17 @@ class Provenance(Record):
         return "cpu" if set(self.device_kind.values()) == {"cpu"} else "cuda"
 
 
-class Plan(Record):
+class Plan(GoalPlan):
     """`plan.json`."""
 
-    schema_version: Literal[1] = 1
     model: ModelSpec
     cluster: Cluster
     goal: TrainGoal
     search: Search = Search()
     """Limits that the user set on the search."""
-    emit: tuple[str, ...]
     decision: TrainDecision | None
     predicted: TrainPrediction | None
     certificate: Certificate
-    binding_constraint: str
-    """Limit on the plan's speed, or what makes it infeasible."""
     alternatives: tuple[Alternative, ...]
     """Runners-up, one for each layout but the decision's own."""
     variants: tuple[Alternative, ...] = ()
@@ -355,7 +339,6 @@ class Plan(Record):
     failures: FailureLog | None = None
     """Failures that the spec's log shows; absent without one."""
     provenance: Provenance
-    files: tuple[str, ...] = ()
 
     @property
     def runners_up(self) -> tuple[Alternative, ...]:
@@ -364,10 +347,7 @@ class Plan(Record):
         return tuple(sorted(every, key=lambda one: one.predicted.step_time_s))
 
     @model_validator(mode="after")
-    def _payload_agrees(self) -> "Plan":
-        is_solved = self.certificate.status in ("optimal", "feasible")
-        if is_solved != (self.decision is not None) or is_solved != (self.predicted is not None):
-            raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+    def _has_devices(self) -> "Plan":
         available = sum(pool.nodes * pool.devices_per_node for pool in self.cluster.pools)
         if self.decision is not None and self.decision.num_devices > available:
             raise ValueError(
