@@ -8,7 +8,7 @@ Letters: M tokens, I inputs, O outputs, r rank, E stacked matrices.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,6 @@ class LowRank(nn.Module):
         kept = trained_type(config)
         self.a = nn.Parameter(torch.stack(drawn).view(*stack, rank, inputs).to(kept))
         self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, dtype=kept, device=device))
-
-
-class Adapted(NamedTuple):
-    """An adapter and the outputs [start, stop) of a fused matrix that it adds to."""
-
-    adapter: LowRank
-    start: int
-    stop: int
 
 
 def adapters_of(

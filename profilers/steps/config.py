@@ -18,9 +18,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from profilers.records import Record, Seconds
 
-SCHEMA_VERSION = 1
-# 1: first release.
-
 Count = Annotated[int, Field(ge=1, le=2**31)]
 """A whole number of things, at least one."""
 Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -217,6 +214,7 @@ class StepConfig(Record):
     """Everything a rank needs to run the reference step."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     model: TransformerShape
     parallelism: Parallelism
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
@@ -354,6 +352,7 @@ class StepReport(Record):
     """Report of rank 0 when all steps are done."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     device: str
     libraries: dict[str, str]
     step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]

@@ -14,6 +14,7 @@ import pytest
 
 from profilers.steps.config import LayerKind
 from tests.rows import each_row
+from tests.tuner.simulate.played import idle_s, most_held
 from tuner.backtest.measured import flop_per_token
 from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import hardware_of_pool
@@ -25,7 +26,7 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.reliability import Jobs
-from tuner.simulate.pipeline import Pipeline, simulate_step
+from tuner.simulate.pipeline import Pipeline
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 from tuner.spec.model import Attention, ModelSpec
@@ -247,23 +248,21 @@ def test_a_played_pipeline_has_the_published_bubble_and_activations(
     ranks: int, chunks: int, microbatches: int
 ) -> None:
     stages = ranks * chunks
-    played = simulate_step(
-        Pipeline(
-            forward_s_S=(1.0,) * stages,
-            backward_s_S=(2.0,) * stages,
-            num_devices=ranks,
-            num_microbatches=microbatches,
-        )
+    pipeline = Pipeline(
+        forward_s_S=(1.0,) * stages,
+        backward_s_S=(2.0,) * stages,
+        num_devices=ranks,
+        num_microbatches=microbatches,
     )
     # 2104.04473, section 2.2: every device idles (p - 1) / (v m) of its ideal compute.
     ideal_s = microbatches * chunks * 3.0
-    assert played.idle_s_P == pytest.approx(
+    assert idle_s(pipeline) == pytest.approx(
         [ideal_s * (ranks - 1) / (chunks * microbatches)] * ranks
     )
     # 2205.05198, section 4.2.3: the first device holds every layer once, p micro-batches of l / p,
     # and interleaved 1 + (p - 1) / (p v) times as much.
     times = 1.0 if chunks == 1 else 1.0 + (ranks - 1) / (ranks * chunks)
-    assert played.peak_resident_P[0] == pytest.approx(stages * times)
+    assert most_held(pipeline)[0] == pytest.approx(stages * times)
 
 
 def _a100s() -> Hardware:

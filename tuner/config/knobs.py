@@ -219,11 +219,6 @@ OFFLOADS: Final = tuple(knob.field for knob in KNOBS if knob.host)
 """Fields of knobs that move something to host memory; their columns have the same names."""
 
 
-def offloads(decision: TrainDecision) -> bool:
-    """Return whether anything lives in host memory."""
-    return any(getattr(decision, name) for name in OFFLOADS)
-
-
 def knob_columns(decision: TrainDecision) -> dict[str, float]:
     """Return the columns of a decision's knobs."""
     return {

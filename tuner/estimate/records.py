@@ -12,9 +12,6 @@ from tuner.engines.reading.launch import UnpricedSetting
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import Band, Probability
 
-SCHEMA_VERSION = 1
-# 1: first release.
-
 Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
@@ -159,6 +156,7 @@ class Estimate(Record):
     """Predicted performance and memory of a training launch."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     source: str
     """Path of the launch file, or `the command`."""
     engine: str

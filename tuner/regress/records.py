@@ -10,9 +10,6 @@ from typing import Final, Literal
 
 from profilers.records import Record, Seconds
 
-SCHEMA_VERSION = 1
-# 1: first release.
-
 
 class ScenarioVerdict(StrEnum):
     """The result of a scenario."""
@@ -76,6 +73,7 @@ class Check(Record):
     """Output of `moetune check --json`."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     moetune_version: str
     against: str = ""
     """Reference that the plans were compared with; empty: the accepted plans."""

@@ -35,10 +35,6 @@ class Deadline:
         """Return whether more time has passed than the limit."""
         return self.elapsed_s > self.limit_s
 
-    def share_s(self, ratio: float) -> float:
-        """Return a share of the whole limit, at most the time left."""
-        return min(ratio * self.limit_s, self.left_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:

@@ -128,10 +128,6 @@ class SimulatedStep:
 
     step_s: float
     """Seconds until the last device is done."""
-    idle_s_P: tuple[float, ...]
-    """Seconds of `step_s` in which each device waits."""
-    peak_resident_P: tuple[int, ...]
-    """Most passes whose activations a device holds at once, counted in stages x micro-batches."""
     max_error_s: float = 0.0
     """Largest error of `step_s` in seconds, rounding aside; 0 where all was simulated or
     repeats."""
@@ -171,13 +167,9 @@ def can_simulate(pipeline: Pipeline) -> bool:
 def simulate_step(pipeline: Pipeline) -> SimulatedStep:
     """Run the schedule that fits: zero bubble with `weight_s_S`, else 1F1B or interleaved."""
     short, cycles, cycle = _shortened(pipeline)
-    orders = _orders(short)
-    finish_s, _ = _simulate_orders(short, orders)
-    step_s = max(finish_s) + cycles * cycle.mean_s
+    finish_s, _ = _simulate_orders(short, _orders(short))
     return SimulatedStep(
-        step_s=step_s,
-        idle_s_P=tuple(step_s - _work_s(pipeline, device) for device in range(len(orders))),
-        peak_resident_P=tuple(_most_held(order, last=_last_kind(short)) for order in orders),
+        step_s=max(finish_s) + cycles * cycle.mean_s,
         max_error_s=0.0 if cycle.is_settled else 0.5 * cycles * (cycle.most_s - cycle.least_s),
     )
 
@@ -355,24 +347,6 @@ def _seconds(pipeline: Pipeline) -> tuple[tuple[float, ...], ...]:
         both - later for both, later in zip(pipeline.backward_s_S, weight, strict=True)
     )
     return pipeline.forward_s_S, backward, weight
-
-
-def _work_s(pipeline: Pipeline, device: int) -> float:
-    own = slice(device, None, pipeline.num_devices)
-    once = sum(pipeline.forward_s_S[own]) + sum(pipeline.backward_s_S[own])
-    return once * pipeline.num_microbatches
-
-
-def _last_kind(pipeline: Pipeline) -> int:
-    return WEIGHT if pipeline.weight_s_S else BACKWARD
-
-
-def _most_held(order: Sequence[_Pass], *, last: int) -> int:
-    resident = most = 0
-    for done in order:
-        resident += (done.kind == FORWARD) - (done.kind == last)
-        most = max(most, resident)
-    return most
 
 
 def bound_s(

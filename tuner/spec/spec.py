@@ -15,9 +15,6 @@ from tuner.spec.routing import RoutingRecord
 from tuner.spec.search import Search
 from tuner.units import format_bytes
 
-SCHEMA_VERSION = 1
-# 1: first release.
-
 Targets = Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(one_or_many)]
 
 
@@ -25,6 +22,7 @@ class SpecFile(Record):
     """The YAML file; paths are relative to it."""
 
     schema_version: Literal[1]
+    # 1: first release.
     """Version of this layout."""
     model: FilePath
     """An unmodified Hugging Face `config.json`, or the folder that holds it."""

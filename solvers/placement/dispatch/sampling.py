@@ -121,28 +121,3 @@ def expected_loads(rule: str, case: DispatchCase) -> Floats:
         UnknownSolverError: the rule is not one of `SPLITS`.
     """
     return split_loads(case, split_of(rule)(case))
-
-
-def draw(case: DispatchCase, share_LS: Floats, rng: np.random.Generator) -> Floats:
-    """Return the token copies of each rank, `[L][G]`, of one draw by the given shares.
-
-    Raises:
-        ValueError: the case has more than one pass, or a load is no whole number of tokens.
-    """
-    if len(case.load_PLE) != 1:
-        raise ValueError("a draw is of one pass")
-    tokens_LE = np.rint(case.load_PLE[0]).astype(np.int64)
-    if not np.array_equal(tokens_LE, case.load_PLE[0]):
-        raise ValueError("replicas are drawn for whole tokens: pass counts, or use `even`")
-    is_split_LE = case.copies_LE > 1
-    is_split_LS = np.take_along_axis(is_split_LE, case.placement.expert_LS, axis=1)
-    load_LG: Floats = split_loads(case, (~is_split_LS).astype(np.float64))[0]
-    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks))
-    layer_L1 = np.arange(case.num_layers)[:, None]
-    share_LS = np.maximum(share_LS.reshape(is_split_LS.shape), 0.0)
-    np.add.at(split_LEG, (layer_L1, case.placement.expert_LS, case.ranks.rank_S), share_LS)
-    for layer, is_split_E in enumerate(is_split_LE):
-        share_EG = split_LEG[layer, is_split_E]
-        share_EG /= share_EG.sum(axis=1, keepdims=True)
-        load_LG[layer] += rng.multinomial(tokens_LE[layer, is_split_E], share_EG).sum(axis=0)
-    return load_LG

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.simulate.played import idle_s, most_held
 from tuner.config.columns import Strategies
 from tuner.simulate.pipeline import (
     BACKWARD,
@@ -79,11 +80,13 @@ def test_equal_stages_take_m_plus_p_minus_one_slots() -> None:
     for devices, microbatches in ((1, 5), (4, 8), (8, 16), (4, 2)):
         played = simulate_step(equal(devices, microbatches))
         assert played.step_s == pytest.approx(3.0 * (microbatches + devices - 1))
-        assert played.idle_s_P == pytest.approx((3.0 * (devices - 1),) * devices)
+        assert idle_s(equal(devices, microbatches)) == pytest.approx(
+            [3.0 * (devices - 1)] * devices
+        )
 
 
 def test_device_d_of_1f1b_holds_p_minus_d_micro_batches() -> None:
-    assert simulate_step(equal(4, 8)).peak_resident_P == (4, 3, 2, 1)
+    assert most_held(equal(4, 8)) == [4, 3, 2, 1]
 
 
 def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
@@ -92,14 +95,14 @@ def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
         played = simulate_step(equal(4, 8, chunks=chunks))
         assert played.step_s == pytest.approx(3.0 * 8 * chunks + 3.0 * 3)
         # Device 0 warms up 2 (p - 1) + (v - 1) p passes and holds one more.
-        assert played.peak_resident_P[0] == 2 * 3 + (chunks - 1) * 4 + 1
+        assert most_held(equal(4, 8, chunks=chunks))[0] == 2 * 3 + (chunks - 1) * 4 + 1
 
 
 def test_zero_bubble_leaves_forward_plus_backward_minus_weight_per_device() -> None:
     # Passes of 1 s each: (p - 1) (F + B - W) = 3 s in place of 1F1B's 9 s, at its memory.
     played = simulate_step(equal(4, 8, weight_s=1.0))
     assert played.step_s == pytest.approx(3.0 * 8 + 3.0)
-    assert max(played.peak_resident_P) == 4
+    assert max(most_held(equal(4, 8, weight_s=1.0))) == 4
 
 
 def test_the_last_micro_batches_of_an_uneven_group_are_simulated_too() -> None:
@@ -286,8 +289,6 @@ def test_what_is_extrapolated_ends_when_the_whole_schedule_does(
         bounded += short.max_error_s > 0.0
         if off_s > short.max_error_s + 1e-12 * whole.step_s:
             wrong.append((pipeline, short.step_s, whole.step_s))
-        if short.peak_resident_P != whole.peak_resident_P:
-            wrong.append((pipeline, short.peak_resident_P, whole.peak_resident_P))
         if short.max_error_s > 0.05 * whole.step_s:
             wrong.append((pipeline, short.max_error_s, whole.step_s))
     assert not wrong

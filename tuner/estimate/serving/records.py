@@ -10,9 +10,6 @@ from tuner.config.host_memory import HostMemory
 from tuner.config.serve import Instances
 from tuner.plans.serve import Band, Latency
 
-SCHEMA_VERSION = 1
-# 1: first release.
-
 Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
@@ -78,6 +75,7 @@ class ServingHalf(Record):
     """Predicted performance and memory of a serving launch."""
 
     schema_version: Literal[1] = 1
+    # 1: first release.
     source: str
     """Path of the launch file, or `the command`."""
     engine: str

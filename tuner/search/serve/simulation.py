@@ -96,10 +96,6 @@ class SimulationResult:
     met_ratio: float
     """Share of requests inside every target that is stated for a percentile."""
 
-    def meets(self, slo: Slo) -> bool:
-        """Return whether every target holds."""
-        return not self.missed(slo)
-
     def missed(self, slo: Slo) -> tuple[str, ...]:
         """Targets that do not hold, by name, e.g. `ttft p90`."""
         return tuple(name for name, _, _ in self.misses(slo))

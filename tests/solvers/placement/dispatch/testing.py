@@ -8,7 +8,7 @@ import numpy as np
 from solvers.placement.dispatch import launches
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
-from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, expected_loads, split_of
+from solvers.placement.dispatch.sampling import PASS_BY_PASS, expected_loads, split_of
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tests.solvers.placement.dispatch import dynamic, static
 
@@ -71,3 +71,20 @@ def sampled_loads(rule: str, case: DispatchCase) -> Floats:
     rng = np.random.default_rng(case.seed)
     draws = [draw(one, splits[number % len(splits)], rng) for number, one in enumerate(passes)]
     return np.stack(draws)
+
+
+def draw(case: DispatchCase, share_LS: Floats, rng: np.random.Generator) -> Floats:
+    """Return the token copies of each rank, `[L][G]`, of one draw of one pass by these shares."""
+    tokens_LE = np.rint(case.load_PLE[0]).astype(np.int64)
+    is_split_LE = case.copies_LE > 1
+    is_split_LS = np.take_along_axis(is_split_LE, case.placement.expert_LS, axis=1)
+    load_LG: Floats = split_loads(case, (~is_split_LS).astype(np.float64))[0]
+    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks))
+    layer_L1 = np.arange(case.num_layers)[:, None]
+    share_LS = np.maximum(share_LS.reshape(is_split_LS.shape), 0.0)
+    np.add.at(split_LEG, (layer_L1, case.placement.expert_LS, case.ranks.rank_S), share_LS)
+    for layer, is_split_E in enumerate(is_split_LE):
+        share_EG = split_LEG[layer, is_split_E]
+        share_EG /= share_EG.sum(axis=1, keepdims=True)
+        load_LG[layer] += rng.multinomial(tokens_LE[layer, is_split_E], share_EG).sum(axis=0)
+    return load_LG

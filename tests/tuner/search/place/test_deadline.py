@@ -77,11 +77,11 @@ def test_passes_that_are_kept_are_recorded_ones_of_both_parts(tmp_path: Path) ->
 def test_nothing_is_left_after_the_deadline() -> None:
     now = [0.0]
     due = Deadline(begun_s=0.0, limit_s=10.0, clock=lambda: now[0])
-    assert (due.left_s, due.share_s(0.5)) == (10.0, 5.0)
+    assert due.left_s == 10.0
     now[0] = 8.0
-    assert due.share_s(0.5) == 2.0
+    assert due.left_s == 2.0
     now[0] = 12.0
-    assert (due.left_s, due.share_s(0.5)) == (0.0, 0.0)
+    assert due.left_s == 0.0
 
 
 def test_a_better_alternative_lost_to_the_method_of_the_goal() -> None:

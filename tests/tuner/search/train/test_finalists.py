@@ -86,7 +86,7 @@ def test_an_extrapolated_schedule_that_may_be_off_is_stated(
     assert finalists.unsettled_notes(detail) == ()
 
     def simulate_step(_: object) -> SimulatedStep:
-        return SimulatedStep(step_s=10.0, idle_s_P=(0.0,), peak_resident_P=(1,), max_error_s=0.25)
+        return SimulatedStep(step_s=10.0, max_error_s=0.25)
 
     monkeypatch.setattr(finalists, "simulate_step", simulate_step)
     (note,) = finalists.unsettled_notes(detail)
