@@ -16,8 +16,7 @@ the plugin accepts; expert tensor parallelism; units over several domains that e
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.costs.serve.decoder import Decoder, Formats
@@ -35,7 +34,7 @@ from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.expert_copies import ExpertCopies
-from tuner.search.serve.options import Option, ServingPool, decode_options
+from tuner.search.serve.options import Option, Options, Refuse, ServingPool, decode_options
 from tuner.spec.cluster import Pool
 
 LARGEST_SIDE: Final = 64
@@ -49,20 +48,6 @@ NO_FFN_ROOM: Final = (
     "no memory for the experts of an AFD unit beside the steps of its attention devices"
 )
 
-Refuse = Callable[[Option], str]
-"""Says in a line why a release does not launch an AFD unit; empty: it does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedAfdUnits:
-    """Priced AFD units."""
-
-    options: tuple[Option, ...] = ()
-    refused: tuple[Option, ...] = ()
-    """Options that would serve, but that the release refuses."""
-    illegal_by: Mapping[str, int] = field(default_factory=dict)
-    """Units that cannot serve or are refused, by the reason, most first."""
-
 
 def price_afd_options(
     serving_pools: tuple[ServingPool, ...],
@@ -75,7 +60,7 @@ def price_afd_options(
     loads: ExpertLoads | None,
     page_by_pool: Mapping[str, int],
     refuse: Refuse,
-) -> PricedAfdUnits:
+) -> Options:
     """Price every AFD unit, and separate those that the release refuses.
 
     Args:
@@ -126,19 +111,9 @@ def price_afd_options(
                         refused.append(option)
                     else:
                         launched.append(option)
-    return PricedAfdUnits(
+    return Options(
         options=drop_dominated(launched),
-        refused=drop_dominated(refused),
-        illegal_by=dict(illegal.most_common()),
-    )
-
-
-def merge_afd_units(parts: Sequence[PricedAfdUnits]) -> PricedAfdUnits:
-    """Return the AFD units of pools that different releases serve, as one."""
-    illegal = sum((Counter(part.illegal_by) for part in parts), Counter[str]())
-    return PricedAfdUnits(
-        options=tuple(option for part in parts for option in part.options),
-        refused=tuple(option for part in parts for option in part.refused),
+        refused_units=drop_dominated(refused),
         illegal_by=dict(illegal.most_common()),
     )
 

@@ -16,11 +16,7 @@ from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.rules import ROLES, absent_mode, group_refusals
 from tuner.errors import SpecError
-from tuner.search.serve.afd_options import (
-    PricedAfdUnits,
-    merge_afd_units,
-    price_afd_options,
-)
+from tuner.search.serve.afd_options import price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -131,13 +127,13 @@ def launchable_afd_options(
     formats: Formats,
     demand: Demand,
     loads: ExpertLoads | None = None,
-) -> PricedAfdUnits:
+) -> Options:
     """Price AFD units where they are requested, those of releases that have none as refused."""
     if AFD not in spec.goal.modes:
-        return PricedAfdUnits()
+        return Options()
     having = [pool for pool in serving_pools if AFD in release_on(spec.goal, pool.pool).modes]
     pages = page_by_pool(spec, serving_pools)
-    return merge_afd_units(
+    return merge_options(
         [
             price_afd_options(
                 pools,
@@ -151,7 +147,8 @@ def launchable_afd_options(
                 refuse=lambda option: release_refuses(option, spec),
             )
             for release, pools in _pools_by_release(spec, having or serving_pools)
-        ]
+        ],
+        roles=(Role.DECODE,),
     )
 
 

@@ -145,7 +145,7 @@ def _no_afd_units(problem: ServeProblem) -> str:
     units = problem.afd_units
     if problem.decoder.experts is None:
         return "the model has no experts"
-    if units.options or units.refused:
+    if units.options or units.refused_units:
         return ""
     return next(iter(units.illegal_by), "no pool has devices for both sides of an AFD unit")
 

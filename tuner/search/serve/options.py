@@ -16,7 +16,7 @@ the rest, dominated ones are dropped (dominance.py).
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -162,16 +162,18 @@ class BatchCurve:
 class Options:
     """Priced options."""
 
-    options: tuple[Option, ...]
-    illegal_by: Mapping[str, int]
-    """Options that cannot serve, by the reason."""
-    refused: Mapping[Role, str]
+    options: tuple[Option, ...] = ()
+    illegal_by: Mapping[str, int] = field(default_factory=dict)
+    """Options that cannot serve or are refused, by the reason, most first."""
+    refused: Mapping[Role, str] = field(default_factory=dict)
     """Roles whose every option is refused, with the most frequent reason."""
-    beaten: int
+    refused_units: tuple[Option, ...] = ()
+    """AFD units that would serve, but that the release refuses."""
+    beaten: int = 0
     """Options that another one dominates."""
-    slowest_tpot_s: float
+    slowest_tpot_s: float = math.inf
     """The least TPOT that any option reaches without load; infinite where none fits."""
-    slowest_ttft_s: float
+    slowest_ttft_s: float = math.inf
     curves: tuple[BatchCurve, ...] = ()
     """Launchable options that decode, at all their batches."""
 
@@ -293,6 +295,7 @@ def merge_options(parts: Sequence[Options], *, roles: tuple[Role, ...]) -> Optio
             if any(role in part.refused for part in parts)
             and all(option.role is not role for option in launchable)
         },
+        refused_units=tuple(option for part in parts for option in part.refused_units),
         beaten=sum(part.beaten for part in parts),
         slowest_tpot_s=min(part.slowest_tpot_s for part in parts),
         slowest_ttft_s=min(part.slowest_ttft_s for part in parts),

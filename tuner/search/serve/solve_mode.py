@@ -26,7 +26,6 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.engines.serve_capabilities import modes_on
-from tuner.search.serve.afd_options import PricedAfdUnits
 from tuner.search.serve.cells import cell_pools, solve_cells
 from tuner.search.serve.demand import Demand, HitsByRanks, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
@@ -169,7 +168,7 @@ class ServeProblem:
     """Length threshold that this problem is restricted to; None: there is none."""
     cell_pool: str = ""
     """Pool whose machines hold a cell each (cells.py); empty: instances are anywhere."""
-    afd_units: PricedAfdUnits = field(default_factory=PricedAfdUnits)
+    afd_units: Options = field(default_factory=Options)
     """Priced AFD units (attention and FFN servers), where the release has them."""
     simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
         default_factory=dict
@@ -247,7 +246,7 @@ def build_serve_problem(
     afd_units = launchable_afd_options(
         spec, serving_pools, decoder=decoder, formats=formats, demand=demand, loads=loads
     )
-    senders_and_receivers = (*options.options, *afd_units.options, *afd_units.refused)
+    senders_and_receivers = (*options.options, *afd_units.options, *afd_units.refused_units)
     return ServeProblem(
         spec=spec,
         serving_pools=serving_pools,
@@ -313,7 +312,7 @@ def _shared_device_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
 
 def _afd_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
     """Take refused AFD units where there are no others, so that the plan names the refusal."""
-    afd_units = problem.afd_units.options or problem.afd_units.refused
+    afd_units = problem.afd_units.options or problem.afd_units.refused_units
     prefills = tuple(one for one in problem.options.options if one.role is Role.PREFILL)
     options = replace(problem.options, options=(*prefills, *afd_units))
     return (replace(problem, options=options),) if afd_units else ()

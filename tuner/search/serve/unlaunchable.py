@@ -132,7 +132,7 @@ def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) 
     if "disaggregated" in problem.spec.goal.modes and any(pairs):
         yield Change(mode="disaggregated", change=_every_transfer, than=best)
     launched = solutions.of("attention_expert")
-    if launched is not None and problem.afd_units.options and problem.afd_units.refused:
+    if launched is not None and problem.afd_units.options and problem.afd_units.refused_units:
         words = f", where launched AFD units take {launched.devices}"
         yield Change(mode="attention_expert", change=_every_unit, than=launched, words=words)
 
@@ -197,8 +197,8 @@ def _every_transfer(problem: ServeProblem) -> ServeProblem:
 
 def _every_unit(problem: ServeProblem) -> ServeProblem:
     afd_units = problem.afd_units
-    every = replace(afd_units, options=(*afd_units.options, *afd_units.refused), refused=())
-    return replace(problem, afd_units=every)
+    every = (*afd_units.options, *afd_units.refused_units)
+    return replace(problem, afd_units=replace(afd_units, options=every, refused_units=()))
 
 
 def _between(problem: ServeProblem, *, sender: ServingPool, receiver: ServingPool) -> ServeProblem:

@@ -16,12 +16,12 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan, VerifiedServing
-from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
+from tuner.search.serve.afd_options import BUDGET, price_afd_options, sides_of
 from tuner.search.serve.certificate import to_space
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.modes import explain_no_solution
-from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.options import Option, Options, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem
 from tuner.spec.cluster import Pool
 
@@ -35,7 +35,7 @@ def decoder() -> Decoder:
 
 def _priced(
     serving_pool: ServingPool, decoder: Decoder, demand: Demand, refuse: Callable[[Option], str]
-) -> PricedAfdUnits:
+) -> Options:
     return price_afd_options(
         (serving_pool,),
         decoder=decoder,
@@ -78,9 +78,9 @@ def test_afd_units_count_both_servers_and_each_fits_its_device(
     here = serving_pool("h100-sxm", nodes=1)
     found = _priced(here, decoder, demand(slo={"tpot": {"p90": 0.05}}), _more_ffn)
     assert found.options
-    assert found.refused
+    assert found.refused_units
     assert found.illegal_by["more experts"] > 0
-    for option in (*found.options, *found.refused):
+    for option in (*found.options, *found.refused_units):
         own = option.iteration
         assert isinstance(own, RemoteFfnIteration)
         attention, expert = to_instances(option, count=3)
@@ -95,7 +95,7 @@ def test_afd_units_count_both_servers_and_each_fits_its_device(
             running=round(max(own.peers, 1.0) * option.running),
         )
         assert held < here.memory_bytes
-    assert all(_more_ffn(option) for option in found.refused)
+    assert all(_more_ffn(option) for option in found.refused_units)
     assert not any(_more_ffn(option) for option in found.options)
 
 
@@ -190,7 +190,8 @@ def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) ->
     engines = "  engines: {b: {name: sglang}}\n"
     problem = _problem(tmp_path, rest=engines)
     assert {
-        (one.serving_pool.pool.name, one.iteration.engine) for one in problem.afd_units.refused
+        (one.serving_pool.pool.name, one.iteration.engine)
+        for one in problem.afd_units.refused_units
     } == {("a", "vllm"), ("b", "sglang")}
     # No release has the mode: what it refuses is in no space.
     assert to_space(problem, ()).illegal_by == problem.options.illegal_by
