@@ -59,4 +59,19 @@ class Benchmark(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableBenchmark:
+    """What the benchmarks of all suites are, but for their cases and measurements."""
+
+    setting: Setting
+    operation: str
+    weight: float = 1.0
+    refined_axes: tuple[str, ...] = ()
+    one_rank_note: str = ""
+    """Remark where a single rank measures nothing."""
+
+    def note(self) -> str:
+        return self.one_rank_note if self.setting.team.world == 1 else ""
+
+
 Suite = Callable[[Setting], Sequence[Benchmark]]

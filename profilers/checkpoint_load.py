@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from profilers.benchmark import Benchmark, Setting
+from profilers.benchmark import Benchmark, Setting, TableBenchmark
 from profilers.clock import HostClock
 from profilers.host_memory import HostMemoryBenchmark
 from profilers.records import Case, Measurement
@@ -49,13 +49,10 @@ def benchmarks(setting: Setting) -> tuple[Benchmark, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointLoadBenchmark:
+class CheckpointLoadBenchmark(TableBenchmark):
     """The table of loads."""
 
-    setting: Setting
     operation: str = "checkpoint_load"
-    weight: float = 1.0
-    refined_axes: tuple[str, ...] = ()
 
     def note(self) -> str:
         return "" if can_drop_cache() else "files may come from the page cache"

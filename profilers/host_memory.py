@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-from profilers.benchmark import Setting
+from profilers.benchmark import TableBenchmark
 from profilers.clock import HostClock
 from profilers.records import Case, Measurement
 from profilers.storage import cases_of, measured_on_disk
@@ -33,16 +33,10 @@ REPEATS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemoryBenchmark:
+class HostMemoryBenchmark(TableBenchmark):
     """The table of host memory."""
 
-    setting: Setting
     operation: str = "host_memory"
-    weight: float = 1.0
-    refined_axes: tuple[str, ...] = ()
-
-    def note(self) -> str:
-        return ""
 
     def cases(self) -> Sequence[Case]:
         return cases_of(self.operation, kinds=KINDS, sizes=SIZES)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profilers.benchmark import Setting
+from profilers.benchmark import Setting, TableBenchmark
 from profilers.clock import HostClock
 from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.timing import measure
@@ -26,13 +26,10 @@ SPARE_RATIO = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageBenchmark:
+class StorageBenchmark(TableBenchmark):
     """The table of writes and reads."""
 
-    setting: Setting
     operation: str = "storage"
-    weight: float = 1.0
-    refined_axes: tuple[str, ...] = ()
 
     def note(self) -> str:
         return "" if can_drop_cache() else "reads may come from the page cache"

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from profilers.benchmark import Setting
+from profilers.benchmark import Setting, TableBenchmark
 from profilers.clock import Clock
 from profilers.devices import free_bytes, is_out_of_memory, release_memory
 from profilers.kernels import optimizer
@@ -74,7 +74,10 @@ def benchmarks(setting: Setting) -> tuple["KernelBenchmark", ...]:
     _touch_heap(setting)
     first = Case(operation="optimizer", kind="adamw", dtype="fp32", axes={"parameters": 1})
     optimizer.prepare(first, torch.device(setting.device)).forward()
-    return tuple(KernelBenchmark(operation=name, setting=setting) for name in KERNELS)
+    return tuple(
+        KernelBenchmark(operation=name, setting=setting, weight=weight, refined_axes=SIZES[name])
+        for name, weight in WEIGHTS.items()
+    )
 
 
 def _touch_heap(setting: Setting) -> None:
@@ -86,19 +89,8 @@ def _touch_heap(setting: Setting) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelBenchmark:
+class KernelBenchmark(TableBenchmark):
     """One table of kernel times."""
-
-    operation: str
-    setting: Setting
-
-    @property
-    def weight(self) -> float:
-        return WEIGHTS[self.operation]
-
-    @property
-    def refined_axes(self) -> tuple[str, ...]:
-        return SIZES[self.operation]
 
     def cases(self) -> Sequence[Case]:
         device = torch.device(self.setting.device)
@@ -107,9 +99,6 @@ class KernelBenchmark:
             dtypes = tuple(dict.fromkeys((*dtypes, "fp32")))
         cases: tuple[Case, ...] = import_module(KERNELS[self.operation]).cases(device, dtypes)
         return cases
-
-    def note(self) -> str:
-        return ""
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         device = torch.device(self.setting.device)

@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from profilers.benchmark import Setting
+from profilers.benchmark import Setting, TableBenchmark
 from profilers.devices import free_bytes, last_cache_bytes, release_memory
 from profilers.kernels.autograd import DRAWN, MAX_SETS, Prepared, fill
 from profilers.kernels.suite import measure_kernel
@@ -75,16 +75,12 @@ def benchmarks(setting: Setting) -> tuple["ConversionBenchmark", ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversionBenchmark:
+class ConversionBenchmark(TableBenchmark):
     """The table of conversions."""
 
-    setting: Setting
     operation: str = "kv_conversion"
     weight: float = 1.5
     refined_axes: tuple[str, ...] = ("tokens",)
-
-    def note(self) -> str:
-        return ""
 
     def cases(self) -> Sequence[Case]:
         on_cuda = self.setting.device.startswith("cuda")

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from profilers.benchmark import Setting
+from profilers.benchmark import TableBenchmark
 from profilers.links.groups import Shape, shapes
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, MeasurementStatus
@@ -67,16 +67,12 @@ RankTimes = tuple[float, Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivalSkewBenchmark:
+class ArrivalSkewBenchmark(TableBenchmark):
     """The table of arrival skew by the work between two collectives and the group."""
 
-    setting: Setting
     operation: str = "rendezvous"
     weight: float = 1.5
-    refined_axes: tuple[str, ...] = ()
-
-    def note(self) -> str:
-        return "one rank waits for nobody" if self.setting.team.world == 1 else ""
+    one_rank_note: str = "one rank waits for nobody"
 
     def cases(self) -> Sequence[Case]:
         world = self.setting.team.world

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from profilers.benchmark import Setting
+from profilers.benchmark import TableBenchmark
 from profilers.devices import is_out_of_memory
 from profilers.pace import BY_ITSELF, Pace
 from profilers.records import Case, Measurement, MeasurementStatus
@@ -23,16 +23,12 @@ ELEMENT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EveryRankBenchmark:
+class EveryRankBenchmark(TableBenchmark):
     """The table of the work that every rank does."""
 
-    setting: Setting
     operation: str = "every_rank"
     weight: float = 0.5
-    refined_axes: tuple[str, ...] = ()
-
-    def note(self) -> str:
-        return "one rank has no peers" if self.setting.team.world == 1 else ""
+    one_rank_note: str = "one rank has no peers"
 
     def cases(self) -> Sequence[Case]:
         world = self.setting.team.world

@@ -24,7 +24,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from profilers.benchmark import Setting
+from profilers.benchmark import Setting, TableBenchmark
 from profilers.clock import HostClock
 from profilers.links.rounds import Pair, rounds
 from profilers.links.team import ConnectedTeam
@@ -73,16 +73,12 @@ def link_rounds(*, nodes: int, ranks_per_node: int) -> tuple[Round, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairBenchmark:
+class PairBenchmark(TableBenchmark):
     """The table of links."""
 
-    setting: Setting
     operation: str = "link"
     weight: float = 3.0
-    refined_axes: tuple[str, ...] = ()
-
-    def note(self) -> str:
-        return "one rank has no links" if self.setting.team.world == 1 else ""
+    one_rank_note: str = "one rank has no links"
 
     def cases(self) -> Sequence[Case]:
         """One case a round, named after its first pair; it times all pairs in both directions."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from profilers.benchmark import Benchmark, Setting
+from profilers.benchmark import Benchmark, Setting, TableBenchmark
 from profilers.clock import MAX_LOOPS, Clock
 from profilers.devices import is_out_of_memory
 from profilers.links.arrival_skew import ArrivalSkewBenchmark
@@ -34,16 +34,13 @@ def benchmarks(setting: Setting) -> tuple[Benchmark, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveBenchmark:
+class CollectiveBenchmark(TableBenchmark):
     """The table of collectives."""
 
-    setting: Setting
     operation: str = "collective"
     weight: float = 4.0
     refined_axes: tuple[str, ...] = ("bytes",)
-
-    def note(self) -> str:
-        return "one rank has no links" if self.setting.team.world == 1 else ""
+    one_rank_note: str = "one rank has no links"
 
     def cases(self) -> Sequence[Case]:
         world = self.setting.team.world
