@@ -152,8 +152,8 @@ class CheckpointEstimate(Record):
     """Share of the wall clock that advances training as launched, with `more_spare_nodes`."""
 
 
-class Estimate(Record):
-    """Predicted performance and memory of a training launch."""
+class LaunchEstimate(Record):
+    """What is said of every launch, training or serving."""
 
     schema_version: Literal[1] = 1
     # 1: first release.
@@ -163,6 +163,25 @@ class Estimate(Record):
     model: str
     device: str
     """Name of the datasheet."""
+    fits: bool
+    """Everything has room, longest requests included."""
+    host_memory: HostMemory | None = None
+    """Memory that the launch takes of a node beside the devices'; absent where nothing takes
+    any."""
+    least_gain_ratio: Ratio
+    num_tried: Size
+    """Launchable configurations that were priced for the changes."""
+    flags_understood: tuple[str, ...]
+    flags_ignored: tuple[str, ...]
+    """Flags that change nothing in the prediction."""
+    refused_by: tuple[str, ...]
+    """Refusals of the manifest of target or release for the launch as it is."""
+    notes: tuple[str, ...]
+
+
+class Estimate(LaunchEstimate):
+    """Predicted performance and memory of a training launch."""
+
     devices: Size
     sequence_length: Size
     global_batch_size: Size
@@ -200,12 +219,9 @@ class Estimate(Record):
     assumed_run_s: Seconds | None
     """Length of the run that `out_of_memory_loss_s` is a part of, seconds, where the spec states no
     tokens; absent otherwise."""
-    fits: bool
     rests_on_samples: str | None = None
     """Assumption of a refusal about the samples' lengths, where shorter ones would fit; absent
     without one."""
-    host_memory: HostMemory | None = None
-    """Memory that the job takes of a node beside the devices'; absent where nothing takes any."""
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
     smallest_change: Change | None
@@ -220,13 +236,4 @@ class Estimate(Record):
     checkpoints: CheckpointEstimate | None = None
     """Time that the launch loses to failures; absent where the spec states no failures, or the
     launch does not state when it saves."""
-    least_gain_ratio: float
-    num_tried: Size
-    """Launchable configurations that were priced for the changes."""
-    flags_understood: tuple[str, ...]
-    flags_ignored: tuple[str, ...]
-    """Flags that change nothing in the prediction."""
     flags_deprecated: tuple[str, ...]
-    refused_by: tuple[str, ...]
-    """Refusals of the target's manifest for the launch as it is."""
-    notes: tuple[str, ...]

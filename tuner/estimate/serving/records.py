@@ -1,16 +1,10 @@
 """The output of `moetune estimate` for a serving launch: the values of its text and `--json`."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
-
 from profilers.records import Record
 from profilers.steps.config import Count, Size
-from tuner.config.host_memory import HostMemory
 from tuner.config.serve import Instances
+from tuner.estimate.records import LaunchEstimate, Ratio
 from tuner.plans.serve import Band, Latency
-
-Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class ServingMemory(Record):
@@ -71,19 +65,11 @@ class ServingChange(Record):
     with shorter requests."""
 
 
-class ServingHalf(Record):
+class ServingHalf(LaunchEstimate):
     """Predicted performance and memory of a serving launch."""
 
-    schema_version: Literal[1] = 1
-    # 1: first release.
-    source: str
-    """Path of the launch file, or `the command`."""
-    engine: str
     release: str
     """Engine release whose rules were applied."""
-    model: str
-    device: str
-    """Name of the datasheet."""
     kernels: str
     """Source of kernel times: `measured`, `imported` or `datasheet`."""
     quantization: str
@@ -101,8 +87,6 @@ class ServingHalf(Record):
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
-    host_memory: HostMemory | None = None
-    """Memory that the launch takes of a node beside the devices'; absent where it states none."""
     kv_tokens: Size
     """Tokens of the KV cache of one instance."""
     longest_tokens: Size
@@ -110,8 +94,6 @@ class ServingHalf(Record):
     logged_kv_tokens: Size = 0
     """Tokens of KV cache of one rank as the engine logs them: for requests of the longest
     length."""
-    fits: bool
-    """There is room for the weights, for steps and for the longest request."""
     misfit: str = ""
     """Reason why the launch does not fit; empty where it does."""
     instances_needed: Size
@@ -120,18 +102,10 @@ class ServingHalf(Record):
     """The best single change; absent when none is better."""
     changes: tuple[ServingChange, ...]
     """Every single change that was priced, best first."""
-    least_gain_ratio: Ratio
-    num_tried: Size
-    flags_understood: tuple[str, ...]
-    flags_ignored: tuple[str, ...]
-    """Flags that change nothing in the prediction."""
     flags_unpriced: tuple[str, ...]
     """Flags that affect the launch's speed and are not modelled."""
     flags_timeless: tuple[str, ...] = ()
     """Flags that state what is served, where and on which machines: no effect on times."""
-    refused_by: tuple[str, ...]
-    """Refusals of the release's manifest for the launch as it is."""
-    notes: tuple[str, ...]
 
 
 class ServingEstimate(ServingHalf):
