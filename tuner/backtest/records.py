@@ -74,7 +74,20 @@ class BacktestRow(Record):
     """The prediction stays inside the device's memory."""
 
 
-class Backtest(Record):
+class GroupedErrors(Record):
+    """Errors of a table as a whole, and by what its rows share."""
+
+    sources: dict[str, Errors]
+    moe_only: dict[str, Errors]
+    """Errors by source, only of rows of models with experts."""
+    generations: dict[str, Errors]
+    """Errors by generation of the device."""
+    total: Errors
+    moe_total: Errors
+    """All rows of models with experts."""
+
+
+class Backtest(GroupedErrors):
     """Predictions and measurements."""
 
     schema_version: int = SCHEMA_VERSION
@@ -84,12 +97,4 @@ class Backtest(Record):
     """The residuals were fitted to this table, so its errors are in-sample."""
     coverage_ratio: float | None
     """Share of the rows whose measured time lies inside the printed band."""
-    sources: dict[str, Errors]
-    moe_only: dict[str, Errors]
-    """Errors by source, only of rows of models with experts."""
-    generations: dict[str, Errors]
-    """Errors by generation of the device."""
-    total: Errors
-    moe_total: Errors
-    """All rows of models with experts."""
     rows: Rows[BacktestRow]

@@ -1,20 +1,15 @@
 """The output of `moetune calibrate --json`."""
 
 from profilers.records import Record
-from tuner.backtest.records import Errors
+from tuner.backtest.records import GroupedErrors
 from tuner.costs.train.calibration import Residuals
 
 
-class CrossValidation(Record):
+class CrossValidation(GroupedErrors):
     """Errors of held-out predictions."""
 
     left_out: str
     """Key of the runs that were left out together: group, model, device, cell or hidden."""
-    sources: dict[str, Errors]
-    moe_only: dict[str, Errors]
-    generations: dict[str, Errors]
-    total: Errors
-    moe_total: Errors
 
 
 class CalibrationReport(Record):

@@ -17,12 +17,12 @@ from typing import Any
 from profilers.errors import ProfilerError
 from tuner.errors import PlanUnreadableError, SpecError, TunerError
 from tuner.goals.registry import GOALS
-from tuner.regress.before import Reference, find_reference
-from tuner.regress.beside import measurement_findings
+from tuner.regress.baseline import Baseline, read_accepted, read_baseline
 from tuner.regress.observed import plan_facts
+from tuner.regress.profile_check import measurement_findings
 from tuner.regress.records import ScenarioResult, ScenarioVerdict
 from tuner.regress.rules import Tolerance, judge
-from tuner.regress.scenarios import Checks, Scenario
+from tuner.regress.scenarios import SPEC_NAME, Checks, Scenario, read_checks
 from tuner.regress.versions import OtherVersion
 from tuner.regress.workers import OWN_TREE, Limits, Planner, PlanningJob, PlanResult
 from tuner.spec.kind import goal_kind
@@ -48,6 +48,16 @@ class Manner:
     workers: int = 1
     tree: Path = OWN_TREE
     """Folder with the packages of the moetune version that plans; see tuner/regress/workers.py."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A plan to compare with, or in one line why there is none."""
+
+    name: str
+    plan: Json | None = None
+    baseline: Baseline | None = None
+    error: str = ""
 
 
 Plan = Callable[[PlanningJob], PlanResult]
@@ -202,3 +212,56 @@ def _failed_result(
     return ScenarioResult(
         name=scenario.name, kind=kind, verdict=verdict, reason=reason, file=str(scenario.spec)
     )
+
+
+def find_reference(
+    scenario: Scenario,
+    job: PlanningJob,
+    *,
+    plan: Plan | None,
+    other: OtherVersion | None,
+) -> Reference:
+    """Find the accepted plan of a scenario, or make the plan of another version.
+
+    Args:
+        scenario: as it is today.
+        job: that plans it.
+        plan: plans with the other version; None where accepted plans are compared with.
+        other: the other version; None: the accepted plans.
+
+    Raises:
+        PlanUnreadableError: an accepted plan is damaged or of a newer schema.
+    """
+    then = scenario_then(scenario, other)
+    if then is None:
+        name = "" if other is None else other.name
+        return Reference(name=name, error=f"{name} has no such scenario")
+    if plan is None or other is None:
+        return _accepted(then)
+    result = plan(PlanningJob(kind=job.kind, spec=then.spec, profiles=then.profiles))
+    if result.plan is None:
+        return Reference(name=other.name, error=f"{other.name} cannot plan it: {result.error}")
+    return Reference(name=other.name, plan=result.plan)
+
+
+def scenario_then(scenario: Scenario, other: OtherVersion | None) -> Scenario | None:
+    """Return the scenario of the other version; None where it has none."""
+    folder = None if other is None else (other.plans or other.checks)
+    if folder is None:
+        return scenario
+    is_single = (folder / SPEC_NAME).is_file()
+    at = folder if is_single else folder / scenario.name
+    if not (at / SPEC_NAME).is_file():
+        return None
+    (then,) = read_checks(at).scenarios
+    return then
+
+
+def _accepted(scenario: Scenario) -> Reference:
+    file = scenario.plan_file
+    accepted = read_accepted(file)
+    if accepted is None:
+        return Reference(
+            name=str(file), error=f"no accepted plan ({file.name}); accept today's with --update"
+        )
+    return Reference(name=str(file), plan=accepted, baseline=read_baseline(scenario.baseline_file))

@@ -7,7 +7,7 @@ import pytest
 from tests.expect import present
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.regress.before import scenario_then
+from tuner.regress.checks import scenario_then
 from tuner.regress.scenarios import read_checks
 from tuner.regress.versions import find_other_version
 from tuner.regress.workers import OWN_TREE
