@@ -14,8 +14,9 @@ that are predicted best. Rank correlation is Spearman's, within a case, and its 
 Letters: N rows, K cases.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,23 +65,23 @@ def summarise_errors(rows: Sequence[ScoredRow]) -> Errors:
     return Errors(
         rows=len(rows),
         predicted=sum(row.predicted_s is not None for row in rows),
-        median_ape=_median(ape_N),
-        mean_ape=_mean(ape_N),
-        p90_ape=_quantile(ape_N, 0.9),
+        median_ape=_stated(np.median, ape_N),
+        mean_ape=_stated(np.mean, ape_N),
+        p90_ape=_stated(_p90, ape_N),
         bias=None if not timed else float(np.median(predicted_N / measured_N)) - 1.0,
-        rank_correlation=_median(np.array(correlations)),
+        rank_correlation=_stated(np.median, np.array(correlations)),
         rank_correlation_min=min(correlations, default=None),
         choice_cases=len(chosen),
-        choice_regret=_mean(first_K),
-        choice_regret_max=_largest(first_K),
-        choice_regret_top3=_mean(third_K),
-        choice_regret_top3_max=_largest(third_K),
+        choice_regret=_stated(np.mean, first_K),
+        choice_regret_max=_stated(np.max, first_K),
+        choice_regret_top3=_stated(np.mean, third_K),
+        choice_regret_top3_max=_stated(np.max, third_K),
         false_fits=_count_wrong(rows, out_of_memory=True),
         false_misfits=_count_wrong(rows, out_of_memory=False),
         memory_rows=len(memory_N),
-        memory_median_ape=_median(memory_N),
-        memory_p90_ape=_quantile(memory_N, 0.9),
-        memory_max_ape=_largest(memory_N),
+        memory_median_ape=_stated(np.median, memory_N),
+        memory_p90_ape=_stated(_p90, memory_N),
+        memory_max_ape=_stated(np.max, memory_N),
     )
 
 
@@ -137,17 +138,35 @@ def _count_wrong(rows: Sequence[ScoredRow], *, out_of_memory: bool) -> int | Non
     return sum(row.fits == out_of_memory for row in relevant) if relevant else None
 
 
-def _median(values_N: Values) -> float | None:
-    return float(np.median(values_N)) if values_N.size else None
+def _stated(statistic: Callable[[Values], np.floating], values_N: Values) -> float | None:
+    """Return a statistic of values; None without any."""
+    return float(statistic(values_N)) if values_N.size else None
 
 
-def _mean(values_N: Values) -> float | None:
-    return float(np.mean(values_N)) if values_N.size else None
+def _p90(values_N: Values) -> np.float64:
+    return np.float64(np.quantile(values_N, 0.9))
 
 
-def _largest(values_N: Values) -> float | None:
-    return float(np.max(values_N)) if values_N.size else None
+def group_errors(
+    scored: Sequence[ScoredRow],
+    *,
+    sources: Sequence[str],
+    generations: Sequence[str],
+    has_experts: Sequence[bool],
+) -> dict[str, Any]:
+    """Return the fields of `GroupedErrors`; a row without a generation is in none."""
+    experts = [at for at, has in enumerate(has_experts) if has]
+    return {
+        "sources": _by_name(sources, scored),
+        "moe_only": _by_name([sources[at] for at in experts], [scored[at] for at in experts]),
+        "generations": _by_name(generations, scored),
+        "total": summarise_errors(scored),
+        "moe_total": summarise_errors([scored[at] for at in experts]),
+    }
 
 
-def _quantile(values_N: Values, share_ratio: float) -> float | None:
-    return float(np.quantile(values_N, share_ratio)) if values_N.size else None
+def _by_name(names: Sequence[str], scored: Sequence[ScoredRow]) -> dict[str, Errors]:
+    groups: dict[str, list[ScoredRow]] = {}
+    for name, one in zip(names, scored, strict=True):
+        groups.setdefault(name, []).append(one)
+    return {name: summarise_errors(rows) for name, rows in groups.items() if name}

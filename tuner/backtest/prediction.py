@@ -13,9 +13,9 @@ import numpy as np
 from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
-from tuner.backtest.errors import ScoredRow, summarise_errors
+from tuner.backtest.errors import ScoredRow, group_errors
 from tuner.backtest.prices import Peaks, build_pricer, run_memory_constants, run_regime
-from tuner.backtest.records import Backtest, BacktestRow, Errors
+from tuner.backtest.records import Backtest, BacktestRow
 from tuner.backtest.rows import Row
 from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
 
@@ -74,24 +74,21 @@ def backtest(
     with_experts = [
         bool(row.architecture.get("experts")) or row.number in of_experts for row in rows
     ]
-    moe = [(row, one) for row, one, has in zip(rows, scored, with_experts, strict=True) if has]
     inside = [_is_inside(row) for row in result_rows if row.predicted and row.measured]
     return Backtest(
         residuals=residual_set.origin,
         is_in_sample=data_sha256 is not None and data_sha256 in residual_set.table_digests,
         coverage_ratio=float(np.mean(inside)) if inside else None,
-        sources=_by_name([(row.source, one) for row, one in zip(rows, scored, strict=True)]),
-        moe_only=_by_name([(row.source, one) for row, one in moe]),
-        generations=_by_name(
-            [
-                (str(predicted[row.number].regime.generation), one)
-                for row, one in zip(rows, scored, strict=True)
-                if row.number in predicted
-            ]
-        ),
-        total=summarise_errors(scored),
-        moe_total=summarise_errors([one for _, one in moe]),
         rows=result_rows,
+        **group_errors(
+            scored,
+            sources=[row.source for row in rows],
+            generations=[
+                str(predicted[row.number].regime.generation) if row.number in predicted else ""
+                for row in rows
+            ],
+            has_experts=with_experts,
+        ),
     )
 
 
@@ -197,8 +194,3 @@ def _to_scored_row(row: Row, predicted: PredictedRun | None) -> ScoredRow:
         fits=predicted.fits,
         has_run_out_of_memory=row.has_run_out_of_memory,
     )
-
-
-def _by_name(named: Sequence[tuple[str, ScoredRow]]) -> dict[str, Errors]:
-    names = dict.fromkeys(name for name, _ in named)
-    return {name: summarise_errors([one for key, one in named if key == name]) for name in names}

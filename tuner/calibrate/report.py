@@ -6,9 +6,8 @@ import numpy as np
 
 from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun
-from tuner.backtest.errors import ScoredRow, summarise_errors
+from tuner.backtest.errors import ScoredRow, group_errors
 from tuner.backtest.prediction import case_key, tokens_per_step
-from tuner.backtest.records import Errors
 from tuner.calibrate.calibration import Calibration
 from tuner.calibrate.cross_validation import KEYS
 from tuner.calibrate.records import CalibrationReport, CrossValidation
@@ -31,18 +30,14 @@ def cross_validation(
 ) -> CrossValidation:
     """Summarise held-out residuals."""
     scored = [_scored(run, float(residual)) for run, residual in zip(runs, residual_C, strict=True)]
-    named = [(run.row.source, one) for run, one in zip(runs, scored, strict=True)]
-    by_generation = [
-        (str(run.device.generation), one) for run, one in zip(runs, scored, strict=True)
-    ]
-    moe = [pair for run, pair in zip(runs, named, strict=True) if float(run.shape.experts)]
     return CrossValidation(
         left_out=name,
-        sources=_by_name(named),
-        moe_only=_by_name(moe),
-        generations=_by_name(by_generation),
-        total=summarise_errors(scored),
-        moe_total=summarise_errors([one for _, one in moe]),
+        **group_errors(
+            scored,
+            sources=[run.row.source for run in runs],
+            generations=[str(run.device.generation) for run in runs],
+            has_experts=[bool(run.shape.experts) for run in runs],
+        ),
     )
 
 
@@ -54,10 +49,3 @@ def _scored(run: PublishedRun, residual: float) -> ScoredRow:
         tokens=tokens_per_step(run),
         case=case_key(run.row),
     )
-
-
-def _by_name(named: Sequence[tuple[str, ScoredRow]]) -> dict[str, Errors]:
-    return {
-        name: summarise_errors([one for key, one in named if key == name])
-        for name in dict.fromkeys(key for key, _ in named)
-    }
