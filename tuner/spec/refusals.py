@@ -10,15 +10,15 @@ that belongs to the enumeration of candidates.
 
 from collections.abc import Iterator
 
+from tuner.config.train import TrainDecision
 from tuner.engines.manifest import Capabilities, restrict
 from tuner.engines.rules import structure_rules, work_rules
-from tuner.engines.rules.decision import Decision
 from tuner.spec.features import features
 from tuner.spec.model import ModelSpec
 
 
 def refusals(
-    capabilities: Capabilities, *, model: ModelSpec, decision: Decision
+    capabilities: Capabilities, *, model: ModelSpec, decision: TrainDecision
 ) -> tuple[str, ...]:
     """Say why the decision cannot be launched, one line per broken rule; empty when it can."""
     return tuple(
@@ -28,7 +28,7 @@ def refusals(
     )
 
 
-def _named(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _named(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     """Yield the broken rules; those that hold for adapters alone say so."""
     broken = tuple(_broken(target, model, decision))
     whole = target.without_adapters
@@ -36,7 +36,7 @@ def _named(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
     yield from (line if line in always else f"{line} beside adapters" for line in broken)
 
 
-def _broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _broken(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     """Yield the broken rules; those of a restriction name its feature."""
     said = list(_rules(target, model, decision))
     yield from said
@@ -49,7 +49,7 @@ def _broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
         said += narrower
 
 
-def _rules(target: Capabilities, model: ModelSpec, decision: Decision) -> tuple[str, ...]:
+def _rules(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
     return (
         *structure_rules.broken(target, model, decision),
         *work_rules.broken(target, model, decision),

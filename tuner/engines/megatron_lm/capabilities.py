@@ -58,11 +58,11 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.engines.manifest import Capabilities, Conditions, restricted
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
-from tuner.engines.rules.decision import Decision
 from tuner.engines.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature, features
 from tuner.spec.model import ModelSpec
@@ -227,12 +227,12 @@ FORMATS: Final = (
 METRICS: Final = "megatron"
 
 
-def delays_weight_gradients(model: ModelSpec, decision: Decision) -> bool:
+def delays_weight_gradients(model: ModelSpec, decision: TrainDecision) -> bool:
     """Return whether weight gradients of an overlapped all-to-all are delayed, as it is priced."""
     return decision.a2a_overlap and not refuses_delayed_gradients(model, decision)
 
 
-def refuses_delayed_gradients(model: ModelSpec, decision: Decision) -> bool:
+def refuses_delayed_gradients(model: ModelSpec, decision: TrainDecision) -> bool:
     """Return whether the engine cannot delay the weight gradients of an overlapped all-to-all.
 
     Graphs of attention with biases are refused beside it (`validate_args` of core_v0.17.1 on).

@@ -6,15 +6,15 @@ One line per broken rule, with the way out.
 from collections.abc import Iterator
 
 from profilers.steps.config import LayerKind
+from tuner.config.train import TrainDecision
 from tuner.engines.manifest import Capabilities
-from tuner.engines.rules.decision import Decision
 from tuner.engines.rules.words import listed
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.linear_attention import LinearName, splits_heads
 from tuner.spec.model import ModelSpec
 
 
-def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def broken(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     """Yield every rule of this kind that the decision breaks."""
     yield from _architecture(target, model, decision)
     yield from _degrees(target, model, decision)
@@ -24,7 +24,7 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
     yield from _experts(target, model, decision)
 
 
-def _architecture(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _architecture(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     model_features = features(model)
     reasons = dict(target.unsupported_reasons)
     for feature in sorted(model_features & target.unsupported):
@@ -37,7 +37,7 @@ def _architecture(target: Capabilities, model: ModelSpec, decision: Decision) ->
 
 
 def _biases(
-    model: ModelSpec, model_features: frozenset[ModelFeature], decision: Decision
+    model: ModelSpec, model_features: frozenset[ModelFeature], decision: TrainDecision
 ) -> Iterator[str]:
     everywhere = {ModelFeature.QKV_BIAS, ModelFeature.OUTPUT_BIAS}
     if LayerKind.DENSE in model.layers:
@@ -63,7 +63,7 @@ def _kinds_of_parallelism(target: Capabilities) -> tuple[tuple[str, str, bool], 
     )
 
 
-def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _degrees(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     tensor = decision.tensor_model_parallel_size
     for degree, words, able in _kinds_of_parallelism(target):
         if getattr(decision, degree) > 1 and not able:
@@ -87,7 +87,7 @@ def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
             yield "MoE layers under tensor parallelism need sequence_parallel"
 
 
-def _split_ranks(target: Capabilities, decision: Decision) -> Iterator[str]:
+def _split_ranks(target: Capabilities, decision: TrainDecision) -> Iterator[str]:
     """Degrees that split the rank of adapters."""
     for degree, rank in (
         ("tensor_model_parallel_size", target.rank_over_tensor),
@@ -108,7 +108,7 @@ def _linear_heads(model: ModelSpec, *, tensor: int, context: int) -> Iterator[st
         )
 
 
-def _schedule(target: Capabilities, decision: Decision) -> Iterator[str]:
+def _schedule(target: Capabilities, decision: TrainDecision) -> Iterator[str]:
     virtual = decision.virtual_pipeline_model_parallel_size > 1
     schedule = decision.schedule
     if virtual and not target.virtual_pipeline:
@@ -124,7 +124,7 @@ def _schedule(target: Capabilities, decision: Decision) -> Iterator[str]:
         yield f"schedule {schedule} needs virtual_pipeline_model_parallel_size above 1"
 
 
-def _stages(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _stages(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     if decision.rank_order not in target.rank_orders:
         yield f"rank_order {decision.rank_order!r} is not one of {listed(target.rank_orders)}"
     layout = decision.pipeline_layout
@@ -140,7 +140,7 @@ def _stages(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
         yield "tied embeddings need pipeline_model_parallel_size 1"
 
 
-def _experts(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _experts(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     experts = decision.expert_model_parallel_size
     if decision.expert_tensor_parallel_size > 1 and not target.expert_tensor_parallel:
         yield "does not split one expert; expert_tensor_parallel_size must be 1"

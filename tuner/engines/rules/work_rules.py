@@ -6,9 +6,9 @@ One line per broken rule, with the way out.
 from collections.abc import Iterator
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.config.train import TrainDecision
 from tuner.engines.manifest import CONDITIONAL, Capabilities, Conditions
 from tuner.engines.rules.decision import (
-    Decision,
     global_chunks,
     global_recompute,
     recomputed,
@@ -18,7 +18,7 @@ from tuner.engines.rules.words import listed
 from tuner.spec.model import ModelSpec
 
 
-def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def broken(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     """Yield every rule of this kind that the decision breaks."""
     yield from _state(target, decision)
     yield from _recompute(target, model, decision)
@@ -28,7 +28,7 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
     yield from _graphs(target, model, decision)
 
 
-def _state(target: Capabilities, decision: Decision) -> Iterator[str]:
+def _state(target: Capabilities, decision: TrainDecision) -> Iterator[str]:
     stage = decision.zero_stage
     if stage not in target.zero_stages:
         yield f"zero_stage {stage} is not one of {listed(target.zero_stages)}"
@@ -66,7 +66,7 @@ def _state(target: Capabilities, decision: Decision) -> Iterator[str]:
         yield "overlap_param_gather needs overlap_grad_reduce and zero_stage 1 or more"
 
 
-def _buckets(target: Capabilities, decision: Decision) -> Iterator[str]:
+def _buckets(target: Capabilities, decision: TrainDecision) -> Iterator[str]:
     if not target.ddp_bucket_size:
         yield "ddp_bucket_size is not offered"
     if not decision.overlap_grad_reduce:
@@ -75,7 +75,7 @@ def _buckets(target: Capabilities, decision: Decision) -> Iterator[str]:
         yield "ddp_bucket_size needs zero_stage 0 or 1"
 
 
-def _recompute(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _recompute(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     levels = set(decision.stage_recompute)
     for level in sorted(levels - target.recompute):
         yield f"recompute {level} is not one of {listed(target.recompute)}"
@@ -98,13 +98,15 @@ def _recompute(target: Capabilities, model: ModelSpec, decision: Decision) -> It
             yield "recompute_num_layers needs recompute full on every stage"
 
 
-def _delayed_scaling(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _delayed_scaling(
+    target: Capabilities, model: ModelSpec, decision: TrainDecision
+) -> Iterator[str]:
     excluded = recomputed(model, decision) & target.delayed_scaling_excludes
     if decision.fp8_recipe == "fp8-delayed" and excluded:
         yield f"fp8-delayed cannot recompute {listed(excluded)}; another fp8_recipe can"
 
 
-def _chunks(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _chunks(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     if global_chunks(model, decision) is None and not target.chunks_per_stage:
         yield "the chunk count is one setting for the whole model; all stages must agree"
     chunked = [
@@ -126,7 +128,7 @@ def _chunks(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
         yield f"more than one chunk needs recompute_modules {listed(missing)}"
 
 
-def _conditional(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _conditional(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     for feature in CONDITIONAL:
         if not getattr(decision, feature):
             continue
@@ -138,7 +140,7 @@ def _conditional(target: Capabilities, model: ModelSpec, decision: Decision) -> 
         yield from (f"{feature} {reason}" for reason in unmet)
 
 
-def _beside(conditions: Conditions, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _beside(conditions: Conditions, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     has_experts = model.num_moe_layers and decision.expert_model_parallel_size > 1
     if conditions.needs_experts and not has_experts:
         yield "needs expert_model_parallel_size above 1"
@@ -152,7 +154,7 @@ def _beside(conditions: Conditions, model: ModelSpec, decision: Decision) -> Ite
         yield f"needs cuda_graph {listed(conditions.cuda_graphs)}"
 
 
-def _in_a_pipeline(conditions: Conditions, decision: Decision) -> Iterator[str]:
+def _in_a_pipeline(conditions: Conditions, decision: TrainDecision) -> Iterator[str]:
     pipeline = decision.pipeline_model_parallel_size > 1
     is_virtual = decision.virtual_pipeline_model_parallel_size > 1
     if conditions.needs_virtual_pipeline and pipeline and not is_virtual:
@@ -163,7 +165,7 @@ def _in_a_pipeline(conditions: Conditions, decision: Decision) -> Iterator[str]:
         yield "with mtp_num_layers needs pipeline_model_parallel_size above 1"
 
 
-def _graphs(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+def _graphs(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
     graph = decision.cuda_graph
     if decision.fp8_recipe and decision.fp8_recipe not in target.precisions:
         yield f"fp8_recipe {decision.fp8_recipe!r} is not one of {listed(target.precisions)}"

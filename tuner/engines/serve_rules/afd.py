@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.config.serve import Instances
 from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.serve_rules.protocols import InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 
@@ -59,7 +59,7 @@ class AfdCapabilities:
 
 def side_refusals(
     afd: AfdCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -89,15 +89,15 @@ def side_refusals(
 
 
 def afd_pairs(
-    groups: Sequence[InstanceFields],
-) -> tuple[tuple[InstanceFields, InstanceFields], ...]:
+    groups: Sequence[Instances],
+) -> tuple[tuple[Instances, Instances], ...]:
     """Return the groups of attention instances with those of their FFN servers, in order."""
     attention, expert = ([one for one in groups if one.role == role] for role in _ROLES)
     return tuple(zip(attention, expert, strict=False))
 
 
 def afd_refusals(
-    afd: AfdCapabilities, groups: Sequence[InstanceFields], *, generations: Mapping[str, Generation]
+    afd: AfdCapabilities, groups: Sequence[Instances], *, generations: Mapping[str, Generation]
 ) -> Iterator[str]:
     """Yield why the plugin cannot connect the servers of a decision.
 
@@ -118,8 +118,8 @@ def afd_refusals(
 
 def pair_refusals(
     afd: AfdCapabilities,
-    attention: InstanceFields,
-    expert: InstanceFields,
+    attention: Instances,
+    expert: Instances,
     *,
     generations: Mapping[str, Generation],
 ) -> Iterator[str]:

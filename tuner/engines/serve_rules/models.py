@@ -8,8 +8,9 @@ Not covered: classes that run on another name's weights, and adapters (`trust_re
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
+from tuner.config.serve import Instances
 from tuner.devices.datasheet import Generation
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 
@@ -34,25 +35,6 @@ EVERY: Final = frozenset(ARCHITECTURES)
 """All models that moetune reads."""
 
 
-class DegreesFields(Protocol):
-    """Degrees of a group of instances."""
-
-    @property
-    def attention_dp(self) -> int:
-        """Attention data ranks."""
-        ...
-
-    @property
-    def ep(self) -> int:
-        """Expert ranks."""
-        ...
-
-    @property
-    def pp(self) -> int:
-        """Pipeline stages."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
     """Models of a release."""
@@ -68,7 +50,7 @@ class ServedModels:
 
 def model_refusals(
     served: ServedModels,
-    group: DegreesFields,
+    group: Instances,
     *,
     architecture: str,
     generation: Generation | None = None,

@@ -9,6 +9,11 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Final
 
+from tuner.config.serve import (
+    Instances,
+    PlannedKvTransfer,
+    ServeDecision,
+)
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.kv_refusals import (
@@ -19,13 +24,7 @@ from tuner.engines.serve_rules.kv_refusals import (
     state_kind,
 )
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.protocols import (
-    RECEIVERS,
-    DeploymentFields,
-    InstanceFields,
-    TransferFields,
-)
-from tuner.engines.serve_rules.steps import cache_kind
+from tuner.engines.serve_rules.steps import RECEIVERS, cache_kind
 from tuner.engines.serve_rules.vendor_pairs import vendor_refusals
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
@@ -35,7 +34,7 @@ _CONNECTORS: Final = frozenset(connector.value for connector in Connector)
 
 def pair_refusals(
     engine: ServingCapabilities,
-    decision: DeploymentFields,
+    decision: ServeDecision,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -69,8 +68,8 @@ def pair_refusals(
 
 
 def _pair_transfer(
-    decision: DeploymentFields, sender: InstanceFields, receiver: InstanceFields
-) -> TransferFields | None:
+    decision: ServeDecision, sender: Instances, receiver: Instances
+) -> PlannedKvTransfer | None:
     """Return the KV transfer of a pair, by default the decision's first one."""
     own = (
         one
@@ -81,9 +80,9 @@ def _pair_transfer(
 
 
 def _lines(
-    groups: tuple[InstanceFields, InstanceFields],
+    groups: tuple[Instances, Instances],
     sides: tuple[ServingCapabilities, ServingCapabilities],
-    transfer: TransferFields,
+    transfer: PlannedKvTransfer,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -122,7 +121,7 @@ def _lines(
 
 def _one_shape(
     engine: ServingCapabilities,
-    decision: DeploymentFields,
+    decision: ServeDecision,
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
@@ -142,7 +141,7 @@ def _one_shape(
             )
 
 
-def _drafting(receivers: list[InstanceFields]) -> Iterator[str]:
+def _drafting(receivers: list[Instances]) -> Iterator[str]:
     drafts = sorted({group.draft_tokens for group in receivers})
     if len(drafts) > 1:
         yield (
@@ -153,7 +152,7 @@ def _drafting(receivers: list[InstanceFields]) -> Iterator[str]:
 
 def _side(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     cache: CacheKind,
     goal: ServeGoal,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from tuner.config.serve import Instances, ServeDecision
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.afd import afd_refusals, side_refusals
 from tuner.engines.serve_rules.manifest import (
@@ -21,7 +22,6 @@ from tuner.engines.serve_rules.manifest import (
 )
 from tuner.engines.serve_rules.models import model_refusals
 from tuner.engines.serve_rules.pairs import pair_refusals
-from tuner.engines.serve_rules.protocols import DeploymentFields, InstanceFields
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_refusals
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
@@ -53,7 +53,7 @@ _SAME: Final[Mapping[str, ServingCapabilities]] = MappingProxyType({})
 
 def refusals(
     engine: ServingCapabilities,
-    decision: DeploymentFields,
+    decision: ServeDecision,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -105,7 +105,7 @@ def refusals(
 
 def group_refusals(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -154,7 +154,7 @@ def absent_mode(engine: ServingCapabilities, mode: str) -> str:
     return f"{engine.title}: mode {mode} is not one of {known}" + (f": {why}" if why else "")
 
 
-def _roles(decision: DeploymentFields) -> Iterator[str]:
+def _roles(decision: ServeDecision) -> Iterator[str]:
     roles = {str(group.role) for group in decision.instances}
     if roles != ROLES[decision.mode]:
         yield (
@@ -165,7 +165,7 @@ def _roles(decision: DeploymentFields) -> Iterator[str]:
 
 def _kv_transfers(
     engine: ServingCapabilities,
-    decision: DeploymentFields,
+    decision: ServeDecision,
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
@@ -192,7 +192,7 @@ def _kv_transfers(
 
 
 def _afd_units(
-    decision: DeploymentFields,
+    decision: ServeDecision,
     *,
     generations: Mapping[str, Generation],
     releases: Mapping[str, ServingCapabilities],
@@ -207,7 +207,7 @@ def _afd_units(
 
 def _afd_server(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -217,7 +217,7 @@ def _afd_server(
         yield from side_refusals(engine.afd, group, model=model, goal=goal, generation=generation)
 
 
-def _mixers(group: InstanceFields, *, model: ModelSpec) -> Iterator[str]:
+def _mixers(group: Instances, *, model: ModelSpec) -> Iterator[str]:
     own, ranks = model.linear, group.attention_tp
     if own is None or own.num_key_heads == 1:
         return
@@ -226,9 +226,7 @@ def _mixers(group: InstanceFields, *, model: ModelSpec) -> Iterator[str]:
             yield f"attention_tp {ranks} does not divide the {count} {what} of linear attention"
 
 
-def _experts(
-    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
-) -> Iterator[str]:
+def _experts(engine: ServingCapabilities, group: Instances, *, model: ModelSpec) -> Iterator[str]:
     spread = group.moe_tp * group.ep
     if engine.only_tensor_parallel and (group.attention_dp > 1 or group.ep > 1 or group.pp > 1):
         yield (
@@ -257,7 +255,7 @@ def _experts(
 
 
 def _slots(
-    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec, experts: int
+    engine: ServingCapabilities, group: Instances, *, model: ModelSpec, experts: int
 ) -> Iterator[str]:
     copies = group.redundant_experts
     has_copies = model.architecture in engine.redundant_architectures
@@ -278,7 +276,7 @@ def _slots(
 
 
 def _attention(
-    engine: ServingCapabilities, group: InstanceFields, *, devices_per_node: int
+    engine: ServingCapabilities, group: Instances, *, devices_per_node: int
 ) -> Iterator[str]:
     if group.attention_tp > 1 and group.attention_dp > 1 and not engine.both_attention_degrees:
         yield (
@@ -296,7 +294,7 @@ def _attention(
 
 
 def _shared_core(
-    engine: ServingCapabilities, group: InstanceFields, *, devices_per_node: int
+    engine: ServingCapabilities, group: Instances, *, devices_per_node: int
 ) -> Iterator[str]:
     has_connector = group.role in ROLES["disaggregated"]
     if engine.transferring_ranks_share_core and has_connector and devices_per_node > 1:
@@ -308,7 +306,7 @@ def _shared_core(
 
 def _all_to_all(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     model: ModelSpec,
     generation: Generation | None,
@@ -348,16 +346,14 @@ def _all_to_all(
         yield from _low_latency(engine, group, width=model.expert_hidden)
 
 
-def _runs_normal(engine: ServingCapabilities, group: InstanceFields) -> bool:
+def _runs_normal(engine: ServingCapabilities, group: Instances) -> bool:
     """Say whether some steps use DeepEP's normal kernels."""
     if group.a2a_backend == "deepep_normal":
         return True
     return engine.low_latency_leaves_prefill and group.role == "aggregated"
 
 
-def _low_latency(
-    engine: ServingCapabilities, group: InstanceFields, *, width: int
-) -> Iterator[str]:
+def _low_latency(engine: ServingCapabilities, group: Instances, *, width: int) -> Iterator[str]:
     if width not in DEEPEP_HIDDEN_SIZES:
         sizes = ", ".join(map(str, sorted(DEEPEP_HIDDEN_SIZES)))
         yield f"low-latency DeepEP is built for hidden sizes {sizes}, not {width}"

@@ -5,18 +5,22 @@ arXiv:2211.17192), which buffers and graphs must fit.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
+from tuner.config.serve import Instances
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.kv_cache import CacheKind
 from tuner.engines.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
-from tuner.engines.serve_rules.protocols import RECEIVERS, InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
+
+RECEIVERS: Final = frozenset({"decode", "attention"})
+"""Roles whose instances receive KV caches from prefill."""
 
 
 def step_refusals(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -35,12 +39,12 @@ def step_refusals(
         yield from _sharing(engine, group, model=model)
 
 
-def step_tokens(group: InstanceFields) -> int:
+def step_tokens(group: Instances) -> int:
     """Return the tokens of a step in which every running request of a rank is decoded."""
     return group.max_batch * (group.draft_tokens + 1)
 
 
-def dispatch_tokens(engine: ServingCapabilities, group: InstanceFields) -> int:
+def dispatch_tokens(engine: ServingCapabilities, group: Instances) -> int:
     """Return the most tokens of a step that one rank dispatches through low-latency DeepEP."""
     decoded = step_tokens(group)
     if group.role == "decode":
@@ -65,7 +69,7 @@ def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
 
 def _weights(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     goal: ServeGoal,
     *,
     generation: Generation | None,
@@ -83,7 +87,7 @@ def _weights(
         yield f"a2a_backend {group.a2a_backend} does not feed experts in {goal.quantization}"
 
 
-def _tokens(engine: ServingCapabilities, group: InstanceFields, *, longest: int) -> Iterator[str]:
+def _tokens(engine: ServingCapabilities, group: Instances, *, longest: int) -> Iterator[str]:
     if group.role in RECEIVERS:
         return
     tokens = group.max_batched_tokens
@@ -98,7 +102,7 @@ def _tokens(engine: ServingCapabilities, group: InstanceFields, *, longest: int)
 
 
 def _drafting(
-    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec, goal: ServeGoal
+    engine: ServingCapabilities, group: Instances, *, model: ModelSpec, goal: ServeGoal
 ) -> Iterator[str]:
     drafts = f"draft_tokens {group.draft_tokens}"
     if goal.speculative is None:
@@ -114,9 +118,7 @@ def _drafting(
         yield f"{drafts} across pp {group.pp}: drafting needs one pipeline stage"
 
 
-def _overlap(
-    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
-) -> Iterator[str]:
+def _overlap(engine: ServingCapabilities, group: Instances, *, model: ModelSpec) -> Iterator[str]:
     if engine.afd is not None and group.role in ("attention", "expert"):
         return  # One half's attention overlaps with the other half on the FFN server.
     if not engine.overlap_backends:
@@ -138,7 +140,7 @@ def _overlap(
 
 def _pages(
     engine: ServingCapabilities,
-    group: InstanceFields,
+    group: Instances,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -159,9 +161,7 @@ def _pages(
         yield f"page_size {page} does not divide chunks of {chunk} tokens of all ranks"
 
 
-def _sharing(
-    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
-) -> Iterator[str]:
+def _sharing(engine: ServingCapabilities, group: Instances, *, model: ModelSpec) -> Iterator[str]:
     share = f"prefill_share_ratio {group.prefill_share_ratio:g}"
     if not engine.shared_device_architectures:
         return  # The mode is refused already.
