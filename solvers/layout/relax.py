@@ -12,7 +12,6 @@ Letters: O options, S stages, D devices, A and B cut points 0..L.
 """
 
 import dataclasses
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,20 +38,8 @@ NEVER = 2 * LARGEST_BYTES
 """Overflow of an interval that the stage may not hold: above every real one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRelaxation:
-    """The additional memory, checked."""
-
-    extra_bytes: int
-    """Bytes added to the limit of every device; 0 when the problem has a solution as it is."""
-    device: int
-    """Device whose limit is exceeded most."""
-    layout: Layout
-    """Layout that fits with `extra_bytes`."""
-
-
-def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
-    """Find the smallest addition to every device's memory under which a layout fits."""
+def least_extra_bytes(problem: LayoutProblem, *, time_limit_s: float) -> int:
+    """Find the smallest addition to every device's memory under which a layout fits, checked."""
     if problem.stages_per_device == 1:
         return _checked(problem, _min_memory_cuts(problem))
     if problem.fixed_layout is not None:
@@ -111,21 +98,19 @@ def _min_memory_options(problem: LayoutProblem) -> Layout:
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _search(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
+def _search(problem: LayoutProblem, *, time_limit_s: float) -> int:
     """Search where devices couple the cuts: from even stages, which CP-SAT improves on."""
     from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
 
     start = _checked(problem, _min_memory_options(even_layout(problem)))
-    if not start.extra_bytes:
+    if not start:
         return start
-    claim = cp_sat.least_extra_bytes(
-        problem, most_extra_bytes=start.extra_bytes, time_limit_s=time_limit_s
-    )
+    claim = cp_sat.least_extra_bytes(problem, most_extra_bytes=start, time_limit_s=time_limit_s)
     return start if claim.solution is None else _checked(problem, claim.solution)
 
 
-def _checked(problem: LayoutProblem, layout: Layout) -> MemoryRelaxation:
-    """Build the relaxation of a layout from the checker's numbers."""
+def _checked(problem: LayoutProblem, layout: Layout) -> int:
+    """Return the additional memory of a layout by the checker's numbers."""
     overflow_D = [
         needed - int(limit)
         for needed, limit in zip(
@@ -136,8 +121,4 @@ def _checked(problem: LayoutProblem, layout: Layout) -> MemoryRelaxation:
     broken = check.violations(with_extra_memory(problem, extra_bytes=extra), layout)
     if broken:
         raise RejectedClaimError(f"the relaxed layout is not allowed: {broken[0]}")
-    return MemoryRelaxation(
-        extra_bytes=extra,
-        device=overflow_D.index(max(overflow_D)),
-        layout=layout,
-    )
+    return extra

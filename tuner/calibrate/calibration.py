@@ -30,7 +30,7 @@ from tuner.backtest.prices import Pricer, build_pricer, run_regime
 from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, WORST_OF, covered_ratio, error_bands
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, assign_folds, held_out
-from tuner.calibrate.fit import COARSE, Fit, Problem, fit, group_blocks
+from tuner.calibrate.fit import COARSE, Problem, fit, group_blocks
 from tuner.calibrate.ratio_bands import build_pairs, build_ratio_bands, setting_key
 from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, list_offsets, offset_mask
 from tuner.costs.train.calibration import (
@@ -61,7 +61,6 @@ class Calibration:
     regimes: tuple[Regime, ...]
     problem: Problem
     offsets: tuple[Offset, ...]
-    whole: Fit
     held_out: Mapping[str, Floats]
     """log(predicted / measured) of each run, by what was left out: `KEYS`."""
     residuals: Residuals
@@ -103,7 +102,6 @@ def calibrate(
         regimes=regimes,
         problem=problem,
         offsets=offsets,
-        whole=whole,
         held_out=residual_by,
         residuals=Residuals(
             origin=origin,

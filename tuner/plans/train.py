@@ -50,17 +50,6 @@ class StagePrediction(Record):
     """MemFine's s'_max: token copies that one device can receive in one chunk and stay inside its
     memory; absent where nothing is chunked."""
 
-    @property
-    def total_bytes(self) -> int:
-        """Sum of all parts."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.activation_bytes
-            + self.other_bytes
-        )
-
 
 class RankAtRisk(Record):
     """The pipeline rank that is likeliest to run out of memory, on heterogeneous pools.

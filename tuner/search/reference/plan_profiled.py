@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from solvers.layout.relax import nearest_relaxation
+from solvers.layout.relax import least_extra_bytes
 from tuner.costs.reference.operations import (
     boundary_ops,
     embedding_ops,
@@ -209,7 +209,7 @@ def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float)
     share_s = time_limit_s / max(1, len(infeasible))
     counted = [
         int(candidate.problem.memory_limit_bytes_D[0])
-        + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
+        + least_extra_bytes(candidate.problem, time_limit_s=share_s)
         for candidate in infeasible
     ]
     # The margin of tuner/search/reference/layer_costs.py on top.

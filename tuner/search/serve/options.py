@@ -177,11 +177,6 @@ class Options:
     curves: tuple[BatchCurve, ...] = ()
     """Launchable options that decode, at all their batches."""
 
-    @property
-    def illegal(self) -> int:
-        """Options that cannot serve."""
-        return sum(self.illegal_by.values())
-
 
 Refuse = Callable[[Option], str]
 """Says in a line why an engine's release does not launch an option; empty: it does."""

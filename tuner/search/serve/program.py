@@ -94,7 +94,6 @@ class Program:
     problem: InstancesProblem
     options: tuple[Option, ...]
     """Option of each column."""
-    serving_pools: tuple[ServingPool, ...]
     islands: Mapping[str, str] = field(default_factory=dict)
     """Island of each pool, by name; empty with a single router."""
     cells: int = 0
@@ -168,9 +167,7 @@ def build_program(
         spare_ratio=spare.others_ratio,
         max_kinds=most_kinds,
     )
-    return Program(
-        mode=mode, problem=problem, options=chosen, serving_pools=serving_pools, islands=islands
-    )
+    return Program(mode=mode, problem=problem, options=chosen, islands=islands)
 
 
 def solve_program(program: Program, *, time_limit_s: float) -> SolvedProgram:

@@ -73,11 +73,6 @@ class Degrees:
         """Partial rows times the expert pairs of their degrees."""
         return int(self.num_pairs_N.sum())
 
-    @property
-    def num_illegal(self) -> int:
-        """Combinations that break a rule."""
-        return sum(self.illegal.values())
-
     def rows(self, partials: Ints) -> Table:
         """List the rows of some partial rows: every expert pair of each, in their order."""
         dense = self.partials_N["dense"][partials]

@@ -80,8 +80,6 @@ class Finalist:
     detail: Detail
     step_s: float
     simulated_s: float
-    gap_ratio: float
-    """Optimality gap of the program; 1 without a solution in time."""
 
 
 def rank_by_simulation(
@@ -136,7 +134,6 @@ def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -
         detail=detail,
         step_s=_step_s(detail),
         simulated_s=simulated_s(detail),
-        gap_ratio=outcome.gap_ratio,
     )
 
 

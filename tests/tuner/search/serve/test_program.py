@@ -69,7 +69,7 @@ def test_every_chosen_prefill_instance_may_meet_every_chosen_decode_instance(
         demand_per_s=RATE_PER_S * needed,
         max_kinds=2,
     )
-    program = Program(mode="disaggregated", problem=problem, options=(), serving_pools=())
+    program = Program(mode="disaggregated", problem=problem, options=())
     outcome = solve_program(program, time_limit_s=20.0).outcome
     expected = least_price(prices, legal, needed=needed)
     if expected == float("inf"):

@@ -148,8 +148,8 @@ def test_every_decision_of_the_space_is_accounted_for(outcome: SearchOutcome) ->
     assert counts.priced + counts.bounded + counts.open == legal
     assert counts.illegal == sum(illegal.values())
     assert counts.priced > 0
-    box = (outcome.degrees.num_legal + outcome.degrees.num_illegal) * outcome.options.num_options
-    assert legal + counts.illegal == box
+    combinations = outcome.degrees.num_legal + sum(outcome.degrees.illegal.values())
+    assert legal + counts.illegal == combinations * outcome.options.num_options
 
 
 def test_rows_come_best_first_and_once(outcome: SearchOutcome) -> None:
