@@ -9,6 +9,7 @@ nodes and are refused with another.
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,12 +124,10 @@ def _rate(value_bytes_per_s: float) -> str:
     return f"{value_bytes_per_s!r}B/s"
 
 
-def _batch(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
-    _count(keys["goal"], "global_batch_size", change, notes, "sequences a step")
-
-
-def _sequence(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
-    _count(keys["goal"], "sequence_length", change, notes, "tokens a sequence")
+def _of_goal(
+    _spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes, *, name: str, words: str
+) -> None:
+    _count(keys["goal"], name, change, notes, words)
 
 
 def _request_rate(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
@@ -186,15 +185,10 @@ def _concurrency(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Not
     _count(traffic, "concurrency", change, notes, "requests under way")
 
 
-def _input(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
-    _length(keys["goal"]["traffic"], "input_tokens", change, notes, "tokens a prompt")
-
-
-def _output(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
-    _length(keys["goal"]["traffic"], "output_tokens", change, notes, "tokens an answer")
-
-
-def _length(traffic: Keys, name: str, change: LimitChange, notes: Notes, of: str) -> None:
+def _length(
+    _spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes, *, name: str, of: str
+) -> None:
+    traffic = keys["goal"]["traffic"]
     value = traffic.get(name)
     law, key = (value, "mean") if isinstance(value, dict) else (traffic, name)
     if not isinstance(law.get(key), int | float):
@@ -204,16 +198,10 @@ def _length(traffic: Keys, name: str, change: LimitChange, notes: Notes, of: str
     notes.append(f"{law[key]} {of} instead of {before:g}{' (mean)' if law is value else ''}")
 
 
-def _ttft(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
-    _targets(keys["goal"], "ttft", change, notes)
-
-
-def _tpot(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
-    _targets(keys["goal"], "tpot", change, notes)
-
-
-def _targets(goal: Keys, name: str, change: LimitChange, notes: Notes) -> None:
-    targets = goal.get("slo", {}).get(name, {})
+def _targets(
+    _spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes, *, name: str
+) -> None:
+    targets = keys["goal"].get("slo", {}).get(name, {})
     if not targets:
         raise TunerError(f"the spec sets no target of {name}")
     for share, text in targets.items():
@@ -291,13 +279,13 @@ _CHANGES: Final[Mapping[str, Callable[[PlannedSpec, LimitChange, Keys, Notes], N
     "nodes": _nodes,
     "memory": _memory,
     "bandwidth": _bandwidth,
-    "batch": _batch,
-    "sequence-length": _sequence,
+    "batch": partial(_of_goal, name="global_batch_size", words="sequences a step"),
+    "sequence-length": partial(_of_goal, name="sequence_length", words="tokens a sequence"),
     "rate": _request_rate,
     "concurrency": _concurrency,
-    "input-tokens": _input,
-    "output-tokens": _output,
-    "ttft": _ttft,
-    "tpot": _tpot,
+    "input-tokens": partial(_length, name="input_tokens", of="tokens a prompt"),
+    "output-tokens": partial(_length, name="output_tokens", of="tokens an answer"),
+    "ttft": partial(_targets, name="ttft"),
+    "tpot": partial(_targets, name="tpot"),
     "slots": _slots,
 }

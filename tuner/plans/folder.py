@@ -222,16 +222,24 @@ def read_verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
         PlanUnreadableError: it is damaged, or of another kind.
     """
     file = folder / VERIFIED_NAME
-    try:
-        return kind.model_validate_json(read_bounded(file, most_bytes=MAX_PLAN_BYTES))
-    except FileNotFoundError:
+    if not file.exists():
         return None
+    return _read_record(
+        kind, file, most_bytes=MAX_PLAN_BYTES, what="verification", remedy="verify again"
+    )
+
+
+def _read_record(
+    kind: type[AnyRecord], file: Path, *, most_bytes: int, what: str, remedy: str
+) -> AnyRecord:
+    try:
+        return kind.model_validate_json(read_bounded(file, most_bytes=most_bytes))
     except TooLargeError as error:
-        raise PlanUnreadableError(f"{file}: larger than any verification; verify again") from error
+        raise PlanUnreadableError(f"{file}: larger than any {what}; {remedy}") from error
+    except ValidationError as error:
+        raise PlanUnreadableError(f"{file}: {first_problem(error)}; {remedy}") from error
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
-    except ValidationError as error:
-        raise PlanUnreadableError(f"{file}: {first_problem(error)}; verify again") from error
 
 
 def trial_file(folder: Path, number: int) -> Path:
@@ -274,19 +282,16 @@ def read_trials_as(kind: type[AnyRecord], trials: Path) -> tuple[AnyRecord, ...]
     """
     if not trials.is_dir():
         return ()
-    return tuple(_read_trial(kind, file) for file in sorted(trials.glob("[0-9]*.json")))
-
-
-def _read_trial(kind: type[AnyRecord], file: Path) -> AnyRecord:
-    remedy = "delete it and go on with --resume"
-    try:
-        return kind.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
-    except TooLargeError as error:
-        raise PlanUnreadableError(f"{file}: larger than any trial record; {remedy}") from error
-    except ValidationError as error:
-        raise PlanUnreadableError(f"{file}: {first_problem(error)}; {remedy}") from error
-    except OSError as error:
-        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    return tuple(
+        _read_record(
+            kind,
+            file,
+            most_bytes=MAX_RECORD_BYTES,
+            what="trial record",
+            remedy="delete it and go on with --resume",
+        )
+        for file in sorted(trials.glob("[0-9]*.json"))
+    )
 
 
 def _replace_plan(
