@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, cast
 
 import typer
 
@@ -295,10 +295,6 @@ class GoalCommands(Protocol):
 
     OTHER_LAUNCHER: str
     """Why trials are started here only, in a refusal; empty: by any launcher."""
-    plan: Callable[[Path, PlanOptions], Any]
-    """Plan a spec, write and return the plan."""
-    report: Callable[..., Any]
-    """Return the report that is printed of a plan; with a folder, of the trials there too."""
     estimate: Callable[[Path, EstimateOptions], None]
     """Price a launch and print it. Exits with 1 where it cannot run."""
     verify: Callable[[Path, VerifyOptions], None]

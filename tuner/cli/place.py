@@ -1,14 +1,10 @@
 """Options and output of the commands where the goal is to place experts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
+from tuner.cli.goals import EstimateOptions, VerifyOptions
 from tuner.cli.text import print_result, screen
-
-if TYPE_CHECKING:
-    from tuner.plans.place import PlacePlan
-    from tuner.report.content import Report
 
 VERIFY_OPTIONS: Final[tuple[str, ...]] = ()
 PURPOSE: Final = "for plans that place experts"
@@ -17,38 +13,11 @@ BUDGET_S: Final = 30.0
 """Seconds for measuring a placement and its alternatives."""
 
 
-def plan(spec: Path, options: PlanOptions) -> "PlacePlan":
-    """Plan a placement, write it, and return it."""
-    from tuner.cli.progress import planning_progress
-    from tuner.goals.place_folder import write_place_plan
-    from tuner.goals.place_plan import place
-
-    with planning_progress(
-        "placing",
-        text="reading recordings, solving, evaluating hold-out passes",
-        limit_s=options.time_limit_s,
-    ):
-        made = place(
-            spec,
-            profiles=tuple(options.profile or ()),
-            time_limit_s=options.time_limit_s,
-            calibrated=not options.uncalibrated,
-        )
-    return write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
-
-
 def estimate(spec: Path, options: EstimateOptions) -> None:
     """Refuse: no launch file states a placement; what reads training specs says so."""
     from tuner.cli import train
 
     train.estimate(spec, options)
-
-
-def report(plan: "PlacePlan", _folder: Path | None = None) -> "Report":
-    """Return the report that is printed of a plan."""
-    from tuner.report.place_page import place_report
-
-    return place_report(plan)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:

@@ -3,15 +3,21 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from tuner.cli.goals import PlanOptions, commands_of, draft_of
+from tuner.cli.goals import PlanOptions, draft_of
 from tuner.cli.options import SpecFlags, expanded
 from tuner.cli.text import print_result, print_stderr
 from tuner.errors import SpecError
 from tuner.output import write_csv
+
+FIRST_STAGES: Final = {
+    "serve": ("planning", "pricing instances, solving, simulating the traffic"),
+    "place": ("placing", "reading recordings, solving, evaluating hold-out passes"),
+}
+"""Stages that are shown of goals whose search tells no others."""
 
 
 @expanded
@@ -43,7 +49,7 @@ def command(
             )
         from tuner.cli.plan_text import plan_text
 
-        written = commands_of(kind).plan(path, options)
+        written = _written(path, kind, options)
         print_result(
             written,
             lambda one: plan_text(one, folder=options.out, verbose=options.verbose),
@@ -53,6 +59,29 @@ def command(
             write_csv(options.csv, written.candidates())
         if written.decision is None:
             raise typer.Exit(1)
+
+
+def _written(path: Path, kind: str, options: PlanOptions) -> Any:
+    """Plan a spec, write and return the plan."""
+    from profilers.affinity import usable_cores
+    from tuner.cli.progress import planning_progress
+    from tuner.goals.plan import plan, write
+
+    stage, text = FIRST_STAGES.get(kind, ("reading", ""))
+    with planning_progress(stage, text=text, limit_s=options.time_limit_s) as watch:
+        made = plan(
+            path,
+            profiles=tuple(options.profile or ()),
+            top=options.top,
+            time_limit_s=options.time_limit_s,
+            method=options.solver,
+            calibrated=not options.uncalibrated,
+            processes=len(usable_cores()),
+            watch=watch,
+        )
+    if options.solver is not None:
+        print_stderr(made.plan.provenance.notes[0])
+    return write(options.out, made)
 
 
 @contextmanager

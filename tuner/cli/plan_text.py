@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tuner.cli.goals import commands_of
 from tuner.cli.text import quote_path, screen
-from tuner.goals.goal import StoredPlan
+from tuner.goals.registry import read_verified
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.plans.train import Plan
 from tuner.plans.what_if import Why
-from tuner.report.content import Block, Depth, Paragraph, named
+from tuner.report.content import NO_EVIDENCE, Block, Depth, Evidence, Paragraph, named
+from tuner.report.read import StoredPlan, report_on
 from tuner.report.terminal import blocks_text, report_text
 from tuner.report.train_page import decision_facts
 from tuner.report.trials import trials_section
@@ -24,8 +24,7 @@ NO_WHY: Final = Why(rivals=())
 
 def plan_text(plan: StoredPlan, *, folder: Path, verbose: bool = False) -> str:
     """Say what was planned and what to do next; `verbose` prints every note."""
-    report = commands_of(plan.goal.kind).report(plan)
-    text = report_text(report, screen(verbose=verbose))
+    text = report_text(report_on(plan), screen(verbose=verbose))
     step = f"moetune explain {quote_path(folder)}"
     if isinstance(plan, Plan) and plan.decision is None:
         return text
@@ -40,7 +39,8 @@ def explanation(
     plan: StoredPlan, *, why: Why = NO_WHY, folder: Path | None = None, verbose: bool = False
 ) -> str:
     """Explain why a plan was chosen, and what would change it."""
-    report = commands_of(plan.goal.kind).report(plan, folder)
+    evidence = NO_EVIDENCE if folder is None else Evidence(verified=read_verified(folder))
+    report = report_on(plan, evidence)
     if isinstance(plan, Plan):
         # The breakdown of a step has the seconds in which runners-up differ.
         why = why.model_copy(update={"rivals": ()})

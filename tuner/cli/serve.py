@@ -1,37 +1,16 @@
 """Options and output of the commands where the goal is to serve."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
-from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
+from tuner.cli.goals import EstimateOptions, VerifyOptions
 from tuner.cli.text import print_result, print_stderr, print_text, screen
-
-if TYPE_CHECKING:
-    from tuner.plans.serve import ServePlan
-    from tuner.report.content import Report
 
 VERIFY_OPTIONS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 PURPOSE: Final = "for plans that serve"
 OTHER_LAUNCHER: Final = ""
-
-
-def plan(spec: Path, options: PlanOptions) -> "ServePlan":
-    """Plan a deployment, write it, and return it."""
-    from tuner.cli.progress import planning_progress
-    from tuner.goals.serve_folder import write_serve_plan
-    from tuner.goals.serve_plan import deploy
-
-    with planning_progress(
-        "planning",
-        text="pricing instances, solving, simulating the traffic",
-        limit_s=options.time_limit_s,
-    ):
-        made = deploy(
-            spec, profiles=tuple(options.profile or ()), time_limit_s=options.time_limit_s
-        )
-    return write_serve_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -59,13 +38,6 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     halves = (result,) if result.other is None else (result, result.other)
     if any(half.load is None or not half.load.keeps_up for half in halves):
         raise typer.Exit(1)
-
-
-def report(plan: "ServePlan", _folder: Path | None = None) -> "Report":
-    """Return the report that is printed of a plan."""
-    from tuner.report.serve_page import serve_report
-
-    return serve_report(plan)
 
 
 def verify(folder: Path, options: VerifyOptions) -> None:
