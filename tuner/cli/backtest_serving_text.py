@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from tuner.backtest.serving.records import Metric, ServingBacktest
 from tuner.calibrate.serving_stored import ServingCalibration
-from tuner.cli.backtest_text import errors_table, left_out, percent, tables_text, words_table
+from tuner.cli.backtest_text import errors_table, left_out, percent, words_table
+from tuner.cli.text import whole_text
 from tuner.report.content import Paragraph, Table
 
 
@@ -15,7 +16,7 @@ def serving_text(backtest: ServingBacktest) -> str:
     counts = Counter(row.source for row in backtest.rows if row.estimated)
     listed = ", ".join(f"{count} of {source}" for source, count in sorted(counts.items()))
     estimated = f"with operations from the datasheet, which no table holds: {listed}"
-    return tables_text(
+    return whole_text(
         Paragraph(text=f"{backtest.table_rows} rows; residuals: {backtest.residuals}"),
         Paragraph(text=f"kernels: {tables or 'none'}"),
         *_metric("TPOT", backtest.tpot),
@@ -36,7 +37,7 @@ def calibration_text(report: ServingCalibration) -> str:
         for key, one in report.residuals.factors.items()
     )
     held_out = {"TPOT": report.held_out_tpot, "TTFT": report.held_out_ttft}
-    return tables_text(
+    return whole_text(
         words_table("factors", ("", "models", "rows", "TPOT", "TTFT"), rows),
         *(
             errors_table(f"{name} without runs of the same model", one.harnesses, has_best=False)

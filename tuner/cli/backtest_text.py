@@ -6,9 +6,8 @@ from typing import Final
 
 from tuner.backtest.records import Backtest, Errors
 from tuner.calibrate.records import CalibrationReport
-from tuner.cli.text import screen
-from tuner.report.content import Block, Cell, Notes, Paragraph, Table, some, word
-from tuner.report.terminal import blocks_text
+from tuner.cli.text import whole_text
+from tuner.report.content import Block, Cell, Notes, Paragraph, Table, word
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
 MOST_REASONS: Final = 24
@@ -20,7 +19,7 @@ def backtest_text(backtest: Backtest) -> str:
     """Return errors per source, for MoE models, by generation, and what is left out."""
     fitted = " (fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
     covered = f"inside the printed band: {percent(backtest.coverage_ratio)} of runs"
-    return tables_text(
+    return whole_text(
         Paragraph(text=f"residuals: {backtest.residuals}{fitted * backtest.is_in_sample}"),
         errors_table("all models", {**backtest.sources, "total": backtest.total}),
         errors_table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
@@ -55,12 +54,7 @@ def report_text(report: CalibrationReport) -> str:
                 f" {percent(fitted.covered_ratio)} of held-out recipes"
             )
         )
-    return tables_text(*blocks)
-
-
-def tables_text(*blocks: Block | None) -> str:
-    """Return the blocks that are there, each table whole."""
-    return blocks_text(some(*blocks), screen(verbose=True))
+    return whole_text(*blocks)
 
 
 def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = True) -> Table:

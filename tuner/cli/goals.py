@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 
 import typer
 
@@ -297,8 +297,8 @@ class GoalCommands(Protocol):
     """Why trials are started here only, in a refusal; empty: by any launcher."""
     estimate: Callable[[Path, EstimateOptions], None]
     """Price a launch and print it. Exits with 1 where it cannot run."""
-    verify: Callable[[Path, VerifyOptions], None]
-    """Launch the candidates of a plan's folder and print the conclusion."""
+    verify: Callable[[Path, VerifyOptions], Any]
+    """Launch the candidates of a plan's folder and return the conclusion."""
 
 
 def commands_of(kind: str | None) -> GoalCommands:

@@ -1,10 +1,12 @@
 """Options and output of the commands where the goal is to place experts."""
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tuner.cli.goals import EstimateOptions, VerifyOptions
-from tuner.cli.text import print_result, screen
+
+if TYPE_CHECKING:
+    from tuner.verify.placement_records import PlaceVerified
 
 VERIFY_OPTIONS: Final[tuple[str, ...]] = ()
 PURPOSE: Final = "for plans that place experts"
@@ -20,15 +22,8 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     train.estimate(spec, options)
 
 
-def verify(folder: Path, options: VerifyOptions) -> None:
-    """Measure a placement and its alternatives here and print the conclusion."""
+def verify(folder: Path, _options: VerifyOptions) -> "PlaceVerified":
+    """Measure a placement and its alternatives here and return the conclusion."""
     from tuner.goals.place_plan import verify_place
-    from tuner.report.place_page import place_trials_section
-    from tuner.report.terminal import sections_text
 
-    verified = verify_place(folder, budget_s=BUDGET_S)
-    print_result(
-        verified,
-        lambda one: sections_text((place_trials_section(one),), screen(verbose=True)),
-        as_json=options.as_json,
-    )
+    return verify_place(folder, budget_s=BUDGET_S)

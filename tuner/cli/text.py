@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from profilers.records import Record
-    from tuner.report.content import Depth
+    from tuner.report.content import Block, Depth, Section
     from tuner.report.terminal import Screen
 
 AnyResult = TypeVar("AnyResult", bound="Record")
@@ -50,6 +50,13 @@ def screen(depth: "Depth | None" = None, *, verbose: bool = False) -> "Screen":
         width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     shown = Depth.MORE if verbose else depth or Depth.FIRST
     return Screen(width=width, depth=shown, is_whole=verbose)
+
+
+def whole_text(*blocks: "Block | Section | None") -> str:
+    """Return the blocks that are there, each table whole."""
+    from tuner.report.terminal import blocks_text
+
+    return blocks_text((one for one in blocks if one is not None), screen(verbose=True))
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:

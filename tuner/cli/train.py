@@ -11,6 +11,7 @@ from tuner.cli.text import print_result, print_stderr
 if TYPE_CHECKING:
     from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
+    from tuner.verify.records import Verified
     from tuner.verify.slurm import SlurmLauncher
 
 VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage")
@@ -37,13 +38,12 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         raise typer.Exit(1)
 
 
-def verify(folder: Path, options: VerifyOptions) -> None:
-    """Launch the candidates of a plan and print the conclusion.
+def verify(folder: Path, options: VerifyOptions) -> "Verified":
+    """Launch the candidates of a plan and return the conclusion.
 
     Raises:
         TunerError: an option cannot be read.
     """
-    from tuner.cli.plan_text import verified_text
     from tuner.cli.trials import trial_lines
     from tuner.goals.verify import verify as verify_plan
     from tuner.verify.verification import Effort
@@ -54,7 +54,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         parallel=options.parallel,
     )
     budget, by = _budget(options), _launcher(options)
-    verified = verify_plan(
+    return verify_plan(
         folder,
         effort=effort,
         resume=options.resume,
@@ -64,9 +64,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         on_message=_print_indented,
         budget=budget,
     )
-    print_result(verified, lambda one: verified_text(one, folder=folder), as_json=options.as_json)
-    if verified.winner is None:
-        raise typer.Exit(1)
 
 
 def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":

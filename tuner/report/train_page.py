@@ -98,7 +98,7 @@ def train_report(plan: Plan, evidence: Evidence = NO_EVIDENCE) -> Report:
         proof=f"Certificate: {proof}. Bound by {plan.binding_constraint}.",
         sections=some(
             decision_section(plan, decision),
-            trials_section(verified, predicted) if verified else None,
+            trials_section(verified, plan),
             _step(plan, decision, predicted),
             run_section(predicted.run, currency=plan.cluster.currency) if predicted.run else None,
             _memory(predicted, plan.goal),
