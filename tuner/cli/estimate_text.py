@@ -8,10 +8,10 @@ from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointEstimate, CheckpointRoom, Estimate
 from tuner.report.breakdown import breakdown_table
-from tuner.report.checkpoint_levels import interval_doubt
 from tuner.report.content import Block, NamedValues, Paragraph, Table, named, size, word
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.report.printable import shortened
+from tuner.report.run_section import interval_doubt
 from tuner.units import (
     format_bytes,
     format_counted,

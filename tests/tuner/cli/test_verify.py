@@ -109,9 +109,7 @@ def test_a_slower_first_choice_is_said_with_its_regret(
     slower = result.model_copy(update={"regret_ratio": 0.125, "tie": False})
     assert "first choice   12.5 % behind the winner\n" in verified_text(slower, folder=planned)
     tied = slower.model_copy(update={"tie": True})
-    assert "behind the winner (a tie: less than the noise)" in verified_text(
-        tied, folder=planned
-    )
+    assert "behind the winner (a tie: less than the noise)" in verified_text(tied, folder=planned)
     unknown = slower.model_copy(update={"regret_ratio": None})
     assert "first choice   did not run" in verified_text(unknown, folder=planned)
 
