@@ -35,8 +35,7 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.heat_map import HeatMap
-from tuner.report.heat_map_figure import heat_map_figure
+from tuner.report.heat_map import HeatMap, heat_map_figure
 from tuner.report.launch_section import launch_section
 from tuner.report.place_figures import (
     bounds_figure,
