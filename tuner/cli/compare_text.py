@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from tuner.cli.text import whole_text
 from tuner.compare.comparison import ComparedPlan, Comparison
 from tuner.report.content import Paragraph, Section, Table, named, word
-from tuner.report.figure_names import FIGURES, figure_text
-from tuner.report.what_if import terms_words
+from tuner.report.what_if import FIGURES, figure_text, terms_words
 from tuner.units import format_times
 
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from tuner.arrays import Floats
-from tuner.report.axes import axis, layout
 from tuner.report.content import Cell, Figure, Table, word
-from tuner.report.palette import DIVERGING
+from tuner.report.plot_style import DIVERGING, axis, layout
 
 MOST_CELLS: Final = 16_000
 """Cells of one panel; a dozen maps of two panels then take about 2 MB of a page."""

@@ -6,7 +6,6 @@ from tuner.config.serve_words import short_serve
 from tuner.config.train_words import short_decision, train_words
 from tuner.engines.metrics.benchmark_run import Spread
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
     Block,
     Cell,
@@ -25,7 +24,7 @@ from tuner.report.content import (
     size,
     word,
 )
-from tuner.report.palette import BLUE, GREEN, VERMILLION
+from tuner.report.plot_style import BLUE, GREEN, VERMILLION, axis, layout, time_axis
 from tuner.report.serve_decision import decision_facts
 from tuner.units import format_counted, format_ratio, format_s
 from tuner.verify.deployments.records import ServeTrial, ServeVerified
