@@ -9,7 +9,7 @@ from tuner.backtest.serving.records import Metric, ServingBacktest
 from tuner.calibrate.records import CalibrationReport
 from tuner.calibrate.serving_stored import ServingCalibration
 from tuner.cli.text import whole_text
-from tuner.report.content import Block, Cell, Notes, Paragraph, Table, word
+from tuner.report.content import Block, Notes, Paragraph, Table, words_table
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
 MOST_REASONS: Final = 24
@@ -136,12 +136,6 @@ def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = T
         for name, one in errors.items()
     ]
     return words_table(title, header, rows)
-
-
-def words_table(title: str, header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> Table:
-    """Return a table of texts and counts."""
-    cells: Iterable[tuple[Cell, ...]] = (tuple(map(word, row)) for row in rows)
-    return Table(caption=title, header=header, rows=tuple(cells))
 
 
 def _memory(errors: Mapping[str, Errors]) -> Table | None:

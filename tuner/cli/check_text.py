@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.text import print_stderr, print_text, whole_text
-from tuner.report.content import Paragraph, Table, named, word
+from tuner.report.content import Paragraph, named, words_table
 from tuner.report.printable import printable
 
 if TYPE_CHECKING:
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 def check_text(check: "Check") -> str:
     """Return a table of the scenarios and the count of each verdict."""
-    cells = ((one.name, one.verdict.value, one.reason) for one in check.scenarios)
-    rows = tuple(tuple(map(word, row)) for row in cells)
+    rows = ((one.name, one.verdict.value, one.reason) for one in check.scenarios)
     counts = ", ".join(f"{count} {name}" for name, count in check.counts().items())
     return whole_text(
-        Table(caption="", header=("scenario", "verdict", "reason"), rows=rows),
+        words_table("", ("scenario", "verdict", "reason"), rows),
         named(("against", check.against), *(("wrote", name) for name in check.updated)),
         Paragraph(text=f"{'FAILED' if check.failed else 'passed'}: {counts}"),
     )

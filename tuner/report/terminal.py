@@ -162,7 +162,10 @@ def _columns(
     cells: Sequence[str], widths: Sequence[int], are_numbers: Sequence[bool]
 ) -> Iterator[str]:
     """Yield a row, of several lines where a cell is wrapped."""
-    columns = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    columns = [
+        [cell] if len(cell) <= width else _wrapped(cell, width)
+        for cell, width in zip(cells, widths, strict=True)
+    ]
     for parts in zip_longest(*columns, fillvalue=""):
         line = (
             part.rjust(width) if is_number else part.ljust(width)

@@ -156,19 +156,19 @@ class Extrapolated(Record):
     """Parts of the full-scale job that no trial ran: there the model's own band applies."""
 
 
-class ShownTrial(Record, Generic[Decision]):
-    """A trial of any kind of decision as `verified.json` shows it."""
+class ShownTrial(Record):
+    """What `verified.json` shows of a trial of any kind of decision."""
 
-    decision: Decision
-    """Decision of the whole job."""
     origin: str
     status: TrialStatus
     reason: str = ""
 
 
-class Trial(ShownTrial[TrainDecision]):
+class Trial(ShownTrial):
     """A trial of a training run as `verified.json` shows it."""
 
+    decision: TrainDecision
+    """Decision of the whole job."""
     scale: Scale | None = None
     """The scaled-down job that was launched instead; times and bytes are its own."""
     extrapolated: Extrapolated | None = None
@@ -196,13 +196,10 @@ class Accuracy(Record):
     """Rank of the fastest measured trial by predicted time."""
 
 
-class Conclusion(Record, Generic[Decision]):
+class Conclusion(Record):
     """What `verified.json` says of launches of any kind of decision."""
 
     schema_version: Literal[1] = 1
-    winner: Decision | None
-    """The best decision, measured or extrapolated from other jobs; absent if none ran, or none of
-    a deployment meets every SLO."""
     regret_ratio: float | None
     """Regret of the plan's first choice against the winner: ratio of the worse to the better
     objective, minus 1, extrapolated for scaled-down launches; absent if the first choice did not
@@ -213,9 +210,11 @@ class Conclusion(Record, Generic[Decision]):
     notes: tuple[str, ...] = ()
 
 
-class Verified(Conclusion[TrainDecision]):
+class Verified(Conclusion):
     """`verified.json` of a training plan."""
 
+    winner: TrainDecision | None
+    """The fastest decision, measured or extrapolated from other jobs; absent if none ran."""
     trials: Rows[Trial]
     """Trials in the order of their launches."""
     winner_step_s: Seconds | None

@@ -51,9 +51,10 @@ class ServeTrialRecord(LaunchRecord[ServeDecision]):
         return self.decision.num_devices / statistics.median(rates)
 
 
-class ServeTrial(ShownTrial[ServeDecision]):
+class ServeTrial(ShownTrial):
     """A deployment as `verified.json` shows it: all its launches together."""
 
+    decision: ServeDecision
     num_devices: Count
     runs: Size
     """Benchmark runs of all launches; times below are medians over them."""
@@ -103,9 +104,11 @@ class ServeAccuracy(Record):
     num_deployments: Size
 
 
-class ServeVerified(Conclusion[ServeDecision]):
+class ServeVerified(Conclusion):
     """`verified.json` of a deployment."""
 
+    winner: ServeDecision | None
+    """Best by the objective among those that meet every SLO; absent if none does."""
     objective: Literal["goodput", "cost", "devices", "rate"]
     trials: Rows[ServeTrial]
     """Trials in the order that their decisions were first launched."""
