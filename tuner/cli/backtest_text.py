@@ -2,14 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tuner.backtest.records import Backtest, Errors
-from tuner.backtest.serving.records import Metric, ServingBacktest
-from tuner.calibrate.records import CalibrationReport
-from tuner.calibrate.serving_stored import ServingCalibration
 from tuner.cli.text import whole_text
 from tuner.report.content import Block, Notes, Paragraph, Table, words_table
+
+if TYPE_CHECKING:
+    # Each command imports its own.
+    from tuner.backtest.records import Backtest, Errors
+    from tuner.backtest.serving.records import Metric, ServingBacktest
+    from tuner.calibrate.records import CalibrationReport
+    from tuner.calibrate.serving_stored import ServingCalibration
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
 MOST_REASONS: Final = 24
@@ -17,7 +20,7 @@ LONGEST_ID: Final = 80
 """Characters of an id that are shown."""
 
 
-def backtest_text(backtest: Backtest) -> str:
+def backtest_text(backtest: "Backtest") -> str:
     """Return errors per source, for MoE models, by generation, and what is left out."""
     fitted = " (fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
     covered = f"inside the printed band: {percent(backtest.coverage_ratio)} of runs"
@@ -34,7 +37,7 @@ def backtest_text(backtest: Backtest) -> str:
     )
 
 
-def report_text(report: CalibrationReport) -> str:
+def report_text(report: "CalibrationReport") -> str:
     """Return the cross-validation of a calibration."""
     fitted = report.residuals
     blocks: list[Block] = [
@@ -59,7 +62,7 @@ def report_text(report: CalibrationReport) -> str:
     return whole_text(*blocks)
 
 
-def serving_text(backtest: ServingBacktest) -> str:
+def serving_text(backtest: "ServingBacktest") -> str:
     """Return errors of both latencies per source and harness, choices, and what is left out."""
     tables = ", ".join(f"{system}: {origin}" for system, origin in backtest.tables.items())
     counts = Counter(row.source for row in backtest.rows if row.estimated)
@@ -79,7 +82,7 @@ def serving_text(backtest: ServingBacktest) -> str:
     )
 
 
-def calibration_text(report: ServingCalibration) -> str:
+def calibration_text(report: "ServingCalibration") -> str:
     """Return the factors, and errors on models that they were not fitted to."""
     rows = (
         (key, one.models, one.rows, f"{one.tpot:.3f}", f"{one.ttft:.3f}")
@@ -95,7 +98,7 @@ def calibration_text(report: ServingCalibration) -> str:
     )
 
 
-def _metric(name: str, metric: Metric) -> Iterator[Table]:
+def _metric(name: str, metric: "Metric") -> Iterator[Table]:
     by_source = {**metric.sources, "total": metric}
     yield errors_table(f"{name} by system|engine|mode", by_source, has_best=False)
     if metric.harnesses:
@@ -117,7 +120,7 @@ def _metric(name: str, metric: Metric) -> Iterator[Table]:
         )
 
 
-def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = True) -> Table:
+def errors_table(title: str, errors: "Mapping[str, Errors]", *, has_best: bool = True) -> Table:
     """Return errors as a table, a row each; with the regret of the best three where it is known."""
     header = HEADER if has_best else HEADER[:-1]
     rows = [
@@ -138,7 +141,7 @@ def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = T
     return words_table(title, header, rows)
 
 
-def _memory(errors: Mapping[str, Errors]) -> Table | None:
+def _memory(errors: "Mapping[str, Errors]") -> Table | None:
     rows = [
         (
             name,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -65,23 +66,24 @@ def _written(path: Path, kind: str, options: PlanOptions) -> Any:
     """Plan a spec, write and return the plan."""
     from profilers.affinity import usable_cores
     from tuner.cli.progress import planning_progress
-    from tuner.goals.plan import plan, write
+    from tuner.goals.registry import load_goal
 
     stage, text = FIRST_STAGES.get(kind, ("reading", ""))
+    goal, known = load_goal(kind), signature(load_goal(kind).plan).parameters
     with planning_progress(stage, text=text, limit_s=options.time_limit_s) as watch:
-        made = plan(
-            path,
-            profiles=tuple(options.profile or ()),
-            top=options.top,
-            time_limit_s=options.time_limit_s,
-            method=options.solver,
-            calibrated=not options.uncalibrated,
-            processes=len(usable_cores()),
-            watch=watch,
-        )
+        stated = {
+            "profiles": tuple(options.profile or ()),
+            "top": options.top,
+            "time_limit_s": options.time_limit_s,
+            "method": options.solver,
+            "calibrated": not options.uncalibrated,
+            "processes": len(usable_cores()),
+            "watch": watch,
+        }
+        made = goal.plan(path, **{name: one for name, one in stated.items() if name in known})
     if options.solver is not None:
         print_stderr(made.plan.provenance.notes[0])
-    return write(options.out, made)
+    return goal.write(options.out, made)
 
 
 @contextmanager

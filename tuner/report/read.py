@@ -1,5 +1,6 @@
 """Reader that turns a plan's folder into its report; prices nothing."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,18 @@ from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.report.content import NO_EVIDENCE, Evidence, Report
 from tuner.report.launch_section import read_launch_files
-from tuner.report.place_page import place_report
 from tuner.report.placement_maps import read_heat_maps
-from tuner.report.serve_page import serve_report
-from tuner.report.train_page import train_report
 from tuner.verify.records import TrialRecord, read_trials
 
 StoredPlan = Plan | ServePlan | PlacePlan
 
 
 def report_on(plan: StoredPlan, evidence: Evidence = NO_EVIDENCE) -> Report:
-    """Build the report on a plan of any goal."""
-    if isinstance(plan, Plan):
-        return train_report(plan, evidence)
-    if isinstance(plan, ServePlan):
-        return serve_report(plan, evidence)
-    return place_report(plan, evidence)
+    """Build the report on a plan of any goal; the module of its page is imported for it."""
+    kind = plan.goal.kind
+    page = getattr(import_module(f"tuner.report.{kind}_page"), f"{kind}_report")
+    report: Report = page(plan, evidence)
+    return report
 
 
 def read_report(folder: Path, plan: StoredPlan, *, verified: type[Any], **solved: Any) -> Report:
