@@ -73,7 +73,12 @@ def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> fl
     ran = [other for other in others if other.status == "ok" and other.number != trial.number]
     if len(ran) < MIN_TRIALS:
         return None
-    return corrected_s(trial.predicted_step_s, trial.predicted_communication_s, by=factors(ran))
+    return corrected_step_s(trial, factors(ran))
+
+
+def corrected_step_s(trial: TrialRecord, fitted: tuple[float, float]) -> float:
+    """Predict a trial with factors of (computation, communication)."""
+    return corrected_s(trial.predicted_step_s, trial.predicted_communication_s, by=fitted)
 
 
 def corrected_s(step_s: float, communication_s: float, *, by: tuple[float, float]) -> float:
