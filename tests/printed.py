@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from tuner.report.content import Depth, Report, Section
-from tuner.report.terminal import Screen, report_text, sections_text
+from tuner.report.terminal import Screen, blocks_text, report_text
 
 
 def words_of(report: Report | Sequence[Section], *, depth: Depth = Depth.MORE) -> str:
@@ -12,7 +12,7 @@ def words_of(report: Report | Sequence[Section], *, depth: Depth = Depth.MORE) -
     screen = Screen(width=10_000, depth=depth, is_whole=True)
     if isinstance(report, Report):
         return flat(report_text(report, screen))
-    return flat(sections_text(report, screen))
+    return flat(blocks_text(report, screen))
 
 
 def unwrapped(text: str) -> str:

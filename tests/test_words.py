@@ -29,7 +29,7 @@ BARE_PARTICIPLES = frozenset({"asked", "found", "held", "lived", "told"})
 TERMS = frozenset(
     """
     accounting annealing batching hybrid_sharding limited_routing matching
-    profile_routing queueing recording routing sampling serving sharding timing training
+    queueing recording routing sampling serving sharding timing training
     """.split()  # noqa: SIM905
 )
 """Modules in -ing that the field calls so."""

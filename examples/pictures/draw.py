@@ -8,7 +8,7 @@ from tuner.goals.registry import goal_of_folder
 from tuner.report.content import Figure, Report, Section
 from tuner.report.page import page_html
 from tuner.report.picture import picture
-from tuner.report.plotly_script import plotly_script
+from tuner.report.written import plotly_script
 
 SHOWN = {
     "train": ("timeline", "candidates"),

@@ -35,8 +35,7 @@ def command(
     """
     from tuner.backtest.serving.rows import is_serving_table
     from tuner.backtest.tables import backtest, backtest_serving
-    from tuner.cli.backtest_serving_text import serving_text
-    from tuner.cli.backtest_text import backtest_text
+    from tuner.cli.backtest_text import backtest_text, serving_text
     from tuner.cli.progress import planning_progress
 
     result: Any

@@ -1,14 +1,18 @@
-"""Backtests and cross-validations as tables for people."""
+"""Backtests and cross-validations of training and serving runs, as tables for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
-from tuner.backtest.records import Backtest, Errors
-from tuner.calibrate.records import CalibrationReport
-from tuner.cli.text import screen
-from tuner.report.content import Block, Cell, Notes, Paragraph, Table, some, word
-from tuner.report.terminal import blocks_text
+from tuner.cli.text import whole_text
+from tuner.report.content import Block, Notes, Paragraph, Table, words_table
+
+if TYPE_CHECKING:
+    # Each command imports its own.
+    from tuner.backtest.records import Backtest, Errors
+    from tuner.backtest.serving.records import Metric, ServingBacktest
+    from tuner.calibrate.records import CalibrationReport
+    from tuner.calibrate.serving_stored import ServingCalibration
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
 MOST_REASONS: Final = 24
@@ -16,11 +20,11 @@ LONGEST_ID: Final = 80
 """Characters of an id that are shown."""
 
 
-def backtest_text(backtest: Backtest) -> str:
+def backtest_text(backtest: "Backtest") -> str:
     """Return errors per source, for MoE models, by generation, and what is left out."""
     fitted = " (fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
     covered = f"inside the printed band: {percent(backtest.coverage_ratio)} of runs"
-    return tables_text(
+    return whole_text(
         Paragraph(text=f"residuals: {backtest.residuals}{fitted * backtest.is_in_sample}"),
         errors_table("all models", {**backtest.sources, "total": backtest.total}),
         errors_table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
@@ -33,7 +37,7 @@ def backtest_text(backtest: Backtest) -> str:
     )
 
 
-def report_text(report: CalibrationReport) -> str:
+def report_text(report: "CalibrationReport") -> str:
     """Return the cross-validation of a calibration."""
     fitted = report.residuals
     blocks: list[Block] = [
@@ -55,15 +59,68 @@ def report_text(report: CalibrationReport) -> str:
                 f" {percent(fitted.covered_ratio)} of held-out recipes"
             )
         )
-    return tables_text(*blocks)
+    return whole_text(*blocks)
 
 
-def tables_text(*blocks: Block | None) -> str:
-    """Return the blocks that are there, each table whole."""
-    return blocks_text(some(*blocks), screen(verbose=True))
+def serving_text(backtest: "ServingBacktest") -> str:
+    """Return errors of both latencies per source and harness, choices, and what is left out."""
+    tables = ", ".join(f"{system}: {origin}" for system, origin in backtest.tables.items())
+    counts = Counter(row.source for row in backtest.rows if row.estimated)
+    listed = ", ".join(f"{count} of {source}" for source, count in sorted(counts.items()))
+    estimated = f"with operations from the datasheet, which no table holds: {listed}"
+    return whole_text(
+        Paragraph(text=f"{backtest.table_rows} rows; residuals: {backtest.residuals}"),
+        Paragraph(text=f"kernels: {tables or 'none'}"),
+        *_metric("TPOT", backtest.tpot),
+        *_metric("TTFT", backtest.ttft),
+        Paragraph(
+            text=f"inside the printed band: {percent(backtest.tpot_coverage_ratio)} of TPOT, "
+            f"{percent(backtest.ttft_coverage_ratio)} of TTFT"
+        ),
+        Paragraph(text=estimated) if listed else None,
+        left_out((row.id, row.source, row.reason) for row in backtest.rows),
+    )
 
 
-def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = True) -> Table:
+def calibration_text(report: "ServingCalibration") -> str:
+    """Return the factors, and errors on models that they were not fitted to."""
+    rows = (
+        (key, one.models, one.rows, f"{one.tpot:.3f}", f"{one.ttft:.3f}")
+        for key, one in report.residuals.factors.items()
+    )
+    held_out = {"TPOT": report.held_out_tpot, "TTFT": report.held_out_ttft}
+    return whole_text(
+        words_table("factors", ("", "models", "rows", "TPOT", "TTFT"), rows),
+        *(
+            errors_table(f"{name} without runs of the same model", one.harnesses, has_best=False)
+            for name, one in held_out.items()
+        ),
+    )
+
+
+def _metric(name: str, metric: "Metric") -> Iterator[Table]:
+    by_source = {**metric.sources, "total": metric}
+    yield errors_table(f"{name} by system|engine|mode", by_source, has_best=False)
+    if metric.harnesses:
+        yield errors_table(f"{name} of aggregated rows", metric.harnesses, has_best=False)
+    if any(order.pairs for order in metric.order.values()):
+        yield words_table(
+            f"{name}, pairs of strategies at equal load, over 10 % apart",
+            ("", "pairs", "ordered right", "of equal devices", "ordered right"),
+            (
+                (
+                    generation,
+                    order.pairs,
+                    percent(order.ordered_ratio),
+                    order.equal_pairs,
+                    percent(order.equal_ordered_ratio),
+                )
+                for generation, order in metric.order.items()
+            ),
+        )
+
+
+def errors_table(title: str, errors: "Mapping[str, Errors]", *, has_best: bool = True) -> Table:
     """Return errors as a table, a row each; with the regret of the best three where it is known."""
     header = HEADER if has_best else HEADER[:-1]
     rows = [
@@ -84,13 +141,7 @@ def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = T
     return words_table(title, header, rows)
 
 
-def words_table(title: str, header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> Table:
-    """Return a table of texts and counts."""
-    cells: Iterable[tuple[Cell, ...]] = (tuple(map(word, row)) for row in rows)
-    return Table(caption=title, header=header, rows=tuple(cells))
-
-
-def _memory(errors: Mapping[str, Errors]) -> Table | None:
+def _memory(errors: "Mapping[str, Errors]") -> Table | None:
     rows = [
         (
             name,

@@ -54,7 +54,7 @@ def command(
 
 def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     from tuner.calibrate.serving_stored import calibrate_serving
-    from tuner.cli.backtest_serving_text import calibration_text
+    from tuner.cli.backtest_text import calibration_text
     from tuner.cli.progress import planning_progress
 
     with planning_progress("fitting", text=f"and cross-validating on {runs.name}"):

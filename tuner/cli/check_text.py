@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import print_stderr, print_text, screen
-from tuner.report.content import Paragraph, Table, named, word
+from tuner.cli.text import print_stderr, print_text, whole_text
+from tuner.report.content import Paragraph, named, words_table
 from tuner.report.printable import printable
-from tuner.report.terminal import blocks_text
 
 if TYPE_CHECKING:
     from tuner.regress.records import Check, ScenarioResult
@@ -17,15 +16,13 @@ if TYPE_CHECKING:
 
 def check_text(check: "Check") -> str:
     """Return a table of the scenarios and the count of each verdict."""
-    cells = ((one.name, one.verdict.value, one.reason) for one in check.scenarios)
-    rows = tuple(tuple(map(word, row)) for row in cells)
+    rows = ((one.name, one.verdict.value, one.reason) for one in check.scenarios)
     counts = ", ".join(f"{count} {name}" for name, count in check.counts().items())
-    blocks = (
-        Table(caption="", header=("scenario", "verdict", "reason"), rows=rows),
+    return whole_text(
+        words_table("", ("scenario", "verdict", "reason"), rows),
         named(("against", check.against), *(("wrote", name) for name in check.updated)),
         Paragraph(text=f"{'FAILED' if check.failed else 'passed'}: {counts}"),
     )
-    return blocks_text(blocks, screen(verbose=True))
 
 
 def print_table(check: "Check") -> None:

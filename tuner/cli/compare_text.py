@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import screen
+from tuner.cli.text import whole_text
 from tuner.compare.comparison import ComparedPlan, Comparison
 from tuner.report.content import Paragraph, Section, Table, named, word
-from tuner.report.figure_names import FIGURES, figure_text
-from tuner.report.terminal import blocks_text, sections_text
-from tuner.report.what_if import terms_words
+from tuner.report.what_if import FIGURES, figure_text, terms_words
 from tuner.units import format_times
 
 
@@ -34,9 +32,8 @@ def comparison_text(comparison: Comparison) -> str:
         ),
     )
     source = comparison.band_source and f"; band of the ratios: {comparison.band_source}"
-    shown = screen(verbose=True)
-    verdict = blocks_text((figures, Paragraph(text=f"{comparison.verdict}{source}")), shown)
-    return f"{sections_text(differences, shown)}\n\n{verdict}"
+    verdict = Paragraph(text=f"{comparison.verdict}{source}")
+    return whole_text(*differences, figures, verdict)
 
 
 def _differences(plan: ComparedPlan) -> Iterator[tuple[str, str]]:

@@ -1,28 +1,37 @@
 """`moetune doctor`: what is installed, what is missing and the command that installs it."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.text import columns, print_exact, print_text
+from tuner.cli.text import print_result, whole_text
+
+if TYPE_CHECKING:
+    from tuner.cli.printed import Doctor
 
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check what is installed, and how to install what is missing."""
-    from tuner.cli.environment import examine
+    from tuner.cli import environment
+    from tuner.cli.printed import Doctor
 
-    findings = examine()
-    lacking = [finding for finding in findings if finding.status != "ok"]
-    usable = not any(finding.core for finding in lacking)
-    if as_json:
-        from tuner.cli.printed import Doctor
-
-        print_exact(Doctor(usable=usable, findings=findings).model_dump_json(indent=2))
-    else:
-        print_text(columns([(each.name, each.status, each.found) for each in findings]))
-        for finding in lacking:
-            print_text(f"\n{finding.name}: {finding.costs}\n    {finding.remedy}")
+    findings = environment.examine()
+    usable = all(finding.status == "ok" for finding in findings if finding.core)
+    print_result(Doctor(usable=usable, findings=findings), _text, as_json=as_json)
     if not usable:
         raise typer.Exit(3)
+
+
+def _text(result: "Doctor") -> str:
+    from tuner.report.content import named
+
+    found = ((each.name, f"{each.status:<9}{each.found}".rstrip()) for each in result.findings)
+    # A command is to be copied, so its line is not wrapped.
+    lacking = (
+        f"\n\n{one.name}: {one.costs}\n    {one.remedy}"
+        for one in result.findings
+        if one.status != "ok"
+    )
+    return whole_text(named(*found)) + "".join(lacking)

@@ -6,6 +6,7 @@ cannot drift from pyproject.toml. Nothing is changed or downloaded.
 Not covered: whether driver and CUDA build match beyond what torch reports.
 """
 
+import contextlib
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from profilers.records import Record
 from tuner.report.picture import BROWSERS
@@ -30,32 +31,32 @@ _TORCH_COSTS: Final = (
 _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
         "the tests cannot compare parameter counts with the real models",
-        "pip install {requirement}",
+        "pip install {}",
     ),
     "plotly": (
         "moetune report writes Markdown (--format md) only: pages and pictures need it",
-        "pip install {requirement}",
+        "pip install {}",
     ),
     "psycopg": (
         "moetune verify --storage cannot reach PostgreSQL; a plan's folder can still be shared",
-        "pip install {requirement}",
+        "pip install {}",
     ),
     "aiconfigurator-core": (
         "moetune profile import aiconfigurator needs the folder of its tables named",
-        "pip install {requirement}",
+        "pip install {}",
     ),
     "megatron-core": (
         "the tests check Megatron-LM arguments against a stored list of flags only",
-        "pip install --no-deps {requirement}",
+        "pip install --no-deps {}",
     ),
     "torchtitan": (
         "the tests do not check torchtitan files with its own classes",
-        "pip install --no-deps {requirement} tyro docstring_parser typeguard torchdata",
+        "pip install --no-deps {} tyro docstring_parser typeguard torchdata",
     ),
     "deepspeed": (
         "the tests do not check DeepSpeed files with its own parser",
         "pip install --no-deps setuptools wheel einops hjson msgpack py-cpuinfo && "
-        "DS_BUILD_OPS=0 pip install --no-build-isolation --no-deps {requirement}",
+        "DS_BUILD_OPS=0 pip install --no-build-isolation --no-deps {}",
     ),
 }
 """Features that each missing optional package disables, and the command that installs it."""
@@ -114,141 +115,80 @@ def examine(
         which: path of a program.
     """
     listed = tuple(requires("moetune") or ()) if requirements is None else requirements
+    stated = {_NAME.findall(line)[0]: line.partition(";") for line in listed}
+
+    def package(name: str, costs: str, remedy: str = "pip install {}", **more: Any) -> Component:
+        line, found = stated.get(name, (name,))[0].strip(), ""
+        with contextlib.suppress(PackageNotFoundError):
+            found = installed(name)
+        fit = remedy.format(f"'{line}'" if name in stated else name)
+        return _component(name, found, costs=costs, remedy=fit, **more)
+
+    def core_package(name: str) -> Component:
+        found = package(name, "moetune cannot run without it", core=True)
+        lowest = "".join(_LOWEST.findall(stated[name][0]))
+        if found.status == "missing" or _release(found.found) >= _release(lowest):
+            return found
+        old = f"older than {lowest}, the oldest that moetune is written for"
+        return package(name, "", core=True, fault=old)
+
+    clash = "it clashes with ortools inside one process and may crash the solvers"
+    highspy = package("highspy", "", "pip uninstall {}", fault=clash)
     return (
         Component(name="python", status="ok", found=platform.python_version(), core=True),
-        *(
-            _package(
-                *_parsed(line),
-                installed=installed,
-                costs="moetune cannot run without it",
-                remedy=f"pip install '{line}'",
-                core=True,
-            )
-            for line in listed
-            if "extra" not in line
-        ),
+        *(core_package(name) for name, (*_, extra) in stated.items() if "extra" not in extra),
         _cbc(),
-        *_clashing(installed),
-        *_torch(listed, installed),
-        *(_program(name, *facts, which=which) for name, facts in _PROGRAMS.items()),
+        *([highspy] if highspy.found else []),
+        *_torch(package("torch", _TORCH_COSTS)),
         *(
-            _package(
-                name,
-                installed=installed,
-                costs=costs,
-                remedy=remedy.format(
-                    requirement=_command_for(name, listed).removeprefix("pip install ")
-                ),
-            )
-            for name, (costs, remedy) in _OPTIONAL.items()
+            _component(name, next(filter(None, map(which, files)), ""), costs=costs, remedy=remedy)
+            for name, (files, costs, remedy) in _PROGRAMS.items()
         ),
+        *(package(name, costs, remedy) for name, (costs, remedy) in _OPTIONAL.items()),
     )
 
 
-def _package(
-    name: str,
-    lowest: str = "",
-    *,
-    installed: Callable[[str], str],
-    costs: str,
-    remedy: str,
-    core: bool = False,
+def _component(
+    name: str, found: str, *, costs: str, remedy: str, fault: str = "", core: bool = False
 ) -> Component:
-    status: Literal["missing", "broken"] = "missing"
-    try:
-        version = installed(name)
-    except PackageNotFoundError:
-        version = ""
-    else:
-        if _release(version) >= _release(lowest):
-            return Component(name=name, status="ok", found=version, core=core)
-        status, costs = "broken", f"older than {lowest}, the oldest that moetune is written for"
-    return Component(name=name, status=status, found=version, core=core, costs=costs, remedy=remedy)
-
-
-def _program(
-    name: str,
-    files: tuple[str, ...],
-    costs: str,
-    remedy: str,
-    *,
-    which: Callable[[str], str | None],
-) -> Component:
-    path = next(filter(None, map(which, files)), None)
-    if path is None:
-        return Component(name=name, status="missing", costs=costs, remedy=remedy)
-    return Component(name=name, status="ok", found=path)
-
-
-def _clashing(installed: Callable[[str], str]) -> Iterator[Component]:
-    try:
-        present = installed("highspy")
-    except PackageNotFoundError:
-        return
-    yield Component(
-        name="highspy",
-        status="broken",
-        found=present,
-        costs="it clashes with ortools inside one process and may crash the solvers",
-        remedy="pip uninstall highspy",
-    )
+    """Return a component that is ok where it was found without a fault."""
+    if found and not fault:
+        return Component(name=name, status="ok", found=found, core=core)
+    status: Literal["broken", "missing"] = "broken" if fault else "missing"
+    costs = fault or costs
+    return Component(name=name, status=status, found=found, core=core, costs=costs, remedy=remedy)
 
 
 def _cbc() -> Component:
+    found = ""
     if find_spec("pulp") is not None:
         from pulp.apis.coin_api import pulp_cbc_path
 
-        if os.access(str(pulp_cbc_path), os.X_OK):
-            return Component(name="CBC", status="ok", found=str(pulp_cbc_path), core=True)
-    return Component(
-        name="CBC",
-        status="missing",
-        core=True,
-        costs="plans cannot be solved with the default solver",
-        remedy="pip install --force-reinstall pulp",
-    )
+        found = str(pulp_cbc_path) if os.access(str(pulp_cbc_path), os.X_OK) else ""
+    costs = "plans cannot be solved with the default solver"
+    remedy = "pip install --force-reinstall pulp"
+    return _component("CBC", found, costs=costs, remedy=remedy, core=True)
 
 
-def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Component]:
-    remedy = _command_for("torch", listed)
-    package = _package("torch", installed=installed, costs=_TORCH_COSTS, remedy=remedy)
+def _torch(package: Component) -> Iterator[Component]:
+    """Yield the package, broken if it cannot be imported, and the accelerators that it sees."""
     if package.status != "ok":
         yield package
         return
     try:
         import torch
     except (ImportError, OSError) as error:
-        broken = {"found": f"{package.found}: {error}", "costs": _TORCH_COSTS, "remedy": remedy}
-        yield package.model_copy(update={"status": "broken", **broken})
+        found, remedy = f"{package.found}: {error}", "pip install --force-reinstall torch"
+        yield _component("torch", found, costs="", remedy=remedy, fault=_TORCH_COSTS)
         return
     yield package
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        yield Component(
-            name="accelerators", status="ok", found=f"{count} x {torch.cuda.get_device_name(0)}"
-        )
-    else:
-        yield Component(
-            name="accelerators",
-            status="missing",
-            costs="profiles and trials run on the CPU and say nothing about a GPU",
-            remedy="run on a machine with a GPU and a CUDA build of torch",
-        )
-
-
-def _command_for(name: str, listed: tuple[str, ...]) -> str:
-    for line in listed:
-        if _parsed(line)[0] == name:
-            return f"pip install '{line.split(';')[0].strip()}'"
-    return f"pip install {name}"
-
-
-def _parsed(line: str) -> tuple[str, str]:
-    """Return the name and the lowest version, which may be empty, of a requirement."""
-    name, lowest = _NAME.match(line), _LOWEST.search(line.split(";")[0])
-    if name is None:
-        raise ValueError(f"{line!r} is not a requirement")
-    return name[0], lowest[1] if lowest else ""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    yield _component(
+        "accelerators",
+        f"{count} x {torch.cuda.get_device_name(0)}" if count else "",
+        costs="profiles and trials run on the CPU and say nothing about a GPU",
+        remedy="run on a machine with a GPU and a CUDA build of torch",
+    )
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import screen
+from tuner.cli.text import whole_text
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointEstimate, CheckpointRoom, Estimate
 from tuner.report.breakdown import breakdown_table
-from tuner.report.checkpoint_levels import interval_doubt
 from tuner.report.content import Block, NamedValues, Paragraph, Table, named, size, word
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.report.printable import shortened
-from tuner.report.terminal import blocks_text
+from tuner.report.run_section import interval_doubt
 from tuner.units import (
     format_bytes,
     format_counted,
@@ -29,7 +28,7 @@ CLOSE_RATIO = 0.95
 
 def estimate_text(estimate: Estimate) -> str:
     """Describe the launch and what would beat it."""
-    blocks: tuple[Block, ...] = (
+    return whole_text(
         Paragraph(
             text=f"{estimate.source}: {estimate.model} with {estimate.engine} on "
             f"{estimate.devices:,} x {estimate.device}"
@@ -52,7 +51,6 @@ def estimate_text(estimate: Estimate) -> str:
             *(("note", note) for note in estimate.notes),
         ),
     )
-    return blocks_text(blocks, screen(verbose=True))
 
 
 def _launch(estimate: Estimate) -> NamedValues:

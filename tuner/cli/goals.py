@@ -32,25 +32,14 @@ SERVING_FORMATS: Final = "sglang, trtllm or vllm"
 METRICS: Final = "deepspeed, megatron, ms-swift, peft, torchtitan"
 
 
-def _refuse_faults(scenario: Path | None) -> None:
-    if scenario is not None:
-        raise SpecError(
-            f"--faults {scenario}: verify makes no runs fail any more; `goal.reliability` forecasts"
-            " failures, and examples/profiles/epyc-faults holds what runs through them took"
-        )
+def _former(reason: str) -> Any:
+    """Return an option that is read no more: it is refused in a line, with the reason."""
 
+    def refuse(parameter: typer.CallbackParam, value: object) -> None:
+        if value is not None:
+            raise SpecError(f"{parameter.opts[0]} {value}: {reason}")
 
-def _refuse_repeats(repeats: int | None) -> None:
-    if repeats is not None:
-        raise SpecError(
-            f"--repeats {repeats}: ties are reported and not launched again; measure longer with"
-            " --steps, or for a deployment with --runs"
-        )
-
-
-def _refuse_network(network: str | None) -> None:
-    if network is not None:
-        raise SpecError(f"--network {network}: trials share this machine's network; leave it out")
+    return typer.Option(help="Former.", hidden=True, callback=refuse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +192,7 @@ class VerifyOptions:
     ] = ""
     network: Annotated[
         str | None,
-        typer.Option(help="No longer chosen.", hidden=True, callback=_refuse_network),
+        _former("trials share this machine's network; leave it out"),
     ] = None
     metrics: Annotated[
         str,
@@ -258,12 +247,16 @@ class VerifyOptions:
     ] = "30min"
     repeats: Annotated[
         int | None,
-        typer.Option(help="No longer launched.", hidden=True, callback=_refuse_repeats),
+        _former(
+            "ties are reported and not launched again; measure longer with --steps, or for a"
+            " deployment with --runs"
+        ),
     ] = None
     faults: Annotated[
         Path | None,
-        typer.Option(
-            help="No longer run.", metavar="SCENARIO", hidden=True, callback=_refuse_faults
+        _former(
+            "verify makes no runs fail any more; `goal.reliability` forecasts failures, and"
+            " examples/profiles/epyc-faults holds what runs through them took"
         ),
     ] = None
     resume: Annotated[
@@ -295,14 +288,10 @@ class GoalCommands(Protocol):
 
     OTHER_LAUNCHER: str
     """Why trials are started here only, in a refusal; empty: by any launcher."""
-    plan: Callable[[Path, PlanOptions], Any]
-    """Plan a spec, write and return the plan."""
-    report: Callable[..., Any]
-    """Return the report that is printed of a plan; with a folder, of the trials there too."""
     estimate: Callable[[Path, EstimateOptions], None]
     """Price a launch and print it. Exits with 1 where it cannot run."""
-    verify: Callable[[Path, VerifyOptions], None]
-    """Launch the candidates of a plan's folder and print the conclusion."""
+    verify: Callable[[Path, VerifyOptions], Any]
+    """Launch the candidates of a plan's folder and return the conclusion."""
 
 
 def commands_of(kind: str | None) -> GoalCommands:

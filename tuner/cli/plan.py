@@ -2,16 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from tuner.cli.goals import PlanOptions, commands_of, draft_of
+from tuner.cli.goals import PlanOptions, draft_of
 from tuner.cli.options import SpecFlags, expanded
 from tuner.cli.text import print_result, print_stderr
 from tuner.errors import SpecError
 from tuner.output import write_csv
+
+FIRST_STAGES: Final = {
+    "serve": ("planning", "pricing instances, solving, simulating the traffic"),
+    "place": ("placing", "reading recordings, solving, evaluating hold-out passes"),
+}
+"""Stages that are shown of goals whose search tells no others."""
 
 
 @expanded
@@ -43,7 +50,7 @@ def command(
             )
         from tuner.cli.plan_text import plan_text
 
-        written = commands_of(kind).plan(path, options)
+        written = _written(path, kind, options)
         print_result(
             written,
             lambda one: plan_text(one, folder=options.out, verbose=options.verbose),
@@ -53,6 +60,30 @@ def command(
             write_csv(options.csv, written.candidates())
         if written.decision is None:
             raise typer.Exit(1)
+
+
+def _written(path: Path, kind: str, options: PlanOptions) -> Any:
+    """Plan a spec, write and return the plan."""
+    from profilers.affinity import usable_cores
+    from tuner.cli.progress import planning_progress
+    from tuner.goals.registry import load_goal
+
+    stage, text = FIRST_STAGES.get(kind, ("reading", ""))
+    goal, known = load_goal(kind), signature(load_goal(kind).plan).parameters
+    with planning_progress(stage, text=text, limit_s=options.time_limit_s) as watch:
+        stated = {
+            "profiles": tuple(options.profile or ()),
+            "top": options.top,
+            "time_limit_s": options.time_limit_s,
+            "method": options.solver,
+            "calibrated": not options.uncalibrated,
+            "processes": len(usable_cores()),
+            "watch": watch,
+        }
+        made = goal.plan(path, **{name: one for name, one in stated.items() if name in known})
+    if options.solver is not None:
+        print_stderr(made.plan.provenance.notes[0])
+    return goal.write(options.out, made)
 
 
 @contextmanager

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tuner.cli import profile_import, profile_links, profile_routing
-from tuner.cli.text import columns, print_exact, print_result, print_stderr, print_text
+from tuner.cli import profile_import
+from tuner.cli.text import print_exact, print_result, print_stderr, print_text
 from tuner.errors import TunerError
 from tuner.output import write_csv
-from tuner.report.printable import printable
 
 if TYPE_CHECKING:
-    from profilers.records import Profile, ProfileHeader, TableInfo
+    from profilers.records import Profile
     from tuner.costs.lookups import WantedSizes
 
 app = typer.Typer(rich_markup_mode=None)
@@ -138,6 +137,7 @@ def _measure(
     from profilers.ranks import from_environment
     from profilers.session import measure_profile
     from tuner.cli.options import seconds
+    from tuner.cli.profile_text import summary_text
     from tuner.cli.progress import measurement_progress
     from tuner.costs.serve.engine_steps import drop_engine_steps
 
@@ -161,7 +161,7 @@ def _measure(
     if not resume:
         # Steps of an engine belong to the measurement that they were priced on.
         drop_engine_steps(out)
-    print_result(header, summary, as_json=as_json)
+    print_result(header, summary_text, as_json=as_json)
     if wanted is not None and not wanted.cases:
         print_stderr(f"{spec}: planning it prices no kernels")
     if wanted is not None and wanted.unmeasured:
@@ -236,6 +236,7 @@ def show(
     """Print a stored profile or routing recording."""
     from profilers.routing.store import holds_recording
     from profilers.store import read_profile
+    from tuner.cli.profile_text import profile_text
     from tuner.tables import typed_table
 
     if strict and not lagging:
@@ -243,7 +244,7 @@ def show(
     if csv is not None and (links or lagging or holds_recording(profile)):
         raise TunerError("--csv is for the cases of a profile: moetune profile show P --csv FILE")
     if holds_recording(profile):
-        profile_routing.print_recording(profile, as_object=as_json)
+        profile_import.print_recording(profile, as_json=as_json)
         return
     if links or lagging:
         _show_links(profile, links=links, lagging=lagging, strict=strict, as_json=as_json)
@@ -251,38 +252,33 @@ def show(
     stored = read_profile(profile)
     if csv is not None:
         write_csv(csv, typed_table(_cases(stored), CASE_TYPES))
-    if as_json:
-        print_exact(stored.model_dump_json(indent=2))
-        return
-    print_text(summary(stored.header))
-    if stored.measurements:
-        print_text()
-        print_text(_medians(stored))
+    print_result(stored, profile_text, as_json=as_json)
 
 
 def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_json: bool) -> None:
     from profilers.store import read_profile
     from profilers.stragglers import has_peers, stragglers
+    from tuner.cli import profile_text
 
     stored = read_profile(profile, operations=("link", "every_rank", "collective"))
     slow = stragglers(stored) if lagging else ()
     if strict and not has_peers(stored):
-        raise TunerError(f"{profile}: {profile_links.NOTHING_COMPARED}")
+        raise TunerError(f"{profile}: {profile_text.NOTHING_COMPARED}")
     if as_json:
         shown: dict[str, object] = {}
         if links:
-            shown["links"] = profile_links.links_json(stored)
+            shown["links"] = profile_text.links_json(stored)
         if lagging:
             shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
         print_exact(json.dumps(shown, indent=2))
     else:
-        parts = [profile_links.links_text(stored)] if links else []
+        parts = [profile_text.links_text(stored)] if links else []
         if lagging:
             shares_cores = stored.header.machine.oversubscribed
             parts.append(
-                profile_links.stragglers_text(slow, shares_cores=shares_cores)
+                profile_text.stragglers_text(slow, shares_cores=shares_cores)
                 if has_peers(stored)
-                else profile_links.NOTHING_COMPARED
+                else profile_text.NOTHING_COMPARED
             )
         print_text("\n\n".join(parts))
     if strict and slow:
@@ -304,7 +300,8 @@ def diff(
     """Compare two profiles of one machine; exit 1 when the second is significantly slower."""
     from profilers.compare import CaseVerdict, compare, incomparable
     from profilers.store import read_profile
-    from tuner.units import format_s
+    from tuner.cli.printed import ProfileDiff
+    from tuner.cli.profile_text import diff_text
 
     before, after = read_profile(first), read_profile(second)
     differences = compare(before, after, anyway=anyway)
@@ -313,76 +310,10 @@ def diff(
         verdict.value: sum(each.verdict is verdict for each in differences)
         for verdict in CaseVerdict
     }
-    if as_json:
-        rows = [each.model_dump(mode="json") for each in differences]
-        shown = {"counts": counts, "differences": rows, "differing": differing}
-        print_exact(json.dumps(shown, indent=2))
-    else:
-        if differing:
-            print_text(f"not the same machine: {'; '.join(differing)}\n")
-        changed = [each for each in differences if each.verdict is not CaseVerdict.SAME]
-        rows_text = [
-            (
-                each.case.id,
-                each.verdict.value.replace("_", " "),
-                "" if each.first_s is None else format_s(each.first_s),
-                "" if each.second_s is None else format_s(each.second_s),
-                "" if each.ratio is None else f"x{each.ratio:.2f}",
-            )
-            for each in changed
-        ]
-        if rows_text:
-            print_text(columns(rows_text, header=("case", "verdict", "first", "second", "ratio")))
-            print_text()
-        print_text(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+    result = ProfileDiff(counts=counts, differences=differences, differing=differing)
+    print_result(result, diff_text, as_json=as_json)
     if counts[CaseVerdict.SLOWER]:
         raise typer.Exit(1)
-
-
-def summary(header: "ProfileHeader") -> str:
-    """Summarise what was measured, where, and how completely."""
-    from tuner.units import format_bytes, format_s
-
-    machine = header.machine
-    where = machine.hostname if machine.nodes == 1 else f"each of {machine.nodes} nodes"
-    lines = [
-        printable(
-            f"{machine.num_devices} x {machine.device} on {where}, "
-            f"{format_bytes(machine.memory_bytes_per_device)} each, {machine.world} ranks, "
-            f"measured {header.created}"
-        )
-    ]
-    if machine.oversubscribed:
-        lines.append("more ranks than cores or accelerators: latencies are not a cluster's")
-    rows = [
-        (
-            name,
-            info.rows,
-            format_s(info.seconds),
-            _between(info),
-            "" if info.complete else "incomplete",
-            info.note,
-        )
-        for name, info in header.tables.items()
-    ]
-    if rows:
-        lines += ["", columns(rows, header=("table", "rows", "took", "interpolation", "", "note"))]
-    if any(info.checked for info in header.tables.values()):
-        lines += ["", "interpolation: error on random held-out sizes, median / P90"]
-    return "\n".join(lines)
-
-
-def _between(info: "TableInfo") -> str:
-    """The table's interpolation error on held-out sizes."""
-    from tuner.units import format_ratio
-
-    checked = info.checked
-    if checked is None:
-        return ""
-    return (
-        f"{format_ratio(checked.median_ratio)} / {format_ratio(checked.p90_ratio)} of"
-        f" {checked.sizes}"
-    )
 
 
 def _cases(profile: "Profile") -> Iterator[dict[str, object]]:
@@ -390,18 +321,3 @@ def _cases(profile: "Profile") -> Iterator[dict[str, object]]:
         median_s = row.median_s if row.times_s else None
         shown = {"case": row.case.id, "median_s": median_s, "repeats": len(row.times_s)}
         yield shown | row.model_dump(include={"status", "error", "source", "rank"}, mode="json")
-
-
-def _medians(profile: "Profile") -> str:
-    from tuner.units import format_s
-
-    rows = [
-        (
-            row.case.id,
-            row.rank,
-            format_s(row.median_s) if row.times_s else row.status.value,
-            len(row.times_s),
-        )
-        for row in profile.measurements
-    ]
-    return columns(rows, header=("case", "rank", "median", "repeats"))

@@ -1,18 +1,21 @@
 """`moetune profile import`: convert measurements and recordings of other tools."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tuner.cli import profile_routing
-from tuner.cli.text import print_exact, print_stderr, print_text
+from tuner.cli.text import print_exact, print_result, print_stderr, print_text
 from tuner.errors import TunerError
 from tuner.spec.files import shown_path
 
 if TYPE_CHECKING:
     from profilers.records import ProfileHeader
+
+
+MOST_LAYERS: Final = 10_000
 
 
 def run(
@@ -87,17 +90,17 @@ def run(
         _profile(kind, path, out, options=measured, as_json=as_json)
         return
 
-    profile_routing.import_recording(
+    import_recording(
         kind,
         path,
         out,
         workload=workload,
         model=model,
-        layer_ids=profile_routing.layer_ids(layer_ids),
+        layer_ids=read_layer_ids(layer_ids),
         top_k=top_k,
         num_experts=experts,
     )
-    profile_routing.print_recording(out, as_object=as_json)
+    print_recording(out, as_json=as_json)
     print_stderr(f"recording: {out}")
 
 
@@ -152,11 +155,56 @@ def _stored(
 
 
 def _show(headers: "list[ProfileHeader]", *, as_json: bool) -> None:
-    from tuner.cli.profile import summary
+    from tuner.cli.profile_text import summary_text
 
     if as_json:
         one_by_one = ",\n".join(header.model_dump_json(indent=2) for header in headers)
         print_exact(one_by_one if len(headers) == 1 else f"[{one_by_one}]")
         return
     for header in headers:
-        print_text(summary(header))
+        print_text(summary_text(header))
+
+
+def import_recording(kind: str, path: Path | None, out: Path, **stated: Any) -> None:
+    """Read a dump into a stored recording; `stated` goes before what the dump says."""
+    from datetime import UTC, datetime
+
+    from profilers.imports.registry import ROUTING
+    from profilers.routing.formats import read_as, recognised
+    from profilers.routing.store import write_recording
+
+    if path is None:
+        raise TunerError(
+            f"{kind} needs the path of a recording: moetune profile import {kind} PATH"
+        )
+    kind = recognised(path) if kind == ROUTING else kind
+    recording = read_as(kind, path, **stated)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    write_recording(out, recording, origin=f"imported as {kind}", created=created)
+
+
+def read_layer_ids(text: str) -> tuple[int, ...]:
+    """Read `3-60` or `0,7,15`."""
+    ids: list[int] = []
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\d{1,5})(?:\s*-\s*(\d{1,5}))?\s*", part, re.ASCII)
+        if match is None or int(match.group(2) or match.group(1)) >= MOST_LAYERS:
+            raise TunerError(f"--layer-ids: {part[:40]!r} is no layer, nor a range such as 3-60")
+        ids += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
+    return tuple(ids)
+
+
+def print_recording(path: Path, *, as_json: bool) -> None:
+    """Print a stored recording, for people with the skew of its layers."""
+    from profilers.routing.skew import skew
+    from profilers.routing.store import read, read_header
+    from tuner.cli.printed import ShownRecording
+    from tuner.cli.profile_text import recording_text
+
+    recording = read(path)
+    shown = ShownRecording(
+        **dict(read_header(path)),
+        token_copies=int(recording.count_PLE.sum()),
+        skew=skew(recording),
+    )
+    print_result(shown, recording_text, as_json=as_json)

@@ -5,33 +5,15 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
-from tuner.cli.text import print_result, print_stderr, print_text, screen
+from tuner.cli.goals import EstimateOptions, VerifyOptions
+from tuner.cli.text import print_result, print_stderr, whole_text
 
 if TYPE_CHECKING:
-    from tuner.plans.serve import ServePlan
-    from tuner.report.content import Report
+    from tuner.verify.deployments.records import ServeVerified
 
 VERIFY_OPTIONS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 PURPOSE: Final = "for plans that serve"
 OTHER_LAUNCHER: Final = ""
-
-
-def plan(spec: Path, options: PlanOptions) -> "ServePlan":
-    """Plan a deployment, write it, and return it."""
-    from tuner.cli.progress import planning_progress
-    from tuner.goals.serve_folder import write_serve_plan
-    from tuner.goals.serve_plan import deploy
-
-    with planning_progress(
-        "planning",
-        text="pricing instances, solving, simulating the traffic",
-        limit_s=options.time_limit_s,
-    ):
-        made = deploy(
-            spec, profiles=tuple(options.profile or ()), time_limit_s=options.time_limit_s
-        )
-    return write_serve_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -39,7 +21,6 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     from tuner.cli.progress import planning_progress
     from tuner.goals.estimate import estimate_serving
     from tuner.report.serving_estimate import serving_estimate_sections
-    from tuner.report.terminal import sections_text
 
     with planning_progress("pricing", text="the launch, and changes of one thing"):
         result = estimate_serving(
@@ -53,7 +34,7 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         )
     print_result(
         result,
-        lambda one: sections_text(serving_estimate_sections(one), screen(verbose=True)),
+        lambda one: whole_text(*serving_estimate_sections(one)),
         as_json=options.as_json,
     )
     halves = (result,) if result.other is None else (result, result.other)
@@ -61,15 +42,8 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         raise typer.Exit(1)
 
 
-def report(plan: "ServePlan", _folder: Path | None = None) -> "Report":
-    """Return the report that is printed of a plan."""
-    from tuner.report.serve_page import serve_report
-
-    return serve_report(plan)
-
-
-def verify(folder: Path, options: VerifyOptions) -> None:
-    """Launch the deployments that a plan names and print the conclusion.
+def verify(folder: Path, options: VerifyOptions) -> "ServeVerified":
+    """Launch the deployments that a plan names and return the conclusion.
 
     Raises:
         TunerError: an option is not for deployments, or cannot be read.
@@ -79,17 +53,13 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     from tuner.goals.serve_planned import neighbours
     from tuner.goals.serve_trial import Reached
     from tuner.goals.verify import deployment_trials, verify_serve
-    from tuner.plans.folder import TRIALS_NAME
-    from tuner.report.serve_trials import serve_trials_section
-    from tuner.report.terminal import sections_text
-    from tuner.verify.kept_logs import kept_logs_line
 
     if options.launcher != "command":
         raise SpecError(
             f"--launcher {options.launcher}: a deployment is launched by a command of yours, e.g."
             " --launcher command --command 'bash {launch}/local.sh'"
         )
-    verified = verify_serve(
+    return verify_serve(
         folder,
         trials=options.trials,
         resume=options.resume,
@@ -105,13 +75,3 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         reached=Reached(url=options.url, health=tuple(options.health or ())),
         neighbours=neighbours,
     )
-    print_result(
-        verified,
-        lambda one: sections_text((serve_trials_section(one),), screen(verbose=True)),
-        as_json=options.as_json,
-    )
-    if not options.as_json:
-        launch = [] if verified.winner is None else [f"launch files: {folder / 'launch'}"]
-        print_text("\n".join((*launch, *kept_logs_line(folder / TRIALS_NAME))))
-    if verified.winner is None:
-        raise typer.Exit(1)

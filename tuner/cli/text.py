@@ -7,7 +7,7 @@ tabs, direction marks) are escaped here for all text.
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from tuner.report.printable import printable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from profilers.records import Record
-    from tuner.report.content import Depth
+    from tuner.report.content import Block, Depth, Section
     from tuner.report.terminal import Screen
 
 AnyResult = TypeVar("AnyResult", bound="Record")
@@ -40,16 +40,31 @@ def print_result(result: AnyResult, text: Callable[[AnyResult], str], *, as_json
         print_text(text(result))
 
 
-def screen(depth: "Depth | None" = None, *, verbose: bool = False) -> "Screen":
-    """Return what stdout shows: the terminal's width, or that of a pipe; all with `verbose`."""
+def screen(depth: "Depth | None" = None, *, verbose: bool = False, width: int = 0) -> "Screen":
+    """Return what stdout shows; all with `verbose`.
+
+    Args:
+        depth: of the report that is shown.
+        verbose: long tables and lists are shown whole.
+        width: columns; 0: those of the terminal, or of a pipe.
+    """
     from tuner.report.content import Depth
     from tuner.report.terminal import NARROWEST, PIPE_WIDTH, WIDEST, Screen
 
-    width = PIPE_WIDTH
-    if sys.stdout.isatty():
-        width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-    shown = Depth.MORE if verbose else depth or Depth.FIRST
-    return Screen(width=width, depth=shown, is_whole=verbose)
+    if not width:
+        shown = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+        width = min(max(shown, NARROWEST), WIDEST)
+    depth = Depth.MORE if verbose else depth or Depth.FIRST
+    return Screen(width=width, depth=depth, is_whole=verbose)
+
+
+def whole_text(*blocks: "Block | Section | None", width: int = 0) -> str:
+    """Return the blocks that are there, each table whole."""
+    from tuner.report.terminal import blocks_text
+
+    return blocks_text(
+        (one for one in blocks if one is not None), screen(verbose=True, width=width)
+    )
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:
@@ -59,19 +74,6 @@ def print_stderr(text: str = "", *, end: str = "\n") -> None:
 
 def _lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.split("\n"))
-
-
-def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> str:
-    """Return the rows with every column as wide as its longest cell, two spaces between."""
-    lines = ((header,) if header else ()) + tuple(rows)
-    table = [tuple(printable(str(cell)) for cell in row) for row in lines]
-    if not table:
-        return ""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    )
 
 
 def quote_path(path: "Path") -> str:

@@ -5,41 +5,18 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
+from tuner.cli.goals import EstimateOptions, VerifyOptions
 from tuner.cli.text import print_result, print_stderr
 
 if TYPE_CHECKING:
-    from tuner.plans.train import Plan
-    from tuner.report.content import Report
     from tuner.verify.budget.budget import Budget
     from tuner.verify.command import CommandLauncher
+    from tuner.verify.records import Verified
     from tuner.verify.slurm import SlurmLauncher
 
 VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage")
 PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
-
-
-def plan(spec: Path, options: PlanOptions) -> "Plan":
-    """Plan a training run, write it, and return it."""
-    from profilers.affinity import usable_cores
-    from tuner.cli.progress import planning_progress
-    from tuner.goals.train_plan import plan_training, write_planned
-
-    with planning_progress(limit_s=options.time_limit_s) as watch:
-        made = plan_training(
-            spec,
-            profiles=tuple(options.profile or ()),
-            top=options.top,
-            time_limit_s=options.time_limit_s,
-            method=options.solver,
-            calibrated=not options.uncalibrated,
-            processes=len(usable_cores()),
-            watch=watch,
-        )
-    if options.solver is not None:
-        print_stderr(made.plan.provenance.notes[0])
-    return write_planned(options.out, made)
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -61,24 +38,12 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         raise typer.Exit(1)
 
 
-def report(plan: "Plan", folder: Path | None = None) -> "Report":
-    """Return the report that is printed of a plan, with the trials that a folder holds."""
-    from tuner.plans.folder import read_verified_as
-    from tuner.report.content import Evidence
-    from tuner.report.train_page import train_report
-    from tuner.verify.records import Verified
-
-    verified = None if folder is None else read_verified_as(Verified, folder)
-    return train_report(plan, Evidence(verified=verified))
-
-
-def verify(folder: Path, options: VerifyOptions) -> None:
-    """Launch the candidates of a plan and print the conclusion.
+def verify(folder: Path, options: VerifyOptions) -> "Verified":
+    """Launch the candidates of a plan and return the conclusion.
 
     Raises:
         TunerError: an option cannot be read.
     """
-    from tuner.cli.plan_text import verified_text
     from tuner.cli.trials import trial_lines
     from tuner.goals.verify import verify as verify_plan
     from tuner.verify.verification import Effort
@@ -89,7 +54,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         parallel=options.parallel,
     )
     budget, by = _budget(options), _launcher(options)
-    verified = verify_plan(
+    return verify_plan(
         folder,
         effort=effort,
         resume=options.resume,
@@ -99,9 +64,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         on_message=_print_indented,
         budget=budget,
     )
-    print_result(verified, lambda one: verified_text(one, folder=folder), as_json=options.as_json)
-    if verified.winner is None:
-        raise typer.Exit(1)
 
 
 def _launcher(options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":

@@ -4,6 +4,7 @@ import typer
 
 from tuner.cli.goals import VerifyOptions, commands_of
 from tuner.cli.options import PlanArgument, expanded
+from tuner.cli.text import print_result
 from tuner.cli.verify_options import refuse_unfit, written_options
 
 
@@ -24,4 +25,10 @@ def command(
     refuse_unfit(
         written_options(context), kind=kind, launcher=options.launcher, parallel=options.parallel
     )
-    commands_of(kind).verify(plan, options)
+    verified = commands_of(kind).verify(plan, options)
+
+    from tuner.cli.plan_text import verified_text
+
+    print_result(verified, lambda one: verified_text(one, folder=plan), as_json=options.as_json)
+    if verified.winner is None:
+        raise typer.Exit(1)

@@ -14,15 +14,15 @@ from tuner.costs.lookups import WantedSizes
 from tuner.goals.plan_ratios import PlanRatio
 from tuner.goals.stored_figures import StoredFigure
 from tuner.paths import AnyPath
-from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.plans.what_if import Band, LimitChange, Rival
 from tuner.report.content import Report
+from tuner.report.read import StoredPlan as StoredPlan
+from tuner.report.read import read_report
 from tuner.spec.cluster import Cluster
 
 Kind = Literal["train", "serve", "place"]
-StoredPlan = Plan | ServePlan | PlacePlan
 
 MOST_RIVALS = 5
 """Most runners-up that are explained; the plan holds them all."""
@@ -87,9 +87,6 @@ class Goal:
     """Limits that a what-if can change (tuner/plans/what_if.py)."""
     usual_changes: Callable[[Any], tuple[LimitChange, ...]]
     """Return the what-ifs of a plan for which none was requested."""
-    report: Callable[..., Report]
-    """Build the report of a folder; options: the section `what_if`, and for a deployment
-    `replay`."""
     ratio_band: Callable[[Any, Any, str], PlanRatio | None]
     """Return the band of a figure's ratio, second plan over first."""
     stored_figures: Callable[[Mapping[str, Any]], Iterator[StoredFigure]]
@@ -106,6 +103,10 @@ class Goal:
     """The first stored figure, in seconds, is what the search minimises."""
     is_no_use: Callable[[Any, Any, float], bool] = lambda _plan, _base, _gain: False
     """Return whether a plan's added nodes cannot be used, or gain nothing over its base."""
+
+    def report(self, folder: Path, **solved: Any) -> Report:
+        """Build the report of a folder; `solved` is new evidence: `what_if`, `replay`."""
+        return read_report(folder, self.read(folder), verified=self.verified, **solved)
 
 
 def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

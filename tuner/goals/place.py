@@ -20,7 +20,6 @@ from tuner.goals.stored_figures import place_figures
 from tuner.goals.wanted_sizes import place_sizes
 from tuner.plans.place import PlacePlan
 from tuner.plans.what_if import LimitChange, Rival, Why
-from tuner.report.read import place_report_of
 from tuner.spec.place import Objective
 from tuner.units import spans
 from tuner.verify.placement_records import PlaceVerified
@@ -138,7 +137,6 @@ GOAL: Final = Goal(
     rivals=_rivals,
     changes=("nodes", "bandwidth", "slots"),
     usual_changes=_usual_changes,
-    report=place_report_of,
     wanted_sizes=place_sizes,
     ratio_band=place_ratio_band,
     stored_figures=place_figures,

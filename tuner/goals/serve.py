@@ -34,7 +34,6 @@ from tuner.goals.stored_figures import serve_figures
 from tuner.goals.wanted_sizes import serve_sizes
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
-from tuner.report.read import serve_report_of
 from tuner.report.replay import Replay, replayed
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.verify.deployments.records import ServeVerified
@@ -207,7 +206,6 @@ GOAL: Final = Goal(
         *("input-tokens", "output-tokens", "ttft", "tpot"),
     ),
     usual_changes=_usual_changes,
-    report=serve_report_of,
     replay=_replay,
     wanted_sizes=serve_sizes,
     ratio_band=serve_ratio_band,

@@ -23,7 +23,6 @@ from tuner.goals.wanted_sizes import train_sizes
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
-from tuner.report.read import train_report_of
 from tuner.verify.records import Verified
 
 
@@ -134,7 +133,6 @@ GOAL: Final = Goal(
     rivals=_rivals,
     changes=("nodes", "memory", "bandwidth", "batch", "sequence-length"),
     usual_changes=_usual_changes,
-    report=train_report_of,
     wanted_sizes=train_sizes,
     ratio_band=train_ratio_band,
     stored_figures=train_figures,

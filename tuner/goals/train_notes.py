@@ -25,9 +25,7 @@ from tuner.faults.resolved import (
 )
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
-from tuner.report.checkpoint_levels import level_notes
-from tuner.report.fewer_nodes import without_spare_notes
-from tuner.report.spare_choice import spares_notes
+from tuner.report.run_section import run_notes
 from tuner.search.reasons import MEMORY_LIMIT, unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
@@ -82,7 +80,7 @@ def with_assumptions(plan: Plan) -> Plan:
     run = None if plan.predicted is None else plan.predicted.run
     notes = [*plan.provenance.notes, *_batch_notes(plan)]
     if run is not None:
-        notes += [*level_notes(run), *spares_notes(run), *without_spare_notes(run)]
+        notes += run_notes(run)
     if plan.decision is not None:
         notes += [*_write_mode_notes(plan), *_restart_notes(plan)]
         notes += plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.plans.breakdown import cause_words
-from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Depth, Figure, Table, seconds, share, word
-from tuner.report.palette import filled
+from tuner.report.plot_style import axis, filled, layout, time_axis
 from tuner.units import format_s
 
 MOST_COMPARED: Final = 4

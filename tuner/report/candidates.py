@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision, train_words
 from tuner.plans.train import Alternative, Plan, TrainPrediction
-from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Depth, Figure, Table, maybe, seconds, share, size, word
-from tuner.report.palette import BLUE, GREY, SKY, VERMILLION
+from tuner.report.plot_style import BLUE, GREY, SKY, VERMILLION, axis, layout, time_axis
 from tuner.report.step_figures import memory_unit, usable_limit
 from tuner.search.layout_groups import variants_words
 from tuner.units import format_bytes, format_count, format_s, format_times

@@ -241,6 +241,12 @@ def named(
     return NamedValues(facts=kept, are_large=are_large, depth=depth)
 
 
+def words_table(caption: str, header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> Table:
+    """Return a table of texts and counts."""
+    cells: Iterable[tuple[Cell, ...]] = (tuple(map(word, row)) for row in rows)
+    return Table(caption=caption, header=header, rows=tuple(cells))
+
+
 def some(*parts: Part | None) -> tuple[Part, ...]:
     """Return the blocks or sections that are not None."""
     return tuple(part for part in parts if part is not None)

@@ -1,6 +1,6 @@
 """Expert loads of a training plan: assumed by its prices, and measured by its trials."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,8 +9,7 @@ from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Plan
 from tuner.report.content import Depth, Section
-from tuner.report.heat_map import HeatMap
-from tuner.report.heat_map_figure import heat_map_figure
+from tuner.report.heat_map import HeatMap, heat_map_figure
 from tuner.verify.records import TrialRecord
 
 
@@ -19,15 +18,16 @@ def loads_section(
 ) -> Section | None:
     """Draw expert loads by layer; None if routing was assumed balanced and there were no trials."""
     layers = tuple(index for index, kind in enumerate(plan.model.layers) if kind is LayerKind.MOE)
-    panels = dict(_panels(plan, trials, winner))
-    panels = {
-        name: panel
-        for name, panel in panels.items()
-        if panel.ndim == 2 and len(panel) == len(layers)
-    }
-    shape = next((panel.shape for panel in panels.values()), None)
-    panels = {name: panel for name, panel in panels.items() if panel.shape == shape}
-    if shape is None or 0 in shape:
+    ran = next((one for one in trials if one.decision == winner and one.measured_loads), None)
+    panels: dict[str, Floats] = {}
+    measured = () if ran is None else ran.measured_loads
+    for name, loads in (("priced with", plan.load_ratio), ("measured", measured)):
+        loads_LE = np.array(loads, dtype=np.float64, ndmin=2)
+        is_comparable = all(panel.shape == loads_LE.shape for panel in panels.values())
+        has_all = len(loads) == len(layers) and bool(loads_LE.any(axis=1).all())
+        if is_comparable and has_all and loads_LE.size:
+            panels[name] = loads_LE / loads_LE.mean(axis=1, keepdims=True)
+    if not panels:
         return None
     heat = HeatMap(title="experts", layer_ids=layers, panels=panels)
     return Section(
@@ -45,20 +45,3 @@ def loads_section(
             ),
         ),
     )
-
-
-def _panels(
-    plan: Plan, trials: Sequence[TrialRecord], winner: TrainDecision | None
-) -> Mapping[str, Floats]:
-    loads_LE: dict[str, Floats] = {}
-    if plan.load_ratio:
-        loads_LE["priced with"] = np.array(plan.load_ratio, dtype=np.float64)
-    ran = next((one for one in trials if one.decision == winner and one.measured_loads), None)
-    if ran is not None:
-        loads_LE["measured"] = np.array(ran.measured_loads, dtype=np.float64)
-    means_L1 = {name: loads.mean(axis=1, keepdims=True) for name, loads in loads_LE.items()}
-    return {
-        name: loads / means_L1[name]
-        for name, loads in loads_LE.items()
-        if (means_L1[name] > 0.0).all()
-    }

@@ -9,9 +9,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.plans.serve import Band, Latency
-from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, word
-from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION
+from tuner.report.plot_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    axis,
+    layout,
+    limit_line,
+    time_axis,
+)
 from tuner.report.replay import QUANTILES, Replay
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_ratio, format_s

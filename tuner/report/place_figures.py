@@ -6,9 +6,19 @@ Loads are ratios to the mean of their layer: 1 is perfect.
 from typing import Final
 
 from tuner.plans.place import LayerTimes, PlaceCertificate, PlacePrediction
-from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Cell, Depth, Figure, Table, between, number, seconds, word
-from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, hatched, second_bars
+from tuner.report.plot_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    axis,
+    hatched,
+    layout,
+    second_bars,
+    time_axis,
+)
 
 _SPREADS: Final = {"pass_before": "before", "pass_after": "plan"}
 

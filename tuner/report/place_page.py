@@ -35,8 +35,7 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.heat_map import HeatMap
-from tuner.report.heat_map_figure import heat_map_figure
+from tuner.report.heat_map import HeatMap, heat_map_figure
 from tuner.report.launch_section import launch_section
 from tuner.report.place_figures import (
     bounds_figure,
@@ -45,9 +44,9 @@ from tuner.report.place_figures import (
     times_figure,
 )
 from tuner.report.provenance import provenance_section
+from tuner.report.trials import trials_section
 from tuner.spec.place import Objective
 from tuner.units import format_ratio, format_s
-from tuner.verify.placement_records import PlaceVerified
 
 
 def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
@@ -83,7 +82,7 @@ def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
             ),
             _maps(evidence.maps, workloads=len(predicted.outcomes)),
             section("unseen", "Unrecorded traffic", left_out_figure(predicted)),
-            place_trials_section(evidence.verified) if evidence.verified else None,
+            trials_section(evidence.verified, plan),
             section(
                 "choice",
                 "Why this one",
@@ -269,31 +268,6 @@ def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Section | None:
     said = f"Maps of {rest} more workloads are in the plan's folder, in report/."
     more = Paragraph(text=said) if maps and rest > 0 else None
     return section("loads", "Loads by layer and rank", *figures, more, depth=Depth.PAGE)
-
-
-def place_trials_section(verified: PlaceVerified) -> Section:
-    """Return what the placements took that were measured."""
-    table = Table(
-        caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
-        header=("placement", "predicted", "measured"),
-        rows=tuple(
-            (
-                word(trial.decision),
-                maybe(seconds, trial.predicted_layer_time_s),
-                maybe(seconds, trial.measured_layer_time_s),
-            )
-            for trial in verified.trials
-        ),
-    )
-    facts = [("measured on", word(verified.device))]
-    if verified.winner is not None and verified.regret_ratio is not None:
-        behind = f"{verified.winner}; the plan is {format_ratio(verified.regret_ratio)} behind it"
-        facts.append(("best", word(behind)))
-    return Section(
-        name="verified",
-        heading="Predicted and measured",
-        blocks=some(NamedValues(facts=tuple(facts)), table, bullets(verified.notes)),
-    )
 
 
 def _alternatives(plan: PlacePlan) -> Table | None:

@@ -1,64 +1,54 @@
 """Reader that turns a plan's folder into its report; prices nothing."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import PlanUnreadableError
-from tuner.goals.place_folder import read_place_plan
-from tuner.goals.train_folder import read_plan
-from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, read_plan_as, read_verified_as
+from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, read_verified_as
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
-from tuner.report.content import Evidence, Report
+from tuner.report.content import NO_EVIDENCE, Evidence, Report
 from tuner.report.launch_section import read_launch_files
-from tuner.report.place_page import place_report
 from tuner.report.placement_maps import read_heat_maps
-from tuner.report.serve_page import serve_report
-from tuner.report.train_page import train_report
-from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.placement_records import PlaceVerified
-from tuner.verify.records import Verified, read_trials
+from tuner.verify.records import TrialRecord, read_trials
+
+StoredPlan = Plan | ServePlan | PlacePlan
 
 
-def train_report_of(folder: Path, **solved: Any) -> Report:
-    """Report on a training plan, with its trials if there are any; `solved` is new evidence.
-
-    Raises:
-        PlanUnreadableError: there is no plan, or a file beside it is damaged.
-    """
-    plan = read_plan(folder)
-    _check(folder, plan)
-    trials = read_trials(folder / TRIALS_NAME)
-    return train_report(plan, _evidence(folder, plan, Verified, trials=trials, **solved))
+def report_on(plan: StoredPlan, evidence: Evidence = NO_EVIDENCE) -> Report:
+    """Build the report on a plan of any goal; the module of its page is imported for it."""
+    kind = plan.goal.kind
+    page = getattr(import_module(f"tuner.report.{kind}_page"), f"{kind}_report")
+    report: Report = page(plan, evidence)
+    return report
 
 
-def serve_report_of(folder: Path, **solved: Any) -> Report:
-    """Report on a deployment, with its trials if there are any; `solved` is new evidence.
+def read_report(folder: Path, plan: StoredPlan, *, verified: type[Any], **solved: Any) -> Report:
+    """Report on the plan of a folder with what lies beside it.
 
-    Raises:
-        PlanUnreadableError: there is no plan, or a file beside it is damaged.
-    """
-    plan = read_plan_as(folder, ServePlan)
-    return serve_report(plan, _evidence(folder, plan, ServeVerified, **solved))
-
-
-def place_report_of(folder: Path, **solved: Any) -> Report:
-    """Report on a placement, with its measurement if there is one; `solved` is new evidence.
+    Args:
+        folder: of the plan.
+        plan: read from there.
+        verified: type of the goal's conclusion.
+        solved: new evidence.
 
     Raises:
-        PlanUnreadableError: there is no plan, or a file beside it is damaged.
+        PlanUnreadableError: the plan, or a file beside it, is damaged.
     """
-    plan = read_place_plan(folder)
-    maps = read_heat_maps(folder, plan.files)
-    return place_report(plan, _evidence(folder, plan, PlaceVerified, maps=maps, **solved))
-
-
-def _evidence(
-    folder: Path, plan: Plan | ServePlan | PlacePlan, kind: type[Any], **more: Any
-) -> Evidence:
-    files = read_launch_files(folder, plan.files)
-    return Evidence(verified=read_verified_as(kind, folder), files=files, **more)
+    trials: tuple[TrialRecord, ...] = ()
+    if isinstance(plan, Plan):
+        _check(folder, plan)
+        trials = read_trials(folder / TRIALS_NAME)
+    evidence = Evidence(
+        verified=read_verified_as(verified, folder),
+        trials=trials,
+        files=read_launch_files(folder, plan.files),
+        maps=read_heat_maps(folder, plan.files),
+        **solved,
+    )
+    return report_on(plan, evidence)
 
 
 def _check(folder: Path, plan: Plan) -> None:

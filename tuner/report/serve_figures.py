@@ -6,7 +6,6 @@ from typing import Final
 from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.config.serve_words import group_degrees
 from tuner.plans.serve import ServePlan, ServePrediction
-from tuner.report.axes import axis, layout, limit_line
 from tuner.report.breakdown import MOST_COMPARED, breakdown_figure
 from tuner.report.content import (
     Cell,
@@ -19,7 +18,7 @@ from tuner.report.content import (
     size,
     word,
 )
-from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS
+from tuner.report.plot_style import CYCLE, GREY, ORANGE, SYMBOLS, axis, layout, limit_line
 from tuner.units import format_bytes, format_ratio
 
 MOST_ROWS: Final = 48

@@ -34,7 +34,7 @@ from tuner.report.replay import Replay
 from tuner.report.serve_choice import choice_section
 from tuner.report.serve_decision import decision_facts
 from tuner.report.serve_figures import decode_figure, instances_figure, use_figure
-from tuner.report.serve_trials import serve_trials_section, verdict_words
+from tuner.report.trials import trials_section, verdict_words
 from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.units import format_count, format_counted, format_s
 from tuner.verify.deployments.records import ServeVerified
@@ -80,7 +80,7 @@ def serve_report(plan: ServePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
                 instances_figure(plan, decision),
             ),
             _requests(plan, predicted, evidence.replay),
-            serve_trials_section(evidence.verified) if evidence.verified else None,
+            trials_section(evidence.verified, plan),
             section(
                 "work",
                 "Where the time goes",

@@ -9,7 +9,6 @@ from typing import Any, Final
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.breakdown import MOST_COMPARED, breakdown_figure
 from tuner.report.content import (
     Cell,
@@ -23,7 +22,17 @@ from tuner.report.content import (
     size,
     word,
 )
-from tuner.report.palette import BLUE, ORANGE, filled, second_bars
+from tuner.report.plot_style import (
+    BLUE,
+    ORANGE,
+    axis,
+    filled,
+    layout,
+    limit_line,
+    limit_text,
+    second_bars,
+    time_axis,
+)
 from tuner.units import format_bytes, parse_bytes
 
 KINDS: Final = ("weights", "gradients", "optimizer", "activations", "buffers")

@@ -61,35 +61,24 @@ def report_text(report: Report, screen: Screen) -> str:
         report.facts,
         *([Paragraph(text=report.proof)] if report.proof else []),
     )
-    return "\n\n".join((blocks_text(head, screen), sections_text(report.sections, screen))).rstrip()
+    return blocks_text((*head, *report.sections), screen)
 
 
-def sections_text(sections: Iterable[Section], screen: Screen) -> str:
-    """Return the sections of the screen's depth under their headings."""
-    texts = (
-        (section.heading, blocks_text(section.blocks, screen))
-        for section in sections
-        if section.depth <= screen.depth
-    )
-    return "\n\n".join(f"{printable(head)}\n{text}".lstrip("\n") for head, text in texts if text)
-
-
-def blocks_text(blocks: Iterable[Block], screen: Screen) -> str:
-    """Return the blocks of the screen's depth, an empty line between tables and texts."""
+def blocks_text(blocks: Iterable[Block | Section], screen: Screen) -> str:
+    """Return blocks and sections of the screen's depth, an empty line between them."""
     shown = ("\n".join(_block(one, screen)) for one in blocks if one.depth <= screen.depth)
     return "\n\n".join(text for text in shown if text)
 
 
-def _block(block: Block, screen: Screen) -> Iterator[str]:
+def _block(block: Block | Section, screen: Screen) -> Iterator[str]:
     match block:
+        case Section():
+            if text := blocks_text(block.blocks, screen):
+                yield f"{printable(block.heading)}\n{text}".lstrip("\n")
         case Paragraph():
             yield from _wrapped(block.text, screen.width)
         case Notes():
-            if block.counted_as and len(block.notes) > 1 and not screen.is_whole:
-                yield f"{len(block.notes)} {block.counted_as}, shown by --verbose"
-                return
-            for note in block.notes:
-                yield from _wrapped(note, screen.width, first="- ", others="  ")
+            yield from _notes(block, screen)
         case NamedValues():
             yield from _labelled([(name, cell.text) for name, cell in block.facts], screen.width)
         case Table():
@@ -98,6 +87,14 @@ def _block(block: Block, screen: Screen) -> Iterator[str]:
             yield from _table(block.table, screen)
         case File():
             yield printable(f"{block.path}, {format_bytes(block.shown_bytes)}")
+
+
+def _notes(block: Notes, screen: Screen) -> Iterator[str]:
+    if block.counted_as and len(block.notes) > 1 and not screen.is_whole:
+        yield f"{len(block.notes)} {block.counted_as}, shown by --verbose"
+        return
+    for note in block.notes:
+        yield from _wrapped(note, screen.width, first="- ", others="  ")
 
 
 def _labelled(pairs: Sequence[tuple[str, str]], width: int, *, indent: str = "") -> Iterator[str]:
@@ -165,7 +162,10 @@ def _columns(
     cells: Sequence[str], widths: Sequence[int], are_numbers: Sequence[bool]
 ) -> Iterator[str]:
     """Yield a row, of several lines where a cell is wrapped."""
-    columns = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    columns = [
+        [cell] if len(cell) <= width else _wrapped(cell, width)
+        for cell, width in zip(cells, widths, strict=True)
+    ]
     for parts in zip_longest(*columns, fillvalue=""):
         line = (
             part.rjust(width) if is_number else part.ljust(width)

@@ -10,9 +10,8 @@ from itertools import groupby
 from typing import Final
 
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Figure, Table, number, seconds, word
-from tuner.report.palette import BLUE, GREY, ORANGE, hatched
+from tuner.report.plot_style import BLUE, GREY, ORANGE, axis, hatched, layout, time_axis
 from tuner.simulate.pipeline import FORWARD, Pipeline, passes
 from tuner.units import format_s
 

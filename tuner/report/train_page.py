@@ -29,7 +29,6 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.expert_loads import loads_section
-from tuner.report.failures import failures_section
 from tuner.report.launch_section import launch_section
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
@@ -40,7 +39,7 @@ from tuner.report.memory_headroom import (
     trade_words,
 )
 from tuner.report.provenance import provenance_section
-from tuner.report.run_section import run_section
+from tuner.report.run_section import failures_section, run_section
 from tuner.report.step_figures import memory_figure, stage_time_figure, step_breakdown_figure
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
@@ -98,12 +97,12 @@ def train_report(plan: Plan, evidence: Evidence = NO_EVIDENCE) -> Report:
         proof=f"Certificate: {proof}. Bound by {plan.binding_constraint}.",
         sections=some(
             decision_section(plan, decision),
-            trials_section(verified, predicted) if verified else None,
+            trials_section(verified, plan),
             _step(plan, decision, predicted),
             run_section(predicted.run, currency=plan.cluster.currency) if predicted.run else None,
             _memory(predicted, plan.goal),
             loads_section(plan, evidence.trials, verified.winner if verified else None),
-            failures_section(plan),
+            failures_section(plan.failures) if plan.failures else None,
             _choice(plan, predicted),
             evidence.what_if,
             *_relaxations(plan),

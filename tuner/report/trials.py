@@ -1,43 +1,98 @@
-"""Trials of a training plan: measured against predicted."""
+"""Trials of a plan of any goal: measured against predicted, and what they conclude."""
 
 from collections.abc import Iterator
 
-from tuner.config.train import TrainDecision
+from tuner.config.serve_words import short_serve
 from tuner.config.train_words import short_decision, train_words
-from tuner.plans.train import TrainPrediction
-from tuner.report.axes import axis, layout, time_axis
+from tuner.engines.metrics.benchmark_run import Spread
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.content import (
+    Block,
     Cell,
     Depth,
     Figure,
     NamedValues,
-    Notes,
     Section,
     Table,
+    bullets,
     maybe,
     named,
+    number,
     seconds,
+    section,
+    share,
     size,
-    some,
     word,
 )
-from tuner.report.palette import BLUE, GREEN, VERMILLION
+from tuner.report.plot_style import BLUE, GREEN, VERMILLION, axis, layout, time_axis
+from tuner.report.serve_decision import decision_facts
 from tuner.units import format_counted, format_ratio, format_s
+from tuner.verify.deployments.records import ServeTrial, ServeVerified
 from tuner.verify.loop import failure_cause
+from tuner.verify.placement_records import PlaceVerified
 from tuner.verify.records import Extrapolated, Trial, Verified
 
+AnyVerified = Verified | ServeVerified | PlaceVerified
 
-def trials_section(verified: Verified, predicted: TrainPrediction) -> Section:
-    """Return the section on the trials: which won, and how accurate the model was."""
-    ran = any(trial.measured_step_s is not None for trial in verified.trials)
-    return Section(
-        name="verified",
-        heading="Verification",
-        blocks=some(
-            _times(verified, predicted) if verified.trials else None,
-            _verdict(verified),
-            _memory(verified) if ran else None,
-            Notes(notes=verified.notes) if verified.notes else None,
+
+def trials_section(verified: AnyVerified | None, plan: object) -> Section | None:
+    """Return the section on the trials; None where there is no conclusion.
+
+    Args:
+        verified: conclusion from the trials of a plan of any goal.
+        plan: the plan.
+    """
+    blocks: Iterator[Block | None] = iter(())
+    if isinstance(verified, Verified) and isinstance(plan, Plan) and plan.predicted is not None:
+        blocks = _trained(verified, plan.predicted)
+    elif isinstance(verified, ServeVerified):
+        blocks = _served(verified)
+    elif isinstance(verified, PlaceVerified):
+        blocks = _placed(verified)
+    notes = bullets(() if verified is None else verified.notes)
+    return section("verified", "Predicted and measured", *blocks, notes)
+
+
+def _trained(verified: Verified, predicted: TrainPrediction) -> Iterator[Block | None]:
+    yield _times(verified, predicted) if verified.trials else None
+    yield _verdict(verified)
+    yield _memory(verified)
+
+
+def _served(verified: ServeVerified) -> Iterator[Block | None]:
+    yield Table(
+        caption="Launched deployments, means over requests, medians over runs",
+        header=(
+            *("deployment", "from", "status", "runs", "TTFT", "predicted", "error"),
+            *("TPOT", "predicted", "error", "requests/s", "failed", "SLO"),
+        ),
+        rows=tuple(map(_row, verified.trials)),
+    )
+    yield bullets(
+        f"{short_deployment(trial)}: {trial.reason or '; '.join(trial.misses)}"
+        for trial in verified.trials
+        if trial.reason or trial.misses
+    )
+    yield NamedValues(facts=tuple(_facts(verified)))
+
+
+def _placed(verified: PlaceVerified) -> Iterator[Block | None]:
+    is_ranked = verified.winner is not None and verified.regret_ratio is not None
+    behind = format_ratio(verified.regret_ratio or 0.0)
+    yield named(
+        ("measured on", verified.device),
+        ("best", is_ranked and f"{verified.winner}; the plan is {behind} behind it"),
+    )
+    yield Table(
+        caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
+        header=("placement", "predicted", "measured"),
+        rows=tuple(
+            (
+                word(trial.decision),
+                maybe(seconds, trial.predicted_layer_time_s),
+                maybe(seconds, trial.measured_layer_time_s),
+            )
+            for trial in verified.trials
         ),
     )
 
@@ -49,6 +104,9 @@ def _verdict(verified: Verified) -> NamedValues:
         measured = f"{_extrapolated_words(verified.winner_extrapolated)}, extrapolated"
     if all(trial.decision != verified.winner for trial in verified.trials):
         measured += "; no trial of it was launched, at full or smaller scale"
+    doubt = "noise" if all(one.scale is None for one in verified.trials) else "extrapolation error"
+    tie, ratio = f" (a tie: less than the {doubt})" * verified.tie, verified.regret_ratio
+    first = _first_choice(ratio, is_winner=ratio == 0.0, tie=tie)
     corrected = accuracy.recalibrated_median_ape
     recalibrated = "" if corrected is None else f", {format_ratio(corrected)} recalibrated"
     return named(
@@ -58,7 +116,7 @@ def _verdict(verified: Verified) -> NamedValues:
             if verified.winner
             else "no trial ran: nothing is verified",
         ),
-        ("first choice", verified.winner and _first_choice(verified)),
+        ("first choice", verified.winner and first),
         *_extrapolations(verified),
         *_failures(verified),
         (
@@ -81,15 +139,15 @@ def _verdict(verified: Verified) -> NamedValues:
     )
 
 
-def _first_choice(verified: Verified) -> str:
-    if verified.regret_ratio is None:
-        return "did not run"
-    if verified.regret_ratio == 0.0:
-        return "it is the winner"
-    is_measured = all(trial.scale is None for trial in verified.trials)
-    doubt = "noise" if is_measured else "extrapolation error"
-    tie = f" (a tie: less than the {doubt})" if verified.tie else ""
-    return f"{format_ratio(verified.regret_ratio)} slower than the winner{tie}"
+def _first_choice(
+    regret_ratio: float | None, *, is_winner: bool, tie: str = "", unknown: str = "did not run"
+) -> str:
+    """Say how far the plan's own choice is behind the best that was launched."""
+    if regret_ratio is None:
+        return unknown
+    return (
+        "it is the winner" if is_winner else f"{format_ratio(regret_ratio)} behind the winner{tie}"
+    )
 
 
 def _extrapolated_words(extrapolated: Extrapolated) -> str:
@@ -99,21 +157,16 @@ def _extrapolated_words(extrapolated: Extrapolated) -> str:
 
 def _extrapolations(verified: Verified) -> Iterator[tuple[str, str]]:
     """Yield the step times of jobs that were launched at a smaller scale only."""
-    largest: dict[TrainDecision, tuple[Trial, Extrapolated]] = {}
-    for trial in sorted(verified.trials, key=_size):
-        if trial.extrapolated is not None:
-            largest[trial.decision] = (trial, trial.extrapolated)
-    for decision, (trial, extrapolated) in largest.items():
-        unseen = "".join(f"; not launched: {one}" for one in extrapolated.unseen)
-        yield (
-            "extrapolated",
-            f"{short_decision(decision)}: {_extrapolated_words(extrapolated)} (90 % error band),"
-            f" from{_scale_words(trial).removeprefix(', on')}{unseen}",
-        )
-
-
-def _size(trial: Trial) -> tuple[int, int]:
-    return (0, 0) if trial.scale is None else (trial.scale.num_devices, len(trial.scale.layers))
+    smaller = [one for one in verified.trials if one.scale is not None]
+    smaller.sort(key=lambda one: (one.scale or one.decision).num_devices)
+    for decision, trial in {one.decision: one for one in smaller}.items():
+        if extrapolated := trial.extrapolated:
+            unseen = "".join(f"; not launched: {one}" for one in extrapolated.unseen)
+            yield (
+                "extrapolated",
+                f"{short_decision(decision)}: {_extrapolated_words(extrapolated)} (90 % error"
+                f" band), from{_scale_words(trial).removeprefix(', on')}{unseen}",
+            )
 
 
 def _scale_words(trial: Trial) -> str:
@@ -233,15 +286,111 @@ def _memory(verified: Verified) -> Table | None:
     return table if rows else None
 
 
-def _error(predicted_s: float | None, measured_s: float | None) -> Cell:
-    if predicted_s is None or not measured_s:
-        return word("-")
-    error = predicted_s / measured_s - 1.0
-    return Cell(text=f"{100.0 * error:+.1f} %", value=error)
-
-
 def _hover(trial: Trial) -> str:
     measured = trial.measured_step_s
     said = trial.status if measured is None else f"measured {format_s(measured)}"
     decision = train_words(trial.decision).replace(", ", "\n")
     return f"predicted {format_s(trial.predicted_step_s)}, {said}\n{decision}"
+
+
+def verdict_words(verified: ServeVerified) -> str:
+    """Summarise the trials in a sentence."""
+    launched = f"{len(verified.trials)} launched"
+    if verified.winner is None:
+        return f"Of {launched}, none meets the SLO."
+    if verified.winner == verified.trials[0].decision:
+        return f"Measured: the best of {launched}."
+    won = short_serve(verified.winner)
+    return f"Measured: of {launched}, {won} is better and is in the launch files."
+
+
+def short_deployment(trial: ServeTrial) -> str:
+    """Name a deployment in a few letters: `2 x 8 prefill + 1 x 16 decode`."""
+    groups = trial.decision.instances
+    text = " + ".join(f"{one.count} x {one.devices} {one.role.value}" for one in groups)
+    # The roles identify these two modes only.
+    is_named_by_roles = trial.decision.mode in ("aggregated", "disaggregated")
+    return text if is_named_by_roles else f"{text} ({trial.decision.mode})"
+
+
+def _facts(verified: ServeVerified) -> Iterator[tuple[str, Cell]]:
+    accuracy, factors = verified.accuracy, verified.factors
+    yield "launched", number(len(verified.trials))
+    won = next((one for one in verified.trials if one.decision == verified.winner), None)
+    if won is None:
+        ran = any(one.runs for one in verified.trials)
+        nothing = "no deployment could be measured: nothing is verified"
+        yield "winner", word("no launched deployment meets the SLO" if ran else nothing)
+    else:
+        yield "winner", word(f"{short_deployment(won)}, by {verified.objective}")
+        for name, spread in (("TTFT", won.measured_ttft), ("TPOT", won.measured_tpot)):
+            if spread is not None:
+                runs = format_counted(won.runs, "run")
+                yield f"{name} of the winner", word(f"{_spread(spread)}, median of {runs}")
+        yield from decision_facts(won.decision)
+        first = _first_choice(
+            verified.regret_ratio,
+            is_winner=won is verified.trials[0],
+            unknown="did not run, or misses the SLO",
+        )
+        yield "first choice", word(first)
+        if verified.tie:
+            yield "tie", word("another deployment is as good, within the noise of the runs")
+    for name, factor, inside, error in (
+        (
+            "TTFT",
+            factors.ttft if factors else None,
+            accuracy.ttft_within_band,
+            accuracy.ttft_median_ape,
+        ),
+        (
+            "TPOT",
+            factors.tpot if factors else None,
+            accuracy.tpot_within_band,
+            accuracy.tpot_median_ape,
+        ),
+    ):
+        if factor is not None:
+            yield f"measured over predicted {name}", number(factor)
+            yield f"{name} within its band", word(f"{inside} of {accuracy.num_deployments}")
+        if error is not None:
+            yield f"median error of {name}", share(error)
+
+
+def _spread(spread: Spread) -> str:
+    times_s = {"mean": spread.mean, "P50": spread.p50, "P90": spread.p90, "P99": spread.p99}
+    return ", ".join(
+        f"{name} {format_s(time_s)}" for name, time_s in times_s.items() if time_s is not None
+    )
+
+
+def _row(trial: ServeTrial) -> tuple[Cell, ...]:
+    times_s = (
+        (trial.measured_ttft_s, trial.predicted_ttft_s),
+        (trial.measured_tpot_s, trial.predicted_tpot_s),
+    )
+    return (
+        word(short_deployment(trial)),
+        word(trial.origin),
+        word(trial.status),
+        number(trial.runs),
+        *(
+            cell
+            for measured_s, predicted_s in times_s
+            for cell in (
+                maybe(seconds, measured_s),
+                seconds(predicted_s),
+                _error(predicted_s, measured_s),
+            )
+        ),
+        maybe(number, trial.measured_requests_per_s),
+        maybe(share, trial.failed_ratio),
+        word({None: "-", True: "met", False: "missed"}[trial.holds_targets]),
+    )
+
+
+def _error(predicted_s: float | None, measured_s: float | None) -> Cell:
+    if predicted_s is None or not measured_s:
+        return word("-")
+    error = predicted_s / measured_s - 1.0
+    return Cell(text=f"{100.0 * error:+.1f} %", value=error)

@@ -2,6 +2,7 @@
 
 what_if_section  the results, as a report and `explain` show them
 why_sections     all that `explain` adds to a plan
+figure_text      a figure that plans are compared by, with its unit
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,31 @@ from typing import Final
 from tuner.plans.breakdown import cause_words
 from tuner.plans.what_if import IDLE, WhatIf, WhatIfOutcome, Why
 from tuner.report.content import Cell, Paragraph, Section, Table, bullets, word
-from tuner.report.figure_names import FIGURES, figure_text
-from tuner.units import format_counted, format_ratio, format_s
+from tuner.units import format_bytes, format_counted, format_number, format_ratio, format_s
+
+FIGURES: Final = {
+    "step_time_s": "step time",
+    "tokens_per_s": "tokens/s",
+    "fastest_step_time_s": "fastest step found",
+    "tokens_per_s_per_device": "tokens/s per device",
+    "peak_memory_bytes": "peak memory",
+    "mfu_ratio": "MFU",
+    "run_s": "whole run",
+    "run_cost": "cost of the run",
+    "num_devices": "devices",
+    "requests_per_s": "requests/s",
+    "goodput_per_device": "goodput per device",
+    "ttft_mean_s": "TTFT mean",
+    "ttft_p90_s": "TTFT P90",
+    "tpot_mean_s": "TPOT mean",
+    "tpot_p90_s": "TPOT P90",
+    "cost_per_hour": "cost per hour",
+    "cost_per_million_input_tokens": "cost per million input tokens",
+    "cost_per_million_output_tokens": "cost per million output tokens",
+    "objective": "objective",
+    "busiest_rank_ratio": "load of the most-loaded ranks",
+}
+"""Names of the figures that plans are compared by (tuner/goals/goal.py)."""
 
 MOST_TERMS: Final = 6
 """Causes by which two steps differ that are named."""
@@ -29,6 +53,17 @@ SHOWN_FIGURES: Final = (
     *("requests_per_s", "ttft_p90_s", "tpot_p90_s", "goodput_per_device", "busiest_rank_ratio"),
     "objective",
 )
+
+
+def figure_text(name: str, value: float) -> str:
+    """Write a figure by the unit in its name."""
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return format_s(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_ratio"):
+        return format_ratio(value)
+    return format_number(value)
 
 
 def why_sections(why: Why) -> tuple[Section, ...]:

@@ -24,7 +24,7 @@ Not covered: drift within a launch, which the interquartile range does not separ
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -78,9 +78,13 @@ def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> fl
 
 def corrected_step_s(trial: TrialRecord, fitted: tuple[float, float]) -> float:
     """Predict a trial with factors of (computation, communication)."""
-    computation, communication = fitted
-    inside = trial.predicted_step_s - trial.predicted_communication_s
-    return computation * inside + communication * trial.predicted_communication_s
+    return corrected_s(trial.predicted_step_s, trial.predicted_communication_s, by=fitted)
+
+
+def corrected_s(step_s: float, communication_s: float, *, by: tuple[float, float]) -> float:
+    """Correct a predicted step, with its communication, by factors of both parts."""
+    computation, communication = by
+    return computation * (step_s - communication_s) + communication * communication_s
 
 
 def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residual | None:
@@ -92,11 +96,7 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
     if len(ran) <= MIN_TRIALS:
         return None
     computation, communication = factors(ran)
-    left_out = [
-        abs(recalibrated_s - measured_s(trial)) / measured_s(trial)
-        for trial in ran
-        if (recalibrated_s := recalibrated_step_s(trial, ran)) is not None
-    ]
+    left_out = ape((recalibrated_step_s(trial, ran), measured_s(trial)) for trial in ran)
     band_ratio = max(0.02, float(np.quantile(left_out, 0.9)))
     if band_ratio > MOST_BAND:
         return None
@@ -112,6 +112,18 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
         origin=f"{len(ran)} trials{device}, each predicted from the others",
         num_runs=len(ran),
     )
+
+
+def ape(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
+    """Return |predicted - measured| / measured of each pair that has both."""
+    return [abs(p - m) / m for p, m in pairs if p is not None and m]
+
+
+def median_if_all(values: Iterable[float | None]) -> float | None:
+    """Return the median of values; None if there is none, or one is unknown."""
+    listed = list(values)
+    known = [one for one in listed if one is not None]
+    return statistics.median(known) if known and len(known) == len(listed) else None
 
 
 HOPELESS_MARGIN_RATIO: Final = 0.10

@@ -145,7 +145,7 @@ AnyRecord = TypeVar("AnyRecord", bound=LaunchRecord[Any], default=TrialRecord)
 
 
 class Extrapolated(Record):
-    """Step time of a full-scale job, extrapolated from scaled-down or other ones."""
+    """Step time of a full-scale job, from trials of it, of scaled-down or of other jobs."""
 
     step_time_s: Seconds
     step_time_s_band: Band
@@ -156,8 +156,16 @@ class Extrapolated(Record):
     """Parts of the full-scale job that no trial ran: there the model's own band applies."""
 
 
-class Trial(Record):
-    """A trial as `verified.json` shows it."""
+class ShownTrial(Record):
+    """What `verified.json` shows of a trial of any kind of decision."""
+
+    origin: str
+    status: TrialStatus
+    reason: str = ""
+
+
+class Trial(ShownTrial):
+    """A trial of a training run as `verified.json` shows it."""
 
     decision: TrainDecision
     """Decision of the whole job."""
@@ -165,9 +173,6 @@ class Trial(Record):
     """The scaled-down job that was launched instead; times and bytes are its own."""
     extrapolated: Extrapolated | None = None
     """Estimate of the full-scale job from all trials, if it was not launched itself."""
-    origin: str
-    status: TrialStatus
-    reason: str = ""
     predicted_step_s: Seconds
     recalibrated_step_s: Seconds | None
     """Recalibrated from the other trials only; absent if there are too few."""
@@ -191,29 +196,35 @@ class Accuracy(Record):
     """Rank of the fastest measured trial by predicted time."""
 
 
-class Verified(Record):
-    """`verified.json`."""
+class Conclusion(Record):
+    """What `verified.json` says of launches of any kind of decision."""
 
     schema_version: Literal[1] = 1
-    trials: Rows[Trial]
-    """Trials in the order of their launches."""
+    regret_ratio: float | None
+    """Regret of the plan's first choice against the winner: ratio of the worse to the better
+    objective, minus 1, extrapolated for scaled-down launches; absent if the first choice did not
+    run or misses an SLO."""
+    tie: bool
+    """The winner and the first choice, or another deployment, are equal, or differ by less than
+    the noise of their runs or the error of their extrapolation."""
+    notes: tuple[str, ...] = ()
+
+
+class Verified(Conclusion):
+    """`verified.json` of a training plan."""
+
     winner: TrainDecision | None
     """The fastest decision, measured or extrapolated from other jobs; absent if none ran."""
+    trials: Rows[Trial]
+    """Trials in the order of their launches."""
     winner_step_s: Seconds | None
     """Step time of the winner, measured unless `winner_extrapolated` is set."""
     winner_extrapolated: Extrapolated | None = None
     """Extrapolation of the winner's step; set if the winner was launched at a smaller scale only,
     or is the plan's own choice and was not launched."""
-    regret_ratio: float | None
-    """Measured time of the model's first choice / measured best - 1, extrapolated for scaled-down
-    launches; absent if it did not run."""
-    tie: bool
-    """The first choice and the winner differ by less than the noise of their steps, or the error
-    of their extrapolation."""
     residual: Residual | None
     """Residual of the model fitted to all trials."""
     accuracy: Accuracy
-    notes: tuple[str, ...] = ()
 
 
 def read_trials(folder: Path) -> tuple[TrialRecord, ...]:

@@ -7,7 +7,7 @@ than its recalibrated prediction.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +16,14 @@ from tuner.costs.residuals import Residual
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
 from tuner.verify.evidence import (
+    ape,
+    corrected_s,
     factors,
     fitted_residual,
     measured_ratio,
     measured_s,
     median_error_s,
+    median_if_all,
     recalibrated_step_s,
 )
 from tuner.verify.records import Accuracy, Extrapolated, Trial, TrialRecord, Verified
@@ -81,23 +84,29 @@ def conclude(
     residual = fitted_residual(records, prior=prior)
     jobs = sorted(_joined(ran), key=_size)
     steps = {one.decision: _whole_step(one, space, residual) for one in jobs}
+    measured = {one.decision for one in ran if one.scale is None or space is None}
     first = None if plan.decision is None else steps.get(plan.decision)
     untried = plan.decision not in {record.decision for record in records}
     if space is not None and plan.decision is not None and ran and untried:
         own = _untried_step(space.predicted(plan.decision), ran)
-        fastest_s = min(one.step_s for one in steps.values())
-        if own.step_s < fastest_s:
-            notes = (*notes, _stays_note(own.step_s, fastest_s=fastest_s))
+        fastest_s = min(one.step_time_s for one in steps.values())
+        if own.step_time_s < fastest_s:
+            notes = (*notes, _stays_note(own.step_time_s, fastest_s=fastest_s))
         steps[plan.decision] = own
-    winner = min(steps, key=lambda one: steps[one].step_s, default=None)
+    winner = min(steps, key=lambda one: steps[one].step_time_s, default=None)
     best = None if winner is None else steps[winner]
     return Verified(
-        trials=tuple(_trial(record, records, steps) for record in records),
+        trials=tuple(
+            _trial(one, records, None if one.decision in measured else steps.get(one.decision))
+            for one in records
+        ),
         winner=winner,
-        winner_step_s=None if best is None else best.step_s,
-        winner_extrapolated=None if best is None else best.extrapolated,
-        regret_ratio=first.step_s / best.step_s - 1.0 if first and best else None,
-        tie=first is not None and best is not None and first.low_s <= best.high_s,
+        winner_step_s=None if best is None else best.step_time_s,
+        winner_extrapolated=None if winner in measured else best,
+        regret_ratio=first.step_time_s / best.step_time_s - 1.0 if first and best else None,
+        tie=first is not None
+        and best is not None
+        and first.step_time_s_band[0] <= best.step_time_s_band[1],
         residual=residual,
         accuracy=_accuracy(ran),
         notes=notes,
@@ -129,36 +138,13 @@ def _size(record: TrialRecord) -> tuple[float, int]:
     return (record.scale.num_devices, len(record.scale.layers))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeStep:
-    """The step of a whole job: measured, or predicted and corrected by a smaller one."""
-
-    step_s: float
-    low_s: float
-    high_s: float
-    unseen: tuple[str, ...] | None = None
-    """Parts of the job that no trial ran; None: it was measured."""
-
-    @property
-    def extrapolated(self) -> Extrapolated | None:
-        """Return what was extrapolated of the job; None if it was measured."""
-        if self.unseen is None:
-            return None
-        return Extrapolated(
-            step_time_s=self.step_s,
-            step_time_s_band=(self.low_s, self.high_s),
-            error_ratio=(self.high_s - self.low_s) / (2.0 * self.step_s),
-            unseen=self.unseen,
-        )
-
-
 def _whole_step(
     record: TrialRecord, space: TrainSpace | None, residual: Residual | None
-) -> WholeStep:
+) -> Extrapolated:
     """Return what a trial says of its whole job; the error is that of the trials' recalibration."""
     if record.scale is None or space is None:
         step_s, noise_s = measured_s(record), 2.0 * median_error_s(record.measured_steps_s)
-        return WholeStep(step_s=step_s, low_s=step_s - noise_s, high_s=step_s + noise_s)
+        return _step(step_s, step_s - noise_s, step_s + noise_s)
     predicted, ratio = space.predicted(record.decision), measured_ratio(record)
     step_s = ratio * predicted.step_time_s
     low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
@@ -170,20 +156,26 @@ def _whole_step(
             HALVING_ERROR * math.sqrt(halvings),
             REDUCTION_ERROR * reduction_s / predicted.step_time_s,
         )
-        low_s, high_s = max(0.0, step_s - error_s), step_s + error_s
-    unseen = tuple(_unseen(record.decision, record.scale.decision))
-    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, unseen=unseen)
+        low_s, high_s = step_s - error_s, step_s + error_s
+    return _step(step_s, low_s, high_s, *_unseen(record.decision, record.scale.decision))
 
 
-def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> WholeStep:
+def _untried_step(predicted: TrainPrediction, ran: Sequence[TrialRecord]) -> Extrapolated:
     """Return the prediction of a decision without a trial, recalibrated by the trials of others."""
-    computation, communication = factors(ran)
-    inside_s = predicted.step_time_s - predicted.communication_s
-    step_s = computation * inside_s + communication * predicted.communication_s
+    step_s = corrected_s(predicted.step_time_s, predicted.communication_s, by=factors(ran))
     ratio = step_s / predicted.step_time_s
     low_s, high_s = (ratio * end for end in predicted.step_time_s_band)
-    unseen = ("any job of this decision",)
-    return WholeStep(step_s=step_s, low_s=low_s, high_s=high_s, unseen=unseen)
+    return _step(step_s, low_s, high_s, "any job of this decision")
+
+
+def _step(step_s: float, low_s: float, high_s: float, *unseen: str) -> Extrapolated:
+    low_s = max(0.0, low_s)
+    return Extrapolated(
+        step_time_s=step_s,
+        step_time_s_band=(low_s, high_s),
+        error_ratio=(high_s - low_s) / (2.0 * step_s) if step_s else 0.0,
+        unseen=unseen,
+    )
 
 
 def _stays_note(step_s: float, *, fastest_s: float) -> str:
@@ -230,13 +222,12 @@ def verified_plan(neighbourhood: TrainSpace, verified: Verified) -> VerifiedPlan
 
 
 def _trial(
-    record: TrialRecord, records: Sequence[TrialRecord], steps: Mapping[TrainDecision, WholeStep]
+    record: TrialRecord, records: Sequence[TrialRecord], extrapolated: Extrapolated | None
 ) -> Trial:
-    step = steps.get(record.decision)
     return Trial(
         decision=record.decision,
         scale=record.scale,
-        extrapolated=None if step is None else step.extrapolated,
+        extrapolated=extrapolated,
         origin=record.origin,
         status=record.status,
         reason=record.reason,
@@ -250,25 +241,23 @@ def _trial(
 
 
 def _accuracy(ran: Sequence[TrialRecord]) -> Accuracy:
-    raw = [_ape(record.predicted_step_s, measured_s(record)) for record in ran]
-    recalibrated = [
-        _ape(corrected, measured_s(record))
+    # Other engines than the reference step need not report activations.
+    memory = (
+        pair
         for record in ran
-        if (corrected := recalibrated_step_s(record, ran)) is not None
-    ]
-    memory = [
-        _ape(predicted, measured)
-        for record in ran
-        # Other engines than the reference step need not report it.
         if record.measured_activation_bytes
-        for predicted, measured in zip(
+        for pair in zip(
             record.predicted_activation_bytes, record.measured_activation_bytes, strict=True
         )
-    ]
+    )
     return Accuracy(
-        predicted_median_ape=statistics.median(raw) if raw else None,
-        recalibrated_median_ape=statistics.median(recalibrated) if recalibrated else None,
-        activation_max_ape=max(memory, default=None),
+        predicted_median_ape=median_if_all(
+            ape((record.predicted_step_s, measured_s(record)) for record in ran)
+        ),
+        recalibrated_median_ape=median_if_all(
+            ape((recalibrated_step_s(record, ran), measured_s(record)) for record in ran)
+        ),
+        activation_max_ape=max(ape(memory), default=None),
         rank_of_measured_best=_rank_of_best(ran),
     )
 
@@ -278,7 +267,3 @@ def _rank_of_best(ran: Sequence[TrialRecord]) -> int | None:
         return None
     best = min(ran, key=measured_s)
     return 1 + sum(record.predicted_step_s < best.predicted_step_s for record in ran)
-
-
-def _ape(predicted: float, measured: float) -> float:
-    return abs(predicted - measured) / measured if measured else 0.0

@@ -10,7 +10,7 @@ from profilers.store import write_profile
 from tests.profilers.testing import fake_machine, fake_profile, gemm_row
 from tests.tuner.cli.refusals import refusal
 from tuner.cli import app as frame
-from tuner.cli.profile_links import (
+from tuner.cli.profile_text import (
     MOST_LINKS,
     links_json,
     links_text,
@@ -55,7 +55,7 @@ def test_links_are_summed_up_by_class_and_listed_by_the_names_of_hosts() -> None
     lines = text.splitlines()
     assert lines[1].split() == ["inside", "nodes", "4", "80", "Gbit/s", "80", "Gbit/s"]
     assert lines[2].split() == ["between", "nodes", "2", "1", "Gbit/s", "1", "Gbit/s"]
-    assert any(line.startswith("rank 0 on host-0  rank 2 on host-1") for line in lines)
+    assert any(line.startswith("  rank 0 on host-0  rank 2 on host-1") for line in lines)
     assert (
         "2 concurrent pairs between two nodes get 50 % of a single pair's: the pairs share a NIC"
         in text

@@ -11,7 +11,7 @@ from profilers.store import write_profile
 from tests.profilers.testing import fake_profile, gemm_row
 from tests.rows import each_row
 from tuner.cli import app as frame
-from tuner.cli.profile_routing import layer_ids
+from tuner.cli.profile_import import read_layer_ids
 from tuner.errors import TunerError
 
 Captured = pytest.CaptureFixture[str]
@@ -113,13 +113,13 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys:
     ("text", "ids"), [("", ()), ("3", (3,)), ("3-5, 9", (3, 4, 5, 9)), ("0,7,15", (0, 7, 15))]
 )
 def test_layers_are_numbers_and_ranges(text: str, ids: tuple[int, ...]) -> None:
-    assert layer_ids(text) == ids
+    assert read_layer_ids(text) == ids
 
 
 @each_row("text", ["a", "3-", "-1", "3--5", "1,,2", "0-99999", "٣"])
 def test_what_is_no_layer_is_refused(text: str) -> None:
     with pytest.raises(TunerError, match="no layer"):
-        layer_ids(text)
+        read_layer_ids(text)
 
 
 def test_the_former_suite_names_the_way_out(tmp_path: Path, capsys: Captured) -> None:

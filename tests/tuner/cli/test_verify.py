@@ -107,11 +107,9 @@ def test_a_slower_first_choice_is_said_with_its_regret(
 ) -> None:
     result = _verify(planned, hidden_launcher(planned), trials=2)
     slower = result.model_copy(update={"regret_ratio": 0.125, "tie": False})
-    assert "first choice   12.5 % slower than the winner\n" in verified_text(slower, folder=planned)
+    assert "first choice   12.5 % behind the winner\n" in verified_text(slower, folder=planned)
     tied = slower.model_copy(update={"tie": True})
-    assert "slower than the winner (a tie: less than the noise)" in verified_text(
-        tied, folder=planned
-    )
+    assert "behind the winner (a tie: less than the noise)" in verified_text(tied, folder=planned)
     unknown = slower.model_copy(update={"regret_ratio": None})
     assert "first choice   did not run" in verified_text(unknown, folder=planned)
 

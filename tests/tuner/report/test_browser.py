@@ -14,7 +14,7 @@ from tests.rows import each_row
 from tuner.goals.registry import goal_of_folder
 from tuner.report.page import page_html
 from tuner.report.picture import command
-from tuner.report.plotly_script import plotly_script
+from tuner.report.written import plotly_script
 
 Parsed = Callable[[str], Any]
 Shown = Callable[[str], Any]

@@ -4,8 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.report.heat_map import HeatMap, blocks, heat_map_json
-from tuner.report.heat_map_figure import heat_map_figure
+from tuner.report.heat_map import HeatMap, blocks, heat_map_figure, heat_map_json
 
 
 def _heat(**changes: Any) -> HeatMap:

@@ -5,7 +5,7 @@ from importlib import resources
 from itertools import pairwise
 
 from tests.rows import each_row
-from tuner.report.palette import CYCLE, filled
+from tuner.report.plot_style import CYCLE, filled
 
 TEXTS = ("--ink", "--faint", "--accent", "--good", "--bad")
 GROUNDS = ("--ground", "--raised", "--code")

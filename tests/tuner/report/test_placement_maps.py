@@ -10,8 +10,7 @@ from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.goals.place_folder import read_place_plan
 from tuner.report.content import Evidence, Report
-from tuner.report.heat_map import HeatMap
-from tuner.report.heat_map_figure import heat_map_figure
+from tuner.report.heat_map import HeatMap, heat_map_figure
 from tuner.report.place_page import place_report
 from tuner.report.placement_maps import MOST_MAPS, read_heat_maps
 

@@ -9,7 +9,7 @@ from tuner.cli.app import run
 from tuner.goals.goal import StoredPlan
 from tuner.goals.registry import read_any_plan
 from tuner.plans.serve import FrontPoint, ServePlan
-from tuner.report.front_figure import front_figure
+from tuner.report.serve_choice import front_figure
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 PLAIN = {"mode": "aggregated", "running": 4, "ttft_s": 0.1, "instance": "1 x 2 on h100 (TP 2)"}

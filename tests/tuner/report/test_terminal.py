@@ -13,7 +13,7 @@ from tuner.report.content import (
     number,
     word,
 )
-from tuner.report.terminal import MOST_ROWS, Screen, blocks_text, report_text, sections_text
+from tuner.report.terminal import MOST_ROWS, Screen, blocks_text, report_text
 
 NUMBERS = Table(
     caption="Stages",
@@ -76,7 +76,7 @@ def test_a_screen_shows_what_is_marked_for_its_depth() -> None:
         ),
         Section(name="b", heading="B", depth=Depth.PAGE, blocks=(Paragraph(text="page"),)),
     )
-    texts = [sections_text(sections, Screen(depth=depth)) for depth in Depth]
+    texts = [blocks_text(sections, Screen(depth=depth)) for depth in Depth]
     assert texts == ["A\nfirst", "A\nfirst\n\nmore", "A\nfirst\n\nmore\n\nB\npage"]
 
 

@@ -3,7 +3,7 @@ from typing import Any
 from tests.printed import flat
 from tuner.plans.what_if import IDLE, Rival, WhatIf, WhatIfOutcome, Why
 from tuner.report.content import Table
-from tuner.report.terminal import Screen, sections_text
+from tuner.report.terminal import Screen, blocks_text
 from tuner.report.what_if import what_if_section, why_sections
 
 
@@ -50,7 +50,7 @@ def test_runners_up_are_told_apart_by_seconds() -> None:
     sections = why_sections(Why(rivals=(rival,), notes=("a note",)))
     assert (
         "tp2: +250 ms = pipeline bubble +500 ms, gradient reduction and optimizer -250 ms"
-        in flat(sections_text(sections, Screen(is_whole=True)))
+        in flat(blocks_text(sections, Screen(is_whole=True)))
     )
     assert [section.heading for section in sections][1] == "Notes on what-ifs"
     assert why_sections(Why(rivals=())) == ()

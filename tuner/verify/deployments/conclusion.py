@@ -14,16 +14,15 @@ Not covered: the noise between launches of one decision.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import FEWEST, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.engines.serve_capabilities import release_on
 from tuner.plans.serve import ServePlan
-from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import (
@@ -33,7 +32,7 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
-from tuner.verify.evidence import is_tie
+from tuner.verify.evidence import ape, is_tie, median_if_all
 
 FAILED_RATIO: Final = 0.01
 """The share that the strictest SLO percentile, P99, leaves out."""
@@ -41,6 +40,7 @@ FAILED_RATIO: Final = 0.01
 GOOD: Final = frozenset({"goodput", "rate"})
 """Objectives that count goodput."""
 Metric = Literal["ttft", "tpot"]
+METRICS: Final[tuple[Metric, ...]] = ("ttft", "tpot")
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
 
@@ -68,34 +68,21 @@ def group_by_decision(records: Iterable[ServeTrialRecord]) -> tuple[MeasuredDepl
     )
 
 
-def _median_spread(spreads: Sequence[Spread]) -> Spread:
-    values = {name: [getattr(one, name) for one in spreads] for name in STATISTICS}
-    return Spread(
-        **{name: None if None in each else statistics.median(each) for name, each in values.items()}
-    )
-
-
 def measured_spread(runs: Sequence[BenchmarkRun], metric: Metric) -> Spread:
     """Return the median over runs of each statistic that all runs have, in seconds."""
-    return _median_spread([run.ttft_s if metric == "ttft" else run.tpot_s for run in runs])
-
-
-def median_over_runs(
-    runs: Sequence[BenchmarkRun], of: Callable[[BenchmarkRun], float | None]
-) -> float | None:
-    """Return the median of a value over runs; None if a run does not report it."""
-    values = [of(run) for run in runs]
-    reported = [one for one in values if one is not None]
-    return statistics.median(reported) if reported and len(reported) == len(values) else None
+    spreads = [run.ttft_s if metric == "ttft" else run.tpot_s for run in runs]
+    values: dict[str, Any] = {
+        name: median_if_all(getattr(one, name) for one in spreads) for name in STATISTICS
+    }
+    return Spread(**values)
 
 
 def failed_ratio(runs: Sequence[BenchmarkRun]) -> float | None:
     """Return the share of failed requests; None if a run does not report it."""
-    failed = [run.failed for run in runs]
-    reported = [one for one in failed if one is not None]
-    if not reported or len(reported) < len(failed):
+    failed = [run.failed for run in runs if run.failed is not None]
+    if not failed or len(failed) < len(runs):
         return None
-    return sum(reported) / (sum(reported) + sum(run.completed for run in runs))
+    return sum(failed) / (sum(failed) + sum(run.completed for run in runs))
 
 
 def missed_slos(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str]:
@@ -115,12 +102,11 @@ def missed_slos(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str]:
 def slo_limits(plan: ServePlan) -> tuple[tuple[Metric, str, float], ...]:
     """Return the targets of a plan: the latency, its statistic, and the limit in seconds."""
     slo = plan.goal.slo
-    by_metric: tuple[tuple[Metric, Percentiles], ...] = (("ttft", slo.ttft), ("tpot", slo.tpot))
     return tuple(
         (metric, name, limit_s)
-        for metric, limits in by_metric
+        for metric in METRICS
         for name in STATISTICS
-        if (limit_s := getattr(limits, name)) is not None
+        if (limit_s := getattr(getattr(slo, metric), name)) is not None
     )
 
 
@@ -164,7 +150,7 @@ def _trial(
     ttft = measured_spread(runs, "ttft") if runs else None
     tpot = measured_spread(runs, "tpot") if runs else None
     misses = tuple(missed_slos(plan, runs)) if runs else ()
-    good = median_over_runs(runs, lambda run: run.goodput_requests_per_s)
+    good = median_if_all(run.goodput_requests_per_s for run in runs)
     return ServeTrial(
         decision=first.decision,
         origin=first.origin,
@@ -181,9 +167,9 @@ def _trial(
         measured_tpot_s=tpot.mean if tpot else None,
         measured_tpot=tpot,
         predicted_requests_per_s=predicted.requests_per_s,
-        measured_requests_per_s=median_over_runs(runs, lambda run: run.requests_per_s),
+        measured_requests_per_s=median_if_all(run.requests_per_s for run in runs),
         predicted_output_tokens_per_s=predicted.output_tokens_per_s,
-        measured_output_tokens_per_s=median_over_runs(runs, lambda run: run.output_tokens_per_s),
+        measured_output_tokens_per_s=median_if_all(run.output_tokens_per_s for run in runs),
         predicted_goodput_per_device=predicted.goodput_per_device,
         measured_goodput_per_device=None if good is None else good / first.decision.num_devices,
         failed_ratio=failed_ratio(runs),
@@ -229,7 +215,7 @@ def _all_report_goodput(ran: Sequence[MeasuredDeployment]) -> bool:
 def _request_s(plan: ServePlan, one: MeasuredDeployment) -> float:
     """Return the latency of a mean request in seconds."""
     lengths = plan.goal.traffic.output_tokens
-    sent = median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
+    sent = median_if_all(run.mean_output_tokens for run in one.runs) or 1.0
     tokens = sent if lengths is None else mean_tokens(lengths)
     further = max(0.0, tokens - 1.0)
     return measured_spread(one.runs, "ttft").mean + further * measured_spread(one.runs, "tpot").mean
@@ -283,25 +269,23 @@ def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidu
 
 
 def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[MeasuredDeployment]) -> ServeAccuracy:
-    measured = [trial for trial in trials if trial.measured_ttft_s is not None]
     return ServeAccuracy(
-        ttft_median_ape=_ape((one.predicted_ttft_s, one.measured_ttft_s) for one in measured),
-        tpot_median_ape=_ape((one.predicted_tpot_s, one.measured_tpot_s) for one in measured),
-        recalibrated_ttft_median_ape=_ape(
-            (one.recalibrated_ttft_s, one.measured_ttft_s) for one in measured
+        ttft_median_ape=median_if_all(
+            ape((one.predicted_ttft_s, one.measured_ttft_s) for one in trials)
         ),
-        recalibrated_tpot_median_ape=_ape(
-            (one.recalibrated_tpot_s, one.measured_tpot_s) for one in measured
+        tpot_median_ape=median_if_all(
+            ape((one.predicted_tpot_s, one.measured_tpot_s) for one in trials)
+        ),
+        recalibrated_ttft_median_ape=median_if_all(
+            ape((one.recalibrated_ttft_s, one.measured_ttft_s) for one in trials)
+        ),
+        recalibrated_tpot_median_ape=median_if_all(
+            ape((one.recalibrated_tpot_s, one.measured_tpot_s) for one in trials)
         ),
         ttft_within_band=_within(ran, "ttft"),
         tpot_within_band=_within(ran, "tpot"),
         num_deployments=len(ran),
     )
-
-
-def _ape(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
-    errors = [abs(p - m) / m for p, m in pairs if p is not None and m]
-    return statistics.median(errors) if errors else None
 
 
 def _within(ran: Sequence[MeasuredDeployment], metric: Metric) -> int:
@@ -338,25 +322,20 @@ def _notes(
 
 def _length_notes(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str]:
     traffic = plan.goal.traffic
-    planned_tokens: Mapping[str, float | None] = {
-        "input": None if traffic.input_tokens is None else mean_tokens(traffic.input_tokens),
-        "output": None if traffic.output_tokens is None else mean_tokens(traffic.output_tokens),
-    }
-    sent = {
-        "input": median_over_runs(runs, lambda run: run.mean_input_tokens),
-        "output": median_over_runs(runs, lambda run: run.mean_output_tokens),
-    }
-    for name, tokens in planned_tokens.items():
-        sent_tokens = sent[name]
-        if tokens and sent_tokens is not None and abs(sent_tokens / tokens - 1.0) > LENGTH_RATIO:
+    for name, law, sent in (
+        ("input", traffic.input_tokens, median_if_all(run.mean_input_tokens for run in runs)),
+        ("output", traffic.output_tokens, median_if_all(run.mean_output_tokens for run in runs)),
+    ):
+        tokens = None if law is None else mean_tokens(law)
+        if tokens and sent is not None and abs(sent / tokens - 1.0) > LENGTH_RATIO:
             yield (
-                f"requests had {sent_tokens:.0f} {name} tokens on average, the plan is for"
+                f"requests had {sent:.0f} {name} tokens on average, the plan is for"
                 f" {tokens:.0f}: the prediction is for other requests"
             )
 
 
 def _cache_note(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> str:
-    measured_hit = median_over_runs(runs, lambda run: run.prefix_hit_ratio)
+    measured_hit = median_if_all(run.prefix_hit_ratio for run in runs)
     hits = None if plan.predicted is None else plan.predicted.prefix_hits
     planned = format_ratio(plan.goal.traffic.prefix_hit if hits is None else hits.ratio)
     if hits is not None and hits.ratio_band[0] < hits.ratio_band[1]:

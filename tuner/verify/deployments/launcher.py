@@ -111,28 +111,6 @@ class Server:
         return "\n".join(text for file in (own, *logs) if (text := log_tail(file)))
 
 
-@contextmanager
-def serving(
-    command: Sequence[str], *, folder: Path, environment: Mapping[str, str]
-) -> Iterator[Server]:
-    """Run a command that serves; end all of its processes when this is left.
-
-    Args:
-        command: program and arguments; no shell reads them.
-        folder: of the server only; its output goes to a log there.
-        environment: of the command.
-
-    Raises:
-        EnvironmentMissingError: the command's program does not exist.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    logs = {"LOGS": str(folder / LOGS_NAME)}
-    with running(
-        command, folder=folder, environment={**environment, **logs}, patience_s=STOP_S
-    ) as process:
-        yield Server(process=process, folder=folder)
-
-
 def await_ready(
     server: Server,
     addresses: Sequence[str],
@@ -195,7 +173,7 @@ def _first_request(url: str, *, model: str, key: str, until_s: float) -> str:
 def named_model(url: str, key: str) -> str:
     """Return the name of the API's first model; empty if it lists none."""
     try:
-        with _opened(f"{url}/v1/models", timeout_s=RESPONSE_TIMEOUT_S, key=key) as response:
+        with opened(f"{url}/v1/models", timeout_s=RESPONSE_TIMEOUT_S, key=key) as response:
             listed = json.loads(response.read(MOST_BYTES))
         name = listed["data"][0]["id"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
@@ -241,20 +219,24 @@ def _refusal(
 ) -> str:
     """Return why a GET, or POST of `data`, fails; empty if it returns 200."""
     try:
-        with _opened(address, data=data, timeout_s=timeout_s, key=key) as response:
+        with opened(address, data=data, timeout_s=timeout_s, key=key) as response:
             response.read(MOST_BYTES)
             return "" if response.status == OK else f"status {response.status}"
-    except urllib.error.HTTPError as error:
-        with error:
-            words = error.read(MOST_WORDS) if data else b""
-        return f"status {error.code} {printable(words.decode(errors='replace'))}".rstrip()
-    except urllib.error.URLError as error:
-        return printable(f"{error.reason}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return printable(str(error)) or type(error).__name__
+        return request_failure(error)
 
 
-def _opened(
+def request_failure(error: Exception) -> str:
+    """Return why a request failed, in one line: the status and the server's words, or the error."""
+    if isinstance(error, urllib.error.HTTPError):
+        with error:
+            words = error.read(MOST_WORDS).decode(errors="replace")
+        return f"status {error.code} {printable(words)}".rstrip()
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return printable(str(reason)) or type(error).__name__
+
+
+def opened(
     address: str, *, timeout_s: float, key: str, data: bytes | None = None
 ) -> http.client.HTTPResponse:
     """Send a GET, or POST JSON."""
@@ -365,9 +347,11 @@ class DeploymentStarter:
             self.command, self._values(launch, self.command, option="--command")
         )
         await_free(launch.addresses, limit_s=PORT_FREE_S, watch_s=self.watch_s)
-        with serving(
-            command, folder=launch.folder / "server", environment=self.environment_of(launch)
-        ) as server:
+        folder = launch.folder / "server"
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {**self.environment_of(launch), "LOGS": str(folder / LOGS_NAME)}
+        with running(command, folder=folder, environment=environment, patience_s=STOP_S) as process:
+            server = Server(process=process, folder=folder)
             self._await(server, launch)
             self.on_message(f"ready after {format_s(time.monotonic() - start_s)}")
             yield server

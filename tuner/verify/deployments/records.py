@@ -19,7 +19,7 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.tables import Rows
-from tuner.verify.records import LaunchRecord, Origin, TrialStatus
+from tuner.verify.records import Conclusion, LaunchRecord, ShownTrial
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -51,13 +51,10 @@ class ServeTrialRecord(LaunchRecord[ServeDecision]):
         return self.decision.num_devices / statistics.median(rates)
 
 
-class ServeTrial(Record):
+class ServeTrial(ShownTrial):
     """A deployment as `verified.json` shows it: all its launches together."""
 
     decision: ServeDecision
-    origin: Origin
-    status: TrialStatus
-    reason: str = ""
     num_devices: Count
     runs: Size
     """Benchmark runs of all launches; times below are medians over them."""
@@ -107,23 +104,16 @@ class ServeAccuracy(Record):
     num_deployments: Size
 
 
-class ServeVerified(Record):
+class ServeVerified(Conclusion):
     """`verified.json` of a deployment."""
 
-    schema_version: Literal[1] = 1
+    winner: ServeDecision | None
+    """Best by the objective among those that meet every SLO; absent if none does."""
     objective: Literal["goodput", "cost", "devices", "rate"]
     trials: Rows[ServeTrial]
     """Trials in the order that their decisions were first launched."""
-    winner: ServeDecision | None
-    """Best by the objective among those that meet every SLO; absent if none does."""
-    regret_ratio: float | None
-    """Regret of the plan's first choice against the winner: ratio of the worse to the better
-    objective, minus 1; absent if the first choice did not run or misses an SLO."""
-    tie: bool
-    """The winner and another are equal by the objective or within the noise of their runs."""
     factors: ServeFactors | None
     residual: ServeResidual | None = None
     """Corrections for later plans of this engine on these devices; absent with fewer than two
     deployments."""
     accuracy: ServeAccuracy
-    notes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from tuner.config.serve import Role, ServeDecision
 from tuner.config.serve_words import short_serve
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.spec.serving.lengths import mean_tokens
-from tuner.verify.deployments.conclusion import GOOD, measured_spread, slo_limits
+from tuner.verify.deployments.conclusion import GOOD, METRICS, measured_spread, slo_limits
 from tuner.verify.deployments.records import ServeTrialRecord
 from tuner.verify.records import PricedPoint
 from tuner.verify.space import DecisionSpace, predictions_of
@@ -82,8 +82,7 @@ class PlannedDeployments(DecisionSpace[ServeDecision, ServePrediction, ServeTria
         limits = slo_limits(self.plan)
         if record.status != "ok" or not record.runs or record.sampled_value is None:
             return (None,) * (1 + len(limits))
-        spreads = {"ttft": measured_spread(record.runs, "ttft")}
-        spreads["tpot"] = measured_spread(record.runs, "tpot")
+        spreads = {name: measured_spread(record.runs, name) for name in METRICS}
         request_s = self._request_s(spreads["ttft"].mean, spreads["tpot"].mean)
         worth = self._worth(record.decision, record.predicted, record.sampled_value, request_s)
         known = [(getattr(spreads[metric], name), limit_s) for metric, name, limit_s in limits]

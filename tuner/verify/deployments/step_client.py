@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from tuner.costs.serve.engine_steps import DecodePoint, PromptPoint
 from tuner.errors import EnvironmentMissingError
+from tuner.verify.deployments.launcher import opened, request_failure
 
 REPEATS: Final = 5
 """Requests of every prompt length."""
@@ -95,10 +95,6 @@ class StepClient:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _stream(self, prompt: Sequence[int], *, outputs: int) -> "Stream":
-        parts = urlsplit(self.url)
-        is_https = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT_S)
         body = {
             "model": self.model,
             "prompt": list(prompt),
@@ -107,28 +103,23 @@ class StepClient:
             "ignore_eos": True,
             "stream": True,
         }
-        headers = {"Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        token_s: list[float] = []
+        began_s = time.perf_counter()
         try:
-            began_s = time.perf_counter()
-            connection.request(
-                "POST", f"{parts.path.rstrip('/')}/v1/completions", json.dumps(body), headers
-            )
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                words = response.read(160).decode(errors="replace")
-                raise StepsUnmeasurableError(f"status {response.status}: {words}")
-            token_s: list[float] = []
-            while len(token_s) < outputs and (line := response.readline(MOST_LINE_BYTES)):
-                passed_s = time.perf_counter() - began_s
-                if passed_s > REQUEST_TIMEOUT_S:
-                    raise StepsUnmeasurableError(f"a request took longer than {passed_s:.0f} s")
-                if line.startswith(b"data:") and b"[DONE]" not in line and _holds_token(line):
-                    token_s.append(passed_s)
+            with opened(
+                f"{self.url.rstrip('/')}/v1/completions",
+                data=json.dumps(body).encode(),
+                timeout_s=REQUEST_TIMEOUT_S,
+                key=self.key,
+            ) as response:
+                while len(token_s) < outputs and (line := response.readline(MOST_LINE_BYTES)):
+                    passed_s = time.perf_counter() - began_s
+                    if passed_s > REQUEST_TIMEOUT_S:
+                        raise StepsUnmeasurableError(f"a request took longer than {passed_s:.0f} s")
+                    if line.startswith(b"data:") and b"[DONE]" not in line and _holds_token(line):
+                        token_s.append(passed_s)
         except (OSError, http.client.HTTPException) as error:
-            raise StepsUnmeasurableError(f"{type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
+            raise StepsUnmeasurableError(request_failure(error)) from error
         if not token_s:
             raise StepsUnmeasurableError("a request returned no token")
         return Stream(began_s=began_s, token_s=tuple(token_s))

@@ -25,7 +25,7 @@ from tuner.faults.without_spare import FewerNodes, WithoutSpare
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import Planned, plan_training
 from tuner.plans.train import Plan
-from tuner.report.fewer_nodes import without_spare_notes, without_spare_sentence
+from tuner.report.run_section import run_notes, without_spare_sentence
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.plan_fields import failure_model
 from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
@@ -170,7 +170,7 @@ def test_auto_takes_the_larger_share_and_names_the_other(
     run = present(present(waits.plan.predicted).run)
     assert run.effective_time_ratio == record.wait_effective_time_ratio
     assert without_spare_sentence(run).startswith("wait for a repair: ")
-    assert not list(without_spare_notes(run))
+    assert not list(run_notes(run))
     # The stated decision is kept.
     stated = _plan(_keys(restart="3h", repair="30min"), tmp_path)
     assert _record(stated.plan).decision == "continue"

@@ -18,7 +18,7 @@ from tuner.faults.forecast import RunForecast
 from tuner.faults.spare_choice import CLOSE_RATIO, NodeRatio, SpareChoice, choose_numbers
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import Planned, plan_training
-from tuner.report.spare_choice import spares_notes
+from tuner.report.run_section import run_notes
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "small-moe"
 POOL: dict[str, Any] = {"name": "a", "device": "h100-sxm", "nodes": 4, "devices_per_node": 2}
@@ -128,12 +128,12 @@ def test_a_choice_counts_on_what_the_plan_can_do(tmp_path: Path) -> None:
     choice = _choice(made)
     assert {one.nodes for one in choice.compared} <= {4, 2}
     assert choice.is_complete
-    assert not any("no time" in note for note in spares_notes(_run(made)))
+    assert not any("no time" in note for note in run_notes(_run(made)))
     ratio = choice.chosen.effective_time_ratio
     assert ratio == pytest.approx(_run(made).effective_time_ratio, rel=0.01)
     cut = choice.model_copy(update={"is_complete": False})
     cut_run = _run(made).model_copy(update={"spares": cut})
-    assert any("no time to search fewer than 2" in note for note in spares_notes(cut_run))
+    assert any("no time to search fewer than 2" in note for note in run_notes(cut_run))
 
 
 def test_equal_goodput_takes_the_fewest_nodes() -> None:
@@ -167,7 +167,7 @@ def test_the_folder_holds_the_spec_with_its_numbers(tmp_path: Path) -> None:
     assert f"Spare nodes of the allocation: {choice.chosen.spare_nodes};" in job
     printed = unwrapped(plan_text(made.plan, folder=folder))
     assert f"{choice.chosen.nodes} of {POOL['nodes']} train" in printed
-    (note,) = spares_notes(_run(made))
+    (note,) = run_notes(_run(made))
     assert f"the best of {choice.num_priced} pair" in note
     result = CliRunner().invoke(app, ["explain", str(folder), "--what-if", "nodes=x2"])
     assert result.exit_code == 0, result.output

@@ -5,7 +5,7 @@ from typing import Any
 from tests.tuner.engines.test_checkpoints import RUN
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels, PolicyRatio
-from tuner.report.checkpoint_levels import interval_doubt, level_notes, levels_sentence
+from tuner.report.run_section import interval_doubt, levels_sentence, run_notes
 
 BOTH = (Level.HOST, Level.SHARED)
 COMPARED = (
@@ -56,8 +56,8 @@ def test_the_chosen_levels_are_said_in_a_line() -> None:
 
 
 def test_notes_compare_with_every_other_policy() -> None:
-    assert list(level_notes(RUN)) == []
-    notes = list(level_notes(RUN.model_copy(update={"checkpoint_levels": levels()})))
+    assert list(run_notes(RUN)) == []
+    notes = list(run_notes(RUN.model_copy(update={"checkpoint_levels": levels()})))
     assert notes == [
         "checkpoints on hosts with 1 replica let 90.00 % of the time train; at their best intervals"
         " on shared storage alone 85.00 %, on hosts without replicas 81.23 % (each of 1,234"
@@ -68,7 +68,7 @@ def test_notes_compare_with_every_other_policy() -> None:
     only = levels(
         levels=(Level.SHARED,), replicas=0, host_interval_steps=None, host_restore_ratio=None
     )
-    first, *others = level_notes(RUN.model_copy(update={"checkpoint_levels": only}))
+    first, *others = run_notes(RUN.model_copy(update={"checkpoint_levels": only}))
     assert first.startswith("checkpoints on shared storage alone let 90.00 %")
     assert others == ["not possible: no third node"]
 
