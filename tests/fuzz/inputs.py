@@ -10,7 +10,7 @@ import io
 import json
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -513,13 +513,19 @@ def _options() -> Sequence[Arguments]:
     )
 
 
-def build(base: Path) -> None:
-    """Write the valid inputs of every kind, the plans by planning."""
+def build(
+    base: Path,
+    *,
+    recordings: Iterable[str] = RECORDINGS,
+    goals: Iterable[str] = ("train", "serve", "place", "trtllm"),
+) -> None:
+    """Write the valid inputs of every kind, the plans of some goals (train is one) by planning."""
     _specs(base)
-    for name in RECORDINGS:
+    for name in recordings:
         _recording(base / f"recording-{name}", name)
     _tables(base)
-    _plans(base)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        _planned(base, goals)
 
 
 def _specs(base: Path) -> None:
@@ -562,7 +568,6 @@ def _specs(base: Path) -> None:
     _yaml(links / "spec.yaml", spec)
     for name in ("place-balance", "serve-infeasible"):
         shutil.copytree(EXAMPLES / "checks" / name, base / "checks" / name)
-        spec = yaml.safe_load((base / "checks" / name / "spec.yaml").read_text())
         text = (base / "checks" / name / "spec.yaml").read_text()
         (base / "checks" / name / "spec.yaml").write_text(text.replace("../..", str(EXAMPLES)))
     names = {"schema_version": 1, "names": ["place-balance", "serve-infeasible"]}
@@ -719,12 +724,7 @@ def _tables(base: Path) -> None:
     table.with_suffix(".txt").write_text("\n".join(text) + "\n")
 
 
-def _plans(base: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        _planned(base)
-
-
-def _planned(base: Path) -> None:
+def _planned(base: Path, goals: Iterable[str]) -> None:
     from tuner.cli.app import run
 
     steps = "".join(f'{{"step": {at}, "step_s": 0.{at + 1}}}\n' for at in range(8))
@@ -739,7 +739,7 @@ def _planned(base: Path) -> None:
     }
     shutil.copytree(base / "serve", base / "trtllm")
     _yaml(base / "trtllm" / "spec.yaml", trtllm)
-    for goal in ("train", "serve", "place", "trtllm"):
+    for goal in goals:
         folder = base / f"plan-{goal}"
         code = run(
             ["plan", str(base / goal / "spec.yaml"), "-o", str(folder), "--time-limit", "5s"]

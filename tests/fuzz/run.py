@@ -249,7 +249,7 @@ def _run(
     }
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the mutations; return 1 on any failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=22)
@@ -259,9 +259,7 @@ def main() -> int:
     parser.add_argument("--kind", default="", help="only kinds whose name holds this")
     parser.add_argument("--base", type=Path, help="where the sound inputs are, or are made")
     parser.add_argument("--sound", action="store_true", help="also run what is not spoilt")
-    options = parser.parse_args()
-    # What ends a long run from outside must not leave its worker and folders.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options = parser.parse_args(arguments)
     say(f"seed {options.seed}, {options.mutations} mutations")
     summary = _all_tried(options)
     say(json.dumps(summary))
@@ -319,4 +317,6 @@ def say(*lines: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # What ends a long run from outside must not leave its worker and folders.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main(sys.argv[1:]))
