@@ -13,7 +13,6 @@ regular expressions find in the command, independent of the reader. Equal comman
 code 1: a launch is lost.
 """
 
-import argparse
 import re
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 import yaml
 
+from tests.benchmarks.bars import parse
 from tests.expect import present
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.errors import TunerError
@@ -291,11 +291,12 @@ def _around() -> Surroundings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each folder, and what was not read; exit code 1: a launch is lost."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--show", action="store_true", help="also list what was refused")
-    given = parser.parse_args(arguments)
+    options = {
+        "folders": {"nargs": "+", "type": Path},
+        "--set": {"action": "append", "default": [], "metavar": "NAME=VALUE"},
+        "--show": False,
+    }
+    given = parse(__doc__, options, arguments)
     variables = dict(one.partition("=")[::2] for one in given.set)
     around, total = _around(), Counter[str]()
     missed: list[str] = []

@@ -6,22 +6,21 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
+from tests.tuner.models import example_model
 from tuner.engines.assumptions import DEADLOCK, assumptions
 from tuner.engines.writers import emit
 from tuner.goals.train_notes import with_assumptions
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Routing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 MEGATRON = ("megatron-lm", "megatron-bridge")
 
 
 @pytest.fixture(scope="module")
 def mixtral() -> ModelSpec:
-    return read_model(MODELS / "mixtral-8x7b" / "config.json")
+    return example_model("mixtral-8x7b")
 
 
 def _verified(
@@ -31,14 +30,13 @@ def _verified(
     decision = sample_decision(
         **{"pipeline_layout": (half, model.num_layers - half), "chunks": (1, 1), **changes}
     )
-    found = sample_verified(model, decision, emit=(target,))
-    plan = found.plan.model_copy(update={"goal": found.plan.goal.model_copy(update=goal)})
-    return found.model_copy(update={"plan": plan})
+    changes = {f"plan.goal.{name}": value for name, value in goal.items()}
+    return changed(sample_verified(model, decision, emit=(target,)), changes)
 
 
 def _texts(verified: VerifiedPlan) -> dict[str, str]:
     (target,) = verified.plan.emit
-    return {file.path.name: file.text for file in emit(target, verified)}
+    return texts_of(emit(target, verified))
 
 
 @each_row("target", MEGATRON)
@@ -62,7 +60,7 @@ def test_without_one_it_is_not_written_and_every_file_says_so(
 
 def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model(mixtral: ModelSpec) -> None:
     recorded = {"routing": Routing(path=Path("routing.json"))}
-    dense = read_model(MODELS / "llama-3.1-405b" / "config.json")
+    dense = example_model("llama-3.1-405b")
     alone = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
     for verified in (
         _verified(mixtral, "megatron-lm", goal=recorded),
@@ -73,7 +71,7 @@ def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model(mixtral: M
 
 
 def test_a_bias_of_the_experts_balances_them() -> None:
-    model = read_model(MODELS / "deepseek-v3" / "config.json")
+    model = example_model("deepseek-v3")
     verified = _verified(model, "megatron-lm", goal={})
     (line,) = assumptions("megatron-lm", model, verified.plan.goal, verified.decision)
     assert "the experts' bias is to bring about" in line
@@ -96,7 +94,7 @@ def test_chunks_under_expert_parallelism_warn_in_the_plan_and_in_every_file(
 
 def test_a_plan_names_the_target_of_each_assumption(mixtral: ModelSpec) -> None:
     plan = _verified(mixtral, "megatron-lm", goal={}).plan
-    both = plan.model_copy(update={"emit": ("megatron-lm", "deepspeed", "slurm")})
+    both = changed(plan, {"emit": ("megatron-lm", "deepspeed", "slurm")})
     notes = with_assumptions(both).provenance.notes
     assert any(note.startswith("megatron-lm: assumed: balanced routing") for note in notes)
     assert any(note.startswith("deepspeed: assumed: gradients reduced in fp32") for note in notes)

@@ -1,5 +1,4 @@
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import (
     TARGETS,
@@ -22,19 +22,12 @@ from tuner.engines.manifest import Capabilities
 from tuner.engines.rules.decision import global_chunks, global_recompute
 from tuner.errors import UnknownTargetError
 from tuner.spec.features import ModelFeature, features
-from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
 from tuner.spec.refusals import refusals
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 REFERENCE, MEGATRON = TARGETS["reference"], TARGETS["megatron-lm"]
 
 
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
-
-
-TINY = _model("tiny-moe")
+TINY = example_model("tiny-moe")
 
 
 def _decision(**changes: Any) -> TrainDecision:
@@ -291,7 +284,7 @@ def test_the_reference_step_refuses_by_name_what_it_lacks() -> None:
     assert refusals(MEGATRON, model=tied, decision=decision) == ()
     (line,) = refusals(REFERENCE, model=tied, decision=decision)
     assert line == "reference: tied embeddings need pipeline_model_parallel_size 1"
-    model = _model("deepseek-v3")
+    model = example_model("deepseek-v3")
     decision = _decision(pipeline_layout=(61,))
     lines = refusals(REFERENCE, model=model, decision=decision)
     assert len(lines) == len(features(model))
@@ -328,7 +321,7 @@ def test_the_reference_step_refuses_by_name_what_it_lacks() -> None:
     ],
 )
 def test_features_of_public_models(name: str, expected: set[ModelFeature]) -> None:
-    assert features(_model(name)) == expected
+    assert features(example_model(name)) == expected
 
 
 @each_row(
@@ -342,7 +335,7 @@ def test_features_of_public_models(name: str, expected: set[ModelFeature]) -> No
     ],
 )
 def test_what_of_public_models_a_target_builds(target: str, name: str, rule: str) -> None:
-    model = _model(name)
+    model = example_model(name)
     decision = _decision(pipeline_layout=(model.num_layers,), zero_stage=3)
     broken_rules = refusals(TARGETS[target], model=model, decision=decision)
     assert bool(broken_rules) == bool(rule)
@@ -350,7 +343,7 @@ def test_what_of_public_models_a_target_builds(target: str, name: str, rule: str
 
 
 def test_biases_of_some_projections_only_have_no_switch() -> None:
-    model = _model("gpt-oss-20b")
+    model = example_model("gpt-oss-20b")
     attention = model.attention.model_copy(update={"output_bias": False})
     some = model.model_copy(update={"attention": attention})
     decision = _decision(pipeline_layout=(24,))
@@ -365,7 +358,7 @@ def test_biases_of_some_projections_only_have_no_switch() -> None:
 
 def test_a_dense_stage_agrees_with_selective_recomputation_elsewhere() -> None:
     # Layers 0-2 of DeepSeek-V3 are dense: no expert is there to recompute or to chunk.
-    model = _model("deepseek-v3")
+    model = example_model("deepseek-v3")
     decision = _decision(
         pipeline_model_parallel_size=3,
         pipeline_layout=(3, 0, 58),

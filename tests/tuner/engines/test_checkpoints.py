@@ -13,7 +13,15 @@ import pytest
 
 from tests.expect import present
 from tests.rows import Failures, each_row
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.restart_loop import restart_loop
@@ -26,10 +34,8 @@ from tuner.faults.run_shares import CheckpointLevels
 from tuner.faults.without_spare import FewerNodes, WithoutSpare
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Checkpoint, Reliability
-from tuner.spec.huggingface.read import read_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-MODELS = EXAMPLES / "models"
 FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))
 RELEASES = {
     "megatron-lm": ("core_v0.18.0", "core_v0.19.0"),
@@ -63,7 +69,7 @@ def saving(
     model_name: str = "qwen3-30b-a3b",
 ) -> VerifiedPlan:
     """Return a plan that saves every 120 steps of two seconds."""
-    model = read_model(MODELS / model_name / "config.json")
+    model = example_model(model_name)
     one_stage: dict[str, Any] = {
         "pipeline_model_parallel_size": 1,
         "recompute": "none",
@@ -82,10 +88,13 @@ def saving(
     stated = Reliability(
         device_mtbf=1e8, restart=60.0, checkpoint=Checkpoint(asynchronous=is_asynchronous)
     )
-    goal = made.plan.goal.model_copy(update={"reliability": stated})
-    predicted = made.predicted.model_copy(update={"run": RUN})
-    plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(changed(made, {"plan.goal.reliability": stated}), RUN)
+
+
+def forecasting(made: VerifiedPlan, run: RunForecast) -> VerifiedPlan:
+    """Return a plan with another forecast of its run."""
+    predicted = made.predicted.model_copy(update={"run": run})
+    return changed(made, {"predicted": predicted, "plan.predicted": predicted})
 
 
 def saving_on_hosts(target: str, *, replicas: int) -> VerifiedPlan:
@@ -100,10 +109,7 @@ def saving_on_hosts(target: str, *, replicas: int) -> VerifiedPlan:
         compared=(),
         num_priced=1,
     )
-    run = RUN.model_copy(update={"checkpoint_levels": levels})
-    predicted = made.predicted.model_copy(update={"run": run})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(made, RUN.model_copy(update={"checkpoint_levels": levels}))
 
 
 def continuing(target: str, *, zero_stage: int | None = None, **changes: Any) -> VerifiedPlan:
@@ -128,17 +134,13 @@ def continuing(target: str, *, zero_stage: int | None = None, **changes: Any) ->
     record = WithoutSpare(
         decision="continue", nodes=8, wait_effective_time_ratio=0.8, fewer=fewer
     ).model_copy(update=changes)
-    run = RUN.model_copy(update={"without_spare": record})
-    predicted = made.predicted.model_copy(update={"run": run})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(made, RUN.model_copy(update={"without_spare": record}))
 
 
 def emitted(verified: VerifiedPlan, name: str) -> str:
     """Return the text of one emitted file."""
     (target,) = verified.plan.emit
-    (text,) = (file.text for file in emit(target, verified) if file.path.name == name)
-    return text
+    return texts_of(emit(target, verified))[name]
 
 
 @each_row("target", (*RESUMED, "deepspeed"))
@@ -161,9 +163,8 @@ def test_every_script_says_how_often_and_how_large(target: Any) -> None:
 
 @each_row("program", ("reference", "torchrun"))
 def test_the_reference_step_promises_no_checkpoints(tmp_path: Path, program: str) -> None:
-    made = saving(program, model_name="mixtral-8x7b")
-    plan = made.plan.model_copy(update={"emit": (program, "slurm")})
-    for target, files in emit_all(made.model_copy(update={"plan": plan})).items():
+    made = changed(saving(program, model_name="mixtral-8x7b"), {"plan.emit": (program, "slurm")})
+    for target, files in emit_all(made).items():
         write_emitted(tmp_path / program / target, files)
     assert "checkpoints" not in json.loads(
         (tmp_path / f"{program}/{program}/train.json").read_text()
@@ -180,10 +181,7 @@ def test_megatron_keeps_the_newest_and_one_more_of_a_run(
     steps: int, retained: int, target: str
 ) -> None:
     # Checkpoints every 120 steps: 0, 1, 2, 3 and 10 of them; one stays of half of a run or more.
-    made = saving(target)
-    predicted = made.predicted.model_copy(update={"run": RUN.model_copy(update={"steps": steps})})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    verified = made.model_copy(update={"plan": plan, "predicted": predicted})
+    verified = forecasting(saving(target), RUN.model_copy(update={"steps": steps}))
     lines = emitted(verified, "megatron_args.txt").splitlines()
     assert f"--save-retain-interval {retained}" in lines, steps
     # The parser asserts it, and reads the flag in every release.
@@ -285,14 +283,10 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
         assert ("is copied into pinned memory of the host" in script) == is_asynchronous
     # A job of Slurm takes nothing away. Processors have no memory to pin; a launch may be of two
     # engines.
-    in_job = saving("torchtitan", is_asynchronous=True)
-    plan = in_job.plan.model_copy(update={"emit": ("torchtitan", "slurm")})
-    files = emit("torchtitan", in_job.model_copy(update={"plan": plan}))
+    pinned = saving("torchtitan", is_asynchronous=True)
+    files = emit("torchtitan", changed(pinned, {"plan.emit": ("torchtitan", "slurm")}))
     assert any('async_mode = "async_with_pinned_mem"' in file.text for file in files)
-    on_processors = saving("torchtitan", is_asynchronous=True)
-    provenance = on_processors.plan.provenance.model_copy(update={"device_kind": {"a": "cpu"}})
-    plan = on_processors.plan.model_copy(update={"provenance": provenance})
-    verified = on_processors.model_copy(update={"plan": plan})
+    verified = changed(pinned, {"plan.provenance.device_kind": {"a": "cpu"}})
     written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
     assert written["async_mode"] == "async"
     able = {name for name, one in TARGETS.items() if one.pinned_checkpoints}
@@ -313,9 +307,9 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
 def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_of_it(
     *, target: str, changes: dict[str, Any], keeps: bool
 ) -> None:
-    made = continuing(target)
-    winner = made.decision.model_copy(update=changes)
-    verified = made.model_copy(update={"decision": winner})
+    verified = changed(
+        continuing(target), {f"decision.{name}": value for name, value in changes.items()}
+    )
     assert keeps_checkpoints(verified) is keeps, (target, changes)
     schedule = present(checkpoint_schedule(verified))
     assert bool(schedule.other_layout) is keeps, (target, changes)
@@ -381,16 +375,13 @@ def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path, recorders: Rec
         assert heard == {"CHECKPOINTS": None, **planned, **given}
     assert "checkpoint" not in json.loads((tmp_path / "deepspeed.json").read_text())
     # Replicas of a pipeline stage each write some of its layers.
-    made = saving("deepspeed")
-    stages = made.decision.model_copy(
-        update={
-            "pipeline_model_parallel_size": 2,
-            "pipeline_layout": (24, 24),
-            "stage_recompute": ("none", "none"),
-            "chunks": (1, 1),
-        }
-    )
-    of_pipeline = emitted(made.model_copy(update={"decision": stages}), "deepspeed.json")
+    stages = {
+        "decision.pipeline_model_parallel_size": 2,
+        "decision.pipeline_layout": (24, 24),
+        "decision.stage_recompute": ("none", "none"),
+        "decision.chunks": (1, 1),
+    }
+    of_pipeline = emitted(changed(saving("deepspeed"), stages), "deepspeed.json")
     assert json.loads(of_pipeline)["checkpoint"] == {"parallel_write": {"pipeline_stage": True}}
 
 
@@ -488,9 +479,7 @@ def _text(folder: Path, name: str) -> str:
 
 
 def test_without_failures_nothing_is_said_of_checkpoints() -> None:
-    verified = sample_verified(
-        read_model(MODELS / "qwen3-30b-a3b" / "config.json"), sample_decision()
-    )
+    verified = sample_verified(example_model("qwen3-30b-a3b"), sample_decision())
     assert checkpoint_schedule(verified) is None
 
 
@@ -507,9 +496,7 @@ def restarting(
         full_effective_time_ratio=0.8,
     )
     run = RUN.model_copy(update={"restart_s": 20.0 + restart_s, "process_restart": restart})
-    predicted = made.predicted.model_copy(update={"run": run})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(made, run)
 
 
 def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures: Failures) -> None:
@@ -541,13 +528,9 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures
             assert "needs the package\n# nvidia-resiliency-ext" in script
         # Plans of before the choice have no record of it, and restart so where that was stated.
         for stated_s in (None, 20.0):
-            made = saving(target)
-            reliability = present(made.plan.goal.reliability)
-            stated = reliability.model_copy(update={"in_process_restart": stated_s})
-            goal = made.plan.goal.model_copy(update={"reliability": stated})
-            older = made.model_copy(update={"plan": made.plan.model_copy(update={"goal": goal})})
+            path = "plan.goal.reliability.in_process_restart"
+            text = emitted(changed(saving(target), {path: stated_s}), "megatron_args.txt")
             with failures.of(target, "older", stated_s):
-                text = emitted(older, "megatron_args.txt")
                 assert ("--inprocess-restart" in text) == (stated_s is not None)
         # Groups of Megatron-FSDP outlive a restart.
         sharded = restarting(target, restart_s=30.0, zero_stage=2)
@@ -557,10 +540,8 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures
 
 
 def test_a_loop_that_saves_at_the_end_is_told_of_no_schedule() -> None:
-    made = saving("transformers-peft", zero_stage=3)
-    alone = made.decision.model_copy(update={"expert_model_parallel_size": 1})
-    plan = made.plan.model_copy(update={"decision": alone})
-    made = made.model_copy(update={"plan": plan, "decision": alone})
+    alone = {f"{of}decision.expert_model_parallel_size": 1 for of in ("", "plan.")}
+    made = changed(saving("transformers-peft", zero_stage=3), alone)
     text = emitted(made, "README.txt")
     assert "The forecast saves every 120 steps. The loop saves at the end alone" in text
     assert "Checkpoint every" not in text

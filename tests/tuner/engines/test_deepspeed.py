@@ -13,7 +13,15 @@ import pytest
 from tests.expect import present
 from tests.patience import patient_s
 from tests.rows import each_row
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner import api
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import launchable
@@ -21,7 +29,6 @@ from tuner.engines.deepspeed.write import emit
 from tuner.engines.writers import broken_rules
 from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.tune import Adapters
 
@@ -73,7 +80,7 @@ print(json.dumps(found))
 
 
 def _verified(**changes: Any) -> VerifiedPlan:
-    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    model = example_model("mixtral-8x7b")
     plain: dict[str, Any] = {
         "recompute": "none",
         "recompute_modules": (),
@@ -84,7 +91,7 @@ def _verified(**changes: Any) -> VerifiedPlan:
 
 
 def _files(verified: VerifiedPlan) -> dict[str, str]:
-    return {file.path.name: file.text for file in emit(verified)}
+    return texts_of(emit(verified))
 
 
 def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
@@ -191,7 +198,7 @@ def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None
     # deepspeed 0.19.8 on one rank: "unsupported mix of model_dtype=torch.bfloat16 and
     # grad_accum_dtype=torch.float32" without ZeRO.
     work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        model=example_model("tiny-moe"),
         sequence_length=256,
         global_batch_size=8,
         precision="bf16",
@@ -229,12 +236,10 @@ def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None
 def test_adapters_are_written_for_replicas_alone(changes: dict[str, Any], lacking: Any) -> None:
     replicas = {**ONE_STAGE, "stage_recompute": ("full",), "expert_model_parallel_size": 1}
     plan = _verified(**replicas | changes).plan
-    goal = plan.goal.model_copy(update={"tune": Adapters(method="lora", rank=8)})
-    tuned = plan.model_copy(update={"goal": goal})
-    assert plan.decision is not None
-    assert broken_rules("deepspeed", plan, plan.decision) == ()
-    said = broken_rules("deepspeed", tuned, plan.decision)
-    assert said == tuple(
+    tuned = changed(plan, {"goal.tune": Adapters(method="lora", rank=8)})
+    decision = present(plan.decision)
+    assert broken_rules("deepspeed", plan, decision) == ()
+    assert broken_rules("deepspeed", tuned, decision) == tuple(
         f"deepspeed: has no {kind} parallelism; {kind}_model_parallel_size must be 1"
         " beside adapters"
         for kind in lacking
@@ -274,7 +279,7 @@ emit: [deepspeed]
 """,
         encoding="utf-8",
     )
-    plan = api.plan_training(file).plan
+    plan = api.plan_training(file, with_unlaunchable=False).plan
     own = present(plan.decision)
     assert (own.zero_stage, own.tensor_model_parallel_size, own.expert_model_parallel_size) == (
         3,
@@ -284,9 +289,7 @@ emit: [deepspeed]
     assert own.pipeline_layout == (56,)
     assert not broken_rules("deepspeed", plan, own)
     assert any("8 have weights" in note for note in plan.provenance.notes)
-    split = own.model_copy(
-        update={"expert_model_parallel_size": 8, "expert_data_parallel_size": 32}
-    )
+    split = changed(own, {"expert_model_parallel_size": 8, "expert_data_parallel_size": 32})
     assert any(
         "with shortcut-connected experts" in line for line in broken_rules("deepspeed", plan, split)
     )

@@ -7,15 +7,23 @@ import pytest
 
 from tests.expect import present
 from tests.rows import Failures
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    directives_of,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.launchers.hosts import HOSTS_NAME
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.writers import emit, emit_all
 from tuner.plans.stage_placement import NodeOrder, StageDevices, StagePlacement
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
 
-MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+MIXTRAL = example_model("mixtral-8x7b")
 
 WHOLE_LAYERS: dict[str, Any] = {
     "recompute": "full",
@@ -42,7 +50,7 @@ def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> V
     """A plan for four nodes in that order; of several pools only the first one's are named."""
     decision = sample_decision(**(WIDE | PROGRAMS[program]))
     emitted = (program, "slurm")
-    verified = sample_verified(read_model(MIXTRAL), decision, emit=emitted, waived="for a test")
+    verified = sample_verified(MIXTRAL, decision, emit=emitted, waived="for a test")
     order = NodeOrder(
         pool="pool",
         nodes=hosts[: len(hosts) // pools],
@@ -59,8 +67,7 @@ def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> V
         hosts=hosts,
         node_orders=(order,),
     )
-    plan = verified.plan.model_copy(update={"placement": placement})
-    return verified.model_copy(update={"plan": plan})
+    return changed(verified, {"plan.placement": placement})
 
 
 def write(verified: VerifiedPlan, folder: Path) -> None:
@@ -103,11 +110,7 @@ def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path, failures: 
         write(placed(program), tmp_path)
         job = tmp_path / "slurm" / "job.sbatch"
         assert tuple((job.parent / HOSTS_NAME).read_text().splitlines()) == ORDER
-        directives = dict(
-            line.removeprefix("#SBATCH --").split("=", 1)
-            for line in job.read_text().splitlines()
-            if line.startswith("#SBATCH --")
-        )
+        directives = directives_of(job.read_text())
         ran = recorders.run(
             job,
             cwd=job.parent,
@@ -176,7 +179,7 @@ def test_an_order_is_of_the_plans_own_decision() -> None:
     other = sample_decision(**WIDE, micro_batch_size=2)
     assert launch_shape(verified.plan, verified.decision).hosts == ORDER
     assert launch_shape(verified.plan, other).hosts == ()
-    assert {file.path.name for file in emit("reference", placed("reference"))} >= {HOSTS_NAME}
-    without = verified.plan.model_copy(update={"placement": None})
-    files = emit("reference", verified.model_copy(update={"plan": without}))
-    assert HOSTS_NAME not in {file.path.name for file in files}
+    assert HOSTS_NAME in texts_of(emit("reference", placed("reference")))
+    assert HOSTS_NAME not in texts_of(
+        emit("reference", changed(verified, {"plan.placement": None}))
+    )

@@ -6,22 +6,15 @@ from typing import Any
 
 from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_bridge.write import emit, emit_26_02, overrides
 from tuner.engines.megatron_lm.core import Core
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
-
-
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
 
 
 def _verified(name: str, **changes: Any) -> VerifiedPlan:
-    model = _model(name)
+    model = example_model(name)
     half = model.num_layers // 2
     fields = {"pipeline_layout": (model.num_layers - half, half), **changes}
     return sample_verified(model, sample_decision(**fields), emit=("megatron-bridge",))
@@ -46,7 +39,7 @@ def _set(verified: VerifiedPlan, *, core: Core = Core.V0_18) -> dict[str, Any]:
 )
 def test_a_model_is_built_by_its_recipe(name: str, recipe: str) -> None:
     dense = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
-    changes = {} if _model(name).num_moe_layers else dense
+    changes = {} if example_model(name).num_moe_layers else dense
     verified = _verified(name, stage_recompute=("none", "none"), chunks=(1, 1), **changes)
     script = next(file.text for file in emit(verified) if file.path.name == "run.sh")
     assert f'RECIPE="${{RECIPE:-{recipe}}}"' in script

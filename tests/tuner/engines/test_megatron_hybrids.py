@@ -9,6 +9,7 @@ import pytest
 from tests.expect import present, refused
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS, intersection, launchable
 from tuner.engines.manifest import of_model
@@ -23,12 +24,10 @@ from tuner.estimate.decision import to_decision
 from tuner.estimate.registry import read_launch
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.features import ModelFeature, features
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 SUPER, DENSE, DELTA, SPARSE = (
     "nemotron-3-super",
     "nemotron-h-56b",
@@ -43,10 +42,6 @@ FILES: Final = {
     "megatron-bridge-26.04": ("overrides.txt", "run.sh"),
     "megatron-bridge-26.02": ("overrides.txt", "run.sh"),
 }
-
-
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
 
 
 def _decision(model: ModelSpec, *layout: int, ranks: int = 1, **changes: Any) -> TrainDecision:
@@ -75,7 +70,7 @@ def _options(
 
 
 def test_the_layers_and_stages_of_nemotron_are_letters() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     options = _options(model, _decision(model, mtp_num_layers=1))
     # The published pattern (config.json, hybrid_override_pattern), and one MTP layer.
     published = (
@@ -109,18 +104,20 @@ def test_each_release_starts_its_own_program_of_hybrids(tmp_path: Path) -> None:
         ("megatron-lm", SPARSE): "pretrain_gpt.py",
     }
     for (target, name), expected in programs.items():
-        model = _model(name)
+        model = example_model(name)
         verified = sample_verified(model, _decision(model), emit=(target,))
         script = next(str(file.text) for file in emit(target, verified) if file.executable)
         assert f'"$MEGATRON_LM/{expected}"' in script
         core = Core.V0_16 if target.endswith("0.16") else Core.V0_18
         assert program(model, core=core) == expected
-    layers = _options(_model(SUPER), _decision(_model(SUPER)), core=Core.V0_16)["--spec"]
+    layers = _options(example_model(SUPER), _decision(example_model(SUPER)), core=Core.V0_16)[
+        "--spec"
+    ]
     assert layers == ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
 
 
 def test_every_fourth_layer_of_qwen3_next_has_attention_with_a_gate() -> None:
-    model = _model("qwen3-next-80b-a3b")
+    model = example_model("qwen3-next-80b-a3b")
     options = _options(model, _decision(model, 24, 24, ranks=2))
     assert options["--experimental-attention-variant"] == ["gated_delta_net"]
     assert options["--linear-attention-freq"] == [f"({'+'.join(['[1]*3+[0]*1'] * 12)})"]
@@ -130,7 +127,7 @@ def test_every_fourth_layer_of_qwen3_next_has_attention_with_a_gate() -> None:
 
 
 def test_sparse_attention_says_what_its_price_needs() -> None:
-    model = _model(SPARSE)
+    model = example_model(SPARSE)
     decision = _decision(model)
     options = _options(model, decision)
     assert options["--experimental-attention-variant"] == ["dsa"]
@@ -149,7 +146,7 @@ def test_sparse_attention_says_what_its_price_needs() -> None:
     ),
 )
 def test_mamba_layers_have_graphs_of_their_own(name: Any, expected: Any) -> None:
-    model = _model(name)
+    model = example_model(name)
     options = _options(model, _decision(model, cuda_graph="partial"))
     assert options["--cuda-graph-modules"] == expected
 
@@ -176,7 +173,7 @@ def test_mamba_layers_have_graphs_of_their_own(name: Any, expected: Any) -> None
 def test_a_restriction_names_its_feature(
     target: str, name: str, changes: dict[str, Any], rule: str
 ) -> None:
-    model = _model(name)
+    model = example_model(name)
     (line,) = refusals(TARGETS[target], model=model, decision=_decision(model, **changes))
     assert line.startswith(f"{target}: ")
     assert rule in line
@@ -190,7 +187,7 @@ def test_a_restriction_names_its_feature(
     ),
 )
 def test_hybrids_of_older_releases_have_equal_stages(layout: Any, ranks: int, rule: str) -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     lines = refusals(
         TARGETS["megatron-lm-0.16"],
         model=model,
@@ -203,13 +200,15 @@ def test_hybrids_of_older_releases_have_equal_stages(layout: Any, ranks: int, ru
 
 
 def test_the_search_gets_what_the_targets_can_express_of_its_model() -> None:
-    able = launchable(("megatron-lm", "slurm"), model=_model(SUPER), precision="bf16")
+    able = launchable(("megatron-lm", "slurm"), model=example_model(SUPER), precision="bf16")
     assert able.a2a_overlap is None
     assert able.zero_stages == {0, 1, 2}
-    assert launchable(("megatron-lm",), model=_model("mixtral-8x7b"), precision="bf16").a2a_overlap
+    assert launchable(
+        ("megatron-lm",), model=example_model("mixtral-8x7b"), precision="bf16"
+    ).a2a_overlap
     # In either order: what both can express of a model.
     for name in (SUPER, DELTA, SPARSE, "mixtral-8x7b"):
-        present = features(_model(name))
+        present = features(example_model(name))
         both = of_model(intersection(("megatron-lm", "torchtitan")), present)
         each = [of_model(TARGETS[one], present) for one in ("megatron-lm", "torchtitan")]
         assert both.parts == tuple(each)
@@ -222,7 +221,7 @@ def test_the_search_gets_what_the_targets_can_express_of_its_model() -> None:
     [(8, 1, True), (8, 2, True), (16, 1, False), (2, 8, True), (1, 3, False), (8, 32, False)],
 )
 def test_ranks_share_the_heads_of_mamba(*, tensor: int, context: int, is_legal: bool) -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     decision = _decision(
         model,
         tensor_model_parallel_size=tensor,
@@ -237,7 +236,7 @@ def test_ranks_share_the_heads_of_mamba(*, tensor: int, context: int, is_legal: 
 
 @each_row(("context", "is_legal"), ((1, True), (2, True), (4, False)))
 def test_ranks_share_the_key_heads_of_the_gated_delta_rule(*, context: int, is_legal: bool) -> None:
-    model = _model(DELTA)
+    model = example_model(DELTA)
     decision = _decision(
         model,
         tensor_model_parallel_size=8,
@@ -250,7 +249,7 @@ def test_ranks_share_the_key_heads_of_the_gated_delta_rule(*, context: int, is_l
 
 
 def test_mamba_layers_of_another_shape_are_refused_by_name() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     linear = present(model.linear).model_copy(update={"conv_kernel": 2})
     other = model.model_copy(update={"linear": linear})
     assert ModelFeature.MAMBA2_VARIANT in features(other) - features(model)
@@ -295,7 +294,7 @@ NEW: Final = (
 def test_what_is_emitted_for_new_models_reads_back(target: str, tmp_path: Path) -> None:
     failures, num_read = Failures(), 0
     for name in NEW:
-        model = _model(name)
+        model = example_model(name)
         for case, decision in _decisions(model).items():
             verified = sample_verified(model, decision, emit=(target,))
             if broken_rules(target, verified.plan, decision):
@@ -346,7 +345,7 @@ def _refused(model: ModelSpec, text: str) -> str:
 
 
 def test_the_pattern_of_another_model_is_refused() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     decision = _decision(model, mtp_num_layers=1)
     goal = sample_verified(model, decision).plan.goal
     text = " ".join(word for line in arguments(model, goal, decision) for word in line)
@@ -365,7 +364,7 @@ def test_the_pattern_of_another_model_is_refused() -> None:
         model,
         text.replace("-pattern M", "-pattern M|") + " --num-layers-per-virtual-pipeline-stage 4",
     )
-    delta = _model(DELTA)
+    delta = example_model(DELTA)
     goal = sample_verified(delta, _decision(delta)).plan.goal
     words = [word for line in arguments(delta, goal, _decision(delta)) for word in line]
     plain = " ".join(words).replace("--experimental-attention-variant gated_delta_net", "")
@@ -373,7 +372,7 @@ def test_the_pattern_of_another_model_is_refused() -> None:
 
 
 def test_patterns_of_layers_with_a_network_are_read_as_the_models_layers() -> None:
-    model = _model("qwen3-next-80b-a3b")
+    model = example_model("qwen3-next-80b-a3b")
     letters = "GEGEGE*E" * 12
     text = (
         "pretrain_hybrid.py --micro-batch-size 1 --num-experts 512 --swiglu --attention-output-gate"
@@ -401,14 +400,14 @@ def test_patterns_of_layers_with_a_network_are_read_as_the_models_layers() -> No
     ),
 )
 def test_bridge_starts_from_the_recipes_of_its_release(target: str, name: Any, recipe: str) -> None:
-    model = _model(name)
+    model = example_model(name)
     verified = sample_verified(model, _decision(model), emit=(target,))
     script = next(file.text for file in emit(target, verified) if file.path.name == "run.sh")
     assert f'"${{RECIPE:-{recipe}_pretrain_config}}"' in script, (target, name)
 
 
 def test_bridge_calls_the_pattern_by_its_releases_name() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     decision = _decision(model, 44, 44, ranks=2)
     goal = sample_verified(model, decision).plan.goal
     for core, field in product(Core, ("hybrid_layer_pattern", "hybrid_override_pattern")):

@@ -1,6 +1,5 @@
 """What every emitter must do: each test goes through the table of emitters."""
 
-import os
 import shlex
 import shutil
 from itertools import cycle, product
@@ -11,18 +10,25 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.rows import Failures
 from tests.tuner.engines.grids import grid
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    assert_golden,
+    changed,
+    directives_of,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.capabilities import TARGETS
 from tuner.engines.writers import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
 
 GOLDEN = Path(__file__).parent / "golden"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
-"""Set it to rewrite the golden files, then read the difference before it is committed."""
 
 HOSTILE = (
     "plain name",
@@ -98,7 +104,7 @@ REPLICAS = {
 
 @pytest.fixture(scope="module")
 def mixtral() -> ModelSpec:
-    return read_model(Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json")
+    return example_model("mixtral-8x7b")
 
 
 def _suited(target: str, stages: int = 2) -> dict[str, object]:
@@ -131,11 +137,8 @@ def test_emitted_files_equal_the_golden_ones(mixtral: ModelSpec, failures: Failu
             # Programs carry another suffix here, so that no tool takes them for the project's own.
             suffix = ".golden" if file.path.suffix == ".py" else ""
             path = GOLDEN / target / f"{file.path}{suffix}"
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(file.text, encoding="utf-8")
-            with failures.of(f"set {UPDATE}=1 to accept {path}"):
-                assert file.text == path.read_text(encoding="utf-8")
+            with failures.of(path):
+                assert_golden(file.text, path)
 
 
 ADAPTED = {
@@ -154,19 +157,15 @@ def test_files_of_adapters_equal_the_golden_ones(mixtral: ModelSpec, failures: F
         replicas = REPLICAS if target == "deepspeed" else {}
         decision = sample_decision(**_suited(target) | replicas)
         verified = sample_verified(mixtral, decision, emit=(target,))
-        goal = verified.plan.goal.model_copy(update={"tune": tune})
         tuned = VerifiedPlan.waive(
-            verified.plan.model_copy(update={"goal": goal}), reason="moetune plan does not launch"
+            changed(verified.plan, {"goal.tune": tune}), reason="moetune plan does not launch"
         )
-        files = {str(file.path): file.text for file in emit(target, tuned)}
+        files = texts_of(emit(target, tuned))
         for name in names:
             suffix = ".golden" if name.endswith(".py") else ""
             path = GOLDEN / "lora" / target / f"{name}{suffix}"
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[name], encoding="utf-8")
-            with failures.of(f"set {UPDATE}=1 to accept {path}"):
-                assert files[name] == path.read_text(encoding="utf-8")
+            with failures.of(path):
+                assert_golden(files[name], path)
 
 
 def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpec) -> None:
@@ -177,18 +176,17 @@ def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpe
             sample_verified(mixtral, decision, emit=(target,), waived=reason)
             for reason in ("moetune plan does not launch", "")
         )
-        files = {str(file.path): file.text for file in emit(target, waived)}
+        files = texts_of(emit(target, waived))
         for name, text in files.items():
             # JSON has no comments; the README beside it speaks for it.
             said = files["README.txt"] if name.endswith(".json") else text
             if "NOT VERIFIED: moetune plan does not launch" not in said:
                 wrong.append((target, name, "waived"))
-        files = {str(file.path): file.text for file in emit(target, measured)}
+        files = texts_of(emit(target, measured))
         for name, text in files.items():
-            said = "" if name.endswith(".json") else text
-            if said and "this configuration took 2.10 s a step" not in said:
+            if not name.endswith(".json") and "this configuration took 2.10 s a step" not in text:
                 wrong.append((target, name, "measured"))
-        if {str(file.path): file.text for file in emit(target, measured)} != files:
+        if texts_of(emit(target, measured)) != files:
             wrong.append((target, "", "other bytes the second time"))
     assert not wrong
 
@@ -218,12 +216,7 @@ def test_the_requested_devices_are_those_of_the_plan(
 def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> int:
     """Return nodes times processes, as Slurm's directives or the call that starts ranks say."""
     if target == "slurm":
-        text = (launch / "slurm" / "job.sbatch").read_text()
-        directives = dict(
-            line.removeprefix("#SBATCH --").split("=", 1)
-            for line in text.splitlines()
-            if line.startswith("#SBATCH")
-        )
+        directives = directives_of((launch / "slurm" / "job.sbatch").read_text())
         return int(directives["nodes"]) * int(directives["gpus-per-node"])
     environment = {"MASTER_ADDR": "head", "NODE_RANK": "0", **NAMES}
     ran = recorders.start(launch / target / "run.sh", cwd=launch, **environment)

@@ -1,19 +1,17 @@
-from pathlib import Path
-
 import pytest
 
 from profilers.steps.config import Dispatcher, Recompute, StepConfig
 from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.reference.step_config import step_config, training_config
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 
 @pytest.fixture(scope="module")
 def tiny() -> ModelSpec:
-    return read_model(Path(__file__).parents[3] / "examples/models/tiny-moe/config.json")
+    return example_model("tiny-moe")
 
 
 def test_the_configuration_says_what_the_plan_decided(tiny: ModelSpec) -> None:

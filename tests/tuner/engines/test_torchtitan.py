@@ -9,7 +9,15 @@ from typing import Any, Final
 import pytest
 
 from tests.rows import Failures, each_row
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import TARGETS, launchable
@@ -17,11 +25,8 @@ from tuner.engines.torchtitan.write import emit
 from tuner.estimate.registry import read_text
 from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 CASES: dict[str, dict[str, Any]] = {
     "two stages": {},
@@ -55,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _verified(name: str = "qwen3-30b-a3b", **changes: Any) -> VerifiedPlan:
-    model = read_model(MODELS / name / "config.json")
+    model = example_model(name)
     half = model.num_layers // 2
     plain = {
         "zero_stage": 3,
@@ -69,8 +74,7 @@ def _verified(name: str = "qwen3-30b-a3b", **changes: Any) -> VerifiedPlan:
 
 
 def _toml(verified: VerifiedPlan) -> dict[str, dict[str, Any]]:
-    (text,) = (file.text for file in emit(verified) if file.path.suffix == ".toml")
-    return tomllib.loads(text)
+    return tomllib.loads(texts_of(emit(verified))["torchtitan.toml"])
 
 
 def test_torchtitans_own_classes_take_the_sections(failures: Failures) -> None:
@@ -119,7 +123,7 @@ def test_a_pipeline_takes_the_whole_batch_of_a_replica_at_once() -> None:
     assert single["activation_checkpoint"]["mode"] == "full"
     with pytest.raises(ValueError, match="recompute selective"):
         emit(_verified(stage_recompute=("selective", "selective")))
-    (text,) = (file.text for file in emit(_verified()) if file.path.suffix == ".toml")
+    text = texts_of(emit(_verified()))["torchtitan.toml"]
     assert read_text(text, format_name="torchtitan", source="it").notes == ()
 
 
@@ -251,7 +255,7 @@ def test_gpt_oss_keeps_the_kernels_of_its_release(context: int, kernels: str) ->
 def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
     # torchtitan 0.3.0, models/common/moe_sharding.py: without expert parallelism they do.
     work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        model=example_model("tiny-moe"),
         sequence_length=256,
         global_batch_size=8,
         precision="bf16",
@@ -274,7 +278,7 @@ def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
     }
     said = refusals(
         TARGETS["torchtitan"],
-        model=read_model(MODELS / "qwen3-30b-a3b" / "config.json"),
+        model=example_model("qwen3-30b-a3b"),
         decision=sample_decision(**{"zero_stage": 3, "recompute_modules": (), **changes}),
     )
     assert any("needs expert_model_parallel_size above 1" in line for line in said)
@@ -292,7 +296,7 @@ def test_another_module_can_start_the_training(tmp_path: Path, recorders: Record
 
 def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
     work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        model=example_model("tiny-moe"),
         sequence_length=256,
         global_batch_size=8,
         precision="bf16",
@@ -305,14 +309,11 @@ def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
     assert {degrees.pipeline for degrees in found.legal} == {1}
     assert found.illegal["the target has no pipeline parallelism"] > 0
     staged = sample_decision(zero_stage=3)
-    said = refusals(able, model=read_model(MODELS / "tiny-moe" / "config.json"), decision=staged)
+    said = refusals(able, model=example_model("tiny-moe"), decision=staged)
     assert any("pipeline_model_parallel_size must be 1" in line for line in said)
 
     plain = _verified("mixtral-8x7b")
-    provenance = plain.plan.provenance.model_copy(update={"device_kind": {"here": "cpu"}})
-    on_processors = plain.model_copy(
-        update={"plan": plain.plan.model_copy(update={"provenance": provenance})}
-    )
+    on_processors = changed(plain, {"plan.provenance.device_kind": {"here": "cpu"}})
     for verified, attention, backend in (
         (plain, "flex", "spmd_types"),
         (on_processors, "sdpa", "partial_dtensor"),

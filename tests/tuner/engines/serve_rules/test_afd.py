@@ -1,6 +1,5 @@
 """The rules of the plugin that puts attention and experts on servers of their own."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,31 +11,30 @@ from tests.tuner.engines.serving.testing import (
     attention_expert,
     sample_serving,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeDecision
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import ENGINES, engine_manifest
 from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.vllm_afd.capabilities import AFD_PLUGIN, VLLM_0_30_AFD
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 DATA_TWO: dict[str, Any] = {"attention_tp": 2, "attention_dp": 2}
 
 
 @pytest.fixture(scope="module")
 def deepseek() -> ModelSpec:
-    return read_model(MODELS / "deepseek-v3")
+    return example_model("deepseek-v3")
 
 
 @pytest.fixture(scope="module")
 def qwen() -> ModelSpec:
-    return read_model(MODELS / "qwen3-235b-a22b")
+    return example_model("qwen3-235b-a22b")
 
 
 @pytest.fixture(scope="module")
 def mixtral() -> ModelSpec:
-    return read_model(MODELS / "mixtral-8x7b")
+    return example_model("mixtral-8x7b")
 
 
 def _refused(

@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.devices.datasheet import Generation
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_capabilities import engine_manifest
@@ -15,7 +15,6 @@ from tuner.engines.serve_rules import kv_refusals
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, KvPages
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.linear_attention import LinearName
 from tuner.spec.serving.goal import Engine
 
@@ -251,7 +250,7 @@ def test_states_move_where_a_connector_knows_their_kind() -> None:
     ],
 )
 def test_hybrids_keep_different_things_of_the_past(folder: str, is_hybrid: bool) -> None:
-    model = read_model(Path(__file__).parents[4] / "examples/models" / folder)
+    model = example_model(folder)
     assert kv_refusals.has_different_caches(model) == is_hybrid
 
 

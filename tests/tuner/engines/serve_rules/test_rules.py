@@ -1,6 +1,5 @@
 """What each release refuses, with the value, the rule and the way out in the line."""
 
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +14,7 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import Role, ServeDecision
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.registry import serve_releases, serve_traits
@@ -35,11 +35,9 @@ from tuner.engines.serve_writers import emit_serving, unlaunchable
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing
 from tuner.spec.cluster import Cluster, Pool
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Engine, ServeGoal
 
-EXAMPLES = Path(__file__).parents[4] / "examples/models"
 ALL = tuple(ENGINES)
 ON_16: dict[str, Any] = {"devices": 16, "attention_dp": 16, "ep": 16}
 ON_12: dict[str, Any] = {"devices": 12, "attention_dp": 12, "ep": 12}
@@ -47,7 +45,7 @@ ON_12: dict[str, Any] = {"devices": 12, "attention_dp": 12, "ep": 12}
 
 @pytest.fixture(scope="module")
 def deepseek() -> ModelSpec:
-    return read_model(EXAMPLES / "deepseek-v3/config.json")
+    return example_model("deepseek-v3")
 
 
 def _refused(
@@ -165,7 +163,7 @@ def test_copies_of_experts_need_what_the_release_wants(engine: str, deepseek: Mo
     wants_data = "need attention_dp above 1" in _refused(engine, tensor, deepseek)
     assert wants_data == (engine == "trtllm")
     without = "qwen3-next-80b-a3b" if engine == "trtllm" else "olmoe-1b-7b"
-    model = read_model(EXAMPLES / without / "config.json")
+    model = example_model(without)
     assert f"{model.architecture} has no redundant experts" in _refused(
         engine, aggregated(redundant_experts=8), model
     )
@@ -211,7 +209,7 @@ def test_deepep_has_normal_kernels_of_one_machine_alone_on_a100(deepseek: ModelS
 
 @each_row("engine", ALL)
 def test_a_model_without_experts_spreads_none(engine: str) -> None:
-    dense = read_model(EXAMPLES / "llama-3.1-8b/config.json")
+    dense = example_model("llama-3.1-8b")
     assert "of a model without experts must be 1" in _refused(engine, aggregated(), dense)
     plain = aggregated(attention_dp=1, attention_tp=8, ep=1)
     assert not _refused(engine, plain, dense)
@@ -265,7 +263,7 @@ def test_machines_hold_equal_parts_and_are_no_more_than_needed(
 
 
 def test_experts_in_int4_are_fed_by_deepep_where_a_release_has_such_kernels() -> None:
-    kimi = read_model(EXAMPLES / "kimi-k2.5")
+    kimi = example_model("kimi-k2.5")
     spread = aggregated(moe_tp=1, ep=8, attention_tp=1, attention_dp=8)
     normal = spread.model_copy(
         update={
@@ -293,7 +291,7 @@ HETEROGENEOUS = {"old": "h100", "new": "b200"}
 
 @pytest.fixture(scope="module")
 def qwen() -> ModelSpec:
-    return read_model(EXAMPLES / "qwen3-235b-a22b/config.json")
+    return example_model("qwen3-235b-a22b")
 
 
 def _serving(model: ModelSpec, engine: str, decision: ServeDecision) -> VerifiedServing:
@@ -359,11 +357,9 @@ def test_heads_and_pipelines_are_matched_as_the_connector_allows(qwen: ModelSpec
 
 # Which release runs which of the models that moetune reads.
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-
 
 def refused(engine: str, folder: str, **degrees: int) -> tuple[str, ...]:
-    model, decision = read_model(MODELS / folder), aggregated(**degrees)
+    model, decision = example_model(folder), aggregated(**degrees)
     plan = sample_serving(model, decision, engine=engine).plan
     return refusals(
         ENGINES[engine][0],
@@ -537,7 +533,7 @@ def test_the_modes_of_pools_are_those_of_any_of_their_releases(afd: str) -> None
 def test_a_cache_in_bf16_is_stated_where_the_engine_would_take_another(
     engine: str, name: str, dtype: str, word: str, expected: str
 ) -> None:
-    model = read_model(MODELS / name)
+    model = example_model(name)
     traits = serve_traits()[engine]
     assert traits.cache_word(model, dtype=dtype, word=word) == expected
     asks = model.model_copy(update={"released_cache": "fp8"})
@@ -555,7 +551,7 @@ LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency"}
 
 @pytest.fixture(scope="module")
 def mixtral() -> ModelSpec:
-    return read_model(EXAMPLES / "mixtral-8x7b/config.json")
+    return example_model("mixtral-8x7b")
 
 
 def _refuses(
@@ -607,7 +603,7 @@ def test_drafting_needs_somebody_who_drafts(
     assert "need goal.speculative with the method" in _refuses(engine, decision, deepseek)
     assert "Qwen3MoeForCausalLM has no MTP layers" in _refuses(engine, decision, qwen, MTP)
     # Its config leaves out the layer of its checkpoint.
-    hybrid = read_model(EXAMPLES / "qwen3-next-80b-a3b")
+    hybrid = example_model("qwen3-next-80b-a3b")
     assert "no MTP layers" not in _refuses(engine, decision, hybrid, MTP)
     eagle = _refuses(engine, decision, qwen, EAGLE)
     assert ("drafting by eagle is not one of mtp" in eagle) == (engine == "trtllm")

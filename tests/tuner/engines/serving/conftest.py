@@ -20,10 +20,9 @@ import pytest
 from tests.expect import present
 from tests.leaks import MARK
 from tests.patience import patient_s
-from tuner.spec.huggingface.read import read_model
+from tests.tuner.models import example_model
 from tuner.spec.model import ModelSpec
 
-_EXAMPLES = Path(__file__).parents[4] / "examples/models"
 _SERVERS = ("python", "vllm", "trtllm-serve", "trtllm-llmapi-launch")
 _TOLD = ("CUDA_VISIBLE_DEVICES", "MASTER", "PORT", "PYTHONPATH", "SGLANG", "TRTLLM", "VLLM")
 _ROUTERS = ("vllm-router", "nginx", "aiperf")
@@ -190,13 +189,13 @@ def programs(tmp_path: Path) -> Programs:
 @pytest.fixture(scope="session")
 def deepseek() -> ModelSpec:
     """256 experts, MLA."""
-    return read_model(_EXAMPLES / "deepseek-v3/config.json")
+    return example_model("deepseek-v3")
 
 
 @pytest.fixture(scope="session")
 def dense() -> ModelSpec:
     """A model without experts."""
-    return read_model(_EXAMPLES / "llama-3.1-8b/config.json")
+    return example_model("llama-3.1-8b")
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Attention and FFN servers: their flags, where their ranks meet, and what launchers ask for."""
 
 import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import AFD_ENGINE, attention_expert, sample_serving
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import assert_golden, directives_of, texts_of, write_emitted
 from tuner.config.serve import ServeDecision
 from tuner.engines.serve_writers import emit_all_serving, emit_serving
 from tuner.engines.vllm_afd.capabilities import AFD_PLUGIN, VLLM_0_30_AFD
@@ -19,7 +17,6 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "vllm-afd"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
 KEYS = {"role", "connector", "host", "port", "num_attention_ranks", "num_ffn_ranks"}
 """Of what the plugin's configuration knows, those that are not its defaults (config.py)."""
 HALVES = {"two_batch_overlap": True}
@@ -73,16 +70,9 @@ def _cells(calls: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, int]]
 
 
 def test_emitted_scripts_equal_the_golden_ones(deepseek: ModelSpec) -> None:
-    files = {
-        str(file.path): file.text
-        for file in emit_serving("vllm", _verified(deepseek, attention_expert()))
-    }
+    files = texts_of(emit_serving("vllm", _verified(deepseek, attention_expert())))
     for name in ("attention.sh", "expert.sh", "cell.sh", "router.sh"):
-        path = GOLDEN / name
-        if UPDATE in os.environ:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[name], encoding="utf-8")
-        assert files[name] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
+        assert_golden(files[name], GOLDEN / name)
         assert "# EXPERIMENTAL: " in files[name]
     assert AFD_PLUGIN.commit in files["cell.sh"]
 
@@ -170,7 +160,7 @@ def test_a_slurm_job_joins_the_servers_of_each_cell(
 ) -> None:
     _written(deepseek, decision, launch, emit=("slurm",))
     components = [
-        dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", part, flags=re.MULTILINE))
+        directives_of(part)
         for part in (launch / "slurm/job.sbatch").read_text().split("#SBATCH hetjob\n")
     ]
     asked = sum(

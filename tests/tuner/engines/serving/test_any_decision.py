@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,16 +29,16 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tests.tuner.engines.testing import directives_of, texts_of
+from tests.tuner.models import example_model
 from tuner.config.serve import Instances, PlannedKvTransfer, Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.engines.serving.shape import group_shapes
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples/models"
 MODES = ("aggregated", "disaggregated", "shared_device", "attention_expert", "prefill_offload")
 ROLES = {
     "aggregated": (Role.AGGREGATED,),
@@ -56,7 +55,7 @@ BENCHES = {"bench_vllm.sh", "bench_aiperf.sh", "router.sh", "cell.sh", "cell-2.s
 
 @pytest.fixture(scope="module", params=["deepseek-v3", "qwen3-235b-a22b"])
 def model(request: pytest.FixtureRequest) -> ModelSpec:
-    return read_model(MODELS / str(request.param) / "config.json")
+    return example_model(str(request.param))
 
 
 @st.composite
@@ -183,7 +182,7 @@ def _serving(
 
 
 def _count(verified: VerifiedServing, engine: str) -> None:
-    own = {str(file.path): file.text for file in emit_serving(engine, verified)}
+    own = texts_of(emit_serving(engine, verified))
     wide = any(shape.nodes > 1 for shape in group_shapes(verified))
     for target in SERVE_EMITTERS:
         if target in ENGINES and target != engine:
@@ -194,7 +193,7 @@ def _count(verified: VerifiedServing, engine: str) -> None:
             with pytest.raises(UnknownTargetError, match="by MPI; emit slurm or dynamo"):
                 emit_serving(target, verified)
             continue
-        files = {str(file.path): file.text for file in emit_serving(target, verified)}
+        files = texts_of(emit_serving(target, verified))
         counted = COUNTERS.get(target, _scripts)(files, engine)
         assert counted == verified.decision.num_devices, target
         if target == "local":
@@ -286,7 +285,7 @@ def _slurm(files: dict[str, str], engine: str) -> int:
     del engine
     total = 0
     for component in files["job.sbatch"].split("#SBATCH hetjob\n"):
-        asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", component, flags=re.MULTILINE))
+        asked = directives_of(component)
         if "gpus-per-task" in asked:
             total += int(asked["ntasks"]) * int(asked["gpus-per-task"])
         else:

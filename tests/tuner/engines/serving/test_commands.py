@@ -22,15 +22,14 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tests.tuner.engines.testing import write_emitted
+from tests.tuner.models import example_model
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_all_serving, emit_serving
 from tuner.engines.sglang.multiplexing import division
 from tuner.errors import UnknownTargetError
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency", "max_batch": 96}
 SPECULATIVE = {
     method: {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
@@ -740,7 +739,7 @@ def test_vllm_captures_the_whole_batch(start: Any, batch: int, drafts: int, grap
 def test_sglang_splits_a_device_as_planned_where_its_processors_are_known(
     launch: Path, programs: Any, deepseek: ModelSpec
 ) -> None:
-    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    qwen = example_model("qwen3-235b-a22b")
     verified = sample_serving(qwen, shared_device(prefill_share_ratio=0.4))
     write_emitted(launch, emit_serving("sglang", verified))
     argv = programs.called(str(launch / "aggregated.sh"), cwd=launch)["argv"]
@@ -808,7 +807,7 @@ def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> 
 
 
 def test_hybrids_say_how_states_are_kept_and_moved() -> None:
-    nano = read_model(MODELS / "nemotron-3-nano")
+    nano = example_model("nemotron-3-nano")
 
     def texts(engine: str, decision: ServeDecision) -> str:
         files = emit_serving(engine, sample_serving(nano, decision, engine=engine))

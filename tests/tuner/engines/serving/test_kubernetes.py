@@ -20,10 +20,10 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_serving
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -302,7 +302,7 @@ def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> 
 
 @each_row("target", ("kubernetes", "dynamo"))
 def test_pods_that_share_devices_have_the_division(target: str) -> None:
-    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    qwen = example_model("qwen3-235b-a22b")
     objects = _objects(target, "sglang", shared_device(), qwen)
     (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
     (text,) = files.values()

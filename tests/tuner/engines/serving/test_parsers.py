@@ -33,11 +33,11 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tests.tuner.engines.testing import write_emitted
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeRouter
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_serving
 from tuner.engines.vllm_afd.capabilities import VLLM_0_30_AFD
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 pytestmark = pytest.mark.slow
@@ -208,7 +208,7 @@ def test_the_engines_parser_takes_every_command(
     cases = [case for case in CASES if case[2].get("only", engine) == engine]
     for decision, name, others in cases:
         named = others.get("model")
-        model = read_model(MODELS / named / "config.json") if named else deepseek
+        model = example_model(named) if named else deepseek
         verified = sample_serving(model, decision, engine=engine, goal=others.get("goal"))
         placed = placement if others.get("placed") else None
         write_emitted(launch, emit_serving(engine, verified, placement=placed))

@@ -1,6 +1,5 @@
 """What every target of a deployment must do, and who is refused."""
 
-import os
 import re
 import subprocess
 from itertools import cycle, product
@@ -18,7 +17,7 @@ from tests.tuner.engines.serving.testing import (
     sample_instances,
     sample_serving,
 )
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import assert_golden, texts_of, write_emitted
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import (
@@ -33,8 +32,6 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
-"""Set it to rewrite the golden files, then read the difference before it is committed."""
 
 GOLDEN_FILES = {
     "sglang": ("sglang", ("decode.sh", "router.sh", "bench_vllm.sh", "bench_aiperf.sh")),
@@ -77,14 +74,11 @@ def test_emitted_files_equal_the_golden_ones(deepseek: ModelSpec, failures: Fail
         wide = aggregated(count=1, devices=16, attention_dp=16, ep=16)
         decision = wide if target == "kubernetes" else _low_latency()
         verified = sample_serving(deepseek, decision, engine=engine, emit=(target,))
-        files = {str(file.path): file.text for file in emit_serving(target, verified)}
+        files = texts_of(emit_serving(target, verified))
         for name in names:
             path = GOLDEN / target / name
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[name], encoding="utf-8")
-            with failures.of(f"set {UPDATE}=1 to accept {path}"):
-                assert files[name] == path.read_text(encoding="utf-8")
+            with failures.of(path):
+                assert_golden(files[name], path)
 
 
 def test_every_file_says_what_is_expected_and_whether_anything_was_measured(
