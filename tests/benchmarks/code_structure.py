@@ -244,8 +244,7 @@ def _plan(spec: Path) -> None:
     from tuner import api
 
     with tempfile.TemporaryDirectory() as folder:
-        made = api.plan(spec, time_limit_s=30.0)
-        api.write(Path(folder) / "plan", made)
+        api.write(Path(folder) / "plan", api.plan(spec, time_limit_s=30.0))
 
 
 class CallWatch:

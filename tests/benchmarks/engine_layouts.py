@@ -41,8 +41,7 @@ ENGINES = ("deepspeed", "megatron-lm", "torchtitan")
 
 def engine_of(name: str) -> LaunchedEngine:
     """Return what is known of an engine, from its file."""
-    module = import_module(f"tests.benchmarks.launched_{name.replace('-', '_')}")
-    engine = module.ENGINE
+    engine = import_module(f"tests.benchmarks.launched_{name.replace('-', '_')}").ENGINE
     assert isinstance(engine, LaunchedEngine)
     return engine
 

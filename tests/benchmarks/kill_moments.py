@@ -100,8 +100,7 @@ class Verification:
 
     def phase(self) -> str:
         """Return how far it is."""
-        said = (self.plan.parent / "stderr").read_text(encoding="utf-8")
-        if "ready after" in said:
+        if "ready after" in (self.plan.parent / "stderr").read_text(encoding="utf-8"):
             return "traffic"
         return "trial" if self.victims(COMMAND) else "before"
 

@@ -204,8 +204,7 @@ def folds(
             rule=on_nearest,
         )
     ratio_F2 = np.array(result)
-    names = ("the rule on the mean", "the rule on the nearest")
-    for column, name in enumerate(names):
+    for column, name in enumerate(("the rule on the mean", "the rule on the nearest")):
         ratio_F = ratio_F2[:, column]
         yield Line(
             case=case, figure=f"mean over {name}", value=float(ratio_F.mean()), bar=1.0, rule=1.0

@@ -123,8 +123,7 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     path.write_text(spec_text(rate, profile, mode=own.mode), encoding="utf-8")
     spec = read_serve_spec(path)
     settings = SearchSettings(time_limit_s=20.0)
-    pools = price_serving_pools(spec, ())
-    problem = build_serve_problem(spec, pools, settings)
+    problem = build_serve_problem(spec, price_serving_pools(spec, ()), settings)
     groups = tuple(
         InstanceGroup(option=_option(problem, own, role), count=own.count) for role in own.roles
     )
@@ -219,8 +218,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     held: list[bool] = []
     spreads: list[float] = []
     for (own, rate), ratio in ratios.items():
-        others = [name for name in DEPLOYMENTS if name != own]
-        for three in itertools.combinations(others, 3):
+        for three in itertools.combinations([name for name in DEPLOYMENTS if name != own], 3):
             residual = present(latency_residual([ratios[name, rate] for name in three], prior=None))
             errors.append(abs(residual.factor / ratio - 1.0))
             held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))

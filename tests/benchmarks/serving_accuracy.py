@@ -60,8 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     missed += _judge("hopper, other driver, uncalibrated", _others(hopper), Aim())
     missed += _judge("blackwell, uncalibrated", blackwell, Aim(tpot_median=0.11, ttft_median=0.28))
     plain = _errors(hopper)[0].median_ape or 0.0
-    without = held_out(pairs)
-    old = [pair for pair in without if pair.launch.generation == "hopper"]
+    old = [pair for pair in held_out(pairs) if pair.launch.generation == "hopper"]
     worst = min(0.10, plain + 0.01)
     missed += _judge(
         "hopper, other models' residuals", old, Aim(tpot_median=worst, ttft_median=0.26)
@@ -98,8 +97,7 @@ def after_launches(pairs: Sequence[Pair], *, launches: int, draws: int, seed: in
     groups: dict[tuple[str, ...], list[Pair]] = {}
     for pair in pairs:
         launch = pair.launch
-        name = (launch.decoder.name, launch.system, launch.engine)
-        groups.setdefault(name, []).append(pair)
+        groups.setdefault((launch.decoder.name, launch.system, launch.engine), []).append(pair)
     corrected = []
     weight = launches / (launches + PRIOR_LAUNCHES)
     for own in groups.values():

@@ -260,8 +260,7 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
         {**base, "PORT": str(port), "VLLM_CPU_OMP_THREADS_BIND": str(index)}
         for index, port in enumerate(ports)
     ]
-    log = scratch / "servers.log"
-    with running([server] * INSTANCES, own, ports=ports, log=log):
+    with running([server] * INSTANCES, own, ports=ports, log=scratch / "servers.log"):
         number = 0
         for (scope, policy), files in launches.items():
             folder = scratch / f"{scope}-{policy}"

@@ -242,8 +242,7 @@ def regrets(table: Table, name: str, *, seeds: int, launches: int) -> list[float
         for _ in range(min(launches, len(table.points))):
             place = order(known)
             known[place] = drawn[place]
-            kept = min(known, key=lambda at: value(known[at]))
-            reached.append(truth[kept][1] / best - 1.0)
+            reached.append(truth[min(known, key=lambda at: value(known[at]))][1] / best - 1.0)
         each.append(reached)
     return [statistics.median(column) for column in zip(*each, strict=True)]
 

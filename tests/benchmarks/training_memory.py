@@ -142,8 +142,7 @@ def calibrated_errors(runs: Sequence[PublishedRun], constants: MemoryConstants) 
         out = group == name
         system = np.vstack([slope[~out] / NOISE, np.eye(len(FITTED))])
         target = np.concatenate([-error[~out] / NOISE, np.zeros(len(FITTED))])
-        moved = np.linalg.lstsq(system, target, rcond=None)[0]
-        left[out] = error[out] + slope[out] @ moved
+        left[out] = error[out] + slope[out] @ np.linalg.lstsq(system, target, rcond=None)[0]
     return left
 
 

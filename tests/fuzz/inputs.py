@@ -545,8 +545,7 @@ def _specs(base: Path) -> None:
         pool = {"name": "h100", "device": "h100-sxm", "nodes": nodes, "devices_per_node": 8}
         goal = {"kind": "train", "sequence_length": 4096, "global_batch_size": 256}
         path = str(EXAMPLES / "models" / name)
-        cluster = {"pools": [pool]}
-        spec = {"schema_version": 1, "model": path, "cluster": cluster, "goal": goal}
+        spec = {"schema_version": 1, "model": path, "cluster": {"pools": [pool]}, "goal": goal}
         _yaml(launches / f"{file}.yaml", spec | {"emit": ["megatron-lm"]})
     slots = [[(slot + layer) % 8 for slot in range(12)] for layer in range(4)]
     place = base / "place"
@@ -755,8 +754,7 @@ def _planned(base: Path, goals: Iterable[str]) -> None:
                 shutil.copytree(folder, base / f"compared-{goal}" / name)
     shutil.copytree(base / "plan-train", base / "verified")
     plan = str(base / "verified")
-    arguments = [each.replace("{in}", plan).replace("{plan}", plan) for each in VERIFY]
-    code = run(arguments)
+    code = run([each.replace("{in}", plan).replace("{plan}", plan) for each in VERIFY])
     if code not in (0, 1):
         raise SystemExit(f"the sound plan is not verified: exit code {code}")
     _study(base)

@@ -286,8 +286,7 @@ def test_the_reference_step_refuses_by_name_what_it_lacks() -> None:
     assert line == "reference: tied embeddings need pipeline_model_parallel_size 1"
     model = example_model("deepseek-v3")
     decision = _decision(pipeline_layout=(61,))
-    lines = refusals(REFERENCE, model=model, decision=decision)
-    assert len(lines) == len(features(model))
+    assert len(refusals(REFERENCE, model=model, decision=decision)) == len(features(model))
     assert refusals(MEGATRON, model=model, decision=decision) == ()
 
 
@@ -346,8 +345,7 @@ def test_biases_of_some_projections_only_have_no_switch() -> None:
     model = example_model("gpt-oss-20b")
     attention = model.attention.model_copy(update={"output_bias": False})
     some = model.model_copy(update={"attention": attention})
-    decision = _decision(pipeline_layout=(24,))
-    (line,) = refusals(MEGATRON, model=some, decision=decision)
+    (line,) = refusals(MEGATRON, model=some, decision=_decision(pipeline_layout=(24,)))
     assert "biases are everywhere or nowhere" in line
     split = _decision(
         pipeline_layout=(24,), expert_tensor_parallel_size=2, expert_model_parallel_size=2
@@ -458,8 +456,7 @@ def test_targets_together_refuse_what_any_of_them_refuses(
         line for lines in single for line in lines
     }
     # The merged fields alone, which limit the search, say the same.
-    merged = refusals(_without_parts(both), model=TINY, decision=decision)
-    assert bool(merged) == any(single)
+    assert bool(refusals(_without_parts(both), model=TINY, decision=decision)) == any(single)
 
 
 def test_only_the_reference_step_dispatches_hop_by_hop() -> None:

@@ -289,8 +289,7 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
     verified = changed(pinned, {"plan.provenance.device_kind": {"a": "cpu"}})
     written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
     assert written["async_mode"] == "async"
-    able = {name for name, one in TARGETS.items() if one.pinned_checkpoints}
-    assert able == {"torchtitan"}
+    assert {name for name, one in TARGETS.items() if one.pinned_checkpoints} == {"torchtitan"}
     assert not intersection(("torchtitan", "deepspeed")).pinned_checkpoints
 
 
@@ -311,8 +310,7 @@ def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_
         continuing(target), {f"decision.{name}": value for name, value in changes.items()}
     )
     assert keeps_checkpoints(verified) is keeps, (target, changes)
-    schedule = present(checkpoint_schedule(verified))
-    assert bool(schedule.other_layout) is keeps, (target, changes)
+    assert bool(present(checkpoint_schedule(verified)).other_layout) is keeps, (target, changes)
 
 
 def test_the_program_of_deepspeed_names_a_checkpoint_when_all_ranks_have_it(
@@ -369,8 +367,7 @@ def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path, recorders: Rec
     settings = {"TRAIN": "mine.py", "NODE_RANK": "0", "MASTER_ADDR": "head"}
     planned = {"SAVE_STEPS": "120", "KEPT_CHECKPOINTS": "2"}
     for given in ({}, {"CHECKPOINTS": "/shared", "SAVE_STEPS": "7"}):
-        ran = recorders.start(tmp_path / "run.sh", cwd=tmp_path, **settings, **given)
-        (call,) = ran.calls
+        (call,) = recorders.start(tmp_path / "run.sh", cwd=tmp_path, **settings, **given).calls
         heard = {name: call["environment"].get(name) for name in saved}
         assert heard == {"CHECKPOINTS": None, **planned, **given}
     assert "checkpoint" not in json.loads((tmp_path / "deepspeed.json").read_text())

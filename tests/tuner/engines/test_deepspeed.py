@@ -137,8 +137,7 @@ def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
 def test_the_batch_is_what_the_replicas_accumulate(case: Any, changes: Any) -> None:
     verified = _verified(**changes)
     config = json.loads(_files(verified)["deepspeed.json"])
-    is_split = verified.decision.tensor_model_parallel_size > 1
-    assert ("train_batch_size" in config) != is_split
+    assert ("train_batch_size" in config) != (verified.decision.tensor_model_parallel_size > 1)
     assert config.get("train_batch_size", 1536) == (
         config["train_micro_batch_size_per_gpu"]
         * config["gradient_accumulation_steps"]

@@ -49,8 +49,7 @@ WIDE = {"data_parallel_size": 16, "expert_data_parallel_size": 2}
 def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> VerifiedPlan:
     """A plan for four nodes in that order; of several pools only the first one's are named."""
     decision = sample_decision(**(WIDE | PROGRAMS[program]))
-    emitted = (program, "slurm")
-    verified = sample_verified(MIXTRAL, decision, emit=emitted, waived="for a test")
+    verified = sample_verified(MIXTRAL, decision, emit=(program, "slurm"), waived="for a test")
     order = NodeOrder(
         pool="pool",
         nodes=hosts[: len(hosts) // pools],
@@ -159,8 +158,7 @@ def test_a_start_in_the_wrong_place_says_so(tmp_path: Path, failures: Failures) 
 
 def test_nodes_without_a_name_are_left_to_the_reader(tmp_path: Path) -> None:
     hosts = ("node3", "node1", "old $(rm)-0", "old $(rm)-1")
-    verified = placed("megatron-lm", hosts=hosts, pools=2)
-    write(verified, tmp_path)
+    write(placed("megatron-lm", hosts=hosts, pools=2), tmp_path)
     lines = (tmp_path / "megatron-lm" / HOSTS_NAME).read_text().splitlines()
     assert lines == ["node3", "node1", "old-rm--0", "old-rm--1"]
     job = (tmp_path / "slurm" / "job.sbatch").read_text()

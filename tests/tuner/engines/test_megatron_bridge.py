@@ -43,8 +43,7 @@ def test_a_model_is_built_by_its_recipe(name: str, recipe: str) -> None:
     verified = _verified(name, stage_recompute=("none", "none"), chunks=(1, 1), **changes)
     script = next(file.text for file in emit(verified) if file.path.name == "run.sh")
     assert f'RECIPE="${{RECIPE:-{recipe}}}"' in script
-    is_own = recipe == "vanilla_gpt_pretrain_config"
-    assert ("model.num_layers" in _set(verified)) == is_own
+    assert ("model.num_layers" in _set(verified)) == (recipe == "vanilla_gpt_pretrain_config")
 
 
 def test_a_plain_model_has_no_recipe_in_the_oldest_container() -> None:

@@ -88,8 +88,7 @@ def _one_stage(model: ModelSpec, **changes: Any) -> TrainDecision:
 def _options(
     model: ModelSpec, decision: TrainDecision, *, core: Core = Core.V0_18
 ) -> dict[str, list[str]]:
-    goal = sample_verified(model, decision).plan.goal
-    found = arguments(model, goal, decision, core=core)
+    found = arguments(model, sample_verified(model, decision).plan.goal, decision, core=core)
     assert len({flag for flag, *_ in found}) == len(found), "a flag is written twice"
     return {flag: values for flag, *values in found}
 

@@ -226,8 +226,7 @@ def test_megatron_bridge_gets_its_own_names(targets: tuple[str, ...], modules: l
 @each_row("name", ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b", "nemotron-3-nano"))
 def test_megatron_bridge_has_one_adapter_of_the_inputs_of_linear_attention(name: str) -> None:
     found = present(lora_arguments(example_model(name), goal_of("attention")))
-    modules = ["linear_qkv", "linear_proj", "in_proj", "out_proj"]
-    assert found["target_modules"] == modules, name
+    assert found["target_modules"] == ["linear_qkv", "linear_proj", "in_proj", "out_proj"], name
 
 
 RECIPES = {
@@ -403,7 +402,5 @@ def test_a_plan_of_adapters_fits_where_one_of_all_weights_needs_sharding(tmp_pat
         plans[name] = plan_training(path, with_unlaunchable=False).plan
     full, tuned = plans["full"].decision, plans["qlora"].decision
     assert (present(full).zero_stage, present(tuned).zero_stage) == (3, 0)
-    predicted = present(plans["qlora"].predicted)
-    assert predicted.mfu_ratio is None
-    stored = json.loads(plans["qlora"].model_dump_json())
-    assert stored["goal"]["tune"]["method"] == "qlora"
+    assert present(plans["qlora"].predicted).mfu_ratio is None
+    assert json.loads(plans["qlora"].model_dump_json())["goal"]["tune"]["method"] == "qlora"

@@ -94,8 +94,7 @@ def _cases(target: str) -> Iterator[tuple[ModelSpec, TrainDecision]]:
                 decision = _decision(model, **changes)
             except ValueError:
                 continue
-            precision = decision.fp8_recipe or "bf16"
-            if precision not in TARGETS[target].precisions:
+            if (decision.fp8_recipe or "bf16") not in TARGETS[target].precisions:
                 continue
             plan = sample_verified(model, decision, emit=(target,)).plan
             if not broken_rules(target, plan, decision):

@@ -209,8 +209,7 @@ def test_the_requested_devices_are_those_of_the_plan(
         with failures.of(target, devices_per_node, name):
             for each, files in emit_all(verified).items():
                 write_emitted(launch / each, files)
-            requested = _requested_devices(launch, recorders, target=target)
-            assert requested == decision.num_devices
+            assert _requested_devices(launch, recorders, target=target) == decision.num_devices
 
 
 def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> int:
@@ -219,8 +218,7 @@ def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> in
         directives = directives_of((launch / "slurm" / "job.sbatch").read_text())
         return int(directives["nodes"]) * int(directives["gpus-per-node"])
     environment = {"MASTER_ADDR": "head", "NODE_RANK": "0", **NAMES}
-    ran = recorders.start(launch / target / "run.sh", cwd=launch, **environment)
-    (call,) = ran.calls
+    (call,) = recorders.start(launch / target / "run.sh", cwd=launch, **environment).calls
     options = dict(word.split("=", 1) for word in call["argv"] if "=" in word)
     if call["program"] == "python":
         return int(options["--ranks"])
@@ -305,8 +303,7 @@ def test_a_script_refuses_another_number_of_devices(
 def test_several_nodes_need_their_number_and_the_name_of_the_first(
     mixtral: ModelSpec, tmp_path: Path, recorders: Recorders
 ) -> None:
-    verified = sample_verified(mixtral, sample_decision())
-    write_emitted(tmp_path, emit("reference", verified))
+    write_emitted(tmp_path, emit("reference", sample_verified(mixtral, sample_decision())))
     for given, lacking in (
         ({"MASTER_ADDR": "head"}, "NODE_RANK"),
         ({"SLURM_NODEID": "1"}, "MASTER_ADDR"),

@@ -297,8 +297,7 @@ def test_the_job_requests_its_spares_and_keeps_its_allocation(spare: int, nodes:
 
 @each_row(("program", "saves"), ((PROGRAM, True), ("megatron-bridge", True), ("torchtitan", False)))
 def test_the_job_says_what_becomes_of_the_last_steps(*, program: Any, saves: bool) -> None:
-    loop = present(restart_loop.restart_loop(reliable(), program=program))
-    said = " ".join(loop.lines)
+    said = " ".join(present(restart_loop.restart_loop(reliable(), program=program)).lines)
     assert "What was trained since the last checkpoint is lost then." in said, program
     assert ("The program saves before the time limit" in said) is saves, program
 
@@ -351,8 +350,7 @@ def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab, failures: Failures) -> N
             assert all(line in ended.said for line in said), ended.said
             assert ended.asked == (["scontrol requeue 41"] if said else [])
     # The allocation of a requeued job holds other nodes.
-    renewed = {**kinds, "n7": old, "n8": new}
-    words = " ".join(f"{name}={kind}" for name, kind in renewed.items())
+    words = " ".join(f"{name}={kind}" for name, kind in {**kinds, "n7": old, "n8": new}.items())
     ended = lab.run(job, ["0"], allocation="n7 n8 n4", TEST_KINDS=words)
     assert ended.starts == ["n8 n7"]
 
@@ -623,8 +621,7 @@ def test_more_nodes_than_are_asked_at_once(lab: Lab) -> None:
     nodes = [f"n{number}" for number in range(9)]
     ended = lab.run(job, [f"1 {nodes[0]} {nodes[7]}", "0"], allocation=" ".join(nodes))
     assert ended.starts == ["n0 n1", "n2 n1"]
-    left_out = re.findall(r"node (\w+) is left out", ended.said)
-    assert left_out == ["n0", "n7"]
+    assert re.findall(r"node (\w+) is left out", ended.said) == ["n0", "n7"]
 
 
 def test_whoever_asks_what_the_job_starts_is_led_to_its_program(lab: Lab) -> None:

@@ -76,8 +76,7 @@ def test_a_real_run_differs_from_the_verified_step_in_its_stages_and_routing_alo
     verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2)))
     step = step_config(verified.plan, verified.decision, steps=5, warmup_steps=1)
     training = training_config(verified, steps=5, warmup_steps=1)
-    changed = {"stages": step.stages, "routing": step.routing}
-    assert training.model_copy(update=changed) == step
+    assert training.model_copy(update={"stages": step.stages, "routing": step.routing}) == step
     config = _trained(tiny, max_chunk_tokens=None, stage_recompute=("none", "none"), chunks=(1, 1))
     assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
     assert config.routing.mode == "learned"

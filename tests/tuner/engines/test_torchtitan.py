@@ -248,8 +248,7 @@ def test_torchtitan_itself_builds_qwen3_5_with_its_vision_tower(tmp_path: Path) 
 @each_row(("context", "kernels"), ((1, "varlen"), (2, "flex")))
 def test_gpt_oss_keeps_the_kernels_of_its_release(context: int, kernels: str) -> None:
     changes = {"context_parallel_size": context, "expert_data_parallel_size": context}
-    verified = _verified("gpt-oss-20b", **changes)
-    assert _toml(verified)["model"]["attn_backend"] == kernels
+    assert _toml(_verified("gpt-oss-20b", **changes))["model"]["attn_backend"] == kernels
 
 
 def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:

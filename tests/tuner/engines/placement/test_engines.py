@@ -399,7 +399,6 @@ def test_engines_that_count_moe_layers_say_which_model_they_fit(target: str) -> 
 
 
 def test_arrays_hold_no_pickle() -> None:
-    files = emit_placement("eplb", sample_placement(sample_decision()))
-    for file in files:
+    for file in emit_placement("eplb", sample_placement(sample_decision())):
         if file.data is not None:
             assert np.load(io.BytesIO(file.data), allow_pickle=False).dtype == np.int64

@@ -102,8 +102,7 @@ def test_both_servers_say_the_same_cell_and_only_attention_gets_caches(
     assert "kv_consumer" in _after(calls["attention"]["argv"], "--kv-transfer-config")
     for call in calls.values():
         assert call["environment"]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-        options = {word for word in call["argv"] if word.startswith("--")}
-        assert options <= VLLM_0_30_AFD.options
+        assert {word for word in call["argv"] if word.startswith("--")} <= VLLM_0_30_AFD.options
         assert {name for name in call["environment"] if name.startswith("VLLM")} <= (
             VLLM_0_30_AFD.environment
         )

@@ -312,8 +312,7 @@ def _kubernetes(files: dict[str, str], engine: str) -> int:
             continue
         held = sum(map(_limits, pods))
         if engine != "trtllm":
-            command = pods[0]["spec"]["containers"][0]["command"]
-            assert _of_words(command[-1], engine) == held
+            assert _of_words(pods[0]["spec"]["containers"][0]["command"][-1], engine) == held
         total += each["spec"]["replicas"] * held
     return total
 

@@ -684,8 +684,7 @@ def test_a_machine_deals_out_its_devices_once_and_must_have_all(
     done = programs.run(script, cwd=launch, servers=3, AVAILABLE="6")
     assert done.code == 0, done.stderr
     started = [call["environment"] for call in programs.calls()]
-    dealt = sorted(one["CUDA_VISIBLE_DEVICES"] for one in started)
-    assert dealt == ["0,1", "2,3", "4,5"]
+    assert sorted(one["CUDA_VISIBLE_DEVICES"] for one in started) == ["0,1", "2,3", "4,5"]
     assert len({one["PORT"] for one in started}) == 3
 
 
@@ -802,8 +801,7 @@ def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> 
         exported = set(re.findall(r"^export ([A-Z_]+)=", body, flags=re.MULTILINE))
         assert exported <= manifest.environment
         if engine != "trtllm":
-            said = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body))
-            assert said <= manifest.options
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body)) <= manifest.options
 
 
 def test_hybrids_say_how_states_are_kept_and_moved() -> None:

@@ -70,8 +70,7 @@ def _deployment(each: dict[str, Any]) -> None:
     spec = each["spec"]
     _keys(spec, needed={"replicas", "selector", "template"}, known={"strategy"})
     chosen = spec["selector"]["matchLabels"]
-    labels = spec["template"]["metadata"]["labels"]
-    assert chosen.items() <= labels.items()
+    assert chosen.items() <= spec["template"]["metadata"]["labels"].items()
     _pod_template(spec["template"])
 
 
@@ -181,8 +180,7 @@ def _expanded(word: str, values: dict[str, str]) -> str:
             found, index = found + "$", index + 2
         elif word[index : index + 2] == "$(" and ")" in word[index:]:
             end = word.index(")", index)
-            name = word[index + 2 : end]
-            found += values.get(name, word[index : end + 1])
+            found += values.get(word[index + 2 : end], word[index : end + 1])
             index = end + 1
         else:
             found, index = found + word[index], index + 1
@@ -302,8 +300,7 @@ def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> 
 
 @each_row("target", ("kubernetes", "dynamo"))
 def test_pods_that_share_devices_have_the_division(target: str) -> None:
-    qwen = example_model("qwen3-235b-a22b")
-    objects = _objects(target, "sglang", shared_device(), qwen)
+    objects = _objects(target, "sglang", shared_device(), example_model("qwen3-235b-a22b"))
     (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
     (text,) = files.values()
     assert yaml.safe_load(text)["manual_divisions"] == [[56, 76, 1]]

@@ -166,8 +166,7 @@ def test_a_placement_that_suits_nobody_is_refused(
 def test_a_placement_that_the_plan_counts_on_is_not_forgotten(
     deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
-    goal = {"placement": "placed"}
-    verified = sample_serving(deepseek, aggregated(**ON_FOUR), goal=goal)
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR), goal={"placement": "placed"})
     with pytest.raises(UnsuitedPlacementError, match=r"counts on .*placed; emit that placement"):
         emit_serving("sglang", verified)
     assert emit_serving("sglang", verified, placement=placement)
@@ -205,8 +204,7 @@ def test_trtllm_names_the_balancer_in_its_options(
     files = {
         str(file.path): file.text for file in emit_serving("trtllm", verified, placement=placement)
     }
-    options = yaml.safe_load(files["aggregated.yaml"])
-    name = Path(options["moe_config"]["load_balancer"]).name
+    name = Path(yaml.safe_load(files["aggregated.yaml"])["moe_config"]["load_balancer"]).name
     assert yaml.safe_load(files[name])["num_slots"] == 8
     assert "llm_api_options.yaml" not in files
     assert 'cd -- "$FILES"' in files["aggregated.sh"]
