@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.rows import each_row
 from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
 from tests.tuner.models import example_model
@@ -18,9 +16,7 @@ from tuner.spec.model import ModelSpec
 MEGATRON = ("megatron-lm", "megatron-bridge")
 
 
-@pytest.fixture(scope="module")
-def mixtral() -> ModelSpec:
-    return example_model("mixtral-8x7b")
+MIXTRAL = example_model("mixtral-8x7b")
 
 
 def _verified(
@@ -40,30 +36,28 @@ def _texts(verified: VerifiedPlan) -> dict[str, str]:
 
 
 @each_row("target", MEGATRON)
-def test_a_coefficient_is_written_where_the_spec_states_it(mixtral: ModelSpec, target: Any) -> None:
-    texts = _texts(_verified(mixtral, target, goal={"moe_aux_loss_coeff": 1e-3}))
+def test_a_coefficient_is_written_where_the_spec_states_it(target: Any) -> None:
+    texts = _texts(_verified(MIXTRAL, target, goal={"moe_aux_loss_coeff": 1e-3}))
     lines = "".join(texts.values()).splitlines()
     assert {"--moe-aux-loss-coeff 0.001", "model.moe_aux_loss_coeff=0.001"} & set(lines)
     assert any("auxiliary loss with coefficient 0.001" in line for line in lines), target
 
 
 @each_row("target", MEGATRON)
-def test_without_one_it_is_not_written_and_every_file_says_so(
-    mixtral: ModelSpec, target: Any
-) -> None:
+def test_without_one_it_is_not_written_and_every_file_says_so(target: Any) -> None:
     said = "assumed: balanced routing, though no auxiliary loss is written here"
-    for name, text in _texts(_verified(mixtral, target, goal={})).items():
+    for name, text in _texts(_verified(MIXTRAL, target, goal={})).items():
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         assert not any("aux" in line for line in lines), (target, name)
         assert said in text, (target, name)
 
 
-def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model(mixtral: ModelSpec) -> None:
+def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model() -> None:
     recorded = {"routing": Routing(path=Path("routing.json"))}
     dense = example_model("llama-3.1-405b")
     alone = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
     for verified in (
-        _verified(mixtral, "megatron-lm", goal=recorded),
+        _verified(MIXTRAL, "megatron-lm", goal=recorded),
         _verified(dense, "megatron-lm", goal={}, recompute_modules=(), **alone),
     ):
         plan = verified.plan
@@ -77,23 +71,21 @@ def test_a_bias_of_the_experts_balances_them() -> None:
     assert "the experts' bias is to bring about" in line
 
 
-def test_chunks_under_expert_parallelism_warn_in_the_plan_and_in_every_file(
-    mixtral: ModelSpec,
-) -> None:
-    chunked = _verified(mixtral, "megatron-lm", goal={}, chunks=(4, 4))
+def test_chunks_under_expert_parallelism_warn_in_the_plan_and_in_every_file() -> None:
+    chunked = _verified(MIXTRAL, "megatron-lm", goal={}, chunks=(4, 4))
     assert any(DEADLOCK in note for note in with_assumptions(chunked.plan).provenance.notes)
     assert all(f"# {DEADLOCK}" in text for text in _texts(chunked).values())
     alone = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
     for safe in (
-        _verified(mixtral, "megatron-lm", goal={}),
-        _verified(mixtral, "megatron-lm", goal={}, chunks=(4, 4), **alone),
+        _verified(MIXTRAL, "megatron-lm", goal={}),
+        _verified(MIXTRAL, "megatron-lm", goal={}, chunks=(4, 4), **alone),
     ):
         assert not any(DEADLOCK in note for note in with_assumptions(safe.plan).provenance.notes)
         assert not any(DEADLOCK in text for text in _texts(safe).values())
 
 
-def test_a_plan_names_the_target_of_each_assumption(mixtral: ModelSpec) -> None:
-    plan = _verified(mixtral, "megatron-lm", goal={}).plan
+def test_a_plan_names_the_target_of_each_assumption() -> None:
+    plan = _verified(MIXTRAL, "megatron-lm", goal={}).plan
     both = changed(plan, {"emit": ("megatron-lm", "deepspeed", "slurm")})
     notes = with_assumptions(both).provenance.notes
     assert any(note.startswith("megatron-lm: assumed: balanced routing") for note in notes)

@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 import tomllib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,29 +144,145 @@ def emitted(verified: VerifiedPlan, name: str) -> str:
     return texts_of(emit(target, verified))[name]
 
 
-@each_row("target", (*RESUMED, "deepspeed"))
-def test_every_script_says_how_often_and_how_large(target: Any) -> None:
-    script = emitted(saving(target), "run.sh")
-    assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
-    removes = target in ("megatron-bridge", "torchtitan", "deepspeed")
-    assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
-    retains = target.startswith("megatron-lm")
-    newest = (
-        "30.0 GiB for the newest, the one that is written and that of every 120,000 steps,"
-        " which stays."
-    )
-    assert (newest in script) == retains
-    assert "all of them are kept" not in script
-    # DeepSpeed has no rule for it: the program does, and the README tells its author.
-    by_program = "DeepSpeed removes no checkpoint: your program does" in script
-    assert by_program == (target == "deepspeed")
+WAITS = "# Checkpoint every 120 steps (4.00 min), training waits for it;"
+LAST_TWO = "10.0 GiB each, 30.0 GiB for 2 and the one that is written."
+NEWEST = (
+    "30.0 GiB for the newest, the one that is written and that of every 120,000 steps, which stays."
+)
+BY_PROGRAM = "DeepSpeed removes no checkpoint: your program does"
+"""DeepSpeed has no rule for it: the program does, and the README tells its author."""
+PACKAGE = "# From core 0.17 on, --async-save needs the package nvidia-resiliency-ext"
+LMS = ("megatron-lm", "megatron-lm-0.16")
+BRIDGES = ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02")
+RESHARDABLE = {
+    **dict.fromkeys(LMS, ("megatron_args.txt", "--dist-ckpt-optim-fully-reshardable\n")),
+    **dict.fromkeys(
+        BRIDGES, ("overrides.txt", "checkpoint.dist_ckpt_optim_fully_reshardable=true\n")
+    ),
+}
+ASYNC: dict[str, Any] = {"is_asynchronous": True}
+FSDP: dict[str, Any] = {"zero_stage": 2}
+SYNC_ARGUMENTS = ("--save-interval 120",), ("--async-save",)
+Made = Callable[..., VerifiedPlan]
+Words = tuple[str, ...]
+SAID: list[tuple[Made, Words, dict[str, Any], str, Words, Words]] = [
+    (saving, LMS, {}, "run.sh", (WAITS, NEWEST), (LAST_TWO, BY_PROGRAM, "all of them are kept")),
+    (
+        saving,
+        ("megatron-bridge", "torchtitan"),
+        {},
+        "run.sh",
+        (WAITS, LAST_TWO),
+        (NEWEST, BY_PROGRAM, "all of them are kept"),
+    ),
+    (saving, ("deepspeed",), {}, "run.sh", (WAITS, LAST_TWO, BY_PROGRAM), (NEWEST,)),
+    # Saving in the background, and what it needs. Bridge cannot be started without the package.
+    (saving, LMS, {}, "megatron_args.txt", *SYNC_ARGUMENTS),
+    (
+        saving,
+        LMS,
+        ASYNC,
+        "megatron_args.txt",
+        ("--async-save\n", "--use-persistent-ckpt-worker\n", PACKAGE),
+        (),
+    ),
+    (saving, LMS, {}, "run.sh", (), (PACKAGE,)),
+    (saving, LMS, ASYNC, "run.sh", (PACKAGE,), ()),
+    (
+        saving,
+        ("megatron-bridge",),
+        ASYNC,
+        "run.sh",
+        ('"checkpoint.load=$CHECKPOINTS" checkpoint.async_save=true)',),
+        ("resiliency",),
+    ),
+    (
+        saving,
+        ("megatron-bridge",),
+        {},
+        "overrides.txt",
+        ("checkpoint.save_interval=120\n", "checkpoint.most_recent_k=2\n"),
+        (),
+    ),
+    *(
+        (saving, ("torchtitan",), options, "run.sh", *told)
+        for options, told in (
+            (ASYNC, (("is copied into pinned memory of the host",), ())),
+            ({}, ((), ("is copied into pinned memory of the host",))),
+        )
+    ),
+    # Releases that cannot save Megatron-FSDP in the background wait and say so.
+    *(
+        (
+            saving,
+            (target,),
+            ASYNC | FSDP,
+            "run.sh",
+            (f"training waits for it: {target} writes checkpoints in the background with",),
+            ("written in the background;", "checkpoint.async_save=true"),
+        )
+        for target in ("megatron-lm-0.16", *BRIDGES[1:])
+    ),
+    (saving, ("megatron-lm-0.16",), ASYNC | FSDP, "megatron_args.txt", (), ("\n--async-save",)),
+    *(
+        (
+            saving,
+            targets,
+            ASYNC | {"zero_stage": zero_stage},
+            "run.sh",
+            ("written in the background;", *said),
+            ("writes checkpoints in the background with",),
+        )
+        for targets, zero_stage, said in (
+            (LMS, 1, ()),
+            (LMS[:1], 2, ()),
+            (BRIDGES, 1, ("checkpoint.async_save=true",)),
+            (BRIDGES[:1], 2, ("checkpoint.async_save=true",)),
+        )
+    ),
+    (saving, LMS[:1], ASYNC | FSDP, "megatron_args.txt", ("\n--async-save",), ()),
+    # What the other layout restores. Megatron-FSDP's need no flag, and a job that waits none.
+    *(
+        (made, (target,), options, name, (line,) * is_told, (line,) * (not is_told))
+        for target, (name, line) in RESHARDABLE.items()
+        for made, options, is_told in (
+            (continuing, {}, True),
+            (continuing, {"is_fewer": True}, True),
+            (continuing, FSDP, False),
+            (continuing, {"decision": "wait"}, False),
+            (saving, {}, False),
+        )
+    ),
+    *(
+        (continuing, tuple(RESUMED), options, "run.sh", *told)
+        for options, told in (
+            ({}, (("launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS.",), ())),
+            ({"is_fewer": True}, (("For 7 of 8 nodes, while one is missing",), ())),
+            ({"decision": "wait"}, ((), ("missing and no spare",))),
+        )
+    ),
+]
+
+
+@each_row(("made", "targets", "options", "name", "said", "unsaid"), SAID)
+def test_files_say_how_the_run_saves(
+    made: Made, targets: Words, options: dict[str, Any], name: str, said: Words, unsaid: Words
+) -> None:
+    for target in targets:
+        text = emitted(made(target, **options), name)
+        assert [words for words in (*said, *unsaid) if words in text] == [*said], target
+
+
+def test_releases_know_the_flags() -> None:
+    flags = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
+    flags |= {"--save-retain-interval", "--dist-ckpt-optim-fully-reshardable"}
+    assert all(flags <= set(known) for known in FLAGS["releases"].values())
 
 
 @each_row("program", ("reference", "torchrun"))
 def test_the_reference_step_promises_no_checkpoints(tmp_path: Path, program: str) -> None:
     made = changed(saving(program, model_name="mixtral-8x7b"), {"plan.emit": (program, "slurm")})
-    for target, files in emit_all(made).items():
-        write_emitted(tmp_path / program / target, files)
+    write_emitted(tmp_path / program, emit_all(made))
     assert "checkpoints" not in json.loads(
         (tmp_path / f"{program}/{program}/train.json").read_text()
     )
@@ -186,101 +303,16 @@ def test_megatron_keeps_the_newest_and_one_more_of_a_run(
     assert f"--save-retain-interval {retained}" in lines, steps
     # The parser asserts it, and reads the flag in every release.
     assert retained % 120 == 0
-    assert all("--save-retain-interval" in flags for flags in FLAGS["releases"].values())
     assert steps // retained <= 1
     # The first save after a checkpoint without a number would fail.
     assert "that says release" in emitted(verified, "run.sh")
 
 
-@each_row("target", ("megatron-lm", "megatron-lm-0.16"))
-def test_megatron_saves_in_the_background_where_the_plan_does(target: str) -> None:
-    waiting = emitted(saving(target), "megatron_args.txt").splitlines()
-    assert "--save-interval 120" in waiting
-    assert "--async-save" not in waiting
-    background = emitted(saving(target, is_asynchronous=True), "megatron_args.txt").splitlines()
-    assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
-    new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
-    assert all(new <= set(flags) for flags in FLAGS["releases"].values())
-
-
-def test_megatron_says_what_saving_in_the_background_needs() -> None:
-    line = "# From core 0.17 on, --async-save needs the package nvidia-resiliency-ext"
-    for target in ("megatron-lm", "megatron-lm-0.16"):
-        for name in ("run.sh", "megatron_args.txt"):
-            for is_asynchronous in (False, True):
-                text = emitted(saving(target, is_asynchronous=is_asynchronous), name)
-                assert (line in text) is is_asynchronous, (target, name, is_asynchronous)
-    # Bridge cannot be started without the package.
-    assert "resiliency" not in emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
-
-
-def test_megatron_saves_what_the_other_layout_restores() -> None:
-    flag = "--dist-ckpt-optim-fully-reshardable"
-    override = "checkpoint.dist_ckpt_optim_fully_reshardable=true"
-    assert all(flag in flags for flags in FLAGS["releases"].values())
-    targets = {
-        "megatron-lm": ("megatron_args.txt", flag),
-        "megatron-lm-0.16": ("megatron_args.txt", flag),
-        "megatron-bridge": ("overrides.txt", override),
-        "megatron-bridge-26.04": ("overrides.txt", override),
-        "megatron-bridge-26.02": ("overrides.txt", override),
-    }
-    for target, (name, line) in targets.items():
-        assert line in emitted(continuing(target), name).splitlines(), target
-        assert line in emitted(continuing(target, is_fewer=True), name).splitlines(), target
-        # Megatron-FSDP's need no flag; nothing changes for a job that waits.
-        for other in (
-            continuing(target, zero_stage=2),
-            continuing(target, decision="wait"),
-            saving(target),
-        ):
-            assert line not in emitted(other, name), target
-
-
-@each_row("target", RESUMED)
-def test_scripts_name_the_launch_files_of_the_other_layout(target: Any) -> None:
-    full = emitted(continuing(target), "run.sh")
-    assert "launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS." in full, target
-    fewer = emitted(continuing(target, is_fewer=True), "run.sh")
-    assert "For 7 of 8 nodes, while one is missing" in fewer, target
-    waits = emitted(continuing(target, decision="wait"), "run.sh")
-    assert "missing and no spare" not in waits, target
-
-
-@each_row(
-    ("target", "name", "option"),
-    (
-        ("megatron-lm", "megatron_args.txt", "--async-save"),
-        ("megatron-lm-0.16", "megatron_args.txt", "--async-save"),
-        ("megatron-bridge", "run.sh", "checkpoint.async_save=true"),
-        ("megatron-bridge-26.04", "run.sh", "checkpoint.async_save=true"),
-        ("megatron-bridge-26.02", "run.sh", "checkpoint.async_save=true"),
-    ),
-)
-@each_row("zero_stage", (1, 2))
-def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_so(
-    target: str, name: str, option: str, zero_stage: int
-) -> None:
-    verified = saving(target, is_asynchronous=True, zero_stage=zero_stage)
-    waits = zero_stage == 2 and target not in ("megatron-lm", "megatron-bridge")
-    assert (option in emitted(verified, name)) != waits, (target, zero_stage)
-    script = emitted(verified, "run.sh")
-    how = f"training waits for it: {target} writes checkpoints in the background with"
-    assert (how in script) == waits, (target, zero_stage)
-    assert ("written in the background;" in script) != waits, (target, zero_stage)
-
-
-def test_bridge_and_torchtitan_keep_the_last_two() -> None:
-    overrides = emitted(saving("megatron-bridge"), "overrides.txt").splitlines()
-    assert {"checkpoint.save_interval=120", "checkpoint.most_recent_k=2"} <= set(overrides)
-    script = emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
-    assert '"checkpoint.load=$CHECKPOINTS" checkpoint.async_save=true)' in script
+def test_torchtitan_keeps_the_last_two() -> None:
     for is_asynchronous, mode in ((False, "disabled"), (True, "async_with_pinned_mem")):
         verified = saving("torchtitan", is_asynchronous=is_asynchronous)
         written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
         assert written == {"interval": 120, "async_mode": mode, "keep_latest_k": 2}
-        script = emitted(verified, "run.sh")
-        assert ("is copied into pinned memory of the host" in script) == is_asynchronous
     # A job of Slurm takes nothing away. Processors have no memory to pin; a launch may be of two
     # engines.
     pinned = saving("torchtitan", is_asynchronous=True)

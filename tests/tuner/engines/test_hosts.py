@@ -69,11 +69,6 @@ def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> V
     return changed(verified, {"plan.placement": placement})
 
 
-def write(verified: VerifiedPlan, folder: Path) -> None:
-    for target, files in emit_all(verified).items():
-        write_emitted(folder / target, files)
-
-
 def environment(**changes: str) -> dict[str, str]:
     wanted = {"MEGATRON_LM": "/megatron", "MODULE": "mine", "CONFIG": "mixtral", "TRAIN": "mine.py"}
     return wanted | changes
@@ -83,7 +78,7 @@ def test_every_node_gets_the_number_of_its_line(tmp_path: Path, failures: Failur
     recorders = Recorders(tmp_path / "recorders")
     for number, program in enumerate(PROGRAMS):
         verified = placed(program)
-        write(verified, tmp_path)
+        write_emitted(tmp_path, emit_all(verified))
         placement = present(verified.plan.placement)
         lines = (tmp_path / program / HOSTS_NAME).read_text().splitlines()
         assert tuple(lines) == placement.hosts == ORDER
@@ -106,7 +101,7 @@ def test_every_node_gets_the_number_of_its_line(tmp_path: Path, failures: Failur
 def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path, failures: Failures) -> None:
     recorders = Recorders(tmp_path / "recorders")
     for program in PROGRAMS:
-        write(placed(program), tmp_path)
+        write_emitted(tmp_path, emit_all(placed(program)))
         job = tmp_path / "slurm" / "job.sbatch"
         assert tuple((job.parent / HOSTS_NAME).read_text().splitlines()) == ORDER
         directives = directives_of(job.read_text())
@@ -130,14 +125,14 @@ def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path, failures: 
 
 
 def test_short_and_full_names_are_one_node(tmp_path: Path, recorders: Recorders) -> None:
-    write(placed("reference"), tmp_path)
+    write_emitted(tmp_path, emit_all(placed("reference")))
     for here, rank in (("node1", 1), ("node1.cluster", 1), ("node2.cluster", 3)):
         ran = recorders.run(tmp_path / "reference" / "run.sh", cwd=tmp_path, SLURMD_NODENAME=here)
         assert f"--node-rank={rank}" in ran.only("torchrun"), here
 
 
 def test_a_start_in_the_wrong_place_says_so(tmp_path: Path, failures: Failures) -> None:
-    write(placed("reference"), tmp_path)
+    write_emitted(tmp_path, emit_all(placed("reference")))
     recorders = Recorders(tmp_path / "recorders")
     cases: list[tuple[dict[str, str], str]] = [
         ({"SLURMD_NODENAME": "node9"}, "hosts.txt: start on the nodes that it names"),
@@ -158,7 +153,7 @@ def test_a_start_in_the_wrong_place_says_so(tmp_path: Path, failures: Failures) 
 
 def test_nodes_without_a_name_are_left_to_the_reader(tmp_path: Path) -> None:
     hosts = ("node3", "node1", "old $(rm)-0", "old $(rm)-1")
-    write(placed("megatron-lm", hosts=hosts, pools=2), tmp_path)
+    write_emitted(tmp_path, emit_all(placed("megatron-lm", hosts=hosts, pools=2)))
     lines = (tmp_path / "megatron-lm" / HOSTS_NAME).read_text().splitlines()
     assert lines == ["node3", "node1", "old-rm--0", "old-rm--1"]
     job = (tmp_path / "slurm" / "job.sbatch").read_text()

@@ -25,7 +25,6 @@ from tuner.engines.capabilities import TARGETS
 from tuner.engines.writers import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -102,9 +101,7 @@ REPLICAS = {
 """Of targets without other parallelism."""
 
 
-@pytest.fixture(scope="module")
-def mixtral() -> ModelSpec:
-    return example_model("mixtral-8x7b")
+MIXTRAL = example_model("mixtral-8x7b")
 
 
 def _suited(target: str, stages: int = 2) -> dict[str, object]:
@@ -123,17 +120,17 @@ def _suited(target: str, stages: int = 2) -> dict[str, object]:
     return found
 
 
-def test_the_table_and_the_manifests_name_the_same_targets_and_no_other(mixtral: ModelSpec) -> None:
+def test_the_table_and_the_manifests_name_the_same_targets_and_no_other() -> None:
     assert set(EMITTERS) == set(TARGETS)
-    verified = sample_verified(mixtral, sample_decision(), emit=("megatron",))
+    verified = sample_verified(MIXTRAL, sample_decision(), emit=("megatron",))
     with pytest.raises(UnknownTargetError, match=r"'megatron'.*reference.*megatron-lm"):
         emit_all(verified)
 
 
-def test_emitted_files_equal_the_golden_ones(mixtral: ModelSpec, failures: Failures) -> None:
+def test_emitted_files_equal_the_golden_ones(failures: Failures) -> None:
     for target in EMITTERS:
         decision = sample_decision(**_suited(target))
-        for file in emit(target, sample_verified(mixtral, decision, emit=(target,))):
+        for file in emit(target, sample_verified(MIXTRAL, decision, emit=(target,))):
             # Programs carry another suffix here, so that no tool takes them for the project's own.
             suffix = ".golden" if file.path.suffix == ".py" else ""
             path = GOLDEN / target / f"{file.path}{suffix}"
@@ -151,12 +148,12 @@ ADAPTED = {
 """The files that differ where adapters are trained."""
 
 
-def test_files_of_adapters_equal_the_golden_ones(mixtral: ModelSpec, failures: Failures) -> None:
+def test_files_of_adapters_equal_the_golden_ones(failures: Failures) -> None:
     tune = Adapters(method="lora", rank=16)
     for target, names in ADAPTED.items():
         replicas = REPLICAS if target == "deepspeed" else {}
         decision = sample_decision(**_suited(target) | replicas)
-        verified = sample_verified(mixtral, decision, emit=(target,))
+        verified = sample_verified(MIXTRAL, decision, emit=(target,))
         tuned = VerifiedPlan.waive(
             changed(verified.plan, {"goal.tune": tune}), reason="moetune plan does not launch"
         )
@@ -168,12 +165,12 @@ def test_files_of_adapters_equal_the_golden_ones(mixtral: ModelSpec, failures: F
                 assert_golden(files[name], path)
 
 
-def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpec) -> None:
+def test_every_file_says_what_was_measured_or_that_nothing_was() -> None:
     wrong = []
     for target in EMITTERS:
         decision = sample_decision(**_suited(target))
         waived, measured = (
-            sample_verified(mixtral, decision, emit=(target,), waived=reason)
+            sample_verified(MIXTRAL, decision, emit=(target,), waived=reason)
             for reason in ("moetune plan does not launch", "")
         )
         files = texts_of(emit(target, waived))
@@ -194,7 +191,6 @@ def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpe
 @pytest.mark.parametrize("points", grid(tuple(EMITTERS), (1, 4, 8), tuple(DECISIONS)))
 def test_the_requested_devices_are_those_of_the_plan(
     points: list[tuple[str, int, str]],
-    mixtral: ModelSpec,
     tmp_path: Path,
     failures: Failures,
     recorders: Recorders,
@@ -203,12 +199,11 @@ def test_the_requested_devices_are_those_of_the_plan(
         stages = 2 if name == "two stages on 16" else 1
         decision = sample_decision(**{**DECISIONS[name], **_suited(target, stages)})
         verified = sample_verified(
-            mixtral, decision, emit=(target,), devices_per_node=devices_per_node
+            MIXTRAL, decision, emit=(target,), devices_per_node=devices_per_node
         )
         launch = tmp_path / str(number)
         with failures.of(target, devices_per_node, name):
-            for each, files in emit_all(verified).items():
-                write_emitted(launch / each, files)
+            write_emitted(launch, emit_all(verified))
             assert _requested_devices(launch, recorders, target=target) == decision.num_devices
 
 
@@ -235,22 +230,20 @@ def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> in
 )
 def test_hostile_names_and_paths_come_out_harmless(
     points: list[tuple[str, str]],
-    mixtral: ModelSpec,
     tmp_path: Path,
     failures: Failures,
     recorders: Recorders,
 ) -> None:
     for number, (target, hostile) in enumerate(points):
         verified = sample_verified(
-            mixtral.model_copy(update={"name": hostile}),
+            MIXTRAL.model_copy(update={"name": hostile}),
             sample_decision(**_suited(target)),
             emit=(target,),
             devices_per_node=16,
             waived=hostile,
         )
         launch = tmp_path / f"{number} {hostile.replace('/', '_')}" / "launch"
-        for each, files in emit_all(verified).items():
-            write_emitted(launch / each, files)
+        write_emitted(launch, emit_all(verified))
         script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
         python = launch / "python"
         shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
@@ -277,11 +270,11 @@ def test_hostile_names_and_paths_come_out_harmless(
 
 
 def test_a_script_refuses_another_number_of_devices(
-    mixtral: ModelSpec, tmp_path: Path, failures: Failures, recorders: Recorders
+    tmp_path: Path, failures: Failures, recorders: Recorders
 ) -> None:
     for target in (name for name in PROGRAMS if name != "slurm"):
         decision = sample_decision(**_suited(target))
-        files = emit(target, sample_verified(mixtral, decision, emit=(target,)))
+        files = emit(target, sample_verified(MIXTRAL, decision, emit=(target,)))
         write_emitted(tmp_path / target, files)
         for nodes, processes in (("2", "4"), ("x", "8"), ("", "-1"), ("2;touch injected", "8")):
             ran = recorders.run(
@@ -301,9 +294,9 @@ def test_a_script_refuses_another_number_of_devices(
 
 
 def test_several_nodes_need_their_number_and_the_name_of_the_first(
-    mixtral: ModelSpec, tmp_path: Path, recorders: Recorders
+    tmp_path: Path, recorders: Recorders
 ) -> None:
-    write_emitted(tmp_path, emit("reference", sample_verified(mixtral, sample_decision())))
+    write_emitted(tmp_path, emit("reference", sample_verified(MIXTRAL, sample_decision())))
     for given, lacking in (
         ({"MASTER_ADDR": "head"}, "NODE_RANK"),
         ({"SLURM_NODEID": "1"}, "MASTER_ADDR"),

@@ -626,8 +626,7 @@ def test_more_nodes_than_are_asked_at_once(lab: Lab) -> None:
 
 def test_whoever_asks_what_the_job_starts_is_led_to_its_program(lab: Lab) -> None:
     launch = lab.folder / "asked" / "launch"
-    for target, files in emit_all(changed(reliable(), {"plan.emit": (PROGRAM, "slurm")})).items():
-        write_emitted(launch / target, files)
+    write_emitted(launch, emit_all(changed(reliable(), {"plan.emit": (PROGRAM, "slurm")})))
     read = read_launch(str(launch / "slurm" / "job.sbatch"))
     assert read.engine is TrainingEngine.MEGATRON
     assert (read.devices, read.devices_per_node, read.save_interval) == (8, 4, 120)

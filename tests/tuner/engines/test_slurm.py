@@ -43,8 +43,7 @@ def test_cpus_are_requested_without_accelerators() -> None:
 def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
     emitted = ("slurm", "megatron-lm", "reference")
     verified = sample_verified(MIXTRAL, sample_decision(), emit=emitted)
-    for target, files in emit_all(verified).items():
-        write_emitted(tmp_path / target, files)
+    write_emitted(tmp_path, emit_all(verified))
     ran = Recorders(tmp_path / "recorders").run(
         tmp_path / "slurm" / "job.sbatch",
         "--train-iters",
@@ -77,8 +76,7 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(
     for program, changes, started in cases:
         decision = sample_decision(**changes)
         verified = sample_verified(MIXTRAL, decision, emit=(program, "slurm"))
-        for target, files in emit_all(verified).items():
-            write_emitted(tmp_path / target, files)
+        write_emitted(tmp_path, emit_all(verified))
         ran = recorders.run(
             tmp_path / "slurm" / "job.sbatch",
             cwd=tmp_path / "slurm",
@@ -111,8 +109,7 @@ def test_a_wrapper_without_program_starts_the_reference_step_from_anywhere(tmp_p
 def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path: Path) -> None:
     verified = sample_verified(MIXTRAL, sample_decision(), emit=("slurm", "megatron-lm"))
     plan, elsewhere = tmp_path / "a plan", tmp_path / "else where"
-    for target, files in emit_all(verified).items():
-        write_emitted(plan / target, files)
+    write_emitted(plan, emit_all(verified))
     elsewhere.mkdir()
     spooled = tmp_path / "slurm_script"
     job = plan / "slurm" / "job.sbatch"

@@ -153,10 +153,14 @@ def assert_golden(text: str, path: Path) -> None:
     assert text == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
 
 
-def write_emitted(folder: Path, files: Iterable[EmittedFile]) -> None:
-    """Write the files of one target under its folder."""
-    for file in files:
-        path = folder / file.path
+def write_emitted(
+    folder: Path, files: Iterable[EmittedFile] | Mapping[str, Iterable[EmittedFile]]
+) -> None:
+    """Write the files of one target into a folder, those of several into one folder each."""
+    targets = files if isinstance(files, Mapping) else {"": files}
+    for path, file in (
+        (folder / name / one.path, one) for name, of in targets.items() for one in of
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         content = file.content
         path.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -33,7 +33,7 @@ import json, os, sys
 argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
 told = dict((k, v) for k, v in os.environ.items() if k.startswith({told!r}))
 # One write below 4 KiB, which pipes keep whole.
-call = json.dumps(dict(argv=argv, environment=told)).encode() + b"\\n"
+call = json.dumps(dict(argv=argv, environment=told, cwd=os.getcwd())).encode() + b"\\n"
 folder = {folder!r}
 if "sglang_router.launch_router" in argv or "disaggregated" in argv or argv[0] in {routers!r}:
     with open(folder + "/router.json", "wb") as file:
@@ -105,8 +105,8 @@ class Programs:
             "python": sys.executable,
             "folder": str(folder),
             "routers": _ROUTERS,
+            "told": _TOLD,
         }
-        values["told"] = _TOLD
         for name in (*_SERVERS, *_ROUTERS):
             self._write(name, _SERVER.format(**values))
         self._write("srun", _SRUN.format(**values))

@@ -36,8 +36,7 @@ def _verified(
 def _written(
     model: ModelSpec, decision: ServeDecision, launch: Path, *, emit: tuple[str, ...]
 ) -> None:
-    for target, files in emit_all_serving(_verified(model, decision, emit=emit)).items():
-        write_emitted(launch / target, files)
+    write_emitted(launch, emit_all_serving(_verified(model, decision, emit=emit)))
 
 
 def _after(argv: list[str], option: str) -> str:

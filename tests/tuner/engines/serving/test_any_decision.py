@@ -150,10 +150,6 @@ COUNTED = (
 def test_every_mode_that_an_engine_has_is_counted(
     model: ModelSpec, engine: Any, decision: Any
 ) -> None:
-    _assert_counted(engine, decision, model)
-
-
-def _assert_counted(engine: str, decision: ServeDecision, model: ModelSpec) -> None:
     verified = _serving(model, decision, engine)
     if unlaunchable(verified):
         is_shared = decision.mode == "shared_device"

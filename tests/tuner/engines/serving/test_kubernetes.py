@@ -17,6 +17,7 @@ from tests.rows import each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
+    dynamo_graph,
     sample_serving,
     shared_device,
 )
@@ -249,15 +250,10 @@ EAGLE = {"speculative": {"method": "eagle", "draft_tokens": 2, "acceptance": 0.6
 def test_pods_read_where_the_draft_layer_lies_from_a_variable(
     deepseek: ModelSpec, engine: str
 ) -> None:
-    _assert_draft_is_read(engine, deepseek)
-
-
-def _assert_draft_is_read(engine: str, deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(draft_tokens=2), engine=engine, goal=EAGLE)
     option = "--spec-model" if engine == "vllm" else "--speculative-draft-model-path"
-    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+    text, graph = dynamo_graph(verified)
     assert "# Put the path or name of the weights into MODEL and DRAFT_MODEL" in text
-    (graph,) = yaml.safe_load_all(text)
     assert {"name": "DRAFT_MODEL", "value": ""} in graph["spec"]["env"]
     args = graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"]
     assert args[args.index(option) + 1] == "$(DRAFT_MODEL)"
@@ -284,10 +280,7 @@ def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> 
         verified = sample_serving(
             deepseek, disaggregated(), engine=engine, goal={"traffic": traffic}
         )
-        (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
-        (graph,) = (
-            each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
-        )
+        _, graph = dynamo_graph(verified)
         told = {
             component["name"]: component["podTemplate"]["spec"]["containers"][0]["args"]
             for component in graph["spec"]["components"]

@@ -14,6 +14,7 @@ from tests.rows import Failures
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
+    dynamo_graph,
     sample_instances,
     sample_serving,
 )
@@ -127,8 +128,7 @@ def test_hostile_names_come_out_harmless(
             waived=hostile,
         )
         folder = launch / str(number)
-        for each, files in emit_all_serving(verified).items():
-            write_emitted(folder / each, files)
+        write_emitted(folder, emit_all_serving(verified))
         with failures.of(target, hostile):
             _assert_harmless(folder)
             if target in ("kubernetes", "dynamo"):
@@ -156,8 +156,7 @@ def test_pools_with_similar_names_keep_separate_machines(deepseek: ModelSpec) ->
     decision = disaggregated(prefill={"pool": "Old H100"}, decode={"pool": "old-h100"})
     verified = sample_serving(deepseek, decision)
     assert pool_labels(verified) == {"Old H100": "old-h100", "old-h100": "old-h100-2"}
-    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
-    (graph,) = yaml.safe_load_all(text)
+    _, graph = dynamo_graph(verified)
     selected = [
         component["podTemplate"]["spec"].get("nodeSelector")
         for component in graph["spec"]["components"]
