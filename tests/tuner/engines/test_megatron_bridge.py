@@ -52,19 +52,47 @@ def test_a_plain_model_has_no_recipe_in_the_oldest_container() -> None:
     assert '"${RECIPE:?must name a recipe}"' in script
 
 
-def test_what_is_off_is_said_because_a_recipe_may_have_it_on() -> None:
-    decided = _set(_verified("deepseek-v3", stage_recompute=("none", "none"), chunks=(1, 1)))
-    for path in (
-        "model.recompute_granularity",
-        "model.virtual_pipeline_model_parallel_size",
-        "model.moe_flex_dispatcher_backend",
-        "model.mtp_num_layers",
-        "comm_overlap",
-    ):
-        assert decided[path] is None
-    assert decided["model.overlap_moe_expert_parallel_comm"] is False
-    assert decided["model.cuda_graph_impl"] == "none"
-    assert decided["model.pipeline_model_parallel_layout"] == "Et*31|t*30L"
+@each_row(
+    ("name", "changes", "expected"),
+    (
+        # What is off is said, because a recipe may have it on.
+        (
+            "deepseek-v3",
+            {"stage_recompute": ("none", "none"), "chunks": (1, 1)},
+            {
+                "model.recompute_granularity": None,
+                "model.virtual_pipeline_model_parallel_size": None,
+                "model.moe_flex_dispatcher_backend": None,
+                "model.mtp_num_layers": None,
+                "comm_overlap": None,
+                "model.overlap_moe_expert_parallel_comm": False,
+                "model.cuda_graph_impl": "none",
+                "model.pipeline_model_parallel_layout": "Et*31|t*30L",
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            {"zero_stage": 3},
+            {
+                "ddp.use_megatron_fsdp": True,
+                "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            {"optimizer_offload": True, "rank_order": "tp-cp-ep-pp-dp"},
+            {
+                "optimizer.use_precision_aware_optimizer": True,
+                "dist.use_tp_pp_dp_mapping": True,
+            },
+        ),
+    ),
+)
+def test_a_decision_becomes_overrides(
+    name: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    decided = _set(_verified(name, **changes))
+    assert {path: decided[path] for path in expected} == expected
 
 
 def test_every_line_is_one_override_that_needs_no_shell(tmp_path: Path) -> None:
@@ -100,15 +128,6 @@ def test_the_precision_is_a_value_before_overrides_reach_it(
     ast.parse(program)
     assert expected in program
     assert f"grad_reduce_in_fp32 = {'gradient_bytes' not in changes}" in program
-
-
-def test_fsdp_and_offload_and_order_of_ranks() -> None:
-    sharded = _set(_verified("mixtral-8x7b", zero_stage=3))
-    assert sharded["ddp.use_megatron_fsdp"] is True
-    assert sharded["ddp.data_parallel_sharding_strategy"] == "optim_grads_params"
-    offloaded = _set(_verified("mixtral-8x7b", optimizer_offload=True, rank_order="tp-cp-ep-pp-dp"))
-    assert offloaded["optimizer.use_precision_aware_optimizer"] is True
-    assert offloaded["dist.use_tp_pp_dp_mapping"] is True
 
 
 def test_an_older_core_has_no_chunks_and_calls_graphs_otherwise() -> None:

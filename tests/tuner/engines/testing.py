@@ -135,6 +135,15 @@ def changed(record: RecordT, changes: Mapping[str, Any]) -> RecordT:
     return record
 
 
+def values_at(tree: Any, paths: Iterable[str]) -> dict[str, Any]:
+    """Return what lies at dotted paths of mappings, None where nothing does."""
+    found = dict.fromkeys(paths, tree)
+    for path in found:
+        for name in path.split("."):
+            found[path] = (found[path] or {}).get(name)
+    return found
+
+
 def texts_of(files: Iterable[EmittedFile]) -> dict[str, str]:
     """Return the texts of emitted files by their paths."""
     return {str(file.path): file.text for file in files}
