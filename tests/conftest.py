@@ -1,6 +1,7 @@
 """What every test may take for granted, however the run was started."""
 
 import contextlib
+import gc
 import os
 import signal
 import tempfile
@@ -14,9 +15,12 @@ from tests.leaks import MARK, Leaks
 from tests.patience import patient_s
 from tests.rows import Failures
 from tests.sockets import reachable_at
+from tuner.__main__ import COLLECTED_AFTER
 
 # As tests/run.sh has it: threads of BLAS take memory and time that tests bound.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+gc.set_threshold(*COLLECTED_AFTER)
 
 # The same examples in every run, however slow the machine: what fails once fails again. To look
 # for new ones: HYPOTHESIS_PROFILE=random pytest tests/...; a find becomes an @example.
@@ -24,6 +28,11 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", _PATIENT, derandomize=True)
 settings.register_profile("random", _PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare collections of cycles the thousands of tests and modules, which live until the end."""
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)

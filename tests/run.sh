@@ -48,10 +48,31 @@ for mark in ${LEFT_OUT[@]+"${LEFT_OUT[@]}"}; do
   MARKS="${MARKS:+$MARKS and }$mark"
 done
 
+# Types take a minute of one core: what follows runs beside them.
+TYPES_FOUND="$(mktemp)"
+mypy >"$TYPES_FOUND" 2>&1 &
+TYPES=$!
+trap 'kill "$TYPES" 2>/dev/null || true; rm -f "$TYPES_FOUND"' EXIT
+types() {
+  local code=0
+  wait "$TYPES" || code=$?
+  cat "$TYPES_FOUND"
+  return "$code"
+}
+
+# Collecting compiles the tests once, which each process of the last step would do.
+collected() {
+  local code=0 output
+  output="$(pytest --collect-only -q ${ARGUMENTS[@]+"${ARGUMENTS[@]}"})" || code=$?
+  [[ $code == 0 ]] || grep -v :: <<<"$output"
+  return "$code"
+}
+
 step "ruff format" ruff format --check --quiet .
 step "ruff check" ruff check --quiet .
-step "mypy" mypy
 step "lint-imports" lint-imports
+step "collected tests" collected
 step "accuracy floors" pytest -q tests/tuner/test_stored_runs.py
 step "moetune check" moetune check examples/checks
+step "mypy" types
 step "pytest" pytest -q -m "$MARKS" ${SIDE_BY_SIDE[@]+"${SIDE_BY_SIDE[@]}"} ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}

@@ -71,11 +71,16 @@ def room_of(path: str, rooms: Iterable[Room]) -> str:
 
 
 def count_statements(tree: ast.AST) -> int:
-    """Count the statements of a syntax tree, docstrings left out."""
-    return sum(
+    """Count the statements of a syntax tree, docstrings left out; none is inside an expression."""
+    inner = [
+        node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases")
+        for node in getattr(tree, name, ())
+    ]
+    return sum(map(count_statements, inner)) + sum(
         isinstance(node, ast.stmt)
         and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        for node in ast.walk(tree)
+        for node in inner
     )
 
 

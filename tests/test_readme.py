@@ -136,8 +136,7 @@ def test_every_block_is_fenced_and_says_what_it_is(readme: Any) -> None:
 
 def test_readmes_are_short() -> None:
     for name, most in MOST_LINES.items():
-        lines = (CHECKOUT / name).read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= most, name
+        assert len((CHECKOUT / name).read_text(encoding="utf-8").splitlines()) <= most, name
     front = FRONT.read_text(encoding="utf-8").splitlines()
     assert not [line for line in front if len(line) > LONGEST_LINE]
 
@@ -206,8 +205,7 @@ def test_the_command_line_accepts_every_command(place: str, command: str) -> Non
             name, inner, rest = rest[0], inner.commands[rest[0]], rest[1:]
         inner.make_context(name, rest)
     elif not is_elsewhere(command):
-        known = ("bash", "python", "mkdir", "cp", "sed")
-        assert words[0] in known, place
+        assert words[0] in ("bash", "python", "mkdir", "cp", "sed"), place
     scripts = [word for word in words if word.startswith(("examples/", "tests/"))]
     assert all((CHECKOUT / path).exists() for path in scripts if path.endswith((".py", ".sh")))
 
@@ -234,8 +232,7 @@ def run_line(line: str, folder: Path) -> str:
     """Run a command of a README and return what it prints."""
     done = run(["bash", "-c", line], folder)
     expected = next((code for words, code in EXITS.items() if line.startswith(words)), 0)
-    said = f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    assert done.returncode == expected, said
+    assert done.returncode == expected, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
 
@@ -338,8 +335,7 @@ def test_blocks_are_read_as_they_are_typed() -> None:
 
 def test_the_how_to_of_placements_names_every_method_and_rule_by_its_key() -> None:
     text = (CHECKOUT / "examples" / "placement" / "README.md").read_text(encoding="utf-8")
-    missing = [key.value for key in (*Method, *Dispatch) if f"`{key.value}`" not in text]
-    assert not missing
+    assert not [key.value for key in (*Method, *Dispatch) if f"`{key.value}`" not in text]
 
 
 @pytest.mark.slow

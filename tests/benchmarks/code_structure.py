@@ -1,6 +1,6 @@
 """Counts how often one idea is written, and how long the way from a plan to a price is.
 
-    python tests/benchmarks/code_structure.py [--json FILE] [--list MEASURE] [--static]
+    python tests/benchmarks/code_structure.py [--list MEASURE] [--static]
 
     configuration types   classes with fields for at least four of: tensor, pipeline, context, data
                           and expert parallelism, micro-batch
@@ -20,10 +20,8 @@
 All but the two that plan something are read from the source without importing it.
 """
 
-import argparse
 import ast
 import inspect
-import json
 import re
 import sys
 import tempfile
@@ -35,6 +33,7 @@ from statistics import median
 from types import FrameType
 from typing import Any, Final
 
+from tests.benchmarks.bars import parse, say
 from tests.test_line_budget import count_statements
 
 CHECKOUT: Final = Path(__file__).parents[2]
@@ -64,20 +63,14 @@ SPECS: Final = (
 
 def main() -> int:
     """Print the counts."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--list", dest="listed", default="")
-    parser.add_argument("--static", action="store_true", help="plan nothing")
-    options = parser.parse_args()
+    options = parse(__doc__, {"--list": "", "--static": False})
     found = static_measures(sources())
     if not options.static:
         found |= planned_measures()
     for name, items in found.items():
-        sys.stdout.write(f"{name:<22}{len(items) if isinstance(items, list) else items:>8,}\n")
-        if name == options.listed and isinstance(items, list):
-            sys.stdout.writelines(f"    {item}\n" for item in items)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        say(f"{name:<22}{len(items) if isinstance(items, list) else items:>8,}")
+        if name == options.list and isinstance(items, list):
+            say(*(f"    {item}" for item in items))
     return 0
 
 
@@ -251,8 +244,7 @@ def _plan(spec: Path) -> None:
     from tuner import api
 
     with tempfile.TemporaryDirectory() as folder:
-        made = api.plan(spec, time_limit_s=30.0)
-        api.write(Path(folder) / "plan", made)
+        api.write(Path(folder) / "plan", api.plan(spec, time_limit_s=30.0))
 
 
 class CallWatch:

@@ -14,7 +14,6 @@ machine must be idle. Printed:
     order     of the pairs whose repeats do not overlap, how many are predicted in the right order
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.bars import parse, say
 from tests.benchmarks.launched_engine import CHECKOUT, LaunchedEngine
 from tests.expect import present
 from tuner import api
@@ -41,8 +41,7 @@ ENGINES = ("deepspeed", "megatron-lm", "torchtitan")
 
 def engine_of(name: str) -> LaunchedEngine:
     """Return what is known of an engine, from its file."""
-    module = import_module(f"tests.benchmarks.launched_{name.replace('-', '_')}")
-    engine = module.ENGINE
+    engine = import_module(f"tests.benchmarks.launched_{name.replace('-', '_')}").ENGINE
     assert isinstance(engine, LaunchedEngine)
     return engine
 
@@ -170,12 +169,15 @@ def figures(engine: LaunchedEngine, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Launch if requested, then print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--launch", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        {
+            "engine": {"choices": ENGINES},
+            "folder": (Path, None),
+            "--launch": False,
+            "--repeats": 5,
+        },
+    )
     engine = engine_of(options.engine)
     folder = (options.folder or engine.stored).resolve()
     if options.launch:
@@ -186,8 +188,7 @@ def main() -> int:
                 raise SystemExit(f"{layout}: {record.status}: {record.reason}")
             steps_s[layout].append(record.measured_step_s)
             (folder / "steps.json").write_text(json.dumps(steps_s, indent=1) + "\n")
-            sys.stdout.write(f"{layout}: {record.measured_step_s:.3f} s\n")
-            sys.stdout.flush()
+            say(f"{layout}: {record.measured_step_s:.3f} s")
     result = figures(engine, folder)
     for row in result["rows"]:
         sys.stdout.write(

@@ -17,7 +17,6 @@ by, and two hold-outs that were drawn and run afterwards, the first right away (
 second by a later model (20261123). Those of examples/profiles/epyc-lora/ train adapters.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 
 from profilers.records import Record
 from profilers.steps.config import StepConfig
+from tests.benchmarks.bars import parse, say
 from tuner.config.train import TrainDecision
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.workload import StepDegrees, Workload
@@ -181,11 +181,8 @@ def kept(file: Path) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return 1 where a requirement is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="trials, JSON lines")
-    options = parser.parse_args(arguments)
-    rows = kept(options.file)
-    sys.stdout.write("\n".join(lines(rows)) + "\n")
+    rows = kept(parse(__doc__, {"file": Path}, arguments).file)
+    say(*lines(rows))
     return int(not is_as_expected(rows))
 
 

@@ -34,6 +34,8 @@ from typing import Any
 
 import psutil
 
+from tests.benchmarks.bars import parse, say
+
 SIGNALS = {
     "Ctrl-C": (signal.SIGINT,),
     "SIGTERM": (signal.SIGTERM,),
@@ -98,8 +100,7 @@ class Verification:
 
     def phase(self) -> str:
         """Return how far it is."""
-        said = (self.plan.parent / "stderr").read_text(encoding="utf-8")
-        if "ready after" in said:
+        if "ready after" in (self.plan.parent / "stderr").read_text(encoding="utf-8"):
             return "traffic"
         return "trial" if self.victims(COMMAND) else "before"
 
@@ -204,14 +205,17 @@ def _said(plan: Path) -> str:
 
 def main() -> int:
     """Try every moment; 1 where anything was left."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--seed", type=int, default=25)
-    parser.add_argument("--moments", type=int, default=24)
-    parser.add_argument("--earliest", type=float, default=0.3, help="seconds after the start")
-    parser.add_argument("--longest", type=float, default=25.0, help="likewise")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="of moetune verify")
-    chosen = parser.parse_args()
+    chosen = parse(
+        __doc__,
+        {
+            "plan": Path,
+            "--seed": 25,
+            "--moments": 24,
+            "--earliest": 0.3,
+            "--longest": 25.0,
+            "options": {"nargs": argparse.REMAINDER, "help": "of moetune verify"},
+        },
+    )
     # Shells start what is in the background with Ctrl-C ignored, and so would be what it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rng = random.Random(chosen.seed)
@@ -224,8 +228,7 @@ def main() -> int:
             shutil.copytree(chosen.plan, plan, ignore=shutil.ignore_patterns("trials"))
             result = tried(plan, chosen.options, name=name, moment_s=moment_s, seed=number)
         results.append(result)
-        sys.stdout.write(json.dumps(result) + "\n")
-        sys.stdout.flush()
+        say(json.dumps(result))
     return _conclude(results)
 
 
@@ -236,8 +239,8 @@ def _conclude(results: Sequence[dict[str, Any]]) -> int:
         if own:
             longest_s = max(one["gone_after_s"] for one in own)
             unclean = sum(one in dirty for one in own)
-            sys.stdout.write(f"{name}: {len(own)}, {unclean} unclean, {longest_s} s at most\n")
-    sys.stdout.write(f"{len(results)} moments, {len(dirty)} with something left\n")
+            say(f"{name}: {len(own)}, {unclean} unclean, {longest_s} s at most")
+    say(f"{len(results)} moments, {len(dirty)} with something left")
     return 1 if dirty else 0
 
 

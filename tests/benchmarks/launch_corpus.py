@@ -13,7 +13,6 @@ regular expressions find in the command, independent of the reader. Equal comman
 code 1: a launch is lost.
 """
 
-import argparse
 import re
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 import yaml
 
+from tests.benchmarks.bars import parse
 from tests.expect import present
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.errors import TunerError
@@ -138,8 +138,7 @@ def _block_launches(place: str, block: str) -> Iterator[CorpusLaunch]:
         return
     set_before = re.findall(r"^(?:export )?[A-Za-z_]\w*=(?![^\n]*\\\n)[^\n]*$", block, re.MULTILINE)
     for command in commands:
-        text = "\n".join((*set_before, command))
-        yield CorpusLaunch(place=place, text=text, command=command)
+        yield CorpusLaunch(place=place, text="\n".join((*set_before, command)), command=command)
 
 
 def _commands(text: str) -> list[str]:
@@ -215,8 +214,7 @@ def _lost_flags(
         for note in read.notes
         if any(one in note for one in accounts)
     )
-    server = READERS[launches[0].engine].server
-    spellings = server.spellings
+    spellings = READERS[launches[0].engine].server.spellings
     for typed, value in typed_flags:
         name = typed.lstrip("-").replace("_", "-").rstrip("+")
         names = [one for one in values if one in (name, spellings.get(name)) or _is_part(one, name)]
@@ -255,8 +253,7 @@ def _typed_in_objects(text: str) -> Iterator[tuple[str, str]]:
         for words in _word_lists(document):
             command = " ".join(words)
             if _START.search(command + " "):
-                launch = CorpusLaunch(place="", text=command, command=command)
-                yield from _typed_flags(launch)
+                yield from _typed_flags(CorpusLaunch(place="", text=command, command=command))
 
 
 def _word_lists(node: Any) -> Iterator[list[str]]:
@@ -291,11 +288,12 @@ def _around() -> Surroundings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each folder, and what was not read; exit code 1: a launch is lost."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--show", action="store_true", help="also list what was refused")
-    given = parser.parse_args(arguments)
+    options = {
+        "folders": {"nargs": "+", "type": Path},
+        "--set": {"action": "append", "default": [], "metavar": "NAME=VALUE"},
+        "--show": False,
+    }
+    given = parse(__doc__, options, arguments)
     variables = dict(one.partition("=")[::2] for one in given.set)
     around, total = _around(), Counter[str]()
     missed: list[str] = []

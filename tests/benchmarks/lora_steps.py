@@ -22,7 +22,6 @@ Peaks are those of a whole step, counted by the kernel as under a limit
 (profilers/steps/limit.py).
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from profilers.interpolation import fit_rows
 from profilers.records import Record
 from profilers.steps.config import StepConfig, StepReport
 from profilers.store import read_profile
+from tests.benchmarks.bars import errors_line, parse, say
 from tests.benchmarks.fit_or_not import workload_and_decision
 from tests.benchmarks.lora_trials import memory_of, model_of, read_runs, seconds_of
 from tests.benchmarks.lora_trials import name_of as name_of_loop
@@ -181,21 +181,15 @@ def lines(found: Mapping[str, Sequence[float]]) -> tuple[list[str], bool]:
     table, missed = [], False
     for what, signed in found.items():
         errors, bound = np.abs(signed), BOUNDS[what.split(",")[0]]
-        median, largest = float(np.median(errors)), float(np.max(errors))
-        missed = missed or (median if what.startswith("seconds") else largest) > bound
-        table.append(
-            f"{what:36} {len(errors):3} runs  median {median:6.1%}  largest {largest:6.1%}"
-            f"  (at most {bound:.0%})"
-        )
+        judged = np.median(errors) if what.startswith("seconds") else np.max(errors)
+        missed = missed or bool(judged > bound)
+        table.append(errors_line(what, signed, bound))
     return table, missed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and return whether a bound is missed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
-    parser.add_argument("--rows", action="store_true", help="every run, too")
-    options = parser.parse_args(arguments)
+    options = parse(__doc__, {"folder": (Path, FOLDER), "--rows": False}, arguments)
     known = predictor(options.folder)
     judged, timed = (
         [judge(run, known.of(run.config)) for run in runs(options.folder, name)]
@@ -223,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for some in (judged, timed, loop)
         for one, error in zip(some, held_out(some), strict=True)
     ]
-    sys.stdout.write("\n".join((of_rows if options.rows else []) + table) + "\n")
+    say(*(of_rows if options.rows else []), *table)
     return int(missed)
 
 

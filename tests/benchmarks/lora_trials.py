@@ -13,7 +13,6 @@ usual kernel, PEFT's `all-linear` on experts (it adapts the router and doubles t
 up); and, of seconds, optimizers other than PyTorch's fused AdamW.
 """
 
-import argparse
 import csv
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 
 from profilers.interpolation import Curve
 from profilers.series import Series
+from tests.benchmarks.bars import errors_line, parse, say
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import Stack, tune_columns
@@ -263,12 +263,9 @@ def lines(judged: Sequence[Judged], wrong: Sequence[Row], *, runs: int) -> tuple
     table = [f"predicted wrongly under {row['limit_bytes']} bytes: {name_of(row)}" for row in wrong]
     missed = False
     for what, errors in found.items():
-        bound, median = BOUNDS[what.split(",")[0]], float(np.median(errors))
-        missed = missed or median > bound
-        table.append(
-            f"{what:44} {len(errors):3} runs  median {median:6.1%}  largest {max(errors):6.1%}"
-            f"  (median at most {bound:.0%})"
-        )
+        bound = BOUNDS[what.split(",")[0]]
+        missed = missed or bool(np.median(errors) > bound)
+        table.append(errors_line(what, errors, bound))
     share = 1.0 - len(wrong) / runs
     least = BOUNDS["fits"]
     table.append(f"{'fit or not':44} {runs:3} runs  right {share:.1%}  (at least {least:.0%})")
@@ -277,9 +274,7 @@ def lines(judged: Sequence[Judged], wrong: Sequence[Row], *, runs: int) -> tuple
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and return whether a bound is missed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", action="store_true", help="every run, too")
-    options = parser.parse_args(arguments)
+    options = parse(__doc__, {"--rows": False}, arguments)
     rows = read_runs()
     judged = [judge(row) for row in rows if row["kind"] == "trial"]
     limited = [row for row in rows if row["kind"] == "fit"]
@@ -290,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"  {one.skipped or one.untimed}".rstrip()
         for one in judged
     ]
-    sys.stdout.write("\n".join((of_rows if options.rows else []) + table) + "\n")
+    say(*(of_rows if options.rows else []), *table)
     return int(missed)
 
 

@@ -17,15 +17,12 @@ Both wall and processor seconds are printed; with other load on the machine only
 comparable. Exit code 1: a bar is missed.
 """
 
-import argparse
 import json
 import os
-import platform
 import resource
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +34,8 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
+from tests.benchmarks.bars import machine, parse, say, timed
+from tests.expect import present
 from tests.solvers.placement.balance.testing import even_weights, families, gap_ratio
 
 LAYERS, EXPERTS, SEED = 58, 256, 2024
@@ -50,6 +49,9 @@ WORST_FOLD_RATIO = 1.01
 RECORDINGS = (("olmoe", 8, 9), ("olmoe", 16, 5), ("mixtral-8x7b", 4, 3))
 DOMAINS = ("arxiv", "c4", "wikipedia")
 
+Seconds = tuple[float, float]
+"""By the clock and by the processor."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -60,8 +62,7 @@ class Line:
     value: float
     bar: float | None
     rule: float | None
-    wall_s: float | None = None
-    cpu_s: float | None = None
+    seconds: Seconds | None = None
 
     @property
     def is_met(self) -> bool:
@@ -87,19 +88,15 @@ def problem_of(load_WLE: Floats, ranks: Ranks) -> BalanceProblem:
 
 def ruled(problem: BalanceProblem) -> Placement:
     """EPLB's placement for the mean of the workloads."""
-    placement = BALANCE.solve(problem, method="eplb", time_limit_s=60.0).solution
-    assert placement is not None
-    return placement
+    return present(BALANCE.solve(problem, method="eplb", time_limit_s=60.0).solution)
 
 
-def timed(
-    problem: BalanceProblem, *, time_limit_s: float, threads: int
-) -> tuple[Placement, float, float]:
+def placed(problem: BalanceProblem, size: Size, *, limit_s: float) -> tuple[Placement, Seconds]:
     """The default method's placement, its seconds by the clock and by the processor."""
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
-    placement = BALANCE.solve(problem, time_limit_s=time_limit_s, threads=threads).solution
-    assert placement is not None
-    return placement, time.perf_counter() - wall_s, time.process_time() - cpu_s
+    found, *seconds = timed(
+        lambda: BALANCE.solve(problem, time_limit_s=limit_s * size.time_scale, threads=size.threads)
+    )
+    return present(found.solution), (seconds[0], seconds[1])
 
 
 def one_workload(size: Size) -> Iterator[Line]:
@@ -114,17 +111,14 @@ def one_workload(size: Size) -> Iterator[Line]:
         problem = problem_of(loads, Ranks.uniform(ranks=num_ranks, slots_per_rank=slots))
         rule = gap_ratio(problem, ruled(problem))
         for limit_s, bar in ONE_WORKLOAD_BARS:
-            placement, wall_s, cpu_s = timed(
-                problem, time_limit_s=limit_s * size.time_scale, threads=size.threads
-            )
+            placement, seconds = placed(problem, size, limit_s=limit_s)
             yield Line(
                 case=f"one workload, {num_ranks} x {slots}, {limit_s:g} s",
                 figure="gap",
                 value=gap_ratio(problem, placement),
                 bar=bar,
                 rule=rule,
-                wall_s=wall_s,
-                cpu_s=cpu_s,
+                seconds=seconds,
             )
     yield Line(
         case="one workload",
@@ -140,17 +134,14 @@ def four_families(size: Size) -> Iterator[Line]:
     for num_ranks, slots, bar in size.four_families:
         loads = _five(size)[:4]
         problem = problem_of(loads, Ranks.uniform(ranks=num_ranks, slots_per_rank=slots))
-        placement, wall_s, cpu_s = timed(
-            problem, time_limit_s=FAMILIES_LIMIT_S * size.time_scale, threads=size.threads
-        )
+        placement, seconds = placed(problem, size, limit_s=FAMILIES_LIMIT_S)
         yield Line(
             case=f"four families, {num_ranks} x {slots}",
             figure="mean gap",
             value=gap_ratio(problem, placement),
             bar=bar,
             rule=gap_ratio(problem, ruled(problem)),
-            wall_s=wall_s,
-            cpu_s=cpu_s,
+            seconds=seconds,
         )
 
 
@@ -190,13 +181,11 @@ def folds(
     for fold in range(len(load_FLE)):
         known = [other for other in range(len(load_FLE)) if other != fold]
         seen, unseen = problem_of(load_FLE[known], ranks), problem_of(load_FLE[[fold]], ranks)
-        placement, wall_s, cpu_s = timed(
-            seen, time_limit_s=FAMILIES_LIMIT_S * size.time_scale, threads=size.threads
-        )
+        placement, seconds = placed(seen, size, limit_s=FAMILIES_LIMIT_S)
         distance_F = np.abs(share_FLE[known] - share_FLE[fold]).sum(axis=(1, 2))
         nearest = eplb(load_FLE[known[int(distance_F.argmin())]], ranks=ranks)
         ours, on_mean, on_nearest = (
-            check.objective(unseen, placed) for placed in (placement, ruled(seen), nearest)
+            check.objective(unseen, one) for one in (placement, ruled(seen), nearest)
         )
         result.append((ours / on_mean, ours / on_nearest))
         yield Line(
@@ -205,8 +194,7 @@ def folds(
             value=ours,
             bar=None,
             rule=on_mean,
-            wall_s=wall_s,
-            cpu_s=cpu_s,
+            seconds=seconds,
         )
         yield Line(
             case=f"{case}, without {fold}",
@@ -216,8 +204,7 @@ def folds(
             rule=on_nearest,
         )
     ratio_F2 = np.array(result)
-    names = ("the rule on the mean", "the rule on the nearest")
-    for column, name in enumerate(names):
+    for column, name in enumerate(("the rule on the mean", "the rule on the nearest")):
         ratio_F = ratio_F2[:, column]
         yield Line(
             case=case, figure=f"mean over {name}", value=float(ratio_F.mean()), bar=1.0, rule=1.0
@@ -254,46 +241,20 @@ def text_of(line: Line) -> str:
     said = "" if line.bar is None else f", bar {line.bar:.6g}"
     said += "" if line.is_met else " MISSED"
     said += "" if line.rule is None else f", rule {line.rule:.5g}"
-    if line.wall_s is not None:
-        said += f" ({line.wall_s:.2f} s, {line.cpu_s:.2f} s of the processor)"
+    if line.seconds is not None:
+        said += f" ({line.seconds[0]:.2f} s, {line.seconds[1]:.2f} s of the processor)"
     return f"{line.case}: {line.figure} {line.value:.5g}{said}"
 
 
 def main() -> int:
     """Print the figures; 1 when one misses its bar."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--small", action="store_true", help="few layers and seconds, for tests")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--routing", type=Path, help="folder of recordings")
-    chosen = parser.parse_args()
-    size = Size(threads=chosen.threads)
-    if chosen.small:
-        size = Size(
-            layers=6,
-            experts=64,
-            one_workload=((8, 9), (16, 5)),
-            four_families=((8, 9, 0.02),),
-            time_scale=0.2,
-            threads=chosen.threads,
-        )
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    result = []
-    if not chosen.json:
-        sys.stdout.write(f"machine: {machine}, {size.threads} threads, numpy {np.__version__}\n")
-    for line in lines(size, chosen.routing):
-        result.append(line)
-        if not chosen.json:
-            sys.stdout.write(text_of(line) + "\n")
-            sys.stdout.flush()
-    if chosen.json:
-        report = {
-            "machine": machine,
-            "numpy": np.__version__,
-            "lines": [asdict(line) | {"is_met": line.is_met} for line in result],
-        }
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    return int(not all(line.is_met for line in result))
+    chosen = parse(__doc__, {"--threads": 2, "--routing": (Path, None)})
+    say(f"{machine()}, {chosen.threads} threads")
+    missed = 0
+    for line in lines(Size(threads=chosen.threads), chosen.routing):
+        say(text_of(line))
+        missed += not line.is_met
+    return int(missed > 0)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,13 @@ Every figure is printed with its bar, and misses are marked. Exit code 1: a miss
 processor seconds are printed; with other load on the machine only the latter are comparable.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -37,13 +32,13 @@ from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.ranks import Floats, Ranks, contiguous
 from solvers.placement.single_check import rank_loads
 from solvers.registry import CHAIN, COACTIVATION
+from tests.benchmarks.bars import machine, parse, say, timed
+from tests.expect import present
 from tests.solvers.placement.chain.testing import latent_clusters
 from tests.solvers.placement.coactivation.testing import with_topics
 
 LEAST_SAVED_RATIO: Final = 0.25
 MOST_SEARCH_S: Final = 10.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +90,6 @@ MIXTRAL: Final = tuple(
 )
 
 
-def timed(call: Callable[[], T]) -> tuple[T, float, float]:
-    """Return what a call returns, and its seconds of clock and processor."""
-    wall_s, used_s = time.perf_counter(), time.process_time()
-    result = call()
-    return result, time.perf_counter() - wall_s, time.process_time() - used_s
-
-
 def searched(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
     """Compare the local search with EPLB's rule on one instance."""
     problem = size.chain(seed)
@@ -109,9 +97,7 @@ def searched(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
     outcome, wall_s, cpu_s = timed(
         lambda: CHAIN.solve(problem, method="local_search", time_limit_s=time_limit_s)
     )
-    if outcome.solution is None:
-        raise ValueError("the local search found no placement within the rule's loads")
-    loads_LG = rank_loads(problem, outcome.solution)
+    loads_LG = rank_loads(problem, present(outcome.solution))
     mean_L = problem.load_LE.sum(axis=1) / size.ranks
     saved_ratio = 1.0 - outcome.objective / check.objective(problem, rule)
     return {
@@ -139,9 +125,7 @@ def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
         measure=Measure.MOST_LOADED_PAIR,
     )
     clusters, clusters_s, _ = timed(lambda: balanced_clusters(problem, time_limit_s=time_limit_s))
-    if clusters.number_LE is None:
-        raise ValueError("CBC found no clusters in time")
-    cluster_LE = clusters.number_LE
+    cluster_LE = present(clusters.number_LE)
     named, named_s, _ = timed(
         lambda: clusters_to_ranks(problem, cluster_LE, time_limit_s=time_limit_s)
     )
@@ -210,82 +194,48 @@ def coactivated(size: Size, *, tokens: int, layers: int, time_limit_s: float) ->
     return results
 
 
-def report(
-    *, seeds: int, time_limit_s: float, ilp_layers: list[int], ilp_s: float, tokens: int
-) -> Any:
-    """Measure everything."""
-    return {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one"
-        f" thread, numpy {np.__version__}",
-        "local_search": [
-            searched(size, seed, time_limit_s=time_limit_s)
-            for size in (QWEN, DEEPSEEK, *MIXTRAL)
-            for seed in range(seeds)
-        ],
-        "moetuner": [scaled(layers, time_limit_s=ilp_s) for layers in ilp_layers],
-        "coactivation": [
-            coactivated(QWEN, tokens=tokens, layers=2, time_limit_s=time_limit_s),
-            coactivated(DEEPSEEK, tokens=tokens, layers=2, time_limit_s=time_limit_s),
-        ],
-    }
-
-
-def report_text(results: Any) -> str:
-    """Return the report as text."""
-    lines = [f"machine: {results['machine']}"]
-    lines += [
-        (
+def main() -> None:
+    """Print the figures; exit status 1 where a bar is missed."""
+    given = parse(
+        __doc__,
+        {
+            "--seeds": 2,
+            "--time-limit": MOST_SEARCH_S,
+            "--ilp-layers": {"type": int, "nargs": "*", "default": [2, 4, 8, 16, 32]},
+            "--ilp-time": 30.0,
+            "--tokens": 20_000,
+        },
+    )
+    say(f"{machine()}, one thread")
+    missed: list[str] = []
+    for size, seed in itertools.product((QWEN, DEEPSEEK, *MIXTRAL), range(given.seeds)):
+        one = searched(size, seed, time_limit_s=given.time_limit)
+        missed += one["missed"]
+        say(
             f"{one['case']}: cost {one['saved_ratio']:.1%} under the rule's (bar"
             f" {LEAST_SAVED_RATIO:.0%}), largest / mean load {one['imbalance']:.4f} (rule"
             f" {one['imbalance_of_rule']:.4f}), bound {one['bound']:.5g}, gap"
             f" {one['gap_ratio']:.1%}, {one['wall_s']:.2f} s (bar {MOST_SEARCH_S:g} s),"
-            f" {one['cpu_s']:.2f} s of the processor{_marked(one)}"
+            f" {one['cpu_s']:.2f} s of the processor, missed: {one['missed']}"
         )
-        for one in results["local_search"]
-    ]
-    for one in results["moetuner"]:
+    for layers in given.ilp_layers:
+        one = scaled(layers, time_limit_s=given.ilp_time)
         cost = "no placement" if one["cost"] is None else f"cost {one['cost']:.3f}"
-        lines.append(
+        say(
             f"MoETuner's programs, {one['layers']} layers x 8 experts on 4 ranks: clusters"
             f" {one['clusters_status']} in {one['clusters_s']:.1f} s; ranks {one['ranks_status']},"
             f" {cost}, bound {one['bound']:.3f} in {one['ranks_s']:.1f} s; the best of all"
             f" namings of these clusters: {one['least_cost']:.3f} in {one['least_s']:.2f} s"
         )
-    lines += [
-        (
-            f"co-activation, {one['case']}: {method} {1 - one[method]['cost_ratio']:.1%} under"
-            f" experts in order, bound {1 - one[method]['bound_ratio']:.1%} under,"
-            f" {one[method]['wall_s']:.2f} s, {one[method]['cpu_s']:.2f} s of the processor"
-        )
-        for one in results["coactivation"]
-        for method in COACTIVATION.methods
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _marked(one: dict[str, Any]) -> str:
-    return f"  MISSED: {', '.join(one['missed'])}" if one["missed"] else ""
-
-
-def main() -> None:
-    """Print the figures; exit status 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--seeds", type=int, default=2, help="instances of each size")
-    parser.add_argument("--time-limit", type=float, default=MOST_SEARCH_S, help="of a search, s")
-    parser.add_argument("--ilp-layers", type=int, nargs="*", default=[2, 4, 8, 16, 32])
-    parser.add_argument("--ilp-time", type=float, default=30.0, help="of each program, s")
-    parser.add_argument("--tokens", type=int, default=20_000, help="sampled a layer")
-    given = parser.parse_args()
-    results = report(
-        seeds=given.seeds,
-        time_limit_s=given.time_limit,
-        ilp_layers=given.ilp_layers,
-        ilp_s=given.ilp_time,
-        tokens=given.tokens,
-    )
-    sys.stdout.write(json.dumps(results, indent=2) + "\n" if given.json else report_text(results))
-    sys.exit(any(one["missed"] for one in results["local_search"]))
+    for size in (QWEN, DEEPSEEK):
+        one = coactivated(size, tokens=given.tokens, layers=2, time_limit_s=given.time_limit)
+        for method in COACTIVATION.methods:
+            say(
+                f"co-activation, {one['case']}: {method} {1 - one[method]['cost_ratio']:.1%} under"
+                f" experts in order, bound {1 - one[method]['bound_ratio']:.1%} under,"
+                f" {one[method]['wall_s']:.2f} s, {one[method]['cpu_s']:.2f} s of the processor"
+            )
+    sys.exit(bool(missed))
 
 
 if __name__ == "__main__":

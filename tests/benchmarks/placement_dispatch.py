@@ -31,14 +31,13 @@ the figures.
 `best plan` under the rule it is emitted with (`near`, or `near_lp`), at most 1.02 of the bound.
 """
 
-import argparse
 import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -54,6 +53,8 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
+from tests.benchmarks.bars import parse, say
+from tests.expect import present
 from tests.solvers.placement.balance.testing import families
 from tests.solvers.placement.dispatch.static import rank_loads
 from tests.solvers.placement.dispatch.testing import sampled_loads
@@ -181,10 +182,9 @@ def cases(size: Size, work: Path, routing: Path | None) -> Iterator[Case]:
         )
     for model, ranks, slots, per_node in RECORDED if routing is not None else ():
         for domain in RECORDED_DOMAINS:
-            assert routing is not None
             yield Case(
                 name=f"{model} {domain}, {ranks} x {slots}",
-                recording=routing / f"{model}_{domain}.json",
+                recording=present(routing) / f"{model}_{domain}.json",
                 ranks=ranks,
                 slots=slots,
                 per_node=per_node,
@@ -234,9 +234,8 @@ def planned(case: Case, dispatch: str | None, size: Size, work: Path) -> Planned
     path = work / "spec.yaml"
     path.write_text(json.dumps(spec))
     made = place(path, time_limit_s=size.time_limit_s, clock=time.process_time)
-    assert made.plan.decision is not None
     (evidence,) = split_recordings(made.spec)
-    expert_LS = np.array(made.plan.decision.physical_to_logical, dtype=np.int64)
+    expert_LS = np.array(present(made.plan.decision).physical_to_logical, dtype=np.int64)
     return Planned(
         placement=Placement(expert_LS=expert_LS),
         evidence=evidence,
@@ -308,9 +307,7 @@ def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, P
         problem = BalanceProblem(
             load_WLE=load_LE[None].copy(), weight_W=np.ones(1), ranks=ranks, dispatch=dispatch
         )
-        solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
-        assert solved.solution is not None
-        result[name] = solved.solution
+        result[name] = present(BALANCE.solve(problem, time_limit_s=size.time_limit_s).solution)
     return result
 
 
@@ -361,39 +358,26 @@ def main() -> int:
 
 def print_figures() -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--small", action="store_true", help="few experts and draws, for tests")
-    parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
-    parser.add_argument("--expected", action="store_true", help="no noisy maxima of small passes")
-    parser.add_argument("--case", action="append", default=[], help="cases whose name holds this")
-    parser.add_argument("--routing", type=Path, help="folder of recordings")
-    parser.add_argument("--seconds", type=float, default=Size().time_limit_s, help="of a plan")
-    chosen = parser.parse_args()
-    size = SMALL if chosen.small else Size(time_limit_s=chosen.seconds)
-    if chosen.expected:
-        size = replace(size, tokens=())
-    result = []
+    chosen = parse(
+        __doc__,
+        {
+            "--bars": False,
+            "--expected": False,
+            "--case": {"action": "append", "default": [], "help": "cases whose name holds this"},
+            "--routing": (Path, None),
+            "--seconds": Size().time_limit_s,
+        },
+    )
+    size = Size(time_limit_s=chosen.seconds, tokens=() if chosen.expected else TOKENS)
+    result: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        arguments = [
-            case
-            for case in cases(size, work, chosen.routing)
-            if not chosen.case or any(name in case.name for name in chosen.case)
-        ]
-        if not arguments:
-            parser.error(f"no case is called like {chosen.case}")
-        for number, case in enumerate(arguments, start=1):
-            started_s = time.monotonic()
-            found = lines(case, size, work)
-            result += found
-            spent_s = time.monotonic() - started_s
-            sys.stderr.write(f"{number} of {len(arguments)}: {case.name}, {spent_s:.0f} s\n")
-            if not chosen.json:
-                sys.stdout.writelines(text_of(line) + "\n" for line in found)
-                sys.stdout.flush()
-    if chosen.json:
-        sys.stdout.write(json.dumps([asdict(line) for line in result], indent=2) + "\n")
+        for case in cases(size, Path(folder), chosen.routing):
+            if not chosen.case or any(name in case.name for name in chosen.case):
+                found = lines(case, size, Path(folder))
+                result += found
+                say(*map(text_of, found))
+    if not result:
+        raise SystemExit(f"no case is called like {chosen.case}")
     return int(chosen.bars and any(line.missed for line in result))
 
 

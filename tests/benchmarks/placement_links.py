@@ -15,7 +15,6 @@ plan prints. A case passes where the hold-out traffic is below EPLB's and the pl
 least nine of ten cases of each objective must.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -31,6 +30,8 @@ import numpy as np
 
 from profilers.routing.recording import Floats, Recording
 from profilers.routing.store import read_recording
+from tests.benchmarks.bars import parse, say
+from tests.expect import present
 from tuner.config.place import PlaceDecision
 from tuner.goals.place_plan import place
 from tuner.plans.place import LinkFacts, PlacePlan
@@ -198,14 +199,12 @@ def compared(case: Case, *, objective: str, traffic: str, time_limit_s: float) -
 
 def holdout(case: Case, plan: PlacePlan) -> tuple[float, float]:
     """Seconds of a pass by EPLB's rule and by the plan, on tokens that it was not made from."""
-    assert plan.predicted is not None
-    assert plan.decision is not None
-    (own,) = plan.predicted.traffic_times
+    (own,) = present(plan.predicted).traffic_times
     if plan.goal.objective is not Objective.LAYER_CHAIN:
         return own.rule_s, own.after_s
     rule_s, plan_s = (
         by_hand_s(case, plan, decision)
-        for decision in (_alternative(plan, "eplb").decision, plan.decision)
+        for decision in (_alternative(plan, "eplb").decision, present(plan.decision))
     )
     if case.holdout is None:
         np.testing.assert_allclose((rule_s, plan_s), (own.rule_s, own.after_s), rtol=1e-9)
@@ -214,10 +213,8 @@ def holdout(case: Case, plan: PlacePlan) -> tuple[float, float]:
 
 def by_hand_s(case: Case, plan: PlacePlan, decision: PlaceDecision) -> float:
     """Seconds of a pass under a placement on a plan's links, for objective layer_chain."""
-    assert plan.predicted is not None
-    assert plan.predicted.links is not None
-    ranks = plan.goal.ranks
-    cost_GG = costs_of(plan.predicted.links, ranks=ranks, per_node=decision.ranks_per_node)
+    ranks, links = plan.goal.ranks, present(present(plan.predicted).links)
+    cost_GG = costs_of(links, ranks=ranks, per_node=decision.ranks_per_node)
     copies = PASS_TOKENS * (read_recording(case.recording).top_k or 1)
     if plan.goal.traffic is TrafficObjective.MOST_LOADED:
         return copies * sum(
@@ -244,14 +241,13 @@ def flow_of(case: Case) -> Floats:
     """Return shares of the hold-out transitions, [pairs of layers][E][E]."""
     recording = read_recording(case.holdout or case.recording)
     flow = recording.transition_MEE if case.holdout is not None else later_pairs(recording)
-    assert flow is not None
-    return np.asarray(flow / flow.sum(axis=(1, 2), keepdims=True))
+    return np.asarray(present(flow) / present(flow).sum(axis=(1, 2), keepdims=True))
 
 
 def later_pairs(recording: Recording) -> Floats:
     """Count the pairs of choices of the second half of the sampled tokens."""
-    assert recording.token_LTK is not None
-    token_LTK = recording.token_LTK[:, recording.token_LTK.shape[1] // 2 :]
+    token_LTK = present(recording.token_LTK)
+    token_LTK = token_LTK[:, token_LTK.shape[1] // 2 :]
     flow = np.zeros((len(token_LTK) - 1, recording.num_experts, recording.num_experts))
     for layer, flow_EE in enumerate(flow):
         for here in range(token_LTK.shape[2]):
@@ -281,10 +277,7 @@ def _even_plan_s(case: Case, even: PlacePlan, slow: PlacePlan) -> float | None:
 
 
 def _alternative(plan: PlacePlan, method: str) -> Any:
-    for one in plan.alternatives:
-        if one.method == method:
-            return one
-    raise ValueError(f"{method!r} is no alternative of the plan: it was chosen itself")
+    return next(one for one in plan.alternatives if one.method == method)
 
 
 def report_text(rows: Sequence[dict[str, Any]]) -> str:
@@ -311,22 +304,16 @@ def _even(even_plan_s: float | None) -> str:
 
 def main() -> int:
     """Run all cases."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--time-limit", type=float, default=6.0, help="seconds a plan")
-    parser.add_argument("--shared", type=Path, default=SHARED)
-    parser.add_argument("--json", type=Path, help="write the rows there")
-    given = parser.parse_args()
-    rows = []
-    for objective, traffic in OBJECTIVES:
-        for case in cases(objective, given.shared):
-            row = compared(
-                case, objective=objective, traffic=traffic, time_limit_s=given.time_limit
-            )
-            rows.append(row)
-    sys.stdout.write(report_text(rows) + "\n")
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 1 if "MISSED" in report_text(rows) else 0
+    given = parse(__doc__, {"--time-limit": 6.0, "--shared": SHARED})
+    text = report_text(
+        [
+            compared(case, objective=objective, traffic=traffic, time_limit_s=given.time_limit)
+            for objective, traffic in OBJECTIVES
+            for case in cases(objective, given.shared)
+        ]
+    )
+    say(text)
+    return int("MISSED" in text)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ how many requests are the next turn of another (tuner/spec/serving/turns.py). Al
 file are counted, from empty caches on.
 """
 
-import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from tests.benchmarks.bars import parse, say
 from tuner.simulate.serving.prefix_hits import by_prefix, hit_tokens, in_turn, prefix_hits
 from tuner.spec.serving.traces import BLOCK_TOKENS, Blocks, trace_chunks
 from tuner.spec.serving.turns import NONE, Sessions
@@ -70,17 +69,12 @@ def lines_of(path: Path, *, cache_tokens: int, stay_s: float) -> Iterator[str]:
     yield f"{turns} requests ({turns / count:.1%}) are the next turn of another"
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     """Print the lines."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--cache", type=int, default=1_000_000)
-    parser.add_argument("--stay", type=float, default=20.0)
-    given = parser.parse_args(arguments)
-    lines = lines_of(given.trace, cache_tokens=given.cache, stay_s=given.stay)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 0
+    given = parse(__doc__, {"trace": Path, "--cache": 1_000_000, "--stay": 20.0})
+    for line in lines_of(given.trace, cache_tokens=given.cache, stay_s=given.stay):
+        say(line)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -17,12 +17,10 @@ machines of one core each, emulated by cpusets. Printed:
               over those of the one that was measured so, less 1; at each load, and of one device
 """
 
-import argparse
 import itertools
 import json
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from tests.benchmarks.bars import parse, say
 from tests.expect import present
 from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
@@ -124,8 +123,7 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     path.write_text(spec_text(rate, profile, mode=own.mode), encoding="utf-8")
     spec = read_serve_spec(path)
     settings = SearchSettings(time_limit_s=20.0)
-    pools = price_serving_pools(spec, ())
-    problem = build_serve_problem(spec, pools, settings)
+    problem = build_serve_problem(spec, price_serving_pools(spec, ()), settings)
     groups = tuple(
         InstanceGroup(option=_option(problem, own, role), count=own.count) for role in own.roles
     )
@@ -220,8 +218,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     held: list[bool] = []
     spreads: list[float] = []
     for (own, rate), ratio in ratios.items():
-        others = [name for name in DEPLOYMENTS if name != own]
-        for three in itertools.combinations(others, 3):
+        for three in itertools.combinations([name for name in DEPLOYMENTS if name != own], 3):
             residual = present(latency_residual([ratios[name, rate] for name in three], prior=None))
             errors.append(abs(residual.factor / ratio - 1.0))
             held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))
@@ -238,10 +235,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print or launch."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=STORED)
-    options = parser.parse_args()
-    result = figures(options.folder)
+    result = figures(parse(__doc__, {"folder": STORED}).folder)
     for row in result["rows"]:
         cells = "  ".join(
             f"{metric[:4]} {1e3 * row[metric]['measured']:7.1f} ms,"
@@ -250,10 +244,8 @@ def main() -> None:
             f" repeats {100 * row[metric]['spread']:3.0f} %)"
             for metric in METRICS
         )
-        sys.stdout.write(f"{row['deployment']:28} {row['rate']}/s  {cells}\n")
-    sys.stdout.write(f"choice {json.dumps(result['choice'])}\n")
-    for metric in METRICS:
-        sys.stdout.write(f"{metric} {json.dumps(result[metric])}\n")
+        say(f"{row['deployment']:28} {row['rate']}/s  {cells}")
+    say(*(f"{name} {json.dumps(result[name])}" for name in ("choice", *METRICS)))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,12 @@ figures are meaningful only on an idle machine. Exit code 1: a bar below is miss
 missing.
 """
 
-import argparse
 import json
 import os
 import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from profilers.sampled_sizes import SIZES, drawn, lines
 from profilers.series import Key, key_of, together_s
 from profilers.session import measure_profile
 from profilers.store import read_profile
+from tests.benchmarks.bars import parse, say, timed
 
 MOST_PROFILE_S = 60.0
 MOST_MEDIAN_RATIO = 0.05
@@ -185,29 +184,26 @@ def _text(report: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Measure, draw, predict, measure again."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sizes", type=int, default=200)
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=1,
-        help="processes to measure with; `moetune profile` starts one on a processor",
+    options = parse(
+        __doc__,
+        {
+            "--seed": 0,
+            "--sizes": 200,
+            "--ranks": 1,
+            "--budget": 60.0,
+            "--visits": 9,
+            # Seconds to visit all sizes once.
+            "--again": 30.0,
+            "--json": (Path, None),
+        },
     )
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the profile")
-    parser.add_argument("--visits", type=int, default=9, help="to each size in each of two looks")
-    parser.add_argument("--again", type=float, default=30.0, help="seconds to visit all sizes once")
-    parser.add_argument("--json", type=Path, help="also write every time there")
-    options = parser.parse_args()
-    if options.visits < 1:
-        parser.error("--visits must be positive")
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         path = Path(scratch) / "profile"
-        begun_s = time.perf_counter()
-        measure_profile(
-            path, suites=SUITES, budget_s=options.budget, ranks=options.ranks, device="cpu"
+        _, profile_s, _ = timed(
+            lambda: measure_profile(
+                path, suites=SUITES, budget_s=options.budget, ranks=options.ranks, device="cpu"
+            )
         )
-        profile_s = time.perf_counter() - begun_s
         profile = read_profile(path)
         cases = sizes(profile, count=options.sizes, rng=np.random.default_rng(options.seed))
         looks = [
@@ -236,10 +232,10 @@ def main() -> int:
         },
     }
     report["reached"] = reached(report)
-    sys.stdout.write(_text(report) + "\n")
+    say(_text(report))
     if options.json:
         options.json.write_text(json.dumps(report | {"times": rows}, indent=1), encoding="utf-8")
-    return 0 if report["reached"] else 1
+    return int(not report["reached"])
 
 
 def reached(report: Mapping[str, Any]) -> bool:

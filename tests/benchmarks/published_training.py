@@ -294,8 +294,7 @@ def _with_automodel(row: Row) -> Row:
     trains_alone = (
         row.text("workload") in ("lora", "peft") and row.number_or("num_gpus", 0.0) == 1.0
     )
-    keeps = model.startswith(KEEPS_ACTIVATIONS) or trains_alone
-    if keeps and not row.text("recompute"):
+    if (model.startswith(KEEPS_ACTIVATIONS) or trains_alone) and not row.text("recompute"):
         row = _with_texts(row, recompute="none", recipe_match="none")
     return _with_flags(row, fused_loss=True) if model.startswith(LINEAR_LOSS) else row
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.bars import is_missed, say
 from tests.benchmarks.published_training import read_published
 from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
@@ -42,10 +43,6 @@ from tuner.costs.train.ratio_bands import STATED_RATIO
 LEAST_COVERED = 0.78
 MOST_WIDE = 0.5
 """Width of a band of ratios over that of single times, on Hopper with experts."""
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
 
 
 def main(path: str) -> int:
@@ -74,7 +71,7 @@ def main(path: str) -> int:
 def _coverage(name: str, pairs: Pairs, inside: npt.NDArray[np.bool_]) -> list[bool]:
     """Print the coverage of the bands, under three weightings of dependent pairs."""
     if not len(inside):
-        _say(f"{name}: none")
+        say(f"{name}: none")
         return []
     by_root = pair_weights(pairs)
     recipes = 1.0 / np.bincount(pairs.recipes_P)[pairs.recipes_P]
@@ -86,7 +83,7 @@ def _coverage(name: str, pairs: Pairs, inside: npt.NDArray[np.bool_]) -> list[bo
     }
     counted = f"{len(inside)} pairs, {len(np.unique(pairs.setting_P))} settings"
     return [
-        _check(
+        is_missed(
             f"{name} ({counted}) held, {weighing}",
             float(np.average(inside, weights=weight)),
             LEAST_COVERED,
@@ -130,7 +127,7 @@ def _by_kind(pairs: Pairs, inside: npt.NDArray[np.bool_]) -> None:
         if size is None:
             continue
         covered = float(np.average(inside[own_P], weights=pair_weights(own)))
-        _say(
+        say(
             f"  {_name(kind):44s} {math.exp(-size):.3f} to {math.exp(size):.3f}"
             f"  {len(own.error_P):6d} pairs of {len(np.unique(own.setting_P)):3d} settings,"
             f" held {100 * covered:.0f} %"
@@ -153,15 +150,15 @@ def _widths(runs: Sequence[PublishedRun], residual_C: Floats, pairs: Pairs) -> l
         for same in (True, False)
     }
     if not sizes or None in result.values():
-        _say("single times on Hopper with experts: nothing to measure")
+        say("single times on Hopper with experts: nothing to measure")
         return []
     single = _quantile(list(sizes.values()), STATED_RATIO)
-    _say(
+    say(
         f"single times on Hopper with experts: {math.exp(-single):.3f} to {math.exp(single):.3f}, "
         f"{len(sizes)} recipes held out"
     )
     return [
-        _check(
+        is_missed(
             f"width of the ratio's band beside it, {'same' if same else 'other'} kernels",
             math.sinh(size or 0.0) / math.sinh(single),
             MOST_WIDE,
@@ -183,18 +180,10 @@ def _with_experts(runs: Sequence[PublishedRun], residual_C: Floats) -> None:
     with_experts = np.array([bool(run.shape.experts) for run in runs])
     if with_experts.any():
         result = 100 * np.quantile(np.abs(np.expm1(residual_C[with_experts])), [0.5, 0.9])
-        _say(
+        say(
             f"all rows with experts: {with_experts.sum()}, median {result[0]:.1f} %,"
             f" P90 {result[1]:.1f} %"
         )
-
-
-def _check(name: str, result: float, aim: float, *, is_most: bool = True) -> bool:
-    """Print a figure beside its aim and return whether it misses it."""
-    misses = result > aim if is_most else result < aim
-    word = "MISSED" if misses else "reached"
-    _say(f"{name}: {100 * result:.1f} %, aim {100 * aim:.0f} %, {word}")
-    return misses
 
 
 if __name__ == "__main__":

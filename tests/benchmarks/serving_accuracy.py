@@ -7,19 +7,18 @@ aiconfigurator's tables), else from datasheets. Prints first the accuracy for a 
 pair (model, engine): every pair is held out in turn, predicted without what only its rows have
 shown, and compared with bands made without it. Then errors of the model as it ships, with residuals
 of other models only, and after three launches of the same model, system and engine, whose median
-residual has weight 3 / 4; last the order of strategies, seconds and memory. Figures that miss their
+residual has weight 3 / 4; last the order of strategies. Figures that miss their
 aim are marked. Exit code 1: a figure misses.
 """
 
-import resource
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tests.benchmarks.bars import is_missed, say
 from tests.benchmarks.published_serving import Harness, read_published
 from tests.benchmarks.serving_band_fit import METRICS, Regime, Row, interval_score, regimes_of
 from tests.benchmarks.serving_unseen import unseen_rows
@@ -30,7 +29,6 @@ from tuner.backtest.serving.residuals import scale_latency
 from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
 from tuner.calibrate.serving import held_out
 
-MIB = 2**20
 LEAST_PAIRS = 3
 PRIOR_LAUNCHES = 1.0
 
@@ -46,13 +44,8 @@ class Aim:
     ttft_p90: float | None = None
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Print every figure and return 1 if any misses its aim."""
-    started_s, cpu_s = time.perf_counter(), time.process_time()
     table = read_published(Path(arguments[0]))
     predicted = predict_pairs(table, profiles=[Path(a) for a in arguments[1:]])
     pairs = [pair for pair in predicted.pairs if not pair.launch.is_disaggregated]
@@ -67,8 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     missed += _judge("hopper, other driver, uncalibrated", _others(hopper), Aim())
     missed += _judge("blackwell, uncalibrated", blackwell, Aim(tpot_median=0.11, ttft_median=0.28))
     plain = _errors(hopper)[0].median_ape or 0.0
-    without = held_out(pairs)
-    old = [pair for pair in without if pair.launch.generation == "hopper"]
+    old = [pair for pair in held_out(pairs) if pair.launch.generation == "hopper"]
     worst = min(0.10, plain + 0.01)
     missed += _judge(
         "hopper, other models' residuals", old, Aim(tpot_median=worst, ttft_median=0.26)
@@ -81,14 +73,9 @@ def main(arguments: Sequence[str]) -> int:
     missed += _judge("hopper, InferenceX, after 3 launches", _recipes(after), Aim(ttft_median=0.13))
     missed += _order(pairs)
     eligible_ratio = len(predicted.pairs) / max(sum(map(_is_eligible, table)), 1)
-    missed.append(_check("eligible rows predicted", eligible_ratio, 0.98, is_most=False))
+    missed.append(is_missed("eligible rows predicted", eligible_ratio, 0.98, is_most=False))
     for name in sorted({pair.launch.source for pair in predicted.pairs}):
         _judge(name, [pair for pair in predicted.pairs if pair.launch.source == name], Aim())
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    _say(
-        f"\n{time.perf_counter() - started_s:.1f} s, {time.process_time() - cpu_s:.1f} CPU-s, "
-        f"{peak_bytes / MIB:.0f} MiB"
-    )
     return int(any(missed))
 
 
@@ -110,8 +97,7 @@ def after_launches(pairs: Sequence[Pair], *, launches: int, draws: int, seed: in
     groups: dict[tuple[str, ...], list[Pair]] = {}
     for pair in pairs:
         launch = pair.launch
-        name = (launch.decoder.name, launch.system, launch.engine)
-        groups.setdefault(name, []).append(pair)
+        groups.setdefault((launch.decoder.name, launch.system, launch.engine), []).append(pair)
     corrected = []
     weight = launches / (launches + PRIOR_LAUNCHES)
     for own in groups.values():
@@ -142,18 +128,18 @@ def _residual_logs(pair: Pair) -> tuple[float, float]:
 def _leave_pairs_out(rows: Sequence[Row]) -> list[bool]:
     """Print the accuracy for every pair (model, engine) when it is held out."""
     if len({row.pair for row in rows}) < LEAST_PAIRS:
-        _say("pairs left out: too few to leave any out")
+        say("pairs left out: too few to leave any out")
         return []
     (regime,) = regimes_of(rows)
-    _say(f"pairs of model and engine left out: {len(regime.pairs)}, of {len(rows)} rows")
+    say(f"pairs of model and engine left out: {len(regime.pairs)}, of {len(rows)} rows")
     missed = []
     for metric, aims in (("tpot", (0.10, 0.30)), ("ttft", (0.22, 0.65))):
         error_C = np.abs(np.exp(-regime.new_C[metric]) - 1.0)
         name = f"  {metric.upper()}"
-        missed.append(_check(f"{name} median", float(np.median(error_C)), aims[0]))
-        missed.append(_check(f"{name} P90", float(np.quantile(error_C, 0.9)), aims[1]))
+        missed.append(is_missed(f"{name} median", float(np.median(error_C)), aims[0]))
+        missed.append(is_missed(f"{name} P90", float(np.quantile(error_C, 0.9)), aims[1]))
         medians = [float(np.median(error_C[regime.pair_C == pair])) for pair in regime.pairs]
-        _check(f"{name} median of a pair, mean over pairs", float(np.mean(medians)), None)
+        is_missed(f"{name} median of a pair, mean over pairs", float(np.mean(medians)), None)
     for metric in METRICS:
         missed += _bands(regime, metric)
     return missed
@@ -166,23 +152,23 @@ def _bands(regime: Regime, metric: str) -> list[bool]:
     inside_C = (low_C <= residual_C) & (residual_C <= high_C)
     name = f"  {metric.upper()} bands stated as 80 %"
     missed = [
-        _check(f"{name} hold, by row", float(np.mean(inside_C)), 0.78, is_most=False),
-        _check(f"{name} hold, by pair", regime.by_pair(inside_C), 0.78, is_most=False),
+        is_missed(f"{name} hold, by row", float(np.mean(inside_C)), 0.78, is_most=False),
+        is_missed(f"{name} hold, by pair", regime.by_pair(inside_C), 0.78, is_most=False),
     ]
     for engine, share in regime.by_engine(inside_C).items():
         own = float(np.mean(inside_C[regime.engine_C == engine]))
-        missed.append(_check(f"{name} hold, {engine}, by row", own, 0.70, is_most=False))
-        missed.append(_check(f"{name} hold, {engine}, by pair", share, 0.70, is_most=False))
+        missed.append(is_missed(f"{name} hold, {engine}, by row", own, 0.70, is_most=False))
+        missed.append(is_missed(f"{name} hold, {engine}, by pair", share, 0.70, is_most=False))
     known_C = regime.known_C[metric]
     own_low_C, own_high_C = regime.left_out(metric, regime.levels(metric), by="setting")
     is_own_C = np.isfinite(own_low_C)
     if is_own_C.any():
         own_C = ((own_low_C <= known_C) & (known_C <= own_high_C))[is_own_C]
         name = f"{name} hold, known pairs by other systems, releases or formats"
-        missed.append(_check(name, float(np.mean(own_C)), 0.78, is_most=False))
-        _say(f"    median width {np.median((own_high_C - own_low_C)[is_own_C]):.3f}")
+        missed.append(is_missed(name, float(np.mean(own_C)), 0.78, is_most=False))
+        say(f"    median width {np.median((own_high_C - own_low_C)[is_own_C]):.3f}")
     now_C = interval_score(low_C, high_C, residual_C)
-    _say(
+    say(
         f"  {metric.upper()}, logarithms: interval score {np.mean(now_C):.3f} by row and"
         f" {regime.by_pair(now_C):.3f} by pair, median width {np.median(high_C - low_C):.3f}"
     )
@@ -205,23 +191,23 @@ def _errors(pairs: Sequence[Pair]) -> tuple[Errors, Errors]:
 
 def _judge(name: str, pairs: Sequence[Pair], aim: Aim) -> list[bool]:
     if not pairs:
-        _say(f"{name}: nothing to measure")
+        say(f"{name}: nothing to measure")
         return []
     found_tpot, found_ttft = _errors(pairs)
-    _say(f"\n{name}: {len(pairs)} predictions")
+    say(f"\n{name}: {len(pairs)} predictions")
     return [
-        _check("  TPOT median", found_tpot.median_ape, aim.tpot_median),
-        _check("  TPOT P90", found_tpot.p90_ape, aim.tpot_p90),
-        _check("  TPOT bias", abs(found_tpot.bias or 0.0), aim.tpot_bias),
-        _check("  TTFT median", found_ttft.median_ape, aim.ttft_median),
-        _check("  TTFT P90", found_ttft.p90_ape, aim.ttft_p90),
-        _check("  TTFT bias", abs(found_ttft.bias or 0.0), None),
+        is_missed("  TPOT median", found_tpot.median_ape, aim.tpot_median),
+        is_missed("  TPOT P90", found_tpot.p90_ape, aim.tpot_p90),
+        is_missed("  TPOT bias", abs(found_tpot.bias or 0.0), aim.tpot_bias),
+        is_missed("  TTFT median", found_ttft.median_ape, aim.ttft_median),
+        is_missed("  TTFT P90", found_ttft.p90_ape, aim.ttft_p90),
+        is_missed("  TTFT bias", abs(found_ttft.bias or 0.0), None),
     ]
 
 
 def _order(pairs: Sequence[Pair]) -> list[bool]:
     missed = []
-    _say("\nstrategies at equal load, measured over 10 % apart")
+    say("\nstrategies at equal load, measured over 10 % apart")
     for name, read, aims in (
         ("TPOT", tpot, {"hopper": 0.97}),
         ("TTFT", ttft, {}),
@@ -229,24 +215,10 @@ def _order(pairs: Sequence[Pair]) -> list[bool]:
         for generation, order in summarise_metric(pairs, read=read, refused=()).order.items():
             title = f"  {name}, {generation}, {order.pairs} pairs ordered right"
             aim = aims.get(generation)
-            missed.append(_check(title, order.ordered_ratio, aim, is_most=False))
+            missed.append(is_missed(title, order.ordered_ratio, aim, is_most=False))
             title = f"  {name}, {generation}, {order.equal_pairs} of equally many devices"
-            _check(title, order.equal_ordered_ratio, None)
+            is_missed(title, order.equal_ordered_ratio, None)
     return missed
-
-
-def _check(name: str, result: float | None, aim: float | None, *, is_most: bool = True) -> bool:
-    """Print a figure beside its aim and return whether it misses it."""
-    if result is None:
-        _say(f"{name}: nothing to measure")
-        return False
-    if aim is None:
-        _say(f"{name}: {100 * result:.1f} %")
-        return False
-    misses = result > aim if is_most else result < aim
-    word = "MISSED" if misses else "reached"
-    _say(f"{name}: {100 * result:.1f} %, aim {100 * aim:.1f} %, {word}")
-    return misses
 
 
 if __name__ == "__main__":

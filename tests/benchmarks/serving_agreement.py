@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.benchmarks.bars import say
 from tests.benchmarks.published_serving import Harness, documented
 from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import Predictor
@@ -171,14 +172,10 @@ def distance(result: Sequence[Both], one: str, other: str) -> tuple[float, float
     return float(ttft), float(tpot)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Print the errors of both and their distance; return 1 where they differ."""
     result, left = both_ways(Path(arguments[0]), [Path(one) for one in arguments[1:]])
-    _say(f"{len(result)} rows priced both ways, {left} with what only a recipe says")
+    say(f"{len(result)} rows priced both ways, {left} with what only a recipe says")
     between = distance(result, "planned", "backtested")
     plan, backtest = (
         distance(result, "planned", "measured"),
@@ -189,7 +186,7 @@ def main(arguments: Sequence[str]) -> int:
         ("plan to measured", plan),
         ("backtest to measured", backtest),
     ):
-        _say(f"{name:<22} TTFT {ttft:6.1%}  TPOT {tpot:6.1%}")
+        say(f"{name:<22} TTFT {ttft:6.1%}  TPOT {tpot:6.1%}")
     worse = max(one - other for one, other in zip(plan, backtest, strict=True))
     return int(max(*between, worse) > MOST_APART)
 

@@ -98,8 +98,7 @@ class Row:
     def setting(self) -> str:
         """What two layouts share that differ in nothing else, but for lengths and concurrency."""
         one = self.launch
-        machine = (one.system, one.release, one.harness, repr(one.formats))
-        return "|".join((self.pair, *machine))
+        return "|".join((self.pair, *(one.system, one.release, one.harness, repr(one.formats))))
 
     def log(self, metric: str, *, is_new: bool) -> float:
         """Logarithm of measured over predicted seconds."""

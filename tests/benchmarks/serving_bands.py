@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from tests.benchmarks.bars import say
 from tests.benchmarks.published_serving import read_published
 from tests.benchmarks.serving_band_fit import (
     STATED,
@@ -29,10 +30,6 @@ from tuner.backtest.serving.backtest import predict_pairs
 from tuner.costs.serve.bands import StoredBands
 from tuner.output import entries_json
 from tuner.spec.serving.goal import EngineName
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,21 +60,21 @@ def main(arguments: Sequence[str]) -> int:
         ratios=ratio_band(ratios_of(rows)),
     )
     for band in result.bands:
-        _say(
+        say(
             f"{band.kernels} {band.mode} {band.engine}"
             f" {band.network or 'new'}: ttft {band.ttft}, tpot {band.tpot}, {band.rows} rows"
         )
     for held in result.coverages:
-        _say(
+        say(
             f"{held.kernels} {held.mode}: {held.pairs} pairs left out one by one, inside"
             f" {held.ttft:.1%} of ttft, {held.tpot:.1%} of tpot"
         )
     for one in result.widenings:
-        _say(
+        say(
             f"{one.kernels} without the {one.lacking}: edges times {one.ttft} of ttft,"
             f" {one.tpot} of tpot, from {one.groups} left out in turn"
         )
-    _say(f"ratios: {result.ratios}")
+    say(f"ratios: {result.ratios}")
     if out is not None:
         out.write_text(entries_json(result.model_dump(mode="json")), encoding="utf-8")
     return 0

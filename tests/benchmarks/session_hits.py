@@ -37,6 +37,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.bars import parse, say
+from tests.expect import present
 from tuner.config.serve import ServeDecision, ServeRouter
 from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.benchmark_requests import NAME
@@ -101,11 +103,10 @@ def emitted(text: str, policy: RouterPolicy, scratch: Path) -> dict[str, Emitted
     path = scratch / "spec.yaml"
     path.write_text(text, encoding="utf-8")
     planned = plan_deployment(read_serve_spec(path), (), settings=SearchSettings()).plan
-    assert planned.decision is not None
-    assert planned.predicted is not None
-    (group,) = planned.decision.instances
+    own = present(planned.decision)
+    (group,) = own.instances
     decision = ServeDecision.model_validate(
-        planned.decision.model_dump()
+        own.model_dump()
         | {
             "instances": (group.model_copy(update={"count": INSTANCES}),),
             "router": ServeRouter(
@@ -115,7 +116,10 @@ def emitted(text: str, policy: RouterPolicy, scratch: Path) -> dict[str, Emitted
         }
     )
     verified = VerifiedServing(
-        plan=planned, decision=decision, predicted=planned.predicted, waived="of a benchmark"
+        plan=planned,
+        decision=decision,
+        predicted=present(planned.predicted),
+        waived="of a benchmark",
     )
     return {str(file.path): file for file in emit_all_serving(verified)["vllm"]}
 
@@ -150,9 +154,8 @@ def expectations(
         return hit, hit
     in_order = policy is RouterPolicy.ROUND_ROBIN
     found = re.search(r"--timed-trace-chunk-hash-size (\d+)", files["bench_vllm.sh"].text)
-    assert found is not None
     lines = files[NAME].text.splitlines()
-    counted = counted_ratio(lines, block_tokens=int(found[1]), policy=policy)
+    counted = counted_ratio(lines, block_tokens=int(present(found)[1]), policy=policy)
     return hit / (INSTANCES if in_order else 1), counted
 
 
@@ -232,7 +235,7 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
     base = {
         **os.environ,
         "PATH": f"{options.vllm}{os.pathsep}{os.environ['PATH']}",
-        "MODEL": str(options.model),
+        "MODEL": str(options.model.resolve()),
         "ROUTER_HOST": "127.0.0.1",
         "ROUTER_PORT": str(ROUTER_PORT),
         "BASE_URL": f"http://127.0.0.1:{ROUTER_PORT}",
@@ -257,8 +260,7 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
         {**base, "PORT": str(port), "VLLM_CPU_OMP_THREADS_BIND": str(index)}
         for index, port in enumerate(ports)
     ]
-    log = scratch / "servers.log"
-    with running([server] * INSTANCES, own, ports=ports, log=log):
+    with running([server] * INSTANCES, own, ports=ports, log=scratch / "servers.log"):
         number = 0
         for (scope, policy), files in launches.items():
             folder = scratch / f"{scope}-{policy}"
@@ -299,26 +301,27 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
 
 def main() -> None:
     """Launch and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vllm", required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--hit", type=float, default=0.5)
     cases = [f"{scope}-{policy}" for scope in CLIENTS for policy in POLICIES]
-    parser.add_argument("--only", nargs="+", choices=cases, default=cases)
-    options = parser.parse_args()
-    options.model = options.model.resolve()
+    options = parse(
+        __doc__,
+        {
+            "--vllm": {"required": True},
+            "--model": {"type": Path, "required": True},
+            "--requests": 64,
+            "--hit": 0.5,
+            "--only": {"nargs": "+", "choices": cases, "default": cases},
+        },
+    )
     # Ends what was started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scratch = Path(tempfile.mkdtemp(prefix="moetune-session-hits-"))
     sys.stderr.write(f"logs in {scratch}\n")
     for row in results(options, scratch):
-        sys.stdout.write(
+        say(
             f"{row['prefix']:8} {row['router']:12} {row['client']:16} plan {row['plan']:6.1%}"
             f"  counted {row['counted']:6.1%}  measured {row['measured']:6.1%}"
-            f"  of {' + '.join(f'{one:.0f}' for one in row['prompt_tokens'])} tokens\n"
+            f"  of {' + '.join(f'{one:.0f}' for one in row['prompt_tokens'])} tokens"
         )
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

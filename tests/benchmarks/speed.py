@@ -13,7 +13,6 @@ NAME is a part of a command's name; without one all run. `check` checks 100 scen
 second of planning each, which are accepted first. Exit code 1: a bound of `COMMANDS` is missed.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -25,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from tests.benchmarks.bars import parse, say
 
 CHECKOUT: Final = Path(__file__).parents[2]
 EXAMPLES: Final = CHECKOUT / "examples"
@@ -209,12 +210,11 @@ def misses(command: Command, found: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """Print the figures and return 1 if any misses its bound."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--tree", type=Path, action="append", default=[])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tables", type=Path, action="append", default=[])
-    given = parser.parse_args()
+    paths = {"type": Path, "action": "append", "default": []}
+    given = parse(
+        __doc__,
+        {"names": {"nargs": "*"}, "--tree": paths, "--repeats": 3, "--tables": dict(paths)},
+    )
     trees = [one.resolve() for one in given.tree] or [CHECKOUT]
     every_missed = []
     for name, command in COMMANDS.items():
@@ -229,12 +229,11 @@ def main() -> int:
             proof = "" if certificate is None else f", {certificate['status']}"
             if certificate is not None and certificate["gap_ratio"] is not None:
                 proof += f", gap {certificate['gap_ratio']:.2%}"
-            sys.stdout.write(
+            say(
                 f"{name}, {tree.name}: {found['wall_s']:.1f} s, {found['cpu_s']:.1f} CPU-s,"
                 f" {found['peak_bytes'] / 1e6:.0f} MB{proof}"
-                f"{', MISSED ' + ', '.join(missed) if missed else ''}\n"
+                f"{', MISSED ' + ', '.join(missed) if missed else ''}"
             )
-            sys.stdout.flush()
     return int(bool(every_missed))
 
 

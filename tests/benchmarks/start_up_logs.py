@@ -177,8 +177,7 @@ def main() -> int:
         for line in _lines(one):
             sys.stdout.write(line + "\n")
     for half in (1, 2, 0):
-        own = [one for one in results if half in (0, one.half)]
-        right, total, near, figures = shares(own)
+        right, total, near, figures = shares([one for one in results if half in (0, one.half)])
         sys.stdout.write(
             f"{f'half {half}' if half else 'all'}: {right} of {total} said right, {near} of"
             f" {figures} figures within 10 %\n"

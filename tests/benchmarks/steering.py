@@ -17,12 +17,10 @@ The value is a step's seconds, or a mean request's times each latency's excess o
 launch of the best setting may be than its median.
 """
 
-import argparse
 import itertools
 import json
 import random
 import statistics
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +34,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
+from tests.benchmarks.bars import parse, say
 from tests.benchmarks.engine_layouts import ENGINES, engine_of, predicted
 from tests.benchmarks.measure_vllm_settings import CONCURRENCY, KNOBS, MAX_MODEL_LEN, requests_of
 from tests.benchmarks.processor_deployments import CHECKOUT, MODEL
@@ -243,8 +242,7 @@ def regrets(table: Table, name: str, *, seeds: int, launches: int) -> list[float
         for _ in range(min(launches, len(table.points))):
             place = order(known)
             known[place] = drawn[place]
-            kept = min(known, key=lambda at: value(known[at]))
-            reached.append(truth[kept][1] / best - 1.0)
+            reached.append(truth[min(known, key=lambda at: value(known[at]))][1] / best - 1.0)
         each.append(reached)
     return [statistics.median(column) for column in zip(*each, strict=True)]
 
@@ -271,15 +269,11 @@ def figures(*, seeds: int, launches: int) -> dict[str, dict[str, Sequence[float]
 
 def main() -> None:
     """Print the regrets in percent."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--launches", type=int, default=12)
-    given = parser.parse_args()
+    given = parse(__doc__, {"--seeds": 200, "--launches": 12})
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     for table, rows in figures(seeds=given.seeds, launches=given.launches).items():
         for name, values in rows.items():
-            row = " ".join(f"{100.0 * one:6.1f}" for one in values)
-            sys.stdout.write(f"{table:<12} {name:<10} {row}\n")
+            say(f"{table:<12} {name:<10} " + " ".join(f"{100.0 * one:6.1f}" for one in values))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,7 @@ Both wall and processor seconds are printed; with other load on the machine only
 comparable.
 """
 
-import argparse
-import json
 import os
-import platform
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from tests.benchmarks.bars import machine, say, timed
+from tests.expect import present
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
@@ -112,13 +110,10 @@ def _peak_bytes() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def pricing_rate(result: SearchOutcome) -> dict[str, Any]:
+def pricing_rate(result: SearchOutcome) -> str:
     """Price every legal option of the best rows; decisions per wall and processor second."""
-    if result.solutions is None:
-        raise ValueError("the search found nothing to price")
-    rows = result.solutions.candidates.taken(
-        np.arange(min(ROWS_PRICED, len(result.solutions)))
-    ).rows
+    best = present(result.solutions)
+    rows = best.candidates.taken(np.arange(min(ROWS_PRICED, len(best)))).rows
     parts = []
     for facts, chosen in by_facts(rows):
         legal = result.options.legal(facts)
@@ -131,19 +126,18 @@ def pricing_rate(result: SearchOutcome) -> dict[str, Any]:
             for row in chosen
         ]
     price(result.problem, result.options, parts[0])
-    wall_s, used_s = time.perf_counter(), time.process_time()
-    for part in parts:
-        price(result.problem, result.options, part)
-    wall_s, used_s = time.perf_counter() - wall_s, time.process_time() - used_s
+    _, wall_s, used_s = timed(
+        lambda: [price(result.problem, result.options, part) for part in parts]
+    )
     count = sum(len(part) for part in parts)
-    return {"decisions": count, "per_s": count / wall_s, "per_cpu_s": count / used_s}
+    return (
+        f"pricing: {count} decisions, {count / wall_s:,.0f}/s, {count / used_s:,.0f}/s of the"
+        " processor"
+    )
 
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
     deepseek, one = searched(question_of("deepseek-v3", "h800-sxm", nodes=256, batch=15360))
     _, two = searched(question_of("qwen3-235b-a22b", "h100-sxm", nodes=64, batch=2048))
     full = question_of("qwen3-235b-a22b", "h100-sxm", nodes=16, batch=1024)
@@ -152,29 +146,13 @@ def main() -> None:
         searched(question_of("qwen3-30b-a3b", "h100-sxm", nodes=nodes, batch=32 * nodes))[1]
         for nodes in (2, 8, 32, 128)
     ]
-    machine = f"{platform.processor() or platform.machine()}, one thread"
-    rate = pricing_rate(deepseek)
-    report = {
-        "machine": machine,
-        "numpy": np.__version__,
-        "pricing": rate,
-        "searches": [one, two, three],
-        "growth": growth,
-    }
-    if as_json:
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
-        return
-    sys.stdout.write(f"machine: {machine}, numpy {np.__version__}\n")
-    sys.stdout.write(
-        f"pricing: {rate['decisions']} decisions, {rate['per_s']:,.0f}/s, "
-        f"{rate['per_cpu_s']:,.0f}/s of the processor\n"
-    )
+    say(f"{machine()}, one thread", pricing_rate(deepseek))
     for line in (one, two, three, *growth):
-        sys.stdout.write(
+        say(
             f"{line['model']} on {line['devices']}: {line['decisions']:.3g} decisions "
             f"({line['legal']:.3g} legal), {line['status']}, gap {line['gap_ratio']:.2%}, "
             f"{line['wall_s']:.2f} s, {line['cpu_s']:.2f} s of the processor, "
-            f"{line['peak_rss_bytes'] / 1e9:.2f} GB at most, step {line['step_s']:.3f} s\n"
+            f"{line['peak_rss_bytes'] / 1e9:.2f} GB at most, step {line['step_s']:.3f} s"
         )
 
 

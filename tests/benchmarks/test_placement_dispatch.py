@@ -1,62 +1,35 @@
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.placement_dispatch import missed
-from tests.patience import patient_s
-
-SCRIPT = Path(__file__).with_name("placement_dispatch.py")
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), "--small", *words],
-        capture_output=True,
-        text=True,
-        timeout=patient_s(280),
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+from tests.benchmarks.placement_dispatch import SMALL, cases, lines, missed
 
 
 # Dispatch is chosen and judged in tests/tuner/search/place, too.
 @pytest.mark.slow
-def test_a_small_case_is_evaluated_under_every_rule() -> None:
-    done = run("--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "1 of 1: synthetic, 8 x 9" in done.stderr
-    result = {line["placement"]: line for line in json.loads(done.stdout)}
+def test_a_small_case_is_evaluated_under_every_rule(tmp_path: Path) -> None:
+    (case,) = cases(SMALL, tmp_path, None)
+    result = {line.placement: line for line in lines(case, SMALL, tmp_path)}
     plans = ["eplb", "even plan", "static plan", "best plan"]
     assert list(result) == [*plans, "static oracle", "near oracle"]
     for line in result.values():
-        loads = line["loads"]
         for rule in ("even", "near", "static", "lp", "near_lp"):
-            assert loads[rule] >= line["bound"] - 0.01, (line["placement"], rule)
+            assert line.loads[rule] >= line.bound - 0.01, (line.placement, rule)
         # A linear program never splits worse than evenly, and lots only add to what is expected.
-        assert loads["lp"] <= loads["even"] + 1e-6
-        assert loads["static"] >= loads["near"] - 1e-9
+        assert line.loads["lp"] <= line.loads["even"] + 1e-6
+        assert line.loads["static"] >= line.loads["near"] - 1e-9
     # What is placed for launches has little of the excess over them.
-    static, even = (result[name]["loads"]["static"] for name in ("static plan", "even plan"))
+    static, even = (result[name].loads["static"] for name in ("static plan", "even plan"))
     assert static - 1.0 < 0.5 * (even - 1.0)
-    best = result["best plan"]["loads"]
+    best = result["best plan"].loads
     assert best["near_dynamic 32"] > best["near"]
     assert best["dynamic 32"] > best["even"]
-    assert result["even plan"]["loads"]["even"] < result["eplb"]["loads"]["even"]
+    assert result["even plan"].loads["even"] < result["eplb"].loads["even"]
     # Who sees the judged passes is not above who does not, but by what a search leaves.
     for name in plans:
-        assert result["near oracle"]["loads"]["near"] <= result[name]["loads"]["near"] + 0.005, name
-    assert result["static plan"]["solve_s"] > 0.0
-    assert result["best plan"]["dispatch"] == "dynamic"
-
-
-def test_a_case_that_nothing_is_called_like_is_refused() -> None:
-    done = run("--case", "no such")
-    assert done.returncode == 2
-    assert "no case is called like ['no such']" in done.stderr
+        assert result["near oracle"].loads["near"] <= result[name].loads["near"] + 0.005, name
+    assert (result["static plan"].solve_s or 0.0) > 0.0
+    assert result["best plan"].dispatch == "dynamic"
 
 
 def test_bars_are_missed_where_a_plan_is_above_them() -> None:

@@ -116,8 +116,7 @@ def test_multi_token_prediction_is_what_the_publisher_trains(
 ) -> None:
     is_shipped = model.startswith("Nemotron")
     cells = {"source": "megatron-bridge", "arch_json": "" if is_shipped else MOE}
-    run = run_of(**cells, model=model, notes=notes)
-    assert float(run.shape.mtp_layers) == layers
+    assert float(run_of(**cells, model=model, notes=notes).shape.mtp_layers) == layers
 
 
 def test_super_keeps_its_last_layers_in_bf16_beside_nvfp4() -> None:
@@ -126,8 +125,7 @@ def test_super_keeps_its_last_layers_in_bf16_beside_nvfp4() -> None:
         run_of(**cells, gpu="DGX-GB200", precision=precision).hardware.matmul_flop_per_s
         for precision in ("bf16", "NVFP4")
     ]
-    device = run_of(gpu="DGX-GB200").device
-    assert peaks[0] < peaks[1] < 0.9 * device.flop_per_s["fp4"]
+    assert peaks[0] < peaks[1] < 0.9 * run_of(gpu="DGX-GB200").device.flop_per_s["fp4"]
 
 
 def test_a_page_that_states_memory_alone_names_its_device() -> None:

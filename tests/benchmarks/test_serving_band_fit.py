@@ -75,8 +75,7 @@ def drawn(*, spread: float, inner: float, each: int = 6) -> list[Row]:
 def test_a_new_pair_is_inside_as_often_as_stated_where_rows_of_a_pair_err_together() -> None:
     own = regime(drawn(spread=0.3, inner=0.05))
     for metric in ("ttft", "tpot"):
-        held = own.by_pair(own.inside(metric, own.levels(metric)))
-        assert STATED <= held <= STATED + 0.06
+        assert STATED <= own.by_pair(own.inside(metric, own.levels(metric))) <= STATED + 0.06
     low_C, high_C = own.left_out("tpot", LEVELS)
     middles = [np.mean(own.new_C["tpot"][own.pair_C == pair]) for pair in own.pairs]
     four_of_five = float(np.quantile(np.abs(middles), STATED))

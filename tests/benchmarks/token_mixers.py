@@ -59,9 +59,7 @@ def held_out_errors(
     rows: Sequence[Measurement],
 ) -> Iterator[tuple[Series, np.ndarray]]:
     """Return each series with predicted over measured, less one, of the sizes held out."""
-    known = [row for row in rows if is_known(row)]
-    curves = fit_rows(known)
-    for series, curve in curves.items():
+    for series, curve in fit_rows([row for row in rows if is_known(row)]).items():
         others = [row for row in rows if not is_known(row) and key_of(row.case)[0] == series]
         names = AXES[series.operation]
         axes = np.array([[row.case.axes[one] for one in names] for row in others])

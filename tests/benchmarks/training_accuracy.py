@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.bars import is_missed, say
 from tests.benchmarks.published_training import read_published
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
@@ -29,10 +30,6 @@ NEWEST = (26, 2)
 LEAST_COVERED = 0.85
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-
-
 def main(path: str) -> int:
     """Print every figure and return 1 if any misses its aim."""
     rows = read_published(Path(path))
@@ -41,26 +38,23 @@ def main(path: str) -> int:
     missed = [*_uncalibrated(made, generic), *_calibrated(made), *_choice(made, generic)]
     plain = backtest(rows, residual_set=ResidualSet())
     missed += _memory(plain.sources.get("simumax-b200"), plain.total)
-    covered = made.residuals.covered_ratio
-    if covered is not None:
-        missed.append(
-            _check("recipes inside bands made without them", covered, LEAST_COVERED, is_most=False)
-        )
+    name = "recipes inside bands made without them"
+    missed.append(is_missed(name, made.residuals.covered_ratio, LEAST_COVERED, is_most=False))
     return int(any(missed))
 
 
 def _uncalibrated(made: Calibration, residual: Floats) -> list[bool]:
-    _say("generic constants, nothing fitted")
+    say("generic constants, nothing fitted")
     multi, single = _of(made, "vtrain-multi"), _of(made, "vtrain-single")
     eight = multi & np.array([float(run.strategy.tensor) == 8.0 for run in made.runs])
     for name in dict.fromkeys(run.row.source for run in made.runs):
         _show(made, name, _of(made, name), residual)
     _show(made, "models with experts", _with_experts(made), residual)
     return [
-        _check("vtrain-multi mean", _errors(made, multi, residual).mean_ape, 0.10),
-        _check("vtrain-multi P90", _errors(made, multi, residual).p90_ape, 0.21),
-        _check("vtrain-multi TP 8 mean", _errors(made, eight, residual).mean_ape, 0.065),
-        _check("vtrain-single mean", _errors(made, single, residual).mean_ape, 0.11),
+        is_missed("vtrain-multi mean", _errors(made, multi, residual).mean_ape, 0.10),
+        is_missed("vtrain-multi P90", _errors(made, multi, residual).p90_ape, 0.21),
+        is_missed("vtrain-multi TP 8 mean", _errors(made, eight, residual).mean_ape, 0.065),
+        is_missed("vtrain-single mean", _errors(made, single, residual).mean_ape, 0.11),
     ]
 
 
@@ -79,7 +73,7 @@ def _calibrated(made: Calibration) -> list[bool]:
         ("group", "llm-foundry", _of(made, "llm-foundry"), 0.03, 0.095),
         ("model", "llm-foundry", _of(made, "llm-foundry"), 0.04, 0.11),
     )
-    _say("\nfitted without the recipes that are predicted")
+    say("\nfitted without the recipes that are predicted")
     for name in dict.fromkeys(run.row.source for run in made.runs):
         _show(made, name, _of(made, name), made.held_out["group"])
     _show(made, "models with experts", experts, made.held_out["group"])
@@ -91,9 +85,9 @@ def _calibrated(made: Calibration) -> list[bool]:
     missed = []
     for key, name, chosen, median, p90 in arguments:
         result = _errors(made, chosen, made.held_out[key])
-        missed.append(_check(f"{name} median, without its {key}", result.median_ape, median))
+        missed.append(is_missed(f"{name} median, without its {key}", result.median_ape, median))
         if p90 is not None:
-            missed.append(_check(f"{name} P90, without its {key}", result.p90_ape, p90))
+            missed.append(is_missed(f"{name} P90, without its {key}", result.p90_ape, p90))
     return missed
 
 
@@ -101,19 +95,19 @@ def _choice(made: Calibration, residual: Floats) -> list[bool]:
     single = _errors(made, _of(made, "vtrain-single"), residual)
     multi = _errors(made, _of(made, "vtrain-multi"), residual)
     return [
-        _check("vtrain-single best of three, mean regret", single.choice_regret_top3, 0.005),
-        _check("vtrain-multi best of three, largest regret", multi.choice_regret_top3_max, 0.06),
+        is_missed("vtrain-single best of three, mean regret", single.choice_regret_top3, 0.005),
+        is_missed("vtrain-multi best of three, largest regret", multi.choice_regret_top3_max, 0.06),
     ]
 
 
 def _memory(simumax: Errors | None, total: Errors) -> list[bool]:
     result = simumax.memory_median_ape if simumax is not None else None
-    missed = [_check("simumax-b200 peak memory, median", result, 0.025)]
+    missed = [is_missed("simumax-b200 peak memory, median", result, 0.025)]
     misfits = total.false_misfits
     if misfits is None:
-        _say("runs that ran and are said not to fit: nothing to measure")
+        say("runs that ran and are said not to fit: nothing to measure")
         return missed
-    _say(f"runs that ran and are said not to fit: {misfits}, aim 0, {_word(misfits > 0)}")
+    say(f"runs that ran and are said not to fit: {misfits}, aim 0")
     return [*missed, misfits > 0]
 
 
@@ -156,25 +150,11 @@ def _show(made: Calibration, name: str, chosen: npt.NDArray[np.bool_], residual:
     result = _errors(made, chosen, residual)
     if result.median_ape is None or result.mean_ape is None or result.p90_ape is None:
         return
-    _say(
+    say(
         f"  {name:32s} {result.rows:5d} rows  median {100 * result.median_ape:5.1f}"
         f"  mean {100 * result.mean_ape:5.1f}  P90 {100 * result.p90_ape:5.1f}"
         f"  bias {100 * (result.bias or 0.0):+6.1f} %"
     )
-
-
-def _check(name: str, result: float | None, aim: float, *, is_most: bool = True) -> bool:
-    """Print a figure beside its aim and return whether it misses it."""
-    if result is None:
-        _say(f"{name}: nothing to measure")
-        return False
-    misses = result > aim if is_most else result < aim
-    _say(f"{name}: {100 * result:.2f} %, aim {100 * aim:.1f} %, {_word(misses)}")
-    return misses
-
-
-def _word(misses: bool) -> str:
-    return "MISSED" if misses else "reached"
 
 
 if __name__ == "__main__":

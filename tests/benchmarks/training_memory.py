@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.bars import say
 from tests.benchmarks.published_training import documented
 from tuner.backtest.columns import PublishedRun, build_runs, stack_runs
 from tuner.backtest.rows import Row, read_rows
@@ -75,10 +76,6 @@ gradients)."""
 STRONG_SCALING = {"gpu": "B200-SXM"}
 """The page of torchtitan-fork-pr names no device; 178 GiB of memory is a B200's. Local batches that
 it does not print are the 8 of its fixed-batch rows, sequences are taken to have 4,096 tokens."""
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
 
 
 def rows_of(path: Path) -> tuple[Row, ...]:
@@ -145,8 +142,7 @@ def calibrated_errors(runs: Sequence[PublishedRun], constants: MemoryConstants) 
         out = group == name
         system = np.vstack([slope[~out] / NOISE, np.eye(len(FITTED))])
         target = np.concatenate([-error[~out] / NOISE, np.zeros(len(FITTED))])
-        moved = np.linalg.lstsq(system, target, rcond=None)[0]
-        left[out] = error[out] + slope[out] @ moved
+        left[out] = error[out] + slope[out] @ np.linalg.lstsq(system, target, rcond=None)[0]
     return left
 
 
@@ -161,17 +157,17 @@ def show_simumax(runs: Sequence[PublishedRun]) -> bool:
     constants = constants_of(runs)
     plain = printed_bytes(runs, constants) / measured - 1.0
     fitted = calibrated_errors(runs, constants)
-    _say("SimuMax's Megatron-LM runs            GiB   predicted  other groups fitted")
+    say("SimuMax's Megatron-LM runs            GiB   predicted  other groups fitted")
     seen = set()
     for run, gib, one, other in zip(runs, measured / GIB, plain, fitted, strict=True):
         if run.row.group not in seen:
             seen.add(run.row.group)
             name = run.row.group.replace("|B200-SXM|8|", " ")
-            _say(f"  {name:32} {gib:8.2f} {one:+9.2%} {other:+9.2%}")
+            say(f"  {name:32} {gib:8.2f} {one:+9.2%} {other:+9.2%}")
     median, largest = np.median(np.abs(plain)), np.abs(plain).max()
     fitted_median, fitted_largest = np.median(np.abs(fitted)), np.abs(fitted).max()
-    _say(f"  uncalibrated median {median:.2%}, max {largest:.2%}")
-    _say(f"  calibrated   median {fitted_median:.2%}, max {fitted_largest:.2%}")
+    say(f"  uncalibrated median {median:.2%}, max {largest:.2%}")
+    say(f"  calibrated   median {fitted_median:.2%}, max {fitted_largest:.2%}")
     return bool(
         median <= LARGEST_MEDIAN
         and fitted_median <= LARGEST_CALIBRATED_MEDIAN
@@ -187,7 +183,7 @@ def show_others(runs: Sequence[PublishedRun]) -> bool:
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
     predicted = printed_bytes(runs, constants_of(runs))
     error = predicted / measured - 1.0
-    _say("Other runs                            GiB   predicted  measured in the band of a plan")
+    say("Other runs                            GiB   predicted  measured in the band of a plan")
     inside = True
     for run, gib, one, peak in zip(runs, measured / GIB, error, predicted / GIB, strict=True):
         strategy = run.strategy
@@ -195,7 +191,7 @@ def show_others(runs: Sequence[PublishedRun]) -> bool:
         name = f"{run.row.text('model')} x{run.row.numbers['num_gpus']:g}"
         how = f"{strategy.sequence:g}x{strategy.micro_batch:g} {run.row.text('notes')[:14]}"
         band = f"{low:.1f} to {high:.1f}"
-        _say(f"  {name:18} {how:24} {gib:8.2f} {one:+8.1%}  {band}")
+        say(f"  {name:18} {how:24} {gib:8.2f} {one:+8.1%}  {band}")
         is_plain_fsdp = strategy.zero_stage == 3.0 and strategy.pipeline == 1.0
         inside &= low <= gib <= high and (not is_plain_fsdp or abs(one) <= LARGEST_SHARDED)
     return inside
@@ -213,10 +209,10 @@ def show_refused(runs: Sequence[PublishedRun]) -> bool:
     )
     room = np.array([float(run.hardware.memory_bytes) for run in runs])
     refused = [index for index in range(len(runs)) if least[index] > room[index]]
-    _say(f"{len(runs)} runs that ran, {len(refused)} predicted not to fit")
+    say(f"{len(runs)} runs that ran, {len(refused)} predicted not to fit")
     for index in refused:
         run = runs[index]
-        _say(
+        say(
             f"  {run.row.id[:60]} {least[index] / GIB:.1f} of {room[index] / GIB:.1f} GiB"
             f" (recipe {run.row.text('recipe_match') or 'printed'})"
         )
@@ -293,35 +289,35 @@ def show_ratios(left: Sequence[Left]) -> bool:
     recipes: dict[tuple[str, tuple[str, str]], list[float]] = {}
     for one in left:
         recipes.setdefault((one.kind.value, _recipe(one.run)), []).append(round(one.ratio, 4))
-    _say("Measured over predicted peaks by kind of runtime, source and recipe")
+    say("Measured over predicted peaks by kind of runtime, source and recipe")
     for (kind, (source, recipe)), ratios in recipes.items():
-        _say(f"  {kind:17} {source.rsplit('/', 1)[-1][:36]:36} {recipe[:40]:40} {tuple(ratios)}")
+        say(f"  {kind:17} {source.rsplit('/', 1)[-1][:36]:36} {recipe[:40]:40} {tuple(ratios)}")
     printed = sorted((kind, tuple(round(r, 3) for r in of)) for (kind, _), of in recipes.items())
     return printed == shipped
 
 
 def show_room(left: Sequence[Left]) -> bool:
     """Print the chances at 0.98 and 1.10 of the measured peak, and whether few enough miss."""
-    _say("Stated chance of running out, its recipe left out, at 0.98 and 1.10 of the measured peak")
+    say("Stated chance of running out, its recipe left out, at 0.98 and 1.10 of the measured peak")
     warned = {one.run.row.id: one.stated(0.98) >= LIKELY for one in left}
     accepted = {one.run.row.id: one.stated(1.10) < LIKELY for one in left}
     for kind in ErrorKind:
         own = [one for one in left if one.kind is kind]
-        _say(
+        say(
             f"  {kind.value:17} {len(own):3} rows: {sum(warned[one.run.row.id] for one in own):3}"
             f" warned of, {sum(accepted[one.run.row.id] for one in own):3} accepted, of them"
             f" {sum(one.stated(1.10) < ROOMY for one in own):3} below {ROOMY:.0%}"
         )
-    _say("  missed                measured of predicted   at 0.98   at 1.10   at start alone")
+    say("  missed                measured of predicted   at 0.98   at 1.10   at start alone")
     for one in left:
         if not (warned[one.run.row.id] and accepted[one.run.row.id]):
             name = f"{one.run.row.text('model')} x{one.run.row.numbers['num_gpus']:g}"
-            _say(
+            say(
                 f"  {name:20} {one.run.row.text('notes')[:16]:16} {one.ratio:6.3f}"
                 f" {one.stated(0.98):9.1%} {one.stated(1.10):9.1%}"
                 f" {one.at_start(0.98):9.1%} {one.at_start(1.10):6.1%}"
             )
-    _say(f"  {sum(warned.values())} of {len(left)} warned of, {sum(accepted.values())} accepted")
+    say(f"  {sum(warned.values())} of {len(left)} warned of, {sum(accepted.values())} accepted")
     return (
         sum(not is_so for is_so in warned.values()) <= MOST_UNWARNED
         and sum(not is_so for is_so in accepted.values()) <= MOST_REFUSED
@@ -330,7 +326,7 @@ def show_room(left: Sequence[Left]) -> bool:
 
 def show_calibration(left: Sequence[Left]) -> bool:
     """Print by chance at the start how often runs ran out, every recipe weighing alike."""
-    _say("Chance at start against runs that ran out, memory 0.70 to 1.45 of the measured peak")
+    say("Chance at start against runs that ran out, memory 0.70 to 1.45 of the measured peak")
     share = [1.0 / sum(_recipe(o.run) == _recipe(one.run) for o in left) for one in left]
     worst = 0.0
     for kinds in (*((kind,) for kind in ErrorKind), tuple(ErrorKind)):
@@ -352,8 +348,8 @@ def show_calibration(left: Sequence[Left]) -> bool:
             if len(kinds) == len(ErrorKind) and weights:
                 worst = max(worst, abs(stated - out) / weights)
         name = "all" if len(kinds) > 1 else kinds[0].value
-        _say(f"  {name:17} " + "  ".join(f"{cell:>9}" for cell in cells))
-    _say(f"  (a pair a bin of stated chance, stated and observed; largest gap of all {worst:.0%})")
+        say(f"  {name:17} " + "  ".join(f"{cell:>9}" for cell in cells))
+    say(f"  (a pair a bin of stated chance, stated and observed; largest gap of all {worst:.0%})")
     return worst <= LARGEST_GAP
 
 
@@ -361,7 +357,7 @@ def main(path: str) -> int:
     """Print the tables."""
     runs, reasons = build_runs(rows_of(Path(path)))
     runs = tuple(run for run in runs if not run.row.has_run_out_of_memory)
-    _say(f"{len(runs)} rows read, {len(reasons)} cannot be predicted")
+    say(f"{len(runs)} rows read, {len(reasons)} cannot be predicted")
     measured = [with_recompute(run, full=False) for run in runs if run.peak_bytes is not None]
     inside = [
         show_simumax([run for run in measured if run.family == "megatron-lm"]),

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.benchmarks.bars import say
+from tests.expect import present
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.costs.residuals import residual_for
@@ -32,16 +34,11 @@ TRIALS, START_UP_S, STEPS = 8, 120.0, 12
 TOP = 12
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-
-
 def _jobs(path: Path, devices: int) -> TrialJobs:
     spec = read_spec(path)
     plan = api.plan(path, top=TOP, with_unlaunchable=False).plan
-    assert plan.predicted is not None
     problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
-    price = production_prices(problem, plan.predicted)
+    price = production_prices(problem, present(plan.predicted))
     return TrialJobs(space=TrainSpace(plan=plan), price=price, max_devices=devices)
 
 
@@ -50,17 +47,15 @@ def main(arguments: Sequence[str]) -> int:
     machines, devices = int(arguments[1]), int(arguments[2])
     jobs = _jobs(Path(arguments[0]), devices)
     for hours in arguments[3:]:
-        _say(_line(jobs, machines=machines, wall_s=float(hours) * 3600.0))
+        say(_line(jobs, machines=machines, wall_s=float(hours) * 3600.0))
     return 0
 
 
 def _line(jobs: TrialJobs, *, machines: int, wall_s: float) -> str:
     inside, off, stated, chosen, first, trials = [], [], [], [], [], []
-    price = jobs.price
-    assert price is not None
     for seed in range(machines):
         machine = HiddenMachine(
-            jobs=jobs, price=price, seed=seed, start_up_s=START_UP_S, num_steps=STEPS
+            jobs=jobs, price=present(jobs.price), seed=seed, start_up_s=START_UP_S, num_steps=STEPS
         )
         spending = Spending(
             jobs=jobs,

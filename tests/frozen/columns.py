@@ -272,8 +272,7 @@ def is_table(name: str) -> bool:
 def drawn(name: str) -> list[Row]:
     """Draw the rows of a table, as they are recorded."""
     if name in ANALYTIC:
-        spec = _read(ANALYTIC[name])
-        job = _job(spec)
+        job = _job(_read(ANALYTIC[name]))
         engine = name.partition("-")[0]
         count = 2000 // sum(one.startswith(engine) for one in ANALYTIC)
         return rows(count, seed=len(name), draw=lambda dice: analytic_row(dice, job))
@@ -292,8 +291,7 @@ def answered(name: str, asked: Sequence[Row] = ()) -> Tree:
         return _check(name.removeprefix("check-"))
     if name in ESTIMATES:
         return _estimate(*ESTIMATES[name])
-    ask = _reference(name)
-    return table(asked, ask.figures(asked))
+    return table(asked, _reference(name).figures(asked))
 
 
 def table(asked: Sequence[Row], figures: Mapping[str, Sequence[Any]]) -> Table:
@@ -646,8 +644,7 @@ def _serving(path: str, engine: str) -> Tree:
     for mode in ("shared_device", "prefill_offload", "attention_expert"):
         variants = problem_variants(question, mode) if mode in spec.goal.modes else ()
         for number, variant in enumerate(variants):
-            options = variant.options.options
-            found[f"{mode}-{number}"] = _serving_table(options, variant, {})
+            found[f"{mode}-{number}"] = _serving_table(variant.options.options, variant, {})
     return found | {
         "illegal_by": dict(sorted(question.options.illegal_by.items())),
         "beaten": question.options.beaten,
@@ -816,5 +813,4 @@ def _estimate(path: str, launch: str) -> Tree:
             _write_plan(spec, folder)
             file = Path(folder) / launch
         found = json.loads(ask(spec, launch=str(file)).model_dump_json())
-        text = json.dumps(found).replace(str(file), file.name)
-        return _kept(json.loads(text))
+        return _kept(json.loads(json.dumps(found).replace(str(file), file.name)))

@@ -134,8 +134,7 @@ def _tables(case: str, where: str, old: Tree, new: Tree) -> Iterator[Difference]
         before, after = ([json.dumps(row) for row in rows] for rows in (asked, answered))
         known, there = set(before), set(after)
         gone = [(row, "nothing") for row in before if row not in there]
-        come = [("nothing", row) for row in after if row not in known]
-        for one, other in (*gone, *come):
+        for one, other in (*gone, *[("nothing", row) for row in after if row not in known]):
             yield Difference(
                 case=case, where=f"{where} row".strip(), recorded=one, now=other, ratio=None
             )

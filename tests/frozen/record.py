@@ -5,12 +5,12 @@ from the largest; then the answers are recorded in their place. Rows of tables a
 changes none while `drawn.py` and the specs of `columns.py` stay.
 """
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Sequence
 
+from tests.benchmarks.bars import parse, say
 from tests.frozen import columns
 from tests.frozen.comparison import (
     DATA,
@@ -28,11 +28,15 @@ MOST_SHOWN = 40
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="whole names, or how they begin")
-    parser.add_argument("--dry-run", action="store_true", help="compare and print alone")
-    parser.add_argument("--all", action="store_true", help="print every difference")
-    asked = parser.parse_args(arguments)
+    asked = parse(
+        __doc__,
+        {
+            "cases": {"nargs": "*", "metavar": "CASE", "help": "whole names, or how they begin"},
+            "--dry-run": {"action": "store_true", "help": "compare and print alone"},
+            "--all": {"action": "store_true", "help": "print every difference"},
+        },
+        arguments,
+    )
     chosen = [
         name for name in columns.names() if not asked.cases or name.startswith(tuple(asked.cases))
     ]
@@ -47,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (DATA / f"{name}.json.gz").unlink()
     ordered = largest_first(found)
     shown = ordered if asked.all else ordered[:MOST_SHOWN]
-    for one in shown:
-        sys.stdout.write(f"{one}\n")
+    say(*map(str, shown))
     if len(ordered) > len(shown):
         sys.stdout.write(f"... and {len(ordered) - len(shown)} more (--all)\n")
     words = sum(one.ratio is None for one in found)

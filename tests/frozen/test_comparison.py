@@ -37,8 +37,7 @@ def test_fields_that_come_or_go_are_told_first() -> None:
 
 def test_rows_that_are_drawn_otherwise_are_told_instead_of_their_figures() -> None:
     old = {"drawn": {"pp": [1, 2]}, "figures": {"x": [1.0, 2.0]}}
-    new = {"drawn": {"pp": [1, 4]}, "figures": {"x": [9.0, 9.0]}}
-    found = differences("case", old, new)
+    found = differences("case", old, {"drawn": {"pp": [1, 4]}, "figures": {"x": [9.0, 9.0]}})
     assert [(one.recorded, one.now) for one in found] == [
         ('{"pp": 2}', "nothing"),
         ("nothing", '{"pp": 4}'),

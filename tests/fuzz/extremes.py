@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import yaml
 
+from tests.benchmarks.bars import say
 from tests.fuzz.inputs import EXAMPLES, LIMIT, Kind
-from tests.fuzz.run import Worker, _run, say
+from tests.fuzz.run import Worker, _run
 
 WHOLE: Final = (2**31, 10**15, 100_000)
 FRACTIONS: Final = (1e15, 1e-9)

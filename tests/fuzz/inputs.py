@@ -10,7 +10,7 @@ import io
 import json
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -513,13 +513,19 @@ def _options() -> Sequence[Arguments]:
     )
 
 
-def build(base: Path) -> None:
-    """Write the valid inputs of every kind, the plans by planning."""
+def build(
+    base: Path,
+    *,
+    recordings: Iterable[str] = RECORDINGS,
+    goals: Iterable[str] = ("train", "serve", "place", "trtllm"),
+) -> None:
+    """Write the valid inputs of every kind, the plans of some goals (train is one) by planning."""
     _specs(base)
-    for name in RECORDINGS:
+    for name in recordings:
         _recording(base / f"recording-{name}", name)
     _tables(base)
-    _plans(base)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        _planned(base, goals)
 
 
 def _specs(base: Path) -> None:
@@ -539,8 +545,7 @@ def _specs(base: Path) -> None:
         pool = {"name": "h100", "device": "h100-sxm", "nodes": nodes, "devices_per_node": 8}
         goal = {"kind": "train", "sequence_length": 4096, "global_batch_size": 256}
         path = str(EXAMPLES / "models" / name)
-        cluster = {"pools": [pool]}
-        spec = {"schema_version": 1, "model": path, "cluster": cluster, "goal": goal}
+        spec = {"schema_version": 1, "model": path, "cluster": {"pools": [pool]}, "goal": goal}
         _yaml(launches / f"{file}.yaml", spec | {"emit": ["megatron-lm"]})
     slots = [[(slot + layer) % 8 for slot in range(12)] for layer in range(4)]
     place = base / "place"
@@ -562,7 +567,6 @@ def _specs(base: Path) -> None:
     _yaml(links / "spec.yaml", spec)
     for name in ("place-balance", "serve-infeasible"):
         shutil.copytree(EXAMPLES / "checks" / name, base / "checks" / name)
-        spec = yaml.safe_load((base / "checks" / name / "spec.yaml").read_text())
         text = (base / "checks" / name / "spec.yaml").read_text()
         (base / "checks" / name / "spec.yaml").write_text(text.replace("../..", str(EXAMPLES)))
     names = {"schema_version": 1, "names": ["place-balance", "serve-infeasible"]}
@@ -719,12 +723,7 @@ def _tables(base: Path) -> None:
     table.with_suffix(".txt").write_text("\n".join(text) + "\n")
 
 
-def _plans(base: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        _planned(base)
-
-
-def _planned(base: Path) -> None:
+def _planned(base: Path, goals: Iterable[str]) -> None:
     from tuner.cli.app import run
 
     steps = "".join(f'{{"step": {at}, "step_s": 0.{at + 1}}}\n' for at in range(8))
@@ -739,7 +738,7 @@ def _planned(base: Path) -> None:
     }
     shutil.copytree(base / "serve", base / "trtllm")
     _yaml(base / "trtllm" / "spec.yaml", trtllm)
-    for goal in ("train", "serve", "place", "trtllm"):
+    for goal in goals:
         folder = base / f"plan-{goal}"
         code = run(
             ["plan", str(base / goal / "spec.yaml"), "-o", str(folder), "--time-limit", "5s"]
@@ -755,8 +754,7 @@ def _planned(base: Path) -> None:
                 shutil.copytree(folder, base / f"compared-{goal}" / name)
     shutil.copytree(base / "plan-train", base / "verified")
     plan = str(base / "verified")
-    arguments = [each.replace("{in}", plan).replace("{plan}", plan) for each in VERIFY]
-    code = run(arguments)
+    code = run([each.replace("{in}", plan).replace("{plan}", plan) for each in VERIFY])
     if code not in (0, 1):
         raise SystemExit(f"the sound plan is not verified: exit code {code}")
     _study(base)

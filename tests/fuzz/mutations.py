@@ -216,8 +216,7 @@ def spoilt_value(rng: random.Random, value: Any) -> tuple[Any, str]:
     elif way == "rename" and isinstance(parent, dict):
         parent[str(key)[:-1] + rng.choice(("", "x", "\u202e", "\x1b[2J"))] = parent.pop(key)
     elif way == "swap":
-        other = rng.choice(inside)
-        parent[key] = copy.deepcopy(_at(values, other))
+        parent[key] = copy.deepcopy(_at(values, rng.choice(inside)))
     elif way == "bool" and isinstance(parent[key], int):
         parent[key] = rng.choice((True, False))
     elif way == "number" and isinstance(parent[key], int | float):

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import psutil
 
+from tests.benchmarks.bars import parse, say
 from tests.fuzz.inputs import ROOT, Kind, build, kinds
 from tests.fuzz.mutations import spoil, text_argument
 
@@ -249,19 +250,21 @@ def _run(
     }
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the mutations; return 1 on any failure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=22)
-    parser.add_argument("--mutations", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
-    parser.add_argument("--only", default="", help="numbers of mutations, with commas between")
-    parser.add_argument("--kind", default="", help="only kinds whose name holds this")
-    parser.add_argument("--base", type=Path, help="where the sound inputs are, or are made")
-    parser.add_argument("--sound", action="store_true", help="also run what is not spoilt")
-    options = parser.parse_args()
-    # What ends a long run from outside must not leave its worker and folders.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options = parse(
+        __doc__,
+        {
+            "--seed": 22,
+            "--mutations": 2000,
+            "--first": {"type": int, "default": 0, "help": "number of the first mutation"},
+            "--only": {"default": "", "help": "numbers of mutations, with commas between"},
+            "--kind": {"default": "", "help": "only kinds whose name holds this"},
+            "--base": {"type": Path, "help": "where the sound inputs are, or are made"},
+            "--sound": {"action": "store_true", "help": "also run what is not spoilt"},
+        },
+        arguments,
+    )
     say(f"seed {options.seed}, {options.mutations} mutations")
     summary = _all_tried(options)
     say(json.dumps(summary))
@@ -311,12 +314,7 @@ def numbers_of(options: argparse.Namespace) -> list[int]:
     return [number for number in numbers if wanted[number % len(every)]]
 
 
-def say(*lines: str) -> None:
-    """Write progress lines."""
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    # What ends a long run from outside must not leave its worker and folders.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main(sys.argv[1:]))

@@ -3,25 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.rows import each_row
-from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
+from tests.tuner.models import example_model
 from tuner.engines.assumptions import DEADLOCK, assumptions
 from tuner.engines.writers import emit
 from tuner.goals.train_notes import with_assumptions
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Routing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 MEGATRON = ("megatron-lm", "megatron-bridge")
 
 
-@pytest.fixture(scope="module")
-def mixtral() -> ModelSpec:
-    return read_model(MODELS / "mixtral-8x7b" / "config.json")
+MIXTRAL = example_model("mixtral-8x7b")
 
 
 def _verified(
@@ -31,41 +26,38 @@ def _verified(
     decision = sample_decision(
         **{"pipeline_layout": (half, model.num_layers - half), "chunks": (1, 1), **changes}
     )
-    found = sample_verified(model, decision, emit=(target,))
-    plan = found.plan.model_copy(update={"goal": found.plan.goal.model_copy(update=goal)})
-    return found.model_copy(update={"plan": plan})
+    changes = {f"plan.goal.{name}": value for name, value in goal.items()}
+    return changed(sample_verified(model, decision, emit=(target,)), changes)
 
 
 def _texts(verified: VerifiedPlan) -> dict[str, str]:
     (target,) = verified.plan.emit
-    return {file.path.name: file.text for file in emit(target, verified)}
+    return texts_of(emit(target, verified))
 
 
 @each_row("target", MEGATRON)
-def test_a_coefficient_is_written_where_the_spec_states_it(mixtral: ModelSpec, target: Any) -> None:
-    texts = _texts(_verified(mixtral, target, goal={"moe_aux_loss_coeff": 1e-3}))
+def test_a_coefficient_is_written_where_the_spec_states_it(target: Any) -> None:
+    texts = _texts(_verified(MIXTRAL, target, goal={"moe_aux_loss_coeff": 1e-3}))
     lines = "".join(texts.values()).splitlines()
     assert {"--moe-aux-loss-coeff 0.001", "model.moe_aux_loss_coeff=0.001"} & set(lines)
     assert any("auxiliary loss with coefficient 0.001" in line for line in lines), target
 
 
 @each_row("target", MEGATRON)
-def test_without_one_it_is_not_written_and_every_file_says_so(
-    mixtral: ModelSpec, target: Any
-) -> None:
+def test_without_one_it_is_not_written_and_every_file_says_so(target: Any) -> None:
     said = "assumed: balanced routing, though no auxiliary loss is written here"
-    for name, text in _texts(_verified(mixtral, target, goal={})).items():
+    for name, text in _texts(_verified(MIXTRAL, target, goal={})).items():
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         assert not any("aux" in line for line in lines), (target, name)
         assert said in text, (target, name)
 
 
-def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model(mixtral: ModelSpec) -> None:
+def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model() -> None:
     recorded = {"routing": Routing(path=Path("routing.json"))}
-    dense = read_model(MODELS / "llama-3.1-405b" / "config.json")
+    dense = example_model("llama-3.1-405b")
     alone = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
     for verified in (
-        _verified(mixtral, "megatron-lm", goal=recorded),
+        _verified(MIXTRAL, "megatron-lm", goal=recorded),
         _verified(dense, "megatron-lm", goal={}, recompute_modules=(), **alone),
     ):
         plan = verified.plan
@@ -73,30 +65,28 @@ def test_nothing_is_assumed_of_a_recorded_routing_or_of_a_dense_model(mixtral: M
 
 
 def test_a_bias_of_the_experts_balances_them() -> None:
-    model = read_model(MODELS / "deepseek-v3" / "config.json")
+    model = example_model("deepseek-v3")
     verified = _verified(model, "megatron-lm", goal={})
     (line,) = assumptions("megatron-lm", model, verified.plan.goal, verified.decision)
     assert "the experts' bias is to bring about" in line
 
 
-def test_chunks_under_expert_parallelism_warn_in_the_plan_and_in_every_file(
-    mixtral: ModelSpec,
-) -> None:
-    chunked = _verified(mixtral, "megatron-lm", goal={}, chunks=(4, 4))
+def test_chunks_under_expert_parallelism_warn_in_the_plan_and_in_every_file() -> None:
+    chunked = _verified(MIXTRAL, "megatron-lm", goal={}, chunks=(4, 4))
     assert any(DEADLOCK in note for note in with_assumptions(chunked.plan).provenance.notes)
     assert all(f"# {DEADLOCK}" in text for text in _texts(chunked).values())
     alone = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
     for safe in (
-        _verified(mixtral, "megatron-lm", goal={}),
-        _verified(mixtral, "megatron-lm", goal={}, chunks=(4, 4), **alone),
+        _verified(MIXTRAL, "megatron-lm", goal={}),
+        _verified(MIXTRAL, "megatron-lm", goal={}, chunks=(4, 4), **alone),
     ):
         assert not any(DEADLOCK in note for note in with_assumptions(safe.plan).provenance.notes)
         assert not any(DEADLOCK in text for text in _texts(safe).values())
 
 
-def test_a_plan_names_the_target_of_each_assumption(mixtral: ModelSpec) -> None:
-    plan = _verified(mixtral, "megatron-lm", goal={}).plan
-    both = plan.model_copy(update={"emit": ("megatron-lm", "deepspeed", "slurm")})
+def test_a_plan_names_the_target_of_each_assumption() -> None:
+    plan = _verified(MIXTRAL, "megatron-lm", goal={}).plan
+    both = changed(plan, {"emit": ("megatron-lm", "deepspeed", "slurm")})
     notes = with_assumptions(both).provenance.notes
     assert any(note.startswith("megatron-lm: assumed: balanced routing") for note in notes)
     assert any(note.startswith("deepspeed: assumed: gradients reduced in fp32") for note in notes)

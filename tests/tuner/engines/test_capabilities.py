@@ -1,5 +1,4 @@
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import (
     TARGETS,
@@ -22,19 +22,13 @@ from tuner.engines.manifest import Capabilities
 from tuner.engines.rules.decision import global_chunks, global_recompute
 from tuner.errors import UnknownTargetError
 from tuner.spec.features import ModelFeature, features
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.refusals import refusals
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 REFERENCE, MEGATRON = TARGETS["reference"], TARGETS["megatron-lm"]
 
 
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
-
-
-TINY = _model("tiny-moe")
+TINY = example_model("tiny-moe")
 
 
 def _decision(**changes: Any) -> TrainDecision:
@@ -70,6 +64,13 @@ TWO_STAGES: dict[str, Any] = {
     "chunks": (1, 1),
 }
 
+# Layers 0-2 of DeepSeek-V3 are dense: no expert is there to recompute or to chunk.
+DENSE_STAGES: dict[str, Any] = {
+    "pipeline_model_parallel_size": 3,
+    "pipeline_layout": (3, 0, 58),
+    "stage_recompute": ("none", "full", "selective"),
+    "chunks": (1, 8, 4),
+}
 SHARDED: dict[str, Any] = {"zero_stage": 3}
 SELECTIVE: dict[str, Any] = {"stage_recompute": ("selective",)}
 OVERLAP: dict[str, Any] = {"a2a_overlap": True}
@@ -285,19 +286,6 @@ def test_what_a_target_can_express_is_not_refused(target: str, changes: dict[str
     assert refusals(TARGETS[target], model=TINY, decision=_decision(**changes)) == ()
 
 
-def test_the_reference_step_refuses_by_name_what_it_lacks() -> None:
-    tied = TINY.model_copy(update={"tie_word_embeddings": True})
-    decision = _decision(**TWO_STAGES)
-    assert refusals(MEGATRON, model=tied, decision=decision) == ()
-    (line,) = refusals(REFERENCE, model=tied, decision=decision)
-    assert line == "reference: tied embeddings need pipeline_model_parallel_size 1"
-    model = _model("deepseek-v3")
-    decision = _decision(pipeline_layout=(61,))
-    lines = refusals(REFERENCE, model=model, decision=decision)
-    assert len(lines) == len(features(model))
-    assert refusals(MEGATRON, model=model, decision=decision) == ()
-
-
 @each_row(
     ("name", "expected"),
     [
@@ -328,53 +316,57 @@ def test_the_reference_step_refuses_by_name_what_it_lacks() -> None:
     ],
 )
 def test_features_of_public_models(name: str, expected: set[ModelFeature]) -> None:
-    assert features(_model(name)) == expected
+    assert features(example_model(name)) == expected
+
+
+DEEPSEEK, GPT, OLMOE = map(example_model, ("deepseek-v3", "gpt-oss-20b", "olmoe-1b-7b"))
+TIED = TINY.model_copy(update={"tie_word_embeddings": True})
+SOME_BIASES = GPT.model_copy(
+    update={"attention": GPT.attention.model_copy(update={"output_bias": False})}
+)
 
 
 @each_row(
-    ("target", "name", "rule"),
+    ("target", "model", "changes", "rules"),
     [
-        ("megatron-lm", "gpt-oss-20b", ""),
-        ("megatron-lm", "olmoe-1b-7b", "norms over all heads"),
-        ("megatron-bridge", "olmoe-1b-7b", ""),
-        ("torchtitan", "gpt-oss-20b", ""),
-        ("deepspeed", "deepseek-v3", ""),
+        ("megatron-lm", TIED, TWO_STAGES, ()),
+        (
+            "reference",
+            TIED,
+            TWO_STAGES,
+            ("reference: tied embeddings need pipeline_model_parallel_size 1",),
+        ),
+        ("reference", DEEPSEEK, {}, ("",) * len(features(DEEPSEEK))),
+        ("megatron-lm", DEEPSEEK, {}, ()),
+        ("megatron-lm", GPT, SHARDED, ()),
+        ("megatron-lm", OLMOE, SHARDED, ("norms over all heads",)),
+        ("megatron-bridge", OLMOE, SHARDED, ()),
+        ("torchtitan", GPT, SHARDED, ()),
+        ("deepspeed", DEEPSEEK, SHARDED, ()),
+        # Biases of some projections only have no switch.
+        ("megatron-lm", SOME_BIASES, {}, ("biases are everywhere or nowhere",)),
+        (
+            "megatron-lm",
+            GPT,
+            {"expert_tensor_parallel_size": 2, "expert_model_parallel_size": 2},
+            ("expert_tensor_parallel_size must be 1",),
+        ),
+        ("megatron-lm", DEEPSEEK, DENSE_STAGES, ()),
     ],
 )
-def test_what_of_public_models_a_target_builds(target: str, name: str, rule: str) -> None:
-    model = _model(name)
-    decision = _decision(pipeline_layout=(model.num_layers,), zero_stage=3)
-    broken_rules = refusals(TARGETS[target], model=model, decision=decision)
-    assert bool(broken_rules) == bool(rule)
-    assert rule in "".join(broken_rules)
-
-
-def test_biases_of_some_projections_only_have_no_switch() -> None:
-    model = _model("gpt-oss-20b")
-    attention = model.attention.model_copy(update={"output_bias": False})
-    some = model.model_copy(update={"attention": attention})
-    decision = _decision(pipeline_layout=(24,))
-    (line,) = refusals(MEGATRON, model=some, decision=decision)
-    assert "biases are everywhere or nowhere" in line
-    split = _decision(
-        pipeline_layout=(24,), expert_tensor_parallel_size=2, expert_model_parallel_size=2
-    )
-    (line,) = refusals(MEGATRON, model=model, decision=split)
-    assert "expert_tensor_parallel_size must be 1" in line
+def test_what_of_a_model_a_target_builds(
+    target: str, model: ModelSpec, changes: dict[str, Any], rules: tuple[str, ...]
+) -> None:
+    decision = _decision(**{"pipeline_layout": (model.num_layers,), **changes})
+    lines = refusals(TARGETS[target], model=model, decision=decision)
+    assert len(lines) == len(rules)
+    assert all(rule in line for rule, line in zip(rules, lines, strict=True))
 
 
 def test_a_dense_stage_agrees_with_selective_recomputation_elsewhere() -> None:
-    # Layers 0-2 of DeepSeek-V3 are dense: no expert is there to recompute or to chunk.
-    model = _model("deepseek-v3")
-    decision = _decision(
-        pipeline_model_parallel_size=3,
-        pipeline_layout=(3, 0, 58),
-        stage_recompute=("none", "full", "selective"),
-        chunks=(1, 8, 4),
-    )
-    assert global_recompute(model, decision) is Recompute.SELECTIVE
-    assert global_chunks(model, decision) == 4
-    assert refusals(MEGATRON, model=model, decision=decision) == ()
+    decision = _decision(**DENSE_STAGES)
+    assert global_recompute(DEEPSEEK, decision) is Recompute.SELECTIVE
+    assert global_chunks(DEEPSEEK, decision) == 4
 
 
 @each_row("target", sorted(set(TARGETS) - WRAPPERS - {"reference", "torchrun"}))
@@ -465,8 +457,7 @@ def test_targets_together_refuse_what_any_of_them_refuses(
         line for lines in single for line in lines
     }
     # The merged fields alone, which limit the search, say the same.
-    merged = refusals(_without_parts(both), model=TINY, decision=decision)
-    assert bool(merged) == any(single)
+    assert bool(refusals(_without_parts(both), model=TINY, decision=decision)) == any(single)
 
 
 def test_only_the_reference_step_dispatches_hop_by_hop() -> None:

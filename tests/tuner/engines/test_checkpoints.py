@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 import tomllib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,15 @@ import pytest
 
 from tests.expect import present
 from tests.rows import Failures, each_row
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.restart_loop import restart_loop
@@ -26,10 +35,8 @@ from tuner.faults.run_shares import CheckpointLevels
 from tuner.faults.without_spare import FewerNodes, WithoutSpare
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Checkpoint, Reliability
-from tuner.spec.huggingface.read import read_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-MODELS = EXAMPLES / "models"
 FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))
 RELEASES = {
     "megatron-lm": ("core_v0.18.0", "core_v0.19.0"),
@@ -63,7 +70,7 @@ def saving(
     model_name: str = "qwen3-30b-a3b",
 ) -> VerifiedPlan:
     """Return a plan that saves every 120 steps of two seconds."""
-    model = read_model(MODELS / model_name / "config.json")
+    model = example_model(model_name)
     one_stage: dict[str, Any] = {
         "pipeline_model_parallel_size": 1,
         "recompute": "none",
@@ -82,10 +89,13 @@ def saving(
     stated = Reliability(
         device_mtbf=1e8, restart=60.0, checkpoint=Checkpoint(asynchronous=is_asynchronous)
     )
-    goal = made.plan.goal.model_copy(update={"reliability": stated})
-    predicted = made.predicted.model_copy(update={"run": RUN})
-    plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(changed(made, {"plan.goal.reliability": stated}), RUN)
+
+
+def forecasting(made: VerifiedPlan, run: RunForecast) -> VerifiedPlan:
+    """Return a plan with another forecast of its run."""
+    predicted = made.predicted.model_copy(update={"run": run})
+    return changed(made, {"predicted": predicted, "plan.predicted": predicted})
 
 
 def saving_on_hosts(target: str, *, replicas: int) -> VerifiedPlan:
@@ -100,10 +110,7 @@ def saving_on_hosts(target: str, *, replicas: int) -> VerifiedPlan:
         compared=(),
         num_priced=1,
     )
-    run = RUN.model_copy(update={"checkpoint_levels": levels})
-    predicted = made.predicted.model_copy(update={"run": run})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(made, RUN.model_copy(update={"checkpoint_levels": levels}))
 
 
 def continuing(target: str, *, zero_stage: int | None = None, **changes: Any) -> VerifiedPlan:
@@ -128,43 +135,154 @@ def continuing(target: str, *, zero_stage: int | None = None, **changes: Any) ->
     record = WithoutSpare(
         decision="continue", nodes=8, wait_effective_time_ratio=0.8, fewer=fewer
     ).model_copy(update=changes)
-    run = RUN.model_copy(update={"without_spare": record})
-    predicted = made.predicted.model_copy(update={"run": run})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(made, RUN.model_copy(update={"without_spare": record}))
 
 
 def emitted(verified: VerifiedPlan, name: str) -> str:
     """Return the text of one emitted file."""
     (target,) = verified.plan.emit
-    (text,) = (file.text for file in emit(target, verified) if file.path.name == name)
-    return text
+    return texts_of(emit(target, verified))[name]
 
 
-@each_row("target", (*RESUMED, "deepspeed"))
-def test_every_script_says_how_often_and_how_large(target: Any) -> None:
-    script = emitted(saving(target), "run.sh")
-    assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
-    removes = target in ("megatron-bridge", "torchtitan", "deepspeed")
-    assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
-    retains = target.startswith("megatron-lm")
-    newest = (
-        "30.0 GiB for the newest, the one that is written and that of every 120,000 steps,"
-        " which stays."
-    )
-    assert (newest in script) == retains
-    assert "all of them are kept" not in script
-    # DeepSpeed has no rule for it: the program does, and the README tells its author.
-    by_program = "DeepSpeed removes no checkpoint: your program does" in script
-    assert by_program == (target == "deepspeed")
+WAITS = "# Checkpoint every 120 steps (4.00 min), training waits for it;"
+LAST_TWO = "10.0 GiB each, 30.0 GiB for 2 and the one that is written."
+NEWEST = (
+    "30.0 GiB for the newest, the one that is written and that of every 120,000 steps, which stays."
+)
+BY_PROGRAM = "DeepSpeed removes no checkpoint: your program does"
+"""DeepSpeed has no rule for it: the program does, and the README tells its author."""
+PACKAGE = "# From core 0.17 on, --async-save needs the package nvidia-resiliency-ext"
+LMS = ("megatron-lm", "megatron-lm-0.16")
+BRIDGES = ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02")
+RESHARDABLE = {
+    **dict.fromkeys(LMS, ("megatron_args.txt", "--dist-ckpt-optim-fully-reshardable\n")),
+    **dict.fromkeys(
+        BRIDGES, ("overrides.txt", "checkpoint.dist_ckpt_optim_fully_reshardable=true\n")
+    ),
+}
+ASYNC: dict[str, Any] = {"is_asynchronous": True}
+FSDP: dict[str, Any] = {"zero_stage": 2}
+SYNC_ARGUMENTS = ("--save-interval 120",), ("--async-save",)
+Made = Callable[..., VerifiedPlan]
+Words = tuple[str, ...]
+SAID: list[tuple[Made, Words, dict[str, Any], str, Words, Words]] = [
+    (saving, LMS, {}, "run.sh", (WAITS, NEWEST), (LAST_TWO, BY_PROGRAM, "all of them are kept")),
+    (
+        saving,
+        ("megatron-bridge", "torchtitan"),
+        {},
+        "run.sh",
+        (WAITS, LAST_TWO),
+        (NEWEST, BY_PROGRAM, "all of them are kept"),
+    ),
+    (saving, ("deepspeed",), {}, "run.sh", (WAITS, LAST_TWO, BY_PROGRAM), (NEWEST,)),
+    # Saving in the background, and what it needs. Bridge cannot be started without the package.
+    (saving, LMS, {}, "megatron_args.txt", *SYNC_ARGUMENTS),
+    (
+        saving,
+        LMS,
+        ASYNC,
+        "megatron_args.txt",
+        ("--async-save\n", "--use-persistent-ckpt-worker\n", PACKAGE),
+        (),
+    ),
+    (saving, LMS, {}, "run.sh", (), (PACKAGE,)),
+    (saving, LMS, ASYNC, "run.sh", (PACKAGE,), ()),
+    (
+        saving,
+        ("megatron-bridge",),
+        ASYNC,
+        "run.sh",
+        ('"checkpoint.load=$CHECKPOINTS" checkpoint.async_save=true)',),
+        ("resiliency",),
+    ),
+    (
+        saving,
+        ("megatron-bridge",),
+        {},
+        "overrides.txt",
+        ("checkpoint.save_interval=120\n", "checkpoint.most_recent_k=2\n"),
+        (),
+    ),
+    *(
+        (saving, ("torchtitan",), options, "run.sh", *told)
+        for options, told in (
+            (ASYNC, (("is copied into pinned memory of the host",), ())),
+            ({}, ((), ("is copied into pinned memory of the host",))),
+        )
+    ),
+    # Releases that cannot save Megatron-FSDP in the background wait and say so.
+    *(
+        (
+            saving,
+            (target,),
+            ASYNC | FSDP,
+            "run.sh",
+            (f"training waits for it: {target} writes checkpoints in the background with",),
+            ("written in the background;", "checkpoint.async_save=true"),
+        )
+        for target in ("megatron-lm-0.16", *BRIDGES[1:])
+    ),
+    (saving, ("megatron-lm-0.16",), ASYNC | FSDP, "megatron_args.txt", (), ("\n--async-save",)),
+    *(
+        (
+            saving,
+            targets,
+            ASYNC | {"zero_stage": zero_stage},
+            "run.sh",
+            ("written in the background;", *said),
+            ("writes checkpoints in the background with",),
+        )
+        for targets, zero_stage, said in (
+            (LMS, 1, ()),
+            (LMS[:1], 2, ()),
+            (BRIDGES, 1, ("checkpoint.async_save=true",)),
+            (BRIDGES[:1], 2, ("checkpoint.async_save=true",)),
+        )
+    ),
+    (saving, LMS[:1], ASYNC | FSDP, "megatron_args.txt", ("\n--async-save",), ()),
+    # What the other layout restores. Megatron-FSDP's need no flag, and a job that waits none.
+    *(
+        (made, (target,), options, name, (line,) * is_told, (line,) * (not is_told))
+        for target, (name, line) in RESHARDABLE.items()
+        for made, options, is_told in (
+            (continuing, {}, True),
+            (continuing, {"is_fewer": True}, True),
+            (continuing, FSDP, False),
+            (continuing, {"decision": "wait"}, False),
+            (saving, {}, False),
+        )
+    ),
+    *(
+        (continuing, tuple(RESUMED), options, "run.sh", *told)
+        for options, told in (
+            ({}, (("launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS.",), ())),
+            ({"is_fewer": True}, (("For 7 of 8 nodes, while one is missing",), ())),
+            ({"decision": "wait"}, ((), ("missing and no spare",))),
+        )
+    ),
+]
+
+
+@each_row(("made", "targets", "options", "name", "said", "unsaid"), SAID)
+def test_files_say_how_the_run_saves(
+    made: Made, targets: Words, options: dict[str, Any], name: str, said: Words, unsaid: Words
+) -> None:
+    for target in targets:
+        text = emitted(made(target, **options), name)
+        assert [words for words in (*said, *unsaid) if words in text] == [*said], target
+
+
+def test_releases_know_the_flags() -> None:
+    flags = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
+    flags |= {"--save-retain-interval", "--dist-ckpt-optim-fully-reshardable"}
+    assert all(flags <= set(known) for known in FLAGS["releases"].values())
 
 
 @each_row("program", ("reference", "torchrun"))
 def test_the_reference_step_promises_no_checkpoints(tmp_path: Path, program: str) -> None:
-    made = saving(program, model_name="mixtral-8x7b")
-    plan = made.plan.model_copy(update={"emit": (program, "slurm")})
-    for target, files in emit_all(made.model_copy(update={"plan": plan})).items():
-        write_emitted(tmp_path / program / target, files)
+    made = changed(saving(program, model_name="mixtral-8x7b"), {"plan.emit": (program, "slurm")})
+    write_emitted(tmp_path / program, emit_all(made))
     assert "checkpoints" not in json.loads(
         (tmp_path / f"{program}/{program}/train.json").read_text()
     )
@@ -180,123 +298,30 @@ def test_megatron_keeps_the_newest_and_one_more_of_a_run(
     steps: int, retained: int, target: str
 ) -> None:
     # Checkpoints every 120 steps: 0, 1, 2, 3 and 10 of them; one stays of half of a run or more.
-    made = saving(target)
-    predicted = made.predicted.model_copy(update={"run": RUN.model_copy(update={"steps": steps})})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    verified = made.model_copy(update={"plan": plan, "predicted": predicted})
+    verified = forecasting(saving(target), RUN.model_copy(update={"steps": steps}))
     lines = emitted(verified, "megatron_args.txt").splitlines()
     assert f"--save-retain-interval {retained}" in lines, steps
     # The parser asserts it, and reads the flag in every release.
     assert retained % 120 == 0
-    assert all("--save-retain-interval" in flags for flags in FLAGS["releases"].values())
     assert steps // retained <= 1
     # The first save after a checkpoint without a number would fail.
     assert "that says release" in emitted(verified, "run.sh")
 
 
-@each_row("target", ("megatron-lm", "megatron-lm-0.16"))
-def test_megatron_saves_in_the_background_where_the_plan_does(target: str) -> None:
-    waiting = emitted(saving(target), "megatron_args.txt").splitlines()
-    assert "--save-interval 120" in waiting
-    assert "--async-save" not in waiting
-    background = emitted(saving(target, is_asynchronous=True), "megatron_args.txt").splitlines()
-    assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
-    new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
-    assert all(new <= set(flags) for flags in FLAGS["releases"].values())
-
-
-def test_megatron_says_what_saving_in_the_background_needs() -> None:
-    line = "# From core 0.17 on, --async-save needs the package nvidia-resiliency-ext"
-    for target in ("megatron-lm", "megatron-lm-0.16"):
-        for name in ("run.sh", "megatron_args.txt"):
-            for is_asynchronous in (False, True):
-                text = emitted(saving(target, is_asynchronous=is_asynchronous), name)
-                assert (line in text) is is_asynchronous, (target, name, is_asynchronous)
-    # Bridge cannot be started without the package.
-    assert "resiliency" not in emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
-
-
-def test_megatron_saves_what_the_other_layout_restores() -> None:
-    flag = "--dist-ckpt-optim-fully-reshardable"
-    override = "checkpoint.dist_ckpt_optim_fully_reshardable=true"
-    assert all(flag in flags for flags in FLAGS["releases"].values())
-    targets = {
-        "megatron-lm": ("megatron_args.txt", flag),
-        "megatron-lm-0.16": ("megatron_args.txt", flag),
-        "megatron-bridge": ("overrides.txt", override),
-        "megatron-bridge-26.04": ("overrides.txt", override),
-        "megatron-bridge-26.02": ("overrides.txt", override),
-    }
-    for target, (name, line) in targets.items():
-        assert line in emitted(continuing(target), name).splitlines(), target
-        assert line in emitted(continuing(target, is_fewer=True), name).splitlines(), target
-        # Megatron-FSDP's need no flag; nothing changes for a job that waits.
-        for other in (
-            continuing(target, zero_stage=2),
-            continuing(target, decision="wait"),
-            saving(target),
-        ):
-            assert line not in emitted(other, name), target
-
-
-@each_row("target", RESUMED)
-def test_scripts_name_the_launch_files_of_the_other_layout(target: Any) -> None:
-    full = emitted(continuing(target), "run.sh")
-    assert "launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS." in full, target
-    fewer = emitted(continuing(target, is_fewer=True), "run.sh")
-    assert "For 7 of 8 nodes, while one is missing" in fewer, target
-    waits = emitted(continuing(target, decision="wait"), "run.sh")
-    assert "missing and no spare" not in waits, target
-
-
-@each_row(
-    ("target", "name", "option"),
-    (
-        ("megatron-lm", "megatron_args.txt", "--async-save"),
-        ("megatron-lm-0.16", "megatron_args.txt", "--async-save"),
-        ("megatron-bridge", "run.sh", "checkpoint.async_save=true"),
-        ("megatron-bridge-26.04", "run.sh", "checkpoint.async_save=true"),
-        ("megatron-bridge-26.02", "run.sh", "checkpoint.async_save=true"),
-    ),
-)
-@each_row("zero_stage", (1, 2))
-def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_so(
-    target: str, name: str, option: str, zero_stage: int
-) -> None:
-    verified = saving(target, is_asynchronous=True, zero_stage=zero_stage)
-    waits = zero_stage == 2 and target not in ("megatron-lm", "megatron-bridge")
-    assert (option in emitted(verified, name)) != waits, (target, zero_stage)
-    script = emitted(verified, "run.sh")
-    how = f"training waits for it: {target} writes checkpoints in the background with"
-    assert (how in script) == waits, (target, zero_stage)
-    assert ("written in the background;" in script) != waits, (target, zero_stage)
-
-
-def test_bridge_and_torchtitan_keep_the_last_two() -> None:
-    overrides = emitted(saving("megatron-bridge"), "overrides.txt").splitlines()
-    assert {"checkpoint.save_interval=120", "checkpoint.most_recent_k=2"} <= set(overrides)
-    script = emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
-    assert '"checkpoint.load=$CHECKPOINTS" checkpoint.async_save=true)' in script
+def test_torchtitan_keeps_the_last_two() -> None:
     for is_asynchronous, mode in ((False, "disabled"), (True, "async_with_pinned_mem")):
         verified = saving("torchtitan", is_asynchronous=is_asynchronous)
         written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
         assert written == {"interval": 120, "async_mode": mode, "keep_latest_k": 2}
-        script = emitted(verified, "run.sh")
-        assert ("is copied into pinned memory of the host" in script) == is_asynchronous
     # A job of Slurm takes nothing away. Processors have no memory to pin; a launch may be of two
     # engines.
-    in_job = saving("torchtitan", is_asynchronous=True)
-    plan = in_job.plan.model_copy(update={"emit": ("torchtitan", "slurm")})
-    files = emit("torchtitan", in_job.model_copy(update={"plan": plan}))
+    pinned = saving("torchtitan", is_asynchronous=True)
+    files = emit("torchtitan", changed(pinned, {"plan.emit": ("torchtitan", "slurm")}))
     assert any('async_mode = "async_with_pinned_mem"' in file.text for file in files)
-    on_processors = saving("torchtitan", is_asynchronous=True)
-    provenance = on_processors.plan.provenance.model_copy(update={"device_kind": {"a": "cpu"}})
-    plan = on_processors.plan.model_copy(update={"provenance": provenance})
-    verified = on_processors.model_copy(update={"plan": plan})
+    verified = changed(pinned, {"plan.provenance.device_kind": {"a": "cpu"}})
     written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
     assert written["async_mode"] == "async"
-    able = {name for name, one in TARGETS.items() if one.pinned_checkpoints}
-    assert able == {"torchtitan"}
+    assert {name for name, one in TARGETS.items() if one.pinned_checkpoints} == {"torchtitan"}
     assert not intersection(("torchtitan", "deepspeed")).pinned_checkpoints
 
 
@@ -313,12 +338,11 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
 def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_of_it(
     *, target: str, changes: dict[str, Any], keeps: bool
 ) -> None:
-    made = continuing(target)
-    winner = made.decision.model_copy(update=changes)
-    verified = made.model_copy(update={"decision": winner})
+    verified = changed(
+        continuing(target), {f"decision.{name}": value for name, value in changes.items()}
+    )
     assert keeps_checkpoints(verified) is keeps, (target, changes)
-    schedule = present(checkpoint_schedule(verified))
-    assert bool(schedule.other_layout) is keeps, (target, changes)
+    assert bool(present(checkpoint_schedule(verified)).other_layout) is keeps, (target, changes)
 
 
 def test_the_program_of_deepspeed_names_a_checkpoint_when_all_ranks_have_it(
@@ -375,22 +399,18 @@ def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path, recorders: Rec
     settings = {"TRAIN": "mine.py", "NODE_RANK": "0", "MASTER_ADDR": "head"}
     planned = {"SAVE_STEPS": "120", "KEPT_CHECKPOINTS": "2"}
     for given in ({}, {"CHECKPOINTS": "/shared", "SAVE_STEPS": "7"}):
-        ran = recorders.start(tmp_path / "run.sh", cwd=tmp_path, **settings, **given)
-        (call,) = ran.calls
+        (call,) = recorders.start(tmp_path / "run.sh", cwd=tmp_path, **settings, **given).calls
         heard = {name: call["environment"].get(name) for name in saved}
         assert heard == {"CHECKPOINTS": None, **planned, **given}
     assert "checkpoint" not in json.loads((tmp_path / "deepspeed.json").read_text())
     # Replicas of a pipeline stage each write some of its layers.
-    made = saving("deepspeed")
-    stages = made.decision.model_copy(
-        update={
-            "pipeline_model_parallel_size": 2,
-            "pipeline_layout": (24, 24),
-            "stage_recompute": ("none", "none"),
-            "chunks": (1, 1),
-        }
-    )
-    of_pipeline = emitted(made.model_copy(update={"decision": stages}), "deepspeed.json")
+    stages = {
+        "decision.pipeline_model_parallel_size": 2,
+        "decision.pipeline_layout": (24, 24),
+        "decision.stage_recompute": ("none", "none"),
+        "decision.chunks": (1, 1),
+    }
+    of_pipeline = emitted(changed(saving("deepspeed"), stages), "deepspeed.json")
     assert json.loads(of_pipeline)["checkpoint"] == {"parallel_write": {"pipeline_stage": True}}
 
 
@@ -488,9 +508,7 @@ def _text(folder: Path, name: str) -> str:
 
 
 def test_without_failures_nothing_is_said_of_checkpoints() -> None:
-    verified = sample_verified(
-        read_model(MODELS / "qwen3-30b-a3b" / "config.json"), sample_decision()
-    )
+    verified = sample_verified(example_model("qwen3-30b-a3b"), sample_decision())
     assert checkpoint_schedule(verified) is None
 
 
@@ -507,9 +525,7 @@ def restarting(
         full_effective_time_ratio=0.8,
     )
     run = RUN.model_copy(update={"restart_s": 20.0 + restart_s, "process_restart": restart})
-    predicted = made.predicted.model_copy(update={"run": run})
-    plan = made.plan.model_copy(update={"predicted": predicted})
-    return made.model_copy(update={"plan": plan, "predicted": predicted})
+    return forecasting(made, run)
 
 
 def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures: Failures) -> None:
@@ -541,13 +557,9 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures
             assert "needs the package\n# nvidia-resiliency-ext" in script
         # Plans of before the choice have no record of it, and restart so where that was stated.
         for stated_s in (None, 20.0):
-            made = saving(target)
-            reliability = present(made.plan.goal.reliability)
-            stated = reliability.model_copy(update={"in_process_restart": stated_s})
-            goal = made.plan.goal.model_copy(update={"reliability": stated})
-            older = made.model_copy(update={"plan": made.plan.model_copy(update={"goal": goal})})
+            path = "plan.goal.reliability.in_process_restart"
+            text = emitted(changed(saving(target), {path: stated_s}), "megatron_args.txt")
             with failures.of(target, "older", stated_s):
-                text = emitted(older, "megatron_args.txt")
                 assert ("--inprocess-restart" in text) == (stated_s is not None)
         # Groups of Megatron-FSDP outlive a restart.
         sharded = restarting(target, restart_s=30.0, zero_stage=2)
@@ -557,10 +569,8 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it(failures
 
 
 def test_a_loop_that_saves_at_the_end_is_told_of_no_schedule() -> None:
-    made = saving("transformers-peft", zero_stage=3)
-    alone = made.decision.model_copy(update={"expert_model_parallel_size": 1})
-    plan = made.plan.model_copy(update={"decision": alone})
-    made = made.model_copy(update={"plan": plan, "decision": alone})
+    alone = {f"{of}decision.expert_model_parallel_size": 1 for of in ("", "plan.")}
+    made = changed(saving("transformers-peft", zero_stage=3), alone)
     text = emitted(made, "README.txt")
     assert "The forecast saves every 120 steps. The loop saves at the end alone" in text
     assert "Checkpoint every" not in text

@@ -13,7 +13,16 @@ import pytest
 from tests.expect import present
 from tests.patience import patient_s
 from tests.rows import each_row
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    values_at,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner import api
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import launchable
@@ -21,7 +30,6 @@ from tuner.engines.deepspeed.write import emit
 from tuner.engines.writers import broken_rules
 from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.tune import Adapters
 
@@ -73,7 +81,7 @@ print(json.dumps(found))
 
 
 def _verified(**changes: Any) -> VerifiedPlan:
-    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    model = example_model("mixtral-8x7b")
     plain: dict[str, Any] = {
         "recompute": "none",
         "recompute_modules": (),
@@ -84,7 +92,7 @@ def _verified(**changes: Any) -> VerifiedPlan:
 
 
 def _files(verified: VerifiedPlan) -> dict[str, str]:
-    return {file.path.name: file.text for file in emit(verified)}
+    return texts_of(emit(verified))
 
 
 def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
@@ -130,8 +138,7 @@ def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
 def test_the_batch_is_what_the_replicas_accumulate(case: Any, changes: Any) -> None:
     verified = _verified(**changes)
     config = json.loads(_files(verified)["deepspeed.json"])
-    is_split = verified.decision.tensor_model_parallel_size > 1
-    assert ("train_batch_size" in config) != is_split
+    assert ("train_batch_size" in config) != (verified.decision.tensor_model_parallel_size > 1)
     assert config.get("train_batch_size", 1536) == (
         config["train_micro_batch_size_per_gpu"]
         * config["gradient_accumulation_steps"]
@@ -139,15 +146,29 @@ def test_the_batch_is_what_the_replicas_accumulate(case: Any, changes: Any) -> N
     )
 
 
-def test_offload_dispatcher_and_gradients_are_in_the_configuration() -> None:
-    case = "parameters sharded, optimizer in host memory, DeepEP"
-    config = json.loads(_files(_verified(**CASES[case]))["deepspeed.json"])
-    assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
-    assert config["expert_parallel"]["comm_backend"] == "deepep"
-    assert config["expert_parallel"]["comm_max_tokens_per_rank"] == 4096
-    assert config["expert_parallel"]["preset_model"] == "mixtral"
-    small = json.loads(_files(_verified(**CASES["gradients sharded in bf16"]))["deepspeed.json"])
-    assert small["data_types"]["grad_accum_dtype"] == "bf16"
+@each_row(
+    ("changes", "expected"),
+    (
+        (
+            CASES["parameters sharded, optimizer in host memory, DeepEP"],
+            {
+                "zero_optimization.offload_optimizer.device": "cpu",
+                "expert_parallel.comm_backend": "deepep",
+                "expert_parallel.comm_max_tokens_per_rank": 4096,
+                "expert_parallel.preset_model": "mixtral",
+            },
+        ),
+        (CASES["gradients sharded in bf16"], {"data_types.grad_accum_dtype": "bf16"}),
+        (
+            CASES["tensor ranks"],
+            {"optimizer.type": "AdamW", "log_level": "info", "steps_per_print": 1},
+        ),
+        ({"stage_recompute": ("full", "full")}, {"expert_parallel": None}),
+    ),
+)
+def test_a_decision_becomes_settings(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = json.loads(_files(_verified(**changes))["deepspeed.json"])
+    assert values_at(config, expected) == expected
 
 
 def test_the_readme_says_what_the_program_must_build() -> None:
@@ -155,19 +176,16 @@ def test_the_readme_says_what_the_program_must_build() -> None:
     assert "PipelineModule of 2 stages with 16 layers each" in piped["README.txt"]
     assert "deepspeed.moe.layer.MoE and ep_size 8" in piped["README.txt"]
     assert "turn on gradient checkpointing" in piped["README.txt"]
-    assert "expert_parallel" not in json.loads(piped["deepspeed.json"])
 
 
 def test_autoep_gets_its_optimizer_and_autotp_the_weights_that_it_splits() -> None:
     files = _files(_verified(**CASES["tensor ranks"]))
-    config = json.loads(files["deepspeed.json"])
-    assert config["optimizer"]["type"] == "AdamW"
     assert "AutoEP creates the optimizer" in files["README.txt"]
     assert "samples/s 2 times too high" in files["README.txt"]
-    assert (config["log_level"], config["steps_per_print"]) == ("info", 1)
+    tensor = json.loads(files["deepspeed.json"])["tensor_parallel"]
     split = {
         spec["partition_type"]: re.compile("|".join(spec["patterns"]))
-        for spec in config["tensor_parallel"]["partition_config"]["layer_specs"]
+        for spec in tensor["partition_config"]["layer_specs"]
     }
     # Names of transformers 5: attention with and without latents, dense, shared and routed experts.
     for name, kind in {
@@ -191,7 +209,7 @@ def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None
     # deepspeed 0.19.8 on one rank: "unsupported mix of model_dtype=torch.bfloat16 and
     # grad_accum_dtype=torch.float32" without ZeRO.
     work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        model=example_model("tiny-moe"),
         sequence_length=256,
         global_batch_size=8,
         precision="bf16",
@@ -229,12 +247,10 @@ def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None
 def test_adapters_are_written_for_replicas_alone(changes: dict[str, Any], lacking: Any) -> None:
     replicas = {**ONE_STAGE, "stage_recompute": ("full",), "expert_model_parallel_size": 1}
     plan = _verified(**replicas | changes).plan
-    goal = plan.goal.model_copy(update={"tune": Adapters(method="lora", rank=8)})
-    tuned = plan.model_copy(update={"goal": goal})
-    assert plan.decision is not None
-    assert broken_rules("deepspeed", plan, plan.decision) == ()
-    said = broken_rules("deepspeed", tuned, plan.decision)
-    assert said == tuple(
+    tuned = changed(plan, {"goal.tune": Adapters(method="lora", rank=8)})
+    decision = present(plan.decision)
+    assert broken_rules("deepspeed", plan, decision) == ()
+    assert broken_rules("deepspeed", tuned, decision) == tuple(
         f"deepspeed: has no {kind} parallelism; {kind}_model_parallel_size must be 1"
         " beside adapters"
         for kind in lacking
@@ -274,7 +290,7 @@ emit: [deepspeed]
 """,
         encoding="utf-8",
     )
-    plan = api.plan_training(file).plan
+    plan = api.plan_training(file, with_unlaunchable=False).plan
     own = present(plan.decision)
     assert (own.zero_stage, own.tensor_model_parallel_size, own.expert_model_parallel_size) == (
         3,
@@ -284,9 +300,7 @@ emit: [deepspeed]
     assert own.pipeline_layout == (56,)
     assert not broken_rules("deepspeed", plan, own)
     assert any("8 have weights" in note for note in plan.provenance.notes)
-    split = own.model_copy(
-        update={"expert_model_parallel_size": 8, "expert_data_parallel_size": 32}
-    )
+    split = changed(own, {"expert_model_parallel_size": 8, "expert_data_parallel_size": 32})
     assert any(
         "with shortcut-connected experts" in line for line in broken_rules("deepspeed", plan, split)
     )

@@ -7,15 +7,23 @@ import pytest
 
 from tests.expect import present
 from tests.rows import Failures
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    directives_of,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.launchers.hosts import HOSTS_NAME
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.writers import emit, emit_all
 from tuner.plans.stage_placement import NodeOrder, StageDevices, StagePlacement
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
 
-MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+MIXTRAL = example_model("mixtral-8x7b")
 
 WHOLE_LAYERS: dict[str, Any] = {
     "recompute": "full",
@@ -41,8 +49,7 @@ WIDE = {"data_parallel_size": 16, "expert_data_parallel_size": 2}
 def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> VerifiedPlan:
     """A plan for four nodes in that order; of several pools only the first one's are named."""
     decision = sample_decision(**(WIDE | PROGRAMS[program]))
-    emitted = (program, "slurm")
-    verified = sample_verified(read_model(MIXTRAL), decision, emit=emitted, waived="for a test")
+    verified = sample_verified(MIXTRAL, decision, emit=(program, "slurm"), waived="for a test")
     order = NodeOrder(
         pool="pool",
         nodes=hosts[: len(hosts) // pools],
@@ -59,13 +66,7 @@ def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> V
         hosts=hosts,
         node_orders=(order,),
     )
-    plan = verified.plan.model_copy(update={"placement": placement})
-    return verified.model_copy(update={"plan": plan})
-
-
-def write(verified: VerifiedPlan, folder: Path) -> None:
-    for target, files in emit_all(verified).items():
-        write_emitted(folder / target, files)
+    return changed(verified, {"plan.placement": placement})
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -77,7 +78,7 @@ def test_every_node_gets_the_number_of_its_line(tmp_path: Path, failures: Failur
     recorders = Recorders(tmp_path / "recorders")
     for number, program in enumerate(PROGRAMS):
         verified = placed(program)
-        write(verified, tmp_path)
+        write_emitted(tmp_path, emit_all(verified))
         placement = present(verified.plan.placement)
         lines = (tmp_path / program / HOSTS_NAME).read_text().splitlines()
         assert tuple(lines) == placement.hosts == ORDER
@@ -100,14 +101,10 @@ def test_every_node_gets_the_number_of_its_line(tmp_path: Path, failures: Failur
 def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path, failures: Failures) -> None:
     recorders = Recorders(tmp_path / "recorders")
     for program in PROGRAMS:
-        write(placed(program), tmp_path)
+        write_emitted(tmp_path, emit_all(placed(program)))
         job = tmp_path / "slurm" / "job.sbatch"
         assert tuple((job.parent / HOSTS_NAME).read_text().splitlines()) == ORDER
-        directives = dict(
-            line.removeprefix("#SBATCH --").split("=", 1)
-            for line in job.read_text().splitlines()
-            if line.startswith("#SBATCH --")
-        )
+        directives = directives_of(job.read_text())
         ran = recorders.run(
             job,
             cwd=job.parent,
@@ -128,14 +125,14 @@ def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path, failures: 
 
 
 def test_short_and_full_names_are_one_node(tmp_path: Path, recorders: Recorders) -> None:
-    write(placed("reference"), tmp_path)
+    write_emitted(tmp_path, emit_all(placed("reference")))
     for here, rank in (("node1", 1), ("node1.cluster", 1), ("node2.cluster", 3)):
         ran = recorders.run(tmp_path / "reference" / "run.sh", cwd=tmp_path, SLURMD_NODENAME=here)
         assert f"--node-rank={rank}" in ran.only("torchrun"), here
 
 
 def test_a_start_in_the_wrong_place_says_so(tmp_path: Path, failures: Failures) -> None:
-    write(placed("reference"), tmp_path)
+    write_emitted(tmp_path, emit_all(placed("reference")))
     recorders = Recorders(tmp_path / "recorders")
     cases: list[tuple[dict[str, str], str]] = [
         ({"SLURMD_NODENAME": "node9"}, "hosts.txt: start on the nodes that it names"),
@@ -156,8 +153,7 @@ def test_a_start_in_the_wrong_place_says_so(tmp_path: Path, failures: Failures) 
 
 def test_nodes_without_a_name_are_left_to_the_reader(tmp_path: Path) -> None:
     hosts = ("node3", "node1", "old $(rm)-0", "old $(rm)-1")
-    verified = placed("megatron-lm", hosts=hosts, pools=2)
-    write(verified, tmp_path)
+    write_emitted(tmp_path, emit_all(placed("megatron-lm", hosts=hosts, pools=2)))
     lines = (tmp_path / "megatron-lm" / HOSTS_NAME).read_text().splitlines()
     assert lines == ["node3", "node1", "old-rm--0", "old-rm--1"]
     job = (tmp_path / "slurm" / "job.sbatch").read_text()
@@ -176,7 +172,7 @@ def test_an_order_is_of_the_plans_own_decision() -> None:
     other = sample_decision(**WIDE, micro_batch_size=2)
     assert launch_shape(verified.plan, verified.decision).hosts == ORDER
     assert launch_shape(verified.plan, other).hosts == ()
-    assert {file.path.name for file in emit("reference", placed("reference"))} >= {HOSTS_NAME}
-    without = verified.plan.model_copy(update={"placement": None})
-    files = emit("reference", verified.model_copy(update={"plan": without}))
-    assert HOSTS_NAME not in {file.path.name for file in files}
+    assert HOSTS_NAME in texts_of(emit("reference", placed("reference")))
+    assert HOSTS_NAME not in texts_of(
+        emit("reference", changed(verified, {"plan.placement": None}))
+    )

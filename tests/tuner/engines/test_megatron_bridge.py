@@ -6,22 +6,15 @@ from typing import Any
 
 from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_bridge.write import emit, emit_26_02, overrides
 from tuner.engines.megatron_lm.core import Core
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
-
-
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
 
 
 def _verified(name: str, **changes: Any) -> VerifiedPlan:
-    model = _model(name)
+    model = example_model(name)
     half = model.num_layers // 2
     fields = {"pipeline_layout": (model.num_layers - half, half), **changes}
     return sample_verified(model, sample_decision(**fields), emit=("megatron-bridge",))
@@ -46,12 +39,11 @@ def _set(verified: VerifiedPlan, *, core: Core = Core.V0_18) -> dict[str, Any]:
 )
 def test_a_model_is_built_by_its_recipe(name: str, recipe: str) -> None:
     dense = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
-    changes = {} if _model(name).num_moe_layers else dense
+    changes = {} if example_model(name).num_moe_layers else dense
     verified = _verified(name, stage_recompute=("none", "none"), chunks=(1, 1), **changes)
     script = next(file.text for file in emit(verified) if file.path.name == "run.sh")
     assert f'RECIPE="${{RECIPE:-{recipe}}}"' in script
-    is_own = recipe == "vanilla_gpt_pretrain_config"
-    assert ("model.num_layers" in _set(verified)) == is_own
+    assert ("model.num_layers" in _set(verified)) == (recipe == "vanilla_gpt_pretrain_config")
 
 
 def test_a_plain_model_has_no_recipe_in_the_oldest_container() -> None:
@@ -60,19 +52,47 @@ def test_a_plain_model_has_no_recipe_in_the_oldest_container() -> None:
     assert '"${RECIPE:?must name a recipe}"' in script
 
 
-def test_what_is_off_is_said_because_a_recipe_may_have_it_on() -> None:
-    decided = _set(_verified("deepseek-v3", stage_recompute=("none", "none"), chunks=(1, 1)))
-    for path in (
-        "model.recompute_granularity",
-        "model.virtual_pipeline_model_parallel_size",
-        "model.moe_flex_dispatcher_backend",
-        "model.mtp_num_layers",
-        "comm_overlap",
-    ):
-        assert decided[path] is None
-    assert decided["model.overlap_moe_expert_parallel_comm"] is False
-    assert decided["model.cuda_graph_impl"] == "none"
-    assert decided["model.pipeline_model_parallel_layout"] == "Et*31|t*30L"
+@each_row(
+    ("name", "changes", "expected"),
+    (
+        # What is off is said, because a recipe may have it on.
+        (
+            "deepseek-v3",
+            {"stage_recompute": ("none", "none"), "chunks": (1, 1)},
+            {
+                "model.recompute_granularity": None,
+                "model.virtual_pipeline_model_parallel_size": None,
+                "model.moe_flex_dispatcher_backend": None,
+                "model.mtp_num_layers": None,
+                "comm_overlap": None,
+                "model.overlap_moe_expert_parallel_comm": False,
+                "model.cuda_graph_impl": "none",
+                "model.pipeline_model_parallel_layout": "Et*31|t*30L",
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            {"zero_stage": 3},
+            {
+                "ddp.use_megatron_fsdp": True,
+                "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            {"optimizer_offload": True, "rank_order": "tp-cp-ep-pp-dp"},
+            {
+                "optimizer.use_precision_aware_optimizer": True,
+                "dist.use_tp_pp_dp_mapping": True,
+            },
+        ),
+    ),
+)
+def test_a_decision_becomes_overrides(
+    name: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    decided = _set(_verified(name, **changes))
+    assert {path: decided[path] for path in expected} == expected
 
 
 def test_every_line_is_one_override_that_needs_no_shell(tmp_path: Path) -> None:
@@ -108,15 +128,6 @@ def test_the_precision_is_a_value_before_overrides_reach_it(
     ast.parse(program)
     assert expected in program
     assert f"grad_reduce_in_fp32 = {'gradient_bytes' not in changes}" in program
-
-
-def test_fsdp_and_offload_and_order_of_ranks() -> None:
-    sharded = _set(_verified("mixtral-8x7b", zero_stage=3))
-    assert sharded["ddp.use_megatron_fsdp"] is True
-    assert sharded["ddp.data_parallel_sharding_strategy"] == "optim_grads_params"
-    offloaded = _set(_verified("mixtral-8x7b", optimizer_offload=True, rank_order="tp-cp-ep-pp-dp"))
-    assert offloaded["optimizer.use_precision_aware_optimizer"] is True
-    assert offloaded["dist.use_tp_pp_dp_mapping"] is True
 
 
 def test_an_older_core_has_no_chunks_and_calls_graphs_otherwise() -> None:

@@ -1,19 +1,16 @@
 """The fields of a decision against megatron-core's own configuration classes, where installed."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rows import Failures
 from tests.tuner.engines.testing import sample_decision
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.core import Core, decision_fields, model_fields
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 DECISIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -66,7 +63,7 @@ def test_megatron_core_takes_the_fields(monkeypatch: pytest.MonkeyPatch) -> None
     )
     failures, num_built = Failures(), 0
     for name in ("mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"):
-        model = read_model(MODELS / name / "config.json")
+        model = example_model(name)
         for case, changes in DECISIONS.items():
             # Those that split layers are for 32 and more.
             if model.num_layers >= 32 or "split" not in changes:
@@ -111,12 +108,12 @@ def _as_the_class_wants(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_stages_that_differ_are_refused_and_a_dense_model_says_so() -> None:
-    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    model = example_model("mixtral-8x7b")
     decision = sample_decision(stage_recompute=("none", "full"), chunks=(1, 1))
     with pytest.raises(ValueError, match="the stages differ"):
         decision_fields(model, decision, precision="bf16", core=Core.V0_18)
     # A recipe that the overrides start from may have some.
-    model = read_model(MODELS / "llama-3.1-8b" / "config.json")
+    model = example_model("llama-3.1-8b")
     fields = model_fields(model)
     assert fields["num_moe_experts"] is None
     assert fields["num_query_groups"] == 8

@@ -9,6 +9,7 @@ import pytest
 from tests.expect import present, refused
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS, intersection, launchable
 from tuner.engines.manifest import of_model
@@ -23,12 +24,10 @@ from tuner.estimate.decision import to_decision
 from tuner.estimate.registry import read_launch
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.features import ModelFeature, features
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 SUPER, DENSE, DELTA, SPARSE = (
     "nemotron-3-super",
     "nemotron-h-56b",
@@ -43,10 +42,6 @@ FILES: Final = {
     "megatron-bridge-26.04": ("overrides.txt", "run.sh"),
     "megatron-bridge-26.02": ("overrides.txt", "run.sh"),
 }
-
-
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
 
 
 def _decision(model: ModelSpec, *layout: int, ranks: int = 1, **changes: Any) -> TrainDecision:
@@ -74,31 +69,101 @@ def _options(
     return {flag: values for flag, *values in arguments(model, goal, decision, core=core)}
 
 
-def test_the_layers_and_stages_of_nemotron_are_letters() -> None:
-    model = _model(SUPER)
-    options = _options(model, _decision(model, mtp_num_layers=1))
-    # The published pattern (config.json, hybrid_override_pattern), and one MTP layer.
-    published = (
-        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
-    )
-    assert options["--hybrid-layer-pattern"] == [f"{published}/*E"]
-    assert options["--num-layers"] == ["88"]
-    assert options["--moe-latent-size"] == ["1024"]
-    assert options["--mamba-num-heads"] == ["128"]
-    assert options["--mamba-state-dim"] == ["128"]
-    assert options["--position-embedding-type"] == ["none"]
-    assert {"--squared-relu", "--no-bias-gelu-fusion"} <= set(options)
-    assert not {"--rotary-base", "--moe-layer-freq", "--swiglu"} & set(options)
-    options = _options(model, _decision(model, 20, 30, 30, 8, ranks=2, mtp_num_layers=1))
-    main, mtp = options["--hybrid-layer-pattern"][0].split("/")
-    assert [len(stage) for stage in main.split("|")] == [20, 30, 30, 8]
-    assert mtp == "*E"
-    for flag in ("--pipeline-model-parallel-layout", "--num-virtual-stages-per-pipeline-rank"):
-        assert flag not in options
-    # core 0.16 cuts the letters itself.
-    old = _options(model, _decision(model, 44, 44, ranks=2), core=Core.V0_16)
-    assert old["--hybrid-override-pattern"][0] == main.replace("|", "")
-    assert "--hybrid-layer-pattern" not in old
+# The published pattern (config.json, hybrid_override_pattern).
+PATTERN = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+MTP: Final = {"mtp_num_layers": 1}
+QWEN = "qwen3-next-80b-a3b"
+
+
+@each_row(
+    ("name", "layout", "changes", "expected"),
+    (
+        (
+            SUPER,
+            (),
+            MTP,
+            {
+                # And one MTP layer.
+                "--hybrid-layer-pattern": [f"{PATTERN}/*E"],
+                "--num-layers": ["88"],
+                "--moe-latent-size": ["1024"],
+                "--mamba-num-heads": ["128"],
+                "--mamba-state-dim": ["128"],
+                "--position-embedding-type": ["none"],
+                "--squared-relu": [],
+                "--no-bias-gelu-fusion": [],
+                "--rotary-base": None,
+                "--moe-layer-freq": None,
+                "--swiglu": None,
+            },
+        ),
+        (
+            SUPER,
+            (20, 30, 30, 8),
+            {"ranks": 2, **MTP},
+            {
+                "--hybrid-layer-pattern": [
+                    f"{PATTERN[:20]}|{PATTERN[20:50]}|{PATTERN[50:80]}|{PATTERN[80:]}/*E"
+                ],
+                "--pipeline-model-parallel-layout": None,
+                "--num-virtual-stages-per-pipeline-rank": None,
+            },
+        ),
+        # core 0.16 cuts the letters itself.
+        (
+            SUPER,
+            (44, 44),
+            {"ranks": 2, "core": Core.V0_16},
+            {
+                "--hybrid-override-pattern": [PATTERN],
+                "--hybrid-layer-pattern": None,
+                "--spec": ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"],
+            },
+        ),
+        # Every fourth layer has attention, with a gate.
+        (
+            QWEN,
+            (24, 24),
+            {"ranks": 2},
+            {
+                "--experimental-attention-variant": ["gated_delta_net"],
+                "--linear-attention-freq": [f"({'+'.join(['[1]*3+[0]*1'] * 12)})"],
+                "--linear-num-key-heads": ["16"],
+                "--linear-num-value-heads": ["32"],
+                "--attention-output-gate": [],
+                "--moe-shared-expert-gate": [],
+                "--swiglu": [],
+            },
+        ),
+        (
+            SPARSE,
+            (),
+            {},
+            {
+                "--experimental-attention-variant": ["dsa"],
+                "--dsa-indexer-topk": ["2048"],
+                "--multi-latent-attention": [],
+                "--no-rope-fusion": [],
+            },
+        ),
+        # Mamba layers have graphs of their own.
+        *(
+            (name, (), {"cuda_graph": "partial"}, {"--cuda-graph-modules": modules})
+            for name, modules in (
+                (SUPER, ["attn", "mamba", "moe_router", "moe_preprocess"]),
+                (DENSE, ["attn", "mamba", "mlp"]),
+                (DELTA, ["attn", "moe_router", "moe_preprocess"]),
+            )
+        ),
+    ),
+)
+def test_models_become_options(
+    name: str, layout: tuple[int, ...], changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    model, core = example_model(name), changes.get("core", Core.V0_18)
+    fields = {field: value for field, value in changes.items() if field != "core"}
+    options = _options(model, _decision(model, *layout, **fields), core=core)
+    assert {flag: options.get(flag) for flag in expected} == expected
 
 
 def test_each_release_starts_its_own_program_of_hybrids(tmp_path: Path) -> None:
@@ -109,148 +174,101 @@ def test_each_release_starts_its_own_program_of_hybrids(tmp_path: Path) -> None:
         ("megatron-lm", SPARSE): "pretrain_gpt.py",
     }
     for (target, name), expected in programs.items():
-        model = _model(name)
+        model = example_model(name)
         verified = sample_verified(model, _decision(model), emit=(target,))
         script = next(str(file.text) for file in emit(target, verified) if file.executable)
         assert f'"$MEGATRON_LM/{expected}"' in script
         core = Core.V0_16 if target.endswith("0.16") else Core.V0_18
         assert program(model, core=core) == expected
-    layers = _options(_model(SUPER), _decision(_model(SUPER)), core=Core.V0_16)["--spec"]
-    assert layers == ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
-
-
-def test_every_fourth_layer_of_qwen3_next_has_attention_with_a_gate() -> None:
-    model = _model("qwen3-next-80b-a3b")
-    options = _options(model, _decision(model, 24, 24, ranks=2))
-    assert options["--experimental-attention-variant"] == ["gated_delta_net"]
-    assert options["--linear-attention-freq"] == [f"({'+'.join(['[1]*3+[0]*1'] * 12)})"]
-    assert options["--linear-num-key-heads"] == ["16"]
-    assert options["--linear-num-value-heads"] == ["32"]
-    assert {"--attention-output-gate", "--moe-shared-expert-gate", "--swiglu"} <= set(options)
 
 
 def test_sparse_attention_says_what_its_price_needs() -> None:
-    model = _model(SPARSE)
-    decision = _decision(model)
-    options = _options(model, decision)
-    assert options["--experimental-attention-variant"] == ["dsa"]
-    assert options["--dsa-indexer-topk"] == ["2048"]
-    assert {"--multi-latent-attention", "--no-rope-fusion"} <= set(options)
-    files = emit("megatron-lm", sample_verified(model, decision, emit=("megatron-lm",)))
+    model = example_model(SPARSE)
+    files = emit("megatron-lm", sample_verified(model, _decision(model), emit=("megatron-lm",)))
     assert all("--dsa-kernel-backend" in file.text for file in files)
 
 
-@each_row(
-    ("name", "expected"),
-    (
-        (SUPER, ["attn", "mamba", "moe_router", "moe_preprocess"]),
-        (DENSE, ["attn", "mamba", "mlp"]),
-        (DELTA, ["attn", "moe_router", "moe_preprocess"]),
-    ),
-)
-def test_mamba_layers_have_graphs_of_their_own(name: Any, expected: Any) -> None:
-    model = _model(name)
-    options = _options(model, _decision(model, cuda_graph="partial"))
-    assert options["--cuda-graph-modules"] == expected
+GROUPS = "heads of linear attention and share its 8 groups"
+
+
+def _shared(tensor: int, context: int) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": tensor,
+        "context_parallel_size": context,
+        "sequence_parallel": tensor > 1,
+        "expert_data_parallel_size": tensor * context,
+    }
 
 
 @each_row(
-    ("target", "name", "changes", "rule"),
+    ("target", "name", "layout", "changes", "rule"),
     [
-        ("megatron-lm", SUPER, {"a2a_overlap": True}, "a2a_overlap is not offered, with Mamba-2"),
-        ("megatron-lm", SUPER, {"activation_offload": True}, "not offered, with Mamba-2 layers"),
-        ("megatron-lm", SUPER, {"zero_stage": 3}, "zero_stage 3 is not one of 0, 1, 2, with Mamba"),
+        ("megatron-lm", SUPER, (), {"a2a_overlap": True}, "is not offered, with Mamba-2"),
+        ("megatron-lm", SUPER, (), {"activation_offload": True}, "not offered, with Mamba-2"),
+        ("megatron-lm", SUPER, (), {"zero_stage": 3}, "3 is not one of 0, 1, 2, with Mamba"),
         (
             "megatron-lm",
             SUPER,
+            (),
             {"cuda_graph": "full_iteration", "dispatcher": "hybridep"},
             "without experts, with feed-forward networks of two matrices",
         ),
-        ("megatron-lm-0.16", SUPER, {"mtp_num_layers": 1}, "must be 0, with Mamba-2 layers"),
-        ("megatron-lm", SPARSE, CONTEXT, "must be 1, with attention to the tokens"),
-        ("megatron-lm-0.16", DELTA, CONTEXT, "must be 1, with layers with the gated delta"),
-        ("torchtitan", DELTA, CONTEXT | {"zero_stage": 3}, "must be 1, with layers with the"),
-        ("megatron-bridge", SPARSE, {}, "no arguments are written for attention to the tokens"),
+        ("megatron-lm-0.16", SUPER, (), MTP, "must be 0, with Mamba-2 layers"),
+        ("megatron-lm", SPARSE, (), CONTEXT, "must be 1, with attention to the tokens"),
+        ("megatron-lm-0.16", DELTA, (), CONTEXT, "must be 1, with layers with the gated delta"),
+        ("torchtitan", DELTA, (), CONTEXT | {"zero_stage": 3}, "must be 1, with layers with the"),
+        ("megatron-bridge", SPARSE, (), {}, "no arguments are written for attention to the"),
+        # Older releases have equal stages.
+        ("megatron-lm-0.16", SUPER, (40, 48), {"ranks": 2}, "same number of layers"),
+        ("megatron-lm", SUPER, (40, 48), {"ranks": 2}, ""),
+        ("megatron-lm-0.16", SUPER, (22,) * 4, {"ranks": 2}, "no interleaved pipeline"),
+        ("megatron-lm", SUPER, (22,) * 4, {"ranks": 2}, ""),
+        # 128 heads in 8 groups: a tensor rank has whole groups, context ranks may share one.
+        *(
+            ("megatron-lm", SUPER, (), _shared(tensor, context), "" if is_legal else GROUPS)
+            for tensor, context, is_legal in (
+                (8, 1, True),
+                (8, 2, True),
+                (16, 1, False),
+                (2, 8, True),
+                (1, 3, False),
+                (8, 32, False),
+            )
+        ),
+        *(
+            ("megatron-lm", DELTA, (), _shared(8, context), rule)
+            for context, rule in ((1, ""), (2, ""), (4, "linear attention"))
+        ),
     ],
 )
 def test_a_restriction_names_its_feature(
-    target: str, name: str, changes: dict[str, Any], rule: str
+    target: str, name: str, layout: tuple[int, ...], changes: dict[str, Any], rule: str
 ) -> None:
-    model = _model(name)
-    (line,) = refusals(TARGETS[target], model=model, decision=_decision(model, **changes))
-    assert line.startswith(f"{target}: ")
-    assert rule in line
-
-
-@each_row(
-    ("layout", "ranks", "rule"),
-    (
-        ((40, 48), 2, "same number of layers"),
-        ((22,) * 4, 2, "no interleaved pipeline"),
-    ),
-)
-def test_hybrids_of_older_releases_have_equal_stages(layout: Any, ranks: int, rule: str) -> None:
-    model = _model(SUPER)
-    lines = refusals(
-        TARGETS["megatron-lm-0.16"],
-        model=model,
-        decision=_decision(model, *layout, ranks=ranks),
-    )
-    assert any(rule in line for line in lines)
-    assert not refusals(
-        TARGETS["megatron-lm"], model=model, decision=_decision(model, *layout, ranks=ranks)
-    )
+    model = example_model(name)
+    lines = refusals(TARGETS[target], model=model, decision=_decision(model, *layout, **changes))
+    assert bool(lines) == bool(rule)
+    assert all(line.startswith(f"{target}: ") for line in lines)
+    assert any(rule in line for line in lines) or not rule
 
 
 def test_the_search_gets_what_the_targets_can_express_of_its_model() -> None:
-    able = launchable(("megatron-lm", "slurm"), model=_model(SUPER), precision="bf16")
+    able = launchable(("megatron-lm", "slurm"), model=example_model(SUPER), precision="bf16")
     assert able.a2a_overlap is None
     assert able.zero_stages == {0, 1, 2}
-    assert launchable(("megatron-lm",), model=_model("mixtral-8x7b"), precision="bf16").a2a_overlap
+    assert launchable(
+        ("megatron-lm",), model=example_model("mixtral-8x7b"), precision="bf16"
+    ).a2a_overlap
     # In either order: what both can express of a model.
     for name in (SUPER, DELTA, SPARSE, "mixtral-8x7b"):
-        present = features(_model(name))
+        present = features(example_model(name))
         both = of_model(intersection(("megatron-lm", "torchtitan")), present)
         each = [of_model(TARGETS[one], present) for one in ("megatron-lm", "torchtitan")]
         assert both.parts == tuple(each)
         assert both.context_parallel == all(one.context_parallel for one in each)
 
 
-@each_row(
-    ("tensor", "context", "is_legal"),
-    # 128 heads in 8 groups: a tensor rank has whole groups, context ranks may share one.
-    [(8, 1, True), (8, 2, True), (16, 1, False), (2, 8, True), (1, 3, False), (8, 32, False)],
-)
-def test_ranks_share_the_heads_of_mamba(*, tensor: int, context: int, is_legal: bool) -> None:
-    model = _model(SUPER)
-    decision = _decision(
-        model,
-        tensor_model_parallel_size=tensor,
-        context_parallel_size=context,
-        sequence_parallel=tensor > 1,
-        expert_data_parallel_size=tensor * context,
-    )
-    lines = refusals(TARGETS["megatron-lm"], model=model, decision=decision)
-    assert bool(lines) is not is_legal
-    assert all("heads of linear attention and share its 8 groups" in line for line in lines)
-
-
-@each_row(("context", "is_legal"), ((1, True), (2, True), (4, False)))
-def test_ranks_share_the_key_heads_of_the_gated_delta_rule(*, context: int, is_legal: bool) -> None:
-    model = _model(DELTA)
-    decision = _decision(
-        model,
-        tensor_model_parallel_size=8,
-        context_parallel_size=context,
-        sequence_parallel=True,
-        expert_data_parallel_size=8 * context,
-    )
-    lines = refusals(TARGETS["megatron-lm"], model=model, decision=decision)
-    assert bool(lines) is not is_legal
-
-
 def test_mamba_layers_of_another_shape_are_refused_by_name() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     linear = present(model.linear).model_copy(update={"conv_kernel": 2})
     other = model.model_copy(update={"linear": linear})
     assert ModelFeature.MAMBA2_VARIANT in features(other) - features(model)
@@ -295,7 +313,7 @@ NEW: Final = (
 def test_what_is_emitted_for_new_models_reads_back(target: str, tmp_path: Path) -> None:
     failures, num_read = Failures(), 0
     for name in NEW:
-        model = _model(name)
+        model = example_model(name)
         for case, decision in _decisions(model).items():
             verified = sample_verified(model, decision, emit=(target,))
             if broken_rules(target, verified.plan, decision):
@@ -346,7 +364,7 @@ def _refused(model: ModelSpec, text: str) -> str:
 
 
 def test_the_pattern_of_another_model_is_refused() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     decision = _decision(model, mtp_num_layers=1)
     goal = sample_verified(model, decision).plan.goal
     text = " ".join(word for line in arguments(model, goal, decision) for word in line)
@@ -365,15 +383,15 @@ def test_the_pattern_of_another_model_is_refused() -> None:
         model,
         text.replace("-pattern M", "-pattern M|") + " --num-layers-per-virtual-pipeline-stage 4",
     )
-    delta = _model(DELTA)
+    delta = example_model(DELTA)
     goal = sample_verified(delta, _decision(delta)).plan.goal
-    words = [word for line in arguments(delta, goal, _decision(delta)) for word in line]
-    plain = " ".join(words).replace("--experimental-attention-variant gated_delta_net", "")
+    text = " ".join(word for line in arguments(delta, goal, _decision(delta)) for word in line)
+    plain = text.replace("--experimental-attention-variant gated_delta_net", "")
     assert "no --experimental-attention-variant" in _refused(delta, plain)
 
 
 def test_patterns_of_layers_with_a_network_are_read_as_the_models_layers() -> None:
-    model = _model("qwen3-next-80b-a3b")
+    model = example_model("qwen3-next-80b-a3b")
     letters = "GEGEGE*E" * 12
     text = (
         "pretrain_hybrid.py --micro-batch-size 1 --num-experts 512 --swiglu --attention-output-gate"
@@ -401,14 +419,14 @@ def test_patterns_of_layers_with_a_network_are_read_as_the_models_layers() -> No
     ),
 )
 def test_bridge_starts_from_the_recipes_of_its_release(target: str, name: Any, recipe: str) -> None:
-    model = _model(name)
+    model = example_model(name)
     verified = sample_verified(model, _decision(model), emit=(target,))
     script = next(file.text for file in emit(target, verified) if file.path.name == "run.sh")
     assert f'"${{RECIPE:-{recipe}_pretrain_config}}"' in script, (target, name)
 
 
 def test_bridge_calls_the_pattern_by_its_releases_name() -> None:
-    model = _model(SUPER)
+    model = example_model(SUPER)
     decision = _decision(model, 44, 44, ranks=2)
     goal = sample_verified(model, decision).plan.goal
     for core, field in product(Core, ("hybrid_layer_pattern", "hybrid_override_pattern")):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS
 from tuner.engines.manifest import of_model
@@ -18,7 +19,6 @@ from tuner.engines.megatron_lm.write import arguments
 from tuner.engines.writers import emit
 from tuner.spec.features import features
 from tuner.spec.goal import Precision
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.refusals import refusals
 
@@ -81,10 +81,6 @@ ONE_STAGE: dict[str, Any] = {
 }
 
 
-def _model(name: str) -> ModelSpec:
-    return read_model(MODELS / name / "config.json")
-
-
 def _one_stage(model: ModelSpec, **changes: Any) -> TrainDecision:
     return sample_decision(**{**ONE_STAGE, "pipeline_layout": (model.num_layers,), **changes})
 
@@ -92,8 +88,7 @@ def _one_stage(model: ModelSpec, **changes: Any) -> TrainDecision:
 def _options(
     model: ModelSpec, decision: TrainDecision, *, core: Core = Core.V0_18
 ) -> dict[str, list[str]]:
-    goal = sample_verified(model, decision).plan.goal
-    found = arguments(model, goal, decision, core=core)
+    found = arguments(model, sample_verified(model, decision).plan.goal, decision, core=core)
     assert len({flag for flag, *_ in found}) == len(found), "a flag is written twice"
     return {flag: values for flag, *values in found}
 
@@ -101,7 +96,7 @@ def _options(
 def test_every_flag_exists_in_every_release_or_the_model_is_refused_by_name() -> None:
     wrong: list[tuple[object, ...]] = []
     for target, name in product(RELEASES, sorted(path.name for path in MODELS.iterdir())):
-        model = _model(name)
+        model = example_model(name)
         has_mtp = of_model(TARGETS[target], features(model)).mtp
         decision = _one_stage(model, mtp_num_layers=model.mtp_num_layers if has_mtp else 0)
         refused = refusals(TARGETS[target], model=model, decision=decision)
@@ -123,7 +118,7 @@ def test_options_follow_the_release_of_the_core() -> None:
     has = {release: flag in flags for release, flags in FLAGS["releases"].items()}
     assert [tag for tag, present in has.items() if present] == ["core_v0.18.0", "core_v0.19.0"]
     assert TARGETS["megatron-lm-0.16"].largest_chunks == 1
-    model = _model("deepseek-v3")
+    model = example_model("deepseek-v3")
     old = _options(model, _one_stage(model, **GRAPHS), core=Core.V0_16)
     assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
 
@@ -322,7 +317,7 @@ def test_a_decision_becomes_flags(
     changes: dict[str, Any],
     expected: dict[str, list[str] | None],
 ) -> None:
-    model = _model(name)
+    model = example_model(name)
     options = _options(model, decide(model, **changes))
     assert {flag: options.get(flag) for flag in expected} == expected
 
@@ -330,13 +325,13 @@ def test_a_decision_becomes_flags(
 def test_stages_that_differ_are_refused_rather_than_flattened() -> None:
     decision = sample_decision(chunks=(4, 2))
     with pytest.raises(ValueError, match="the stages differ"):
-        _options(_model("mixtral-8x7b"), decision)
+        _options(example_model("mixtral-8x7b"), decision)
 
 
 def test_the_script_hands_every_argument_to_the_program(
     tmp_path: Path, recorders: Recorders
 ) -> None:
-    model = _model("deepseek-v3")
+    model = example_model("deepseek-v3")
     decision = _one_stage(model)
     verified = sample_verified(model, decision, emit=("megatron-lm",), devices_per_node=16)
     write_emitted(tmp_path, emit("megatron-lm", verified))
@@ -354,7 +349,7 @@ def test_the_script_hands_every_argument_to_the_program(
 def test_the_manifest_refuses_what_the_engine_refuses_and_every_flag_exists(
     target: str, row: Any
 ) -> None:
-    models = {name: _model(name) for name in {row["model"] for row in VERDICTS}}
+    models = {name: example_model(name) for name in {row["model"] for row in VERDICTS}}
     model, decision = models[row["model"]], sample_decision(**row["changes"])
     found = refusals(TARGETS[target], model=model, decision=decision)
     written = set() if found else set(_options(model, decision, core=CORES[target]))
@@ -367,7 +362,7 @@ def test_the_manifest_refuses_what_the_engine_refuses_and_every_flag_exists(
 
 
 def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None:
-    model = _model("mixtral-8x7b")
+    model = example_model("mixtral-8x7b")
     decision = _one_stage(model)
     goal = sample_verified(model, decision).plan.goal
     goal = goal.model_copy(update={"precision": Precision.MXFP8})
@@ -378,14 +373,14 @@ def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None
 def test_sharded_parameters_are_not_started_on_one_hardware_queue(
     changes: dict[str, Any], queues: str
 ) -> None:
-    model = _model("mixtral-8x7b")
+    model = example_model("mixtral-8x7b")
     verified = sample_verified(model, _one_stage(model, **changes), emit=("megatron-lm",))
     script = next(file.text for file in emit("megatron-lm", verified) if file.executable)
     assert f'"${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}"' in script
 
 
 def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:
-    model = _model("mixtral-8x7b")
+    model = example_model("mixtral-8x7b")
     everything = _options(
         model, _one_stage(model, activation_offload=True, stage_recompute=("none",))
     )
@@ -396,7 +391,7 @@ def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:
 
 
 def test_a_graph_of_the_whole_step_says_that_it_drops_tokens() -> None:
-    model = _model("mixtral-8x7b")
+    model = example_model("mixtral-8x7b")
     decision = _one_stage(
         model, dispatcher="hybridep", cuda_graph="full_iteration", stage_recompute=("none",)
     )

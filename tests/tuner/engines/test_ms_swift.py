@@ -1,25 +1,21 @@
 """Arguments for Megatron-SWIFT: names that it has, adapters, what a default would undo."""
 
-from pathlib import Path
 from typing import Any
 
 from tests.rows import each_row
-from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.engines.ms_swift.flags import NAMES, OLDER
 from tuner.engines.ms_swift.write import emit, settings
 from tuner.engines.writers import broken_rules
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.tune import Adapters
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 
 def _verified(model: str, decision: TrainDecision, tune: Adapters | None = None) -> VerifiedPlan:
-    verified = sample_verified(read_model(MODELS / model), decision, emit=("ms-swift",))
-    goal = verified.plan.goal.model_copy(update={"tune": tune or "full"})
-    return verified.model_copy(update={"plan": verified.plan.model_copy(update={"goal": goal})})
+    verified = sample_verified(example_model(model), decision, emit=("ms-swift",))
+    return changed(verified, {"plan.goal.tune": tune or "full"})
 
 
 def _settings(verified: VerifiedPlan) -> dict[str, str]:
@@ -37,10 +33,7 @@ def test_the_script_starts_what_the_command_starts_with_fields_of_the_release() 
     assert set(found) <= NAMES - set(OLDER)
     assert found["use_precision_aware_optimizer"] == "true"
     assert found["main_grads_dtype"] == "bf16"
-    files = {
-        str(file.path): file.text
-        for file in emit(_verified("qwen3-30b-a3b", sample_decision(**PLAIN)))
-    }
+    files = texts_of(emit(_verified("qwen3-30b-a3b", sample_decision(**PLAIN))))
     assert set(files) == {"swift_args.txt", "run.sh"}
     assert '"${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}"' in files["run.sh"]
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.expect import present
 from tests.rows import Failures, each_row
-from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
+from tests.tuner.models import example_model
 from tests.tuner.spec.test_tune import written
 from tuner.engines.capabilities import launchable
 from tuner.engines.megatron_bridge.lora import lora_arguments
@@ -25,12 +26,11 @@ from tuner.goals.train_plan import plan_training
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.features import features
 from tuner.spec.goal import TrainGoal
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.refusals import refusals
 from tuner.spec.tune import Adapters
 
 ROOT = Path(__file__).parents[3]
-MIXTRAL = read_model(ROOT / "examples/models/mixtral-8x7b")
+MIXTRAL = example_model("mixtral-8x7b")
 REPLICAS = {
     "pipeline_model_parallel_size": 1,
     "data_parallel_size": 8,
@@ -100,9 +100,7 @@ print(faults)
 
 
 def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
-    llama, deepseek = (
-        read_model(ROOT / "examples/models" / name) for name in ("llama-3.1-8b", "deepseek-v3")
-    )
+    llama, deepseek = (example_model(name) for name in ("llama-3.1-8b", "deepseek-v3"))
     for model, targets, modules in (
         (llama, ("all-linear",), ["wqkv", "wo", "w1", "w3", "w2"]),
         (llama, ("gate_proj",), ["w1"]),
@@ -181,7 +179,7 @@ def test_a_plan_for_megatron_bridge_needs_tensor_ranks_that_divide_the_rank(
     text = path.read_text(encoding="utf-8").replace("transformers-peft", "megatron-bridge")
     text += "search: {tensor_model_parallel_size: [4]}\n"
     path.write_text(text, encoding="utf-8")
-    decision = plan_training(path).plan.decision
+    decision = plan_training(path, with_unlaunchable=False).plan.decision
     assert (decision and decision.tensor_model_parallel_size) == expected
 
 
@@ -199,7 +197,7 @@ def test_every_field_for_megatron_bridge_is_one_of_its_release(release: str, cor
     names = ("deepseek-v3", "gpt-oss-120b", "mixtral-8x7b", "nemotron-3-nano")
     known = fields["releases"][release]
     for name in names:
-        model = read_model(ROOT / "examples/models" / name)
+        model = example_model(name)
         half = model.num_layers // 2
         stages = {"chunks": (1, 1), "pipeline_layout": (model.num_layers - half, half)}
         for changes in decisions:
@@ -227,11 +225,8 @@ def test_megatron_bridge_gets_its_own_names(targets: tuple[str, ...], modules: l
 
 @each_row("name", ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b", "nemotron-3-nano"))
 def test_megatron_bridge_has_one_adapter_of_the_inputs_of_linear_attention(name: str) -> None:
-    found = present(
-        lora_arguments(read_model(ROOT / "examples/models" / name), goal_of("attention"))
-    )
-    modules = ["linear_qkv", "linear_proj", "in_proj", "out_proj"]
-    assert found["target_modules"] == modules, name
+    found = present(lora_arguments(example_model(name), goal_of("attention")))
+    assert found["target_modules"] == ["linear_qkv", "linear_proj", "in_proj", "out_proj"], name
 
 
 RECIPES = {
@@ -258,7 +253,7 @@ def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one(
         ("megatron-bridge", "v0.5.0", "_peft_config"),
     ):
         for name, recipe in RECIPES.items():
-            model = read_model(ROOT / "examples/models" / name)
+            model = example_model(name)
             stages = {"chunks": (1,), "pipeline_layout": (model.num_layers,)}
             expected, finetunes = recipe.format(ending), "{}" in recipe
             decision = sample_decision(
@@ -269,9 +264,8 @@ def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one(
                 **stages,
             )
             plain = sample_verified(model, decision, emit=(target,))
-            plan = plain.plan.model_copy(update={"goal": goal_of("attention")})
-            tuned = waived(plan)
-            files = {str(file.path): file.text for file in emit(target, tuned)}
+            tuned = waived(changed(plain.plan, {"goal": goal_of("attention")}))
+            files = texts_of(emit(target, tuned))
             with failures.of(target, name):
                 if expected != "vanilla_gpt_pretrain_config" or release != "v0.3.0":
                     assert expected in fields["releases"][release]["recipes"]
@@ -296,7 +290,7 @@ def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one(
 def test_samples_are_not_packed_in_larger_micro_batches_or_graphs(
     *, changes: dict[str, Any], is_packed: bool
 ) -> None:
-    model = read_model(ROOT / "examples/models/qwen3-30b-a3b")
+    model = example_model("qwen3-30b-a3b")
     stages = {"chunks": (1, 1), "pipeline_layout": (24, 24)}
     found = dict(overrides(model, goal_of("attention"), sample_decision(**stages, **changes)))
     assert ("dataset.packed_sequence_specs" not in found) is is_packed, changes
@@ -304,16 +298,15 @@ def test_samples_are_not_packed_in_larger_micro_batches_or_graphs(
 
 def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None:
     plain = sample_verified(MIXTRAL, sample_decision(), emit=("megatron-bridge",))
-    plan = plain.plan.model_copy(update={"goal": goal_of("attention")})
-    tuned = waived(plan)
-    programs = []
-    for verified in (plain, tuned):
-        files = {str(file.path): file.text for file in emit("megatron-bridge", verified)}
-        ast.parse(files["train.py"])
-        programs.append(files["train.py"])
-    assert "LoRA" not in programs[0]
-    assert "config.peft = LoRA(" in programs[1]
-    assert programs[1].rstrip().endswith("finetune(config=config, forward_step_func=forward_step)")
+    tuned = waived(changed(plain.plan, {"goal": goal_of("attention")}))
+    pretrains, finetunes = (
+        texts_of(emit("megatron-bridge", one))["train.py"] for one in (plain, tuned)
+    )
+    for program in (pretrains, finetunes):
+        ast.parse(program)
+    assert "LoRA" not in pretrains
+    assert "config.peft = LoRA(" in finetunes
+    assert finetunes.rstrip().endswith("finetune(config=config, forward_step_func=forward_step)")
 
 
 @each_row(
@@ -360,7 +353,7 @@ def test_what_a_target_does_not_train_is_refused(
 def test_the_loop_gets_parameters_of_experts_and_packages_of_kernels(
     name: str, targets: Any, parameters: str, kernels: str
 ) -> None:
-    model = read_model(ROOT / "examples/models" / name)
+    model = example_model(name)
     stages = {"pipeline_layout": (model.num_layers,)}
     found = settings(model, goal_of(*targets), sample_decision(**REPLICAS | stages))
     assert found["kernels"] == ["causal_conv1d", kernels]
@@ -371,7 +364,7 @@ def test_the_loop_gets_parameters_of_experts_and_packages_of_kernels(
 
 @each_row(("name", "lacks"), (("kimi-linear-48b-a3b", True), ("deepseek-v3", False)))
 def test_a_processor_has_no_kernels_of_linear_attention(*, name: str, lacks: bool) -> None:
-    model = read_model(ROOT / "examples/models" / name)
+    model = example_model(name)
     able = {
         "cuda": launchable(("transformers-peft",), model=model, precision="bf16"),
         "cpu": launchable(("transformers-peft",), model=model, precision="bf16", device_kind="cpu"),
@@ -395,9 +388,8 @@ def test_hybrids_and_latent_attention_are_planned_for_the_loop(
     path = written(tmp_path, {"method": "lora", "rank": 16, "targets": targets}, model=model)
     with path.open("a", encoding="utf-8") as file:
         file.write("search: {micro_batch_size: [1], zero_stage: [3]}\n")
-    plan = plan_training(path).plan
-    assert plan.decision is not None
-    files = {str(one.path): one.text for one in emit("transformers-peft", waived(plan))}
+    plan = plan_training(path, with_unlaunchable=False).plan
+    files = texts_of(emit("transformers-peft", waived(plan)))
     assert json.loads(files["finetune.json"])["adapters"]["r"] == 16
 
 
@@ -407,10 +399,8 @@ def test_a_plan_of_adapters_fits_where_one_of_all_weights_needs_sharding(tmp_pat
         path = written(tmp_path, tune, model="qwen3-30b-a3b")
         with path.open("a", encoding="utf-8") as file:
             file.write("search: {micro_batch_size: [1]}\n")
-        plans[name] = plan_training(path).plan
+        plans[name] = plan_training(path, with_unlaunchable=False).plan
     full, tuned = plans["full"].decision, plans["qlora"].decision
     assert (present(full).zero_stage, present(tuned).zero_stage) == (3, 0)
-    predicted = present(plans["qlora"].predicted)
-    assert predicted.mfu_ratio is None
-    stored = json.loads(plans["qlora"].model_dump_json())
-    assert stored["goal"]["tune"]["method"] == "qlora"
+    assert present(plans["qlora"].predicted).mfu_ratio is None
+    assert json.loads(plans["qlora"].model_dump_json())["goal"]["tune"]["method"] == "qlora"

@@ -14,6 +14,7 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.models import example_model
 from tuner.config.train import TrainDecision
 from tuner.costs.train.state import VOCAB_MULTIPLE
 from tuner.engines.capabilities import TARGETS
@@ -28,10 +29,8 @@ from tuner.engines.priced_settings import (
     PricedSetting,
 )
 from tuner.engines.writers import broken_rules, emit
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 DEFAULTS = json.loads((Path(__file__).parent / "megatron_defaults.json").read_text("utf-8"))
 
 CLASSES = {
@@ -89,14 +88,13 @@ def _decision(model: ModelSpec, **changes: Any) -> TrainDecision:
 
 def _cases(target: str) -> Iterator[tuple[ModelSpec, TrainDecision]]:
     for name in ("mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "llama-3.1-405b", "gpt-oss-20b"):
-        model = read_model(MODELS / name / "config.json")
+        model = example_model(name)
         for changes in KNOBS:
             try:
                 decision = _decision(model, **changes)
             except ValueError:
                 continue
-            precision = decision.fp8_recipe or "bf16"
-            if precision not in TARGETS[target].precisions:
+            if (decision.fp8_recipe or "bf16") not in TARGETS[target].precisions:
                 continue
             plan = sample_verified(model, decision, emit=(target,)).plan
             if not broken_rules(target, plan, decision):
@@ -232,8 +230,8 @@ def test_the_table_has_the_defaults_of_the_installed_packages(
 
 
 def test_biased_attention_in_a_partial_graph_is_refused_delayed_weight_gradients() -> None:
-    model = read_model(MODELS / "gpt-oss-20b" / "config.json")
-    plain = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    model = example_model("gpt-oss-20b")
+    plain = example_model("mixtral-8x7b")
     knobs = {"a2a_overlap": True, "virtual": 2, "cuda_graph": "partial"}
     assert refuses_delayed_gradients(model, _decision(model, **knobs))
     assert not refuses_delayed_gradients(plain, _decision(plain, **knobs))

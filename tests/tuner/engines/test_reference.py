@@ -8,13 +8,20 @@ import pytest
 
 from profilers.steps.config import StepConfig, StepReport
 from tests.patience import patient_s
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.reference.step_config import step_config
 from tuner.engines.writers import emit
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
 
-TINY = Path(__file__).parents[3] / "examples/models/tiny-moe/config.json"
+TINY = example_model("tiny-moe")
 
 
 def _two_ranks() -> VerifiedPlan:
@@ -27,21 +34,19 @@ def _two_ranks() -> VerifiedPlan:
         chunks=(2,),
         pipeline_layout=(4,),
     )
-    verified = sample_verified(read_model(TINY), decision, device_kind="cpu", sequence_length=32)
-    goal = verified.plan.goal.model_copy(update={"global_batch_size": 2})
-    return verified.model_copy(update={"plan": verified.plan.model_copy(update={"goal": goal})})
+    verified = sample_verified(TINY, decision, device_kind="cpu", sequence_length=32)
+    return changed(verified, {"plan.goal.global_batch_size": 2})
 
 
 def test_the_emitted_step_is_that_of_verification_and_training_learns_its_routing() -> None:
     verified = _two_ranks()
-    (step,) = [file for file in emit("reference", verified) if file.path.name == "step.json"]
-    config = StepConfig.model_validate_json(step.text)
+    files = texts_of(emit("reference", verified))
+    config = StepConfig.model_validate_json(files["step.json"])
     launched = step_config(
         verified.plan, verified.decision, steps=config.steps, warmup_steps=config.warmup_steps
     )
     assert config == launched
-    (train,) = [file for file in emit("reference", verified) if file.path.name == "train.json"]
-    config = StepConfig.model_validate_json(train.text)
+    config = StepConfig.model_validate_json(files["train.json"])
     assert config.routing.mode == "learned"
     (stage,) = config.stages
     (predicted,) = verified.predicted.stages

@@ -1,6 +1,5 @@
 """What every emitter must do: each test goes through the table of emitters."""
 
-import os
 import shlex
 import shutil
 from itertools import cycle, product
@@ -11,18 +10,24 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.rows import Failures
 from tests.tuner.engines.grids import grid
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    assert_golden,
+    changed,
+    directives_of,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.capabilities import TARGETS
 from tuner.engines.writers import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
 
 GOLDEN = Path(__file__).parent / "golden"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
-"""Set it to rewrite the golden files, then read the difference before it is committed."""
 
 HOSTILE = (
     "plain name",
@@ -96,9 +101,7 @@ REPLICAS = {
 """Of targets without other parallelism."""
 
 
-@pytest.fixture(scope="module")
-def mixtral() -> ModelSpec:
-    return read_model(Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json")
+MIXTRAL = example_model("mixtral-8x7b")
 
 
 def _suited(target: str, stages: int = 2) -> dict[str, object]:
@@ -117,25 +120,22 @@ def _suited(target: str, stages: int = 2) -> dict[str, object]:
     return found
 
 
-def test_the_table_and_the_manifests_name_the_same_targets_and_no_other(mixtral: ModelSpec) -> None:
+def test_the_table_and_the_manifests_name_the_same_targets_and_no_other() -> None:
     assert set(EMITTERS) == set(TARGETS)
-    verified = sample_verified(mixtral, sample_decision(), emit=("megatron",))
+    verified = sample_verified(MIXTRAL, sample_decision(), emit=("megatron",))
     with pytest.raises(UnknownTargetError, match=r"'megatron'.*reference.*megatron-lm"):
         emit_all(verified)
 
 
-def test_emitted_files_equal_the_golden_ones(mixtral: ModelSpec, failures: Failures) -> None:
+def test_emitted_files_equal_the_golden_ones(failures: Failures) -> None:
     for target in EMITTERS:
         decision = sample_decision(**_suited(target))
-        for file in emit(target, sample_verified(mixtral, decision, emit=(target,))):
+        for file in emit(target, sample_verified(MIXTRAL, decision, emit=(target,))):
             # Programs carry another suffix here, so that no tool takes them for the project's own.
             suffix = ".golden" if file.path.suffix == ".py" else ""
             path = GOLDEN / target / f"{file.path}{suffix}"
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(file.text, encoding="utf-8")
-            with failures.of(f"set {UPDATE}=1 to accept {path}"):
-                assert file.text == path.read_text(encoding="utf-8")
+            with failures.of(path):
+                assert_golden(file.text, path)
 
 
 ADAPTED = {
@@ -148,47 +148,42 @@ ADAPTED = {
 """The files that differ where adapters are trained."""
 
 
-def test_files_of_adapters_equal_the_golden_ones(mixtral: ModelSpec, failures: Failures) -> None:
+def test_files_of_adapters_equal_the_golden_ones(failures: Failures) -> None:
     tune = Adapters(method="lora", rank=16)
     for target, names in ADAPTED.items():
         replicas = REPLICAS if target == "deepspeed" else {}
         decision = sample_decision(**_suited(target) | replicas)
-        verified = sample_verified(mixtral, decision, emit=(target,))
-        goal = verified.plan.goal.model_copy(update={"tune": tune})
+        verified = sample_verified(MIXTRAL, decision, emit=(target,))
         tuned = VerifiedPlan.waive(
-            verified.plan.model_copy(update={"goal": goal}), reason="moetune plan does not launch"
+            changed(verified.plan, {"goal.tune": tune}), reason="moetune plan does not launch"
         )
-        files = {str(file.path): file.text for file in emit(target, tuned)}
+        files = texts_of(emit(target, tuned))
         for name in names:
             suffix = ".golden" if name.endswith(".py") else ""
             path = GOLDEN / "lora" / target / f"{name}{suffix}"
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[name], encoding="utf-8")
-            with failures.of(f"set {UPDATE}=1 to accept {path}"):
-                assert files[name] == path.read_text(encoding="utf-8")
+            with failures.of(path):
+                assert_golden(files[name], path)
 
 
-def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpec) -> None:
+def test_every_file_says_what_was_measured_or_that_nothing_was() -> None:
     wrong = []
     for target in EMITTERS:
         decision = sample_decision(**_suited(target))
         waived, measured = (
-            sample_verified(mixtral, decision, emit=(target,), waived=reason)
+            sample_verified(MIXTRAL, decision, emit=(target,), waived=reason)
             for reason in ("moetune plan does not launch", "")
         )
-        files = {str(file.path): file.text for file in emit(target, waived)}
+        files = texts_of(emit(target, waived))
         for name, text in files.items():
             # JSON has no comments; the README beside it speaks for it.
             said = files["README.txt"] if name.endswith(".json") else text
             if "NOT VERIFIED: moetune plan does not launch" not in said:
                 wrong.append((target, name, "waived"))
-        files = {str(file.path): file.text for file in emit(target, measured)}
+        files = texts_of(emit(target, measured))
         for name, text in files.items():
-            said = "" if name.endswith(".json") else text
-            if said and "this configuration took 2.10 s a step" not in said:
+            if not name.endswith(".json") and "this configuration took 2.10 s a step" not in text:
                 wrong.append((target, name, "measured"))
-        if {str(file.path): file.text for file in emit(target, measured)} != files:
+        if texts_of(emit(target, measured)) != files:
             wrong.append((target, "", "other bytes the second time"))
     assert not wrong
 
@@ -196,7 +191,6 @@ def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpe
 @pytest.mark.parametrize("points", grid(tuple(EMITTERS), (1, 4, 8), tuple(DECISIONS)))
 def test_the_requested_devices_are_those_of_the_plan(
     points: list[tuple[str, int, str]],
-    mixtral: ModelSpec,
     tmp_path: Path,
     failures: Failures,
     recorders: Recorders,
@@ -205,29 +199,21 @@ def test_the_requested_devices_are_those_of_the_plan(
         stages = 2 if name == "two stages on 16" else 1
         decision = sample_decision(**{**DECISIONS[name], **_suited(target, stages)})
         verified = sample_verified(
-            mixtral, decision, emit=(target,), devices_per_node=devices_per_node
+            MIXTRAL, decision, emit=(target,), devices_per_node=devices_per_node
         )
         launch = tmp_path / str(number)
         with failures.of(target, devices_per_node, name):
-            for each, files in emit_all(verified).items():
-                write_emitted(launch / each, files)
-            requested = _requested_devices(launch, recorders, target=target)
-            assert requested == decision.num_devices
+            write_emitted(launch, emit_all(verified))
+            assert _requested_devices(launch, recorders, target=target) == decision.num_devices
 
 
 def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> int:
     """Return nodes times processes, as Slurm's directives or the call that starts ranks say."""
     if target == "slurm":
-        text = (launch / "slurm" / "job.sbatch").read_text()
-        directives = dict(
-            line.removeprefix("#SBATCH --").split("=", 1)
-            for line in text.splitlines()
-            if line.startswith("#SBATCH")
-        )
+        directives = directives_of((launch / "slurm" / "job.sbatch").read_text())
         return int(directives["nodes"]) * int(directives["gpus-per-node"])
     environment = {"MASTER_ADDR": "head", "NODE_RANK": "0", **NAMES}
-    ran = recorders.start(launch / target / "run.sh", cwd=launch, **environment)
-    (call,) = ran.calls
+    (call,) = recorders.start(launch / target / "run.sh", cwd=launch, **environment).calls
     options = dict(word.split("=", 1) for word in call["argv"] if "=" in word)
     if call["program"] == "python":
         return int(options["--ranks"])
@@ -244,22 +230,20 @@ def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> in
 )
 def test_hostile_names_and_paths_come_out_harmless(
     points: list[tuple[str, str]],
-    mixtral: ModelSpec,
     tmp_path: Path,
     failures: Failures,
     recorders: Recorders,
 ) -> None:
     for number, (target, hostile) in enumerate(points):
         verified = sample_verified(
-            mixtral.model_copy(update={"name": hostile}),
+            MIXTRAL.model_copy(update={"name": hostile}),
             sample_decision(**_suited(target)),
             emit=(target,),
             devices_per_node=16,
             waived=hostile,
         )
         launch = tmp_path / f"{number} {hostile.replace('/', '_')}" / "launch"
-        for each, files in emit_all(verified).items():
-            write_emitted(launch / each, files)
+        write_emitted(launch, emit_all(verified))
         script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
         python = launch / "python"
         shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
@@ -286,11 +270,11 @@ def test_hostile_names_and_paths_come_out_harmless(
 
 
 def test_a_script_refuses_another_number_of_devices(
-    mixtral: ModelSpec, tmp_path: Path, failures: Failures, recorders: Recorders
+    tmp_path: Path, failures: Failures, recorders: Recorders
 ) -> None:
     for target in (name for name in PROGRAMS if name != "slurm"):
         decision = sample_decision(**_suited(target))
-        files = emit(target, sample_verified(mixtral, decision, emit=(target,)))
+        files = emit(target, sample_verified(MIXTRAL, decision, emit=(target,)))
         write_emitted(tmp_path / target, files)
         for nodes, processes in (("2", "4"), ("x", "8"), ("", "-1"), ("2;touch injected", "8")):
             ran = recorders.run(
@@ -310,10 +294,9 @@ def test_a_script_refuses_another_number_of_devices(
 
 
 def test_several_nodes_need_their_number_and_the_name_of_the_first(
-    mixtral: ModelSpec, tmp_path: Path, recorders: Recorders
+    tmp_path: Path, recorders: Recorders
 ) -> None:
-    verified = sample_verified(mixtral, sample_decision())
-    write_emitted(tmp_path, emit("reference", verified))
+    write_emitted(tmp_path, emit("reference", sample_verified(MIXTRAL, sample_decision())))
     for given, lacking in (
         ({"MASTER_ADDR": "head"}, "NODE_RANK"),
         ({"SLURM_NODEID": "1"}, "MASTER_ADDR"),

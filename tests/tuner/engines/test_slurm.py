@@ -1,14 +1,21 @@
+import re
 from pathlib import Path
 from typing import Any
 
 from tests.rows import Failures
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    directives_of,
+    sample_decision,
+    sample_verified,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.reading.launch import TrainingEngine
 from tuner.engines.writers import emit, emit_all
 from tuner.estimate.registry import read_launch
-from tuner.spec.huggingface.read import read_model
 
-MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+MIXTRAL = example_model("mixtral-8x7b")
 
 WHOLE_LAYERS: dict[str, Any] = {
     "recompute": "full",
@@ -18,17 +25,14 @@ WHOLE_LAYERS: dict[str, Any] = {
 
 
 def _directives(text: str) -> dict[str, str]:
-    lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
     # Slurm stops reading directives at the first command.
-    first_command = next(i for i, line in enumerate(text.splitlines()) if line[:1] not in "#")
-    assert all(text.splitlines().index(line) < first_command for line in lines)
-    return dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines)
+    head = re.split(r"^(?!#|$)", text, maxsplit=1, flags=re.MULTILINE)[0]
+    assert head.count("#SBATCH --") == text.count("\n#SBATCH --")
+    return directives_of(head)
 
 
 def test_cpus_are_requested_without_accelerators() -> None:
-    verified = sample_verified(
-        read_model(MIXTRAL), sample_decision(), emit=("slurm",), device_kind="cpu"
-    )
+    verified = sample_verified(MIXTRAL, sample_decision(), emit=("slurm",), device_kind="cpu")
     (job,) = emit("slurm", verified)
     directives = _directives(job.text)
     assert "gpus-per-node" not in directives
@@ -38,9 +42,8 @@ def test_cpus_are_requested_without_accelerators() -> None:
 
 def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
     emitted = ("slurm", "megatron-lm", "reference")
-    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=emitted)
-    for target, files in emit_all(verified).items():
-        write_emitted(tmp_path / target, files)
+    verified = sample_verified(MIXTRAL, sample_decision(), emit=emitted)
+    write_emitted(tmp_path, emit_all(verified))
     ran = Recorders(tmp_path / "recorders").run(
         tmp_path / "slurm" / "job.sbatch",
         "--train-iters",
@@ -72,9 +75,8 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(
     ]
     for program, changes, started in cases:
         decision = sample_decision(**changes)
-        verified = sample_verified(read_model(MIXTRAL), decision, emit=(program, "slurm"))
-        for target, files in emit_all(verified).items():
-            write_emitted(tmp_path / target, files)
+        verified = sample_verified(MIXTRAL, decision, emit=(program, "slurm"))
+        write_emitted(tmp_path, emit_all(verified))
         ran = recorders.run(
             tmp_path / "slurm" / "job.sbatch",
             cwd=tmp_path / "slurm",
@@ -96,7 +98,7 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(
 
 
 def test_a_wrapper_without_program_starts_the_reference_step_from_anywhere(tmp_path: Path) -> None:
-    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
+    verified = sample_verified(MIXTRAL, sample_decision(), emit=("slurm",))
     assert list(emit_all(verified)) == ["reference", "slurm"]
     write_emitted(tmp_path, emit("slurm", verified))
     ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
@@ -105,12 +107,9 @@ def test_a_wrapper_without_program_starts_the_reference_step_from_anywhere(tmp_p
 
 
 def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path: Path) -> None:
-    verified = sample_verified(
-        read_model(MIXTRAL), sample_decision(), emit=("slurm", "megatron-lm")
-    )
+    verified = sample_verified(MIXTRAL, sample_decision(), emit=("slurm", "megatron-lm"))
     plan, elsewhere = tmp_path / "a plan", tmp_path / "else where"
-    for target, files in emit_all(verified).items():
-        write_emitted(plan / target, files)
+    write_emitted(plan, emit_all(verified))
     elsewhere.mkdir()
     spooled = tmp_path / "slurm_script"
     job = plan / "slurm" / "job.sbatch"

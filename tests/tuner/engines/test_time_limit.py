@@ -6,20 +6,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.expect import present
 from tests.rows import Failures, each_row
 from tests.tuner.engines.test_checkpoints import RESUMED, saving, saving_on_hosts
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tuner.engines.capabilities import TARGETS
 from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.writers import emit
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.huggingface.read import read_model
 
 HERE = Path(__file__).parent
-MODEL = HERE.parents[2] / "examples/models/qwen3-30b-a3b/config.json"
 FLAG, FIELD = "--exit-duration-in-mins", "train.exit_duration_in_mins"
 MEGATRON = ("megatron-lm", "megatron-lm-0.16")
 BRIDGE = ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02")
@@ -27,19 +30,12 @@ BRIDGE = ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02")
 
 def forecast(verified: VerifiedPlan, **changes: Any) -> VerifiedPlan:
     """Change what is forecast of a plan's run."""
-    run = present(verified.predicted.run).model_copy(update=changes)
-    predicted = verified.predicted.model_copy(update={"run": run})
-    return verified.model_copy(update={"predicted": predicted})
-
-
-@pytest.fixture
-def recorders(tmp_path: Path) -> Recorders:
-    return Recorders(tmp_path / "recorders")
+    return changed(verified, {f"predicted.run.{name}": value for name, value in changes.items()})
 
 
 def started(recorders: Recorders, folder: Path, *arguments: str, **variables: str) -> list[str]:
     """Start an emitted script as the first of its nodes."""
-    ran = recorders.start(
+    return recorders.start(
         folder / "run.sh",
         *arguments,
         cwd=folder,
@@ -48,9 +44,7 @@ def started(recorders: Recorders, folder: Path, *arguments: str, **variables: st
         MEGATRON_LM="/megatron",
         RECIPE="mine",
         **variables,
-    )
-    argv: list[str] = ran.only("torchrun")
-    return argv
+    ).only("torchrun")
 
 
 def minutes(argv: list[str]) -> str:
@@ -154,6 +148,6 @@ def test_other_scripts_know_no_time_limit() -> None:
         files = emit(target, saving(target))
         assert not any("SLURM_JOB_END_TIME" in file.text for file in files), target
     for target in ("megatron-lm", "megatron-bridge"):
-        without = sample_verified(read_model(MODEL), sample_decision(), emit=(target,))
-        files = emit(target, without)
+        model = example_model("qwen3-30b-a3b")
+        files = emit(target, sample_verified(model, sample_decision(), emit=(target,)))
         assert not any("SLURM_JOB_END_TIME" in file.text for file in files), target

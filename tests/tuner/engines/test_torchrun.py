@@ -10,10 +10,10 @@ import pytest
 
 from tests.patience import patient_s
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
+from tests.tuner.models import example_model
 from tuner.engines.writers import emit
-from tuner.spec.huggingface.read import read_model
 
-MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+MIXTRAL = example_model("mixtral-8x7b")
 
 PROGRAM = """
 import json, os, psutil, torch.distributed as dist
@@ -51,7 +51,7 @@ def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_b
     folder, scratch, caller = tmp_path / "a launch", tmp_path / "tmp", tmp_path / "called from"
     caller.mkdir()
     scratch.mkdir()
-    verified = sample_verified(read_model(MIXTRAL), decision, emit=("deepspeed",))
+    verified = sample_verified(MIXTRAL, decision, emit=("deepspeed",))
     write_emitted(folder, emit("deepspeed", verified))
     program, seen = tmp_path / "program.py", tmp_path / "seen.json"
     program.write_text(PROGRAM, encoding="utf-8")

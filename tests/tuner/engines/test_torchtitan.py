@@ -9,7 +9,16 @@ from typing import Any, Final
 import pytest
 
 from tests.rows import Failures, each_row
-from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.engines.testing import (
+    Recorders,
+    changed,
+    sample_decision,
+    sample_verified,
+    texts_of,
+    values_at,
+    write_emitted,
+)
+from tests.tuner.models import example_model
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import TARGETS, launchable
@@ -17,11 +26,8 @@ from tuner.engines.torchtitan.write import emit
 from tuner.estimate.registry import read_text
 from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
-
-MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 CASES: dict[str, dict[str, Any]] = {
     "two stages": {},
@@ -55,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _verified(name: str = "qwen3-30b-a3b", **changes: Any) -> VerifiedPlan:
-    model = read_model(MODELS / name / "config.json")
+    model = example_model(name)
     half = model.num_layers // 2
     plain = {
         "zero_stage": 3,
@@ -69,8 +75,7 @@ def _verified(name: str = "qwen3-30b-a3b", **changes: Any) -> VerifiedPlan:
 
 
 def _toml(verified: VerifiedPlan) -> dict[str, dict[str, Any]]:
-    (text,) = (file.text for file in emit(verified) if file.path.suffix == ".toml")
-    return tomllib.loads(text)
+    return tomllib.loads(texts_of(emit(verified))["torchtitan.toml"])
 
 
 def test_torchtitans_own_classes_take_the_sections(failures: Failures) -> None:
@@ -111,41 +116,77 @@ def test_stages_hold_the_layers_of_the_plan() -> None:
     ]
 
 
-def test_a_pipeline_takes_the_whole_batch_of_a_replica_at_once() -> None:
-    # 1536 sequences over 8 replicas.
-    assert _toml(_verified())["training"]["local_batch_size"] == 192
-    single = _toml(_verified(**CASES["no pipeline, whole layers recomputed"]))
-    assert single["training"]["local_batch_size"] == 1
-    assert single["activation_checkpoint"]["mode"] == "full"
+WHOLE = "no pipeline, whole layers recomputed"
+ALONE: dict[str, Any] = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
+
+
+@each_row(
+    ("name", "changes", "expected"),
+    (
+        # A pipeline takes the whole batch of a replica at once: 1536 sequences over 8.
+        ("qwen3-30b-a3b", {}, {"training.local_batch_size": 192}),
+        (
+            "qwen3-30b-a3b",
+            CASES[WHOLE],
+            {"training.local_batch_size": 1, "activation_checkpoint.mode": "full"},
+        ),
+        # ZeRO stages are FSDP.
+        *(
+            (
+                "qwen3-30b-a3b",
+                {"zero_stage": stage, **ALONE},
+                {
+                    "parallelism.data_parallel_replicate_degree": replicas,
+                    "parallelism.data_parallel_shard_degree": shards,
+                    "parallelism.fsdp_reshard_after_forward": reshards,
+                },
+            )
+            for stage, replicas, shards, reshards in (
+                (0, 8, 1, "never"),
+                (2, 1, 8, "never"),
+                (3, 1, 8, "always"),
+            )
+        ),
+        (
+            "qwen3-30b-a3b",
+            {"dispatcher": "deepep"},
+            {
+                "model.module": "qwen3",
+                "model.flavor": "30B-A3B",
+                "model.moe_comm_backend": "deepep",
+            },
+        ),
+        (
+            "mixtral-8x7b",
+            {},
+            {"model": {"attn_backend": "flex", "moe_comm_backend": "standard"}},
+        ),
+        # gpt-oss keeps the kernels of its release.
+        *(
+            (
+                "gpt-oss-20b",
+                {"context_parallel_size": context, "expert_data_parallel_size": context},
+                {"model.attn_backend": kernels},
+            )
+            for context, kernels in ((1, "varlen"), (2, "flex"))
+        ),
+    ),
+)
+def test_a_decision_becomes_settings(
+    name: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert values_at(_toml(_verified(name, **changes)), expected) == expected
+
+
+def test_what_is_written_reads_back_and_what_is_not_offered_is_refused() -> None:
     with pytest.raises(ValueError, match="recompute selective"):
         emit(_verified(stage_recompute=("selective", "selective")))
-    (text,) = (file.text for file in emit(_verified()) if file.path.suffix == ".toml")
+    text = texts_of(emit(_verified()))["torchtitan.toml"]
     assert read_text(text, format_name="torchtitan", source="it").notes == ()
 
 
-def test_zero_stages_are_fsdp() -> None:
-    changes: dict[str, Any] = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
-    expected = {0: (8, 1, "never"), 2: (1, 8, "never"), 3: (1, 8, "always")}
-    found = {}
-    for stage in expected:
-        written = _toml(_verified(zero_stage=stage, **changes))["parallelism"]
-        found[stage] = (
-            written["data_parallel_replicate_degree"],
-            written["data_parallel_shard_degree"],
-            written["fsdp_reshard_after_forward"],
-        )
-    assert found == expected
-
-
-def test_a_shipped_model_is_named_and_another_one_required(
-    tmp_path: Path, recorders: Recorders
-) -> None:
-    model = _toml(_verified(dispatcher="deepep"))["model"]
-    assert model["module"] == "qwen3"
-    assert model["flavor"] == "30B-A3B"
-    assert model["moe_comm_backend"] == "deepep"
+def test_a_model_that_is_not_shipped_must_be_named(tmp_path: Path, recorders: Recorders) -> None:
     verified = _verified("mixtral-8x7b")
-    assert _toml(verified)["model"] == {"attn_backend": "flex", "moe_comm_backend": "standard"}
     write_emitted(tmp_path, emit(verified))
     ran = recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0")
     assert "MODULE" in ran.stderr
@@ -241,32 +282,24 @@ def test_torchtitan_itself_builds_qwen3_5_with_its_vision_tower(tmp_path: Path) 
     assert model.count("GatedDeltaNet.Config(") == 45
 
 
-@each_row(("context", "kernels"), ((1, "varlen"), (2, "flex")))
-def test_gpt_oss_keeps_the_kernels_of_its_release(context: int, kernels: str) -> None:
-    changes = {"context_parallel_size": context, "expert_data_parallel_size": context}
-    verified = _verified("gpt-oss-20b", **changes)
-    assert _toml(verified)["model"]["attn_backend"] == kernels
+WORK = Workload(
+    model=example_model("tiny-moe"), sequence_length=256, global_batch_size=8, precision="bf16"
+)
 
 
 def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
     # torchtitan 0.3.0, models/common/moe_sharding.py: without expert parallelism they do.
-    work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
-        sequence_length=256,
-        global_batch_size=8,
-        precision="bf16",
-    )
     found = enumerate_degrees(
-        work,
+        WORK,
         num_devices=2,
-        capabilities=launchable(("torchtitan",), model=work.model, precision="bf16"),
+        capabilities=launchable(("torchtitan",), model=WORK.model, precision="bf16"),
         search=Search(),
     )
     legal = {(degrees.tensor, degrees.expert) for degrees in found.legal}
     assert (2, 2) in legal
     assert (2, 1) not in legal
     assert found.illegal["the target needs expert parallelism beside tensor parallelism"] > 0
-    changes = CASES["no pipeline, whole layers recomputed"] | {
+    changes = CASES[WHOLE] | {
         "tensor_model_parallel_size": 2,
         "expert_model_parallel_size": 1,
         "expert_data_parallel_size": 16,
@@ -274,7 +307,7 @@ def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
     }
     said = refusals(
         TARGETS["torchtitan"],
-        model=read_model(MODELS / "qwen3-30b-a3b" / "config.json"),
+        model=example_model("qwen3-30b-a3b"),
         decision=sample_decision(**{"zero_stage": 3, "recompute_modules": (), **changes}),
     )
     assert any("needs expert_model_parallel_size above 1" in line for line in said)
@@ -291,32 +324,22 @@ def test_another_module_can_start_the_training(tmp_path: Path, recorders: Record
 
 
 def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
-    work = Workload(
-        model=read_model(MODELS / "tiny-moe" / "config.json"),
-        sequence_length=256,
-        global_batch_size=8,
-        precision="bf16",
-    )
-    able = launchable(("torchtitan",), model=work.model, precision="bf16", device_kind="cpu")
+    able = launchable(("torchtitan",), model=WORK.model, precision="bf16", device_kind="cpu")
     assert not able.pipeline
     assert not able.context_parallel
     assert able.dispatchers == {"alltoall"}
-    found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
+    found = enumerate_degrees(WORK, num_devices=2, capabilities=able, search=Search())
     assert {degrees.pipeline for degrees in found.legal} == {1}
     assert found.illegal["the target has no pipeline parallelism"] > 0
     staged = sample_decision(zero_stage=3)
-    said = refusals(able, model=read_model(MODELS / "tiny-moe" / "config.json"), decision=staged)
+    said = refusals(able, model=WORK.model, decision=staged)
     assert any("pipeline_model_parallel_size must be 1" in line for line in said)
 
     plain = _verified("mixtral-8x7b")
-    provenance = plain.plan.provenance.model_copy(update={"device_kind": {"here": "cpu"}})
-    on_processors = plain.model_copy(
-        update={"plan": plain.plan.model_copy(update={"provenance": provenance})}
-    )
+    on_processors = changed(plain, {"plan.provenance.device_kind": {"here": "cpu"}})
     for verified, attention, backend in (
         (plain, "flex", "spmd_types"),
         (on_processors, "sdpa", "partial_dtensor"),
     ):
-        written = _toml(verified)
-        assert written["model"]["attn_backend"] == attention
-        assert written["parallelism"]["spmd_backend"] == backend
+        expected = {"model.attn_backend": attention, "parallelism.spmd_backend": backend}
+        assert values_at(_toml(verified), expected) == expected

@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from profilers.steps.config import Recompute
 from tests.patience import patient_s
@@ -27,6 +30,11 @@ from tuner.plans.train import (
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
+
+UPDATE: Final = "MOETUNE_UPDATE_GOLDEN"
+"""Set it to rewrite the golden files, then read the difference before it is committed."""
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
 
 _RECORDER = """\
 #!{python} -SE
@@ -118,10 +126,50 @@ def sample_verified(
     )
 
 
-def write_emitted(folder: Path, files: Iterable[EmittedFile]) -> None:
-    """Write the files of one target under its folder."""
-    for file in files:
-        path = folder / file.path
+def changed(record: RecordT, changes: Mapping[str, Any]) -> RecordT:
+    """Return a copy of a record with other values at dotted paths, as `plan.goal.tune`."""
+    for path, value in changes.items():
+        name, _, inner = path.partition(".")
+        own = changed(getattr(record, name), {inner: value}) if inner else value
+        record = record.model_copy(update={name: own})
+    return record
+
+
+def values_at(tree: Any, paths: Iterable[str]) -> dict[str, Any]:
+    """Return what lies at dotted paths of mappings, None where nothing does."""
+    found = dict.fromkeys(paths, tree)
+    for path in found:
+        for name in path.split("."):
+            found[path] = (found[path] or {}).get(name)
+    return found
+
+
+def texts_of(files: Iterable[EmittedFile]) -> dict[str, str]:
+    """Return the texts of emitted files by their paths."""
+    return {str(file.path): file.text for file in files}
+
+
+def directives_of(text: str) -> dict[str, str]:
+    """Return the options that a batch script asks Slurm for, without those that have no value."""
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.+)$", text, flags=re.MULTILINE))
+
+
+def assert_golden(text: str, path: Path) -> None:
+    """Compare with a golden file, or rewrite it where that is asked for."""
+    if UPDATE in os.environ:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
+
+
+def write_emitted(
+    folder: Path, files: Iterable[EmittedFile] | Mapping[str, Iterable[EmittedFile]]
+) -> None:
+    """Write the files of one target into a folder, those of several into one folder each."""
+    targets = files if isinstance(files, Mapping) else {"": files}
+    for path, file in (
+        (folder / name / one.path, one) for name, of in targets.items() for one in of
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         content = file.content
         path.write_bytes(content.encode() if isinstance(content, str) else content)

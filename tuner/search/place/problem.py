@@ -59,8 +59,8 @@ FAMILIES: Final[Mapping[type, Family[Any, Placement]]] = {
 
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
-30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s
-(tests/benchmarks/placement_methods.py)."""
+30 s (tests/benchmarks/placement_chain.py), and of 9,072 (6 ranks in 8 layers) it found no order in
+8 s, of 28,672 none in 12 s."""
 BOUND_RATIO: Final = 0.3
 """Share of the time for the bound where EPLB's rule places."""
 

@@ -142,8 +142,7 @@ def test_what_the_log_itself_says_of_a_step_is_believed() -> None:
     reader = LogReader(log, adapter=find_adapter("deepspeed"), job=job)
     reader.read_on(to_end=True)
     for warmup_steps, left in ((2, 2), (3, 1), (4, 0)):
-        result = reader.metrics(warmup_steps=warmup_steps, most_steps=9)
-        assert len(result.steps_s) == left
+        assert len(reader.metrics(warmup_steps=warmup_steps, most_steps=9).steps_s) == left
     steps_s = reader.metrics(warmup_steps=2, most_steps=9).steps_s
     assert steps_s == pytest.approx((0.9198, 0.8004), rel=1e-3)
 
@@ -290,8 +289,7 @@ def test_a_growing_log_is_read_once_and_warm_up_left_out(tmp_path: Path) -> None
     file = tmp_path / "log"
     reader = LogReader(file, adapter=find_adapter("jsonl"), job=JOB)
     reader.read_on()
-    lines = [f'{{"step_s": {step}.5}}\n' for step in range(6)]
-    text = "".join(lines)
+    text = "".join([f'{{"step_s": {step}.5}}\n' for step in range(6)])
     for end in (5, 20, 47, len(text) - 3):
         file.write_text(text[:end])
         reader.read_on()

@@ -1,11 +1,11 @@
 """Every emitted placement, read back by readers written from the formats' descriptions alone."""
 
 import importlib.util
-import io
 import json
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,7 @@ from tuner.engines.files import EmittedFile
 from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
+from tuner.plans.place import VerifiedPlacement
 from tuner.spec.place import Dispatch
 from tuner.units import spans
 
@@ -165,12 +166,33 @@ def test_an_independent_reader_finds_the_planned_experts_on_every_rank(
     assert READERS[target](folder, decision) == _planned(decision)
 
 
-def test_every_target_has_an_emitter_and_a_reader() -> None:
-    assert set(PLACE_TARGETS) == set(READERS)
+@pytest.fixture
+def launched(tmp_path: Path, start: Start) -> Start:
+    """Emit a placement into a folder of its own, and start its script."""
+
+    def run(
+        target: str,
+        *arguments: str,
+        of: VerifiedPlacement | None = None,
+        name: str = "it's a folder",
+        **environment: str,
+    ) -> tuple[list[str], Path]:
+        verified = of or sample_placement(sample_decision())
+        write_emitted(tmp_path / name, emit_placement(target, verified))
+        return start(tmp_path / name, *arguments, **environment)
+
+    return run
+
+
+ON_TWO = sample_placement(sample_decision(ranks_per_node=2))
+
+
+def _after(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
 
 
 def _flag(words: list[str], name: str) -> int:
-    return int(words[words.index(name) + 1])
+    return int(_after(words, name))
 
 
 def _devices(target: str, words: list[str]) -> int:
@@ -188,77 +210,71 @@ def _devices(target: str, words: list[str]) -> int:
 
 @each_row(("target", "per_node"), product(("sglang", "trtllm", "vllm", "vllm-ascend"), (4, 2)))
 def test_the_script_asks_for_the_devices_of_the_plan(
-    tmp_path: Path, start: Start, target: Any, per_node: Any
+    launched: Start, target: Any, per_node: Any
 ) -> None:
     decision = sample_decision(ranks_per_node=per_node)
-    folder = tmp_path / f"{target} on {per_node}"
-    write_emitted(folder, emit_placement(target, sample_placement(decision)))
-    words, _ = start(folder, "MODEL", "--more", "x y", NODE_RANK="1", MASTER_ADDR="node0")
+    of, name = sample_placement(decision), f"{target} on {per_node}"
+    words, _ = launched(
+        target, "MODEL", "--more", "x y", of=of, name=name, NODE_RANK="1", MASTER_ADDR="node0"
+    )
     assert _devices(target, words) == decision.num_devices == 4
     place = words.index("MODEL")
     assert words[place : place + 3] == ["MODEL", "--more", "x y"]
 
 
-def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, start: Start) -> None:
-    decision = sample_decision(ranks_per_node=2)
-    write_emitted(tmp_path, emit_placement("vllm", sample_placement(decision)))
-    first, _ = start(tmp_path, "MODEL", NODE_RANK="0", MASTER_ADDR="node0")
-    second, _ = start(tmp_path, "MODEL", NODE_RANK="1", MASTER_ADDR="node0")
-    assert "--headless" not in first
-    assert "--headless" in second
-    assert [_flag(words, "--data-parallel-start-rank") for words in (first, second)] == [0, 2]
-    assert [_flag(words, "--data-parallel-size-local") for words in (first, second)] == [2, 2]
-    with pytest.raises(Exception, match="returned non-zero"):
-        start(tmp_path, "MODEL")
+def test_a_script_for_several_nodes_wants_to_know_which_it_is(launched: Start) -> None:
+    for rank in ("0", "1"):
+        words, _ = launched("vllm", "MODEL", of=ON_TWO, NODE_RANK=rank, MASTER_ADDR="node0")
+        assert ("--headless" in words) == (rank == "1")
+        assert _flag(words, "--data-parallel-start-rank") == 2 * int(rank)
+        assert _flag(words, "--data-parallel-size-local") == 2
+    with pytest.raises(AssertionError, match="set NODE_RANK and MASTER_ADDR"):
+        launched("vllm", "MODEL", of=ON_TWO)
 
 
+@each_row(
+    ("dispatch", "algorithm", "backend"),
+    (
+        (None, "static", "deepep"),
+        (Dispatch.STATIC, "static", "deepep"),
+        (Dispatch.LP, "lp", "deepep"),
+        (Dispatch.EVEN, "dynamic", "none"),
+        (Dispatch.DYNAMIC, "dynamic", "none"),
+    ),
+)
 def test_sglang_dispatches_as_the_plan_was_evaluated(
-    tmp_path: Path, start: Start, failures: Failures
+    launched: Start, dispatch: Dispatch | None, algorithm: str, backend: str
 ) -> None:
-    cases: dict[Dispatch | None, tuple[str, str]] = {
-        None: ("static", "deepep"),
-        Dispatch.STATIC: ("static", "deepep"),
-        Dispatch.LP: ("lp", "deepep"),
-        Dispatch.EVEN: ("dynamic", "none"),
-        Dispatch.DYNAMIC: ("dynamic", "none"),
-    }
-    for dispatch, (algorithm, backend) in cases.items():
-        verified = sample_placement(sample_decision(), dispatch=dispatch)
-        folder = tmp_path / f"{dispatch}"
-        write_emitted(folder, emit_placement("sglang", verified))
-        words, _ = start(folder, "--model-path", "MODEL")
-        with failures.of(dispatch):
-            assert words[words.index("--ep-dispatch-algorithm") + 1] == algorithm
-            # The engine refuses static and lp without an all-to-all backend.
-            assert words[words.index("--moe-a2a-backend") + 1] == backend
-            assert _flag(words, "--ep-num-redundant-experts") == 2
-            location = Path(words[words.index("--init-expert-location") + 1])
-            assert json.loads(location.read_text())["physical_to_logical_map"]
+    of = sample_placement(sample_decision(), dispatch=dispatch)
+    words, _ = launched("sglang", "--model-path", "MODEL", of=of, name=f"{dispatch}")
+    assert _after(words, "--ep-dispatch-algorithm") == algorithm
+    # The engine refuses static and lp without an all-to-all backend.
+    assert _after(words, "--moe-a2a-backend") == backend
+    assert _flag(words, "--ep-num-redundant-experts") == 2
+    location = Path(_after(words, "--init-expert-location"))
+    assert json.loads(location.read_text())["physical_to_logical_map"]
 
 
-def test_vllm_ascend_finds_its_map_from_where_it_is_started(tmp_path: Path, start: Start) -> None:
-    folder = tmp_path / "it's a folder"
-    write_emitted(folder, emit_placement("vllm-ascend", sample_placement(sample_decision())))
-    words, cwd = start(folder, "MODEL")
-    config = json.loads(words[words.index("--additional-config") + 1])
+def test_vllm_ascend_finds_its_map_from_where_it_is_started(launched: Start) -> None:
+    words, cwd = launched("vllm-ascend", "MODEL")
+    config = json.loads(_after(words, "--additional-config"))
     assert set(config) == {"eplb_config"}
     assert json.loads((cwd / config["eplb_config"]["expert_map_path"]).read_text())["layer_list"]
 
 
-def test_trtllm_has_a_launcher_of_its_own_for_several_nodes(tmp_path: Path, start: Start) -> None:
-    decision = sample_decision(ranks_per_node=2)
-    write_emitted(tmp_path, emit_placement("trtllm", sample_placement(decision)))
-    words, _ = start(tmp_path, "MODEL")
+def test_trtllm_has_a_launcher_of_its_own_for_several_nodes(
+    launched: Start, tmp_path: Path
+) -> None:
+    words, _ = launched("trtllm", "MODEL", of=ON_TWO, name="two")
     # Options before the subcommand would be taken as the group's own.
     assert words[:4] == ["trtllm-llmapi-launch", "trtllm-serve", "serve", "MODEL"]
-    text = (tmp_path / "run.sh").read_text()
+    text = (tmp_path / "two" / "run.sh").read_text()
     assert "srun --mpi=pmix --nodes=2 --ntasks=4 --ntasks-per-node=2" in text
 
 
-def test_trtllm_finds_its_balancer_from_where_it_is_started(tmp_path: Path, start: Start) -> None:
-    write_emitted(tmp_path, emit_placement("trtllm", sample_placement(sample_decision())))
-    words, cwd = start(tmp_path, "MODEL")
-    options = yaml.safe_load((cwd / words[words.index("--extra_llm_api_options") + 1]).read_text())
+def test_trtllm_finds_its_balancer_from_where_it_is_started(launched: Start) -> None:
+    words, cwd = launched("trtllm", "MODEL")
+    options = yaml.safe_load((cwd / _after(words, "--extra_llm_api_options")).read_text())
     assert options["tensor_parallel_size"] == options["moe_expert_parallel_size"] == 4
     balancer = cwd / options["moe_config"]["load_balancer"]
     assert yaml.safe_load(balancer.read_text())["num_slots"] == 8
@@ -314,49 +330,49 @@ def test_the_vllm_plugin_installs_under_the_group_that_vllm_looks_in(tmp_path: P
     assert project["tool"]["setuptools"]["py-modules"] == [module]
 
 
-def test_the_vllm_flags_match_the_plugin(tmp_path: Path, start: Start) -> None:
-    write_emitted(tmp_path, emit_placement("vllm", sample_placement(sample_decision())))
-    words, _ = start(tmp_path, "MODEL")
-    config = json.loads(words[words.index("--eplb-config") + 1])
+def test_the_vllm_flags_match_the_plugin(launched: Start) -> None:
+    words, _ = launched("vllm", "MODEL")
+    config = json.loads(_after(words, "--eplb-config"))
     assert config["num_redundant_experts"] == 2
     assert "--enable-eplb" in words
     # vLLM accepts only these keys.
     assert set(config) <= {"num_redundant_experts", "step_interval", "window_size"}
 
 
-@each_row("target", (name for name in PLACE_TARGETS if name != "megatron"))
-def test_unequal_ranks_are_refused_with_the_fewest_slots(target: Any) -> None:
-    decision = sample_decision(
-        physical_to_logical=((0, 1, 2, 3, 4, 5, 0), (0, 1, 2, 3, 4, 5, 1)),
-        ranks=3,
-        ranks_per_node=3,
-        slots_per_rank=(3, 2, 2),
-    )
-    with pytest.raises(
-        UnsuitedPlacementError,
-        match=r"ranks hold 2 to 3 slots.*say one slots_per_rank, at least 2",
-    ):
+UNEQUAL = sample_decision(
+    physical_to_logical=((0, 1, 2, 3, 4, 5, 0), (0, 1, 2, 3, 4, 5, 1)),
+    ranks=3,
+    ranks_per_node=3,
+    slots_per_rank=(3, 2, 2),
+)
+TWINS = sample_decision(physical_to_logical=((0, 1, 2, 3, 4, 4, 5, 2), (5, 4, 3, 2, 1, 0, 4, 1)))
+
+
+@each_row(
+    ("target", "decision", "said"),
+    (
+        *(
+            (target, UNEQUAL, r"ranks hold 2 to 3 slots.*say one slots_per_rank, at least 2")
+            for target in PLACE_TARGETS
+            if target != "megatron"
+        ),
+        ("sglang", sample_decision(num_layers=None), "name `model` in the spec"),
+        ("vllm-ascend", TWINS, r"layer 1 holds expert 4 twice on rank 2.*fewer redundant"),
+        ("sglang", TWINS, ""),
+        (
+            "megatron",
+            sample_decision(),
+            r"8 slots for 6 experts.*say redundant_experts 0, and ranks that divide 6",
+        ),
+        ("torchtitan", sample_decision(), r"'torchtitan' takes no.*sglang, trtllm"),
+    ),
+)
+def test_placements_that_an_engine_cannot_hold_are_refused(
+    target: str, decision: PlaceDecision, said: str
+) -> None:
+    error = UnknownTargetError if target == "torchtitan" else UnsuitedPlacementError
+    with pytest.raises(error, match=said) if said else nullcontext():
         emit_placement(target, sample_placement(decision))
-
-
-def test_placements_that_an_engine_cannot_hold_are_refused() -> None:
-    with pytest.raises(UnsuitedPlacementError, match="name `model` in the spec"):
-        emit_placement("sglang", sample_placement(sample_decision(num_layers=None)))
-    twins = sample_decision(
-        physical_to_logical=((0, 1, 2, 3, 4, 4, 5, 2), (5, 4, 3, 2, 1, 0, 4, 1))
-    )
-    with pytest.raises(
-        UnsuitedPlacementError, match=r"layer 1 holds expert 4 twice on rank 2.*fewer redundant"
-    ):
-        emit_placement("vllm-ascend", sample_placement(twins))
-    assert emit_placement("sglang", sample_placement(twins))
-    with pytest.raises(
-        UnsuitedPlacementError,
-        match=r"8 slots for 6 experts.*say redundant_experts 0, and ranks that divide 6",
-    ):
-        emit_placement("megatron", sample_placement(sample_decision()))
-    with pytest.raises(UnknownTargetError, match=r"'torchtitan' takes no.*sglang, trtllm"):
-        emit_placement("torchtitan", sample_placement(sample_decision()))
 
 
 def _text(files: tuple[EmittedFile, ...]) -> str:
@@ -396,10 +412,3 @@ def test_layers_are_named_in_spans() -> None:
 def test_engines_that_count_moe_layers_say_which_model_they_fit(target: str) -> None:
     text = _text(emit_placement(target, sample_placement(sample_decision())))
     assert "MODEL must have MoE layers 1, 3 and no others, one per row" in text
-
-
-def test_arrays_hold_no_pickle() -> None:
-    files = emit_placement("eplb", sample_placement(sample_decision()))
-    for file in files:
-        if file.data is not None:
-            assert np.load(io.BytesIO(file.data), allow_pickle=False).dtype == np.int64

@@ -119,8 +119,7 @@ def test_it_refuses_the_devices_that_we_refuse(
         solver = load("torch_solver", package / "kernels/ops/lplb/torch_solver.py", monkeypatch)
         monkeypatch.setattr(solver, "torch", SimpleNamespace(cuda=cuda))
         solver._init_fused_backend()
-        is_run = bool(solver._FUSED_AVAILABLE)
-        if is_run != (generation in lp.generations):
+        if bool(solver._FUSED_AVAILABLE) != (generation in lp.generations):
             wrong.append(generation)
     assert not wrong
     # Without CUDA there is nothing to ask.

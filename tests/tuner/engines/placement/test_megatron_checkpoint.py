@@ -237,8 +237,7 @@ def test_layers_outside_the_main_stack_are_unchanged(tmp_path: Path) -> None:
 
 def test_routing_groups_may_move_but_not_split(tmp_path: Path) -> None:
     _write_checkpoint(tmp_path / "old", _megatron("grouped") | _fourth_expert())
-    config = {"n_group": 2, "topk_group": 1}
-    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "old" / "config.json").write_text(json.dumps({"n_group": 2, "topk_group": 1}))
     with pytest.raises(SpecError, match=r"1 of 2 groups of 2 experts.*splits a group"):
         permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (0, 2, 1, 3)})
     permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (3, 2, 0, 1)})

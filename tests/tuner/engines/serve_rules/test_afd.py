@@ -1,9 +1,6 @@
 """The rules of the plugin that puts attention and experts on servers of their own."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import (
@@ -12,31 +9,20 @@ from tests.tuner.engines.serving.testing import (
     attention_expert,
     sample_serving,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeDecision
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import ENGINES, engine_manifest
 from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.vllm_afd.capabilities import AFD_PLUGIN, VLLM_0_30_AFD
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 DATA_TWO: dict[str, Any] = {"attention_tp": 2, "attention_dp": 2}
 
 
-@pytest.fixture(scope="module")
-def deepseek() -> ModelSpec:
-    return read_model(MODELS / "deepseek-v3")
-
-
-@pytest.fixture(scope="module")
-def qwen() -> ModelSpec:
-    return read_model(MODELS / "qwen3-235b-a22b")
-
-
-@pytest.fixture(scope="module")
-def mixtral() -> ModelSpec:
-    return read_model(MODELS / "mixtral-8x7b")
+DEEPSEEK, QWEN, MIXTRAL = map(example_model, ("deepseek-v3", "qwen3-235b-a22b", "mixtral-8x7b"))
+TENSOR: dict[str, Any] = {"devices": 4, "attention_tp": 4, "attention_dp": 1}
+HALVED: dict[str, Any] = {"two_batch_overlap": True}
 
 
 def _refused(
@@ -59,18 +45,19 @@ def _refused(
     )
 
 
-def test_a_cell_by_the_rules_is_launched(deepseek: ModelSpec, qwen: ModelSpec) -> None:
-    uneven = attention_expert(attention={"devices": 3, "attention_dp": 3})
-    identical = attention_expert(
-        attention={"devices": 4, "attention_tp": 4, "attention_dp": 1},
-        expert={"devices": 4, "attention_tp": 4, "attention_dp": 1, "ep": 4},
-    )
-    halved = attention_expert(
-        attention={"two_batch_overlap": True}, expert={"two_batch_overlap": True}
-    )
-    for model in (deepseek, qwen):
-        for decision in (attention_expert(), uneven, identical, halved, aggregated()):
-            assert _refused(decision, model) == ""
+@each_row("model", (DEEPSEEK, QWEN))
+@each_row(
+    "decision",
+    (
+        attention_expert(),
+        attention_expert(attention={"devices": 3, "attention_dp": 3}),
+        attention_expert(attention=TENSOR, expert={**TENSOR, "ep": 4}),
+        attention_expert(attention=HALVED, expert=HALVED),
+        aggregated(),
+    ),
+)
+def test_a_cell_by_the_rules_is_launched(decision: ServeDecision, model: ModelSpec) -> None:
+    assert _refused(decision, model) == ""
 
 
 @each_row(
@@ -89,26 +76,19 @@ def test_a_cell_by_the_rules_is_launched(deepseek: ModelSpec, qwen: ModelSpec) -
         ({"connector": "mooncake"}, "connector mooncake is not one of nixl"),
     ],
 )
-def test_a_cell_that_breaks_a_rule_is_refused_by_it(
-    changes: dict[str, Any], line: str, deepseek: ModelSpec
-) -> None:
-    lines = _refused(attention_expert(**changes), deepseek)
+def test_a_cell_that_breaks_a_rule_is_refused_by_it(changes: dict[str, Any], line: str) -> None:
+    lines = _refused(attention_expert(**changes), DEEPSEEK)
     assert line in lines
     assert all(each.startswith("vllm 0.30.0+afd: ") for each in lines.splitlines())
 
 
-def test_models_and_devices_without_support_are_refused(
-    deepseek: ModelSpec, qwen: ModelSpec, mixtral: ModelSpec
-) -> None:
-    assert "no wrapper splits MixtralForCausalLM" in _refused(attention_expert(), mixtral)
-    both = attention_expert(
-        attention=DATA_TWO,
-        expert={"devices": 4, "attention_tp": 2, "attention_dp": 2, "ep": 4},
-    )
-    assert _refused(both, deepseek) == ""
-    assert "without sequence-parallel experts" in _refused(both, qwen)
+def test_models_and_devices_without_support_are_refused() -> None:
+    assert "no wrapper splits MixtralForCausalLM" in _refused(attention_expert(), MIXTRAL)
+    both = attention_expert(attention=DATA_TWO, expert={"devices": 4, **DATA_TWO, "ep": 4})
+    assert _refused(both, DEEPSEEK) == ""
+    assert "without sequence-parallel experts" in _refused(both, QWEN)
     other = next(one for one in Generation if AFD_PLUGIN.connector(one) is None)
-    lines = _refused(attention_expert(), deepseek, generation=other)
+    lines = _refused(attention_expert(), DEEPSEEK, generation=other)
     assert "no connector runs on" in lines
     assert "CAMP2pAFDConnector (Ascend 910C)" in lines
 

@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.models import example_model
 from tuner.devices.datasheet import Generation
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_capabilities import engine_manifest
@@ -15,7 +15,6 @@ from tuner.engines.serve_rules import kv_refusals
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, KvPages
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.linear_attention import LinearName
 from tuner.spec.serving.goal import Engine
 
@@ -86,157 +85,166 @@ def test_every_row_names_its_source_and_is_unique(
     assert release.connector_rules(connector, cache=cache) is rows[0]
 
 
+NIXL, PUSH, MOONCAKE = Connector.NIXL, Connector.NIXL_PUSH, Connector.MOONCAKE
+LATENT = CacheKind.LATENT
+MAMBA2 = replace(between(is_hybrid=True), states=LinearName.MAMBA2)
+UNMOVED = "the states of mamba2 layers cannot be moved; plan aggregated instances"
+
+
+def pipelines(one: int, other: int) -> KvTransfer:
+    return between(replace(SIDE, pipeline=one), replace(SIDE, pipeline=other))
+
+
+def typed(dtype: str, layout: str, *tensors: int) -> KvTransfer:
+    return between(*[wide(tensor, dtype=dtype, layout=layout) for tensor in tensors])
+
+
 @each_row(
-    ("engine", "connector"),
-    [("vllm", Connector.NIXL), ("vllm", Connector.MOONCAKE), ("sglang", Connector.MOONCAKE)],
+    ("engine", "connector", "pair", "said"),
+    [
+        # A latent goes between any multiples.
+        *(
+            (engine, connector, between(wide(one), wide(other), cache=LATENT), "")
+            for engine, connector in (("vllm", NIXL), ("vllm", MOONCAKE), ("sglang", MOONCAKE))
+            for one, other in ((1, 8), (8, 1), (16, 2), (2, 16))
+        ),
+        # Heads are cut from head-major pages in vLLM and token-major ones in SGLang.
+        *(
+            row
+            for connector in (NIXL, MOONCAKE)
+            for row in (
+                ("vllm", connector, between(wide(4), wide(8)), ""),
+                (
+                    "vllm",
+                    connector,
+                    between(nhd(4), nhd(8)),
+                    "heads cannot be split in nhd pages; use hnd",
+                ),
+                ("sglang", connector, between(nhd(4), nhd(8)), ""),
+                ("sglang", connector, between(wide(4), wide(8)), "use nhd"),
+            )
+        ),
+        # 8 and 16 ranks of 8 heads hold one head each.
+        ("vllm", MOONCAKE, between(nhd(8), nhd(16)), ""),
+        (
+            "vllm",
+            NIXL,
+            between(wide(4), nhd(4)),
+            "page layouts hnd and nhd differ; give both sides hnd",
+        ),
+        ("vllm", NIXL, between(wide(4), nhd(4), cache=LATENT), ""),
+        # vLLM reads no copies into a narrower decode.
+        ("vllm", NIXL, between(wide(16), wide(4)), "wider prefill exceeds 8 key-value heads"),
+        ("vllm", NIXL, between(wide(4), wide(16)), ""),
+        ("vllm", PUSH, between(wide(4), wide(16)), "wider decode exceeds 8"),
+        ("sglang", NIXL, between(nhd(16), nhd(4)), ""),
+        # Page sizes that vLLM reads; everyone else needs equal ones.
+        *(
+            ("vllm", NIXL, between(prefill, decode, is_hybrid=is_hybrid), said)
+            for prefill, decode, is_hybrid, said in (
+                (wide(4), wide(4, page_tokens=64), False, ""),
+                (wide(4, page_tokens=64), wide(4), False, "prefill's must divide decode's"),
+                (wide(4), wide(4, page_tokens=24), False, "prefill's must divide decode's"),
+                (wide(4), wide(4, page_tokens=64), True, "a hybrid model forbids"),
+                (
+                    wide(4),
+                    wide(4, page_tokens=64, uses_host_buffer=True),
+                    False,
+                    "a host buffer forbids",
+                ),
+                (wide(8), wide(4, page_tokens=64), False, "a wider prefill forbids"),
+                (wide(4), wide(8, page_tokens=64), False, ""),
+            )
+        ),
+        *(
+            (
+                engine,
+                connector,
+                between(nhd(4), nhd(4, page_tokens=64)),
+                "page sizes 16 (prefill) and 64 (decode) differ; give both sides one",
+            )
+            for engine, connector in (
+                ("sglang", NIXL),
+                ("sglang", MOONCAKE),
+                ("vllm", MOONCAKE),
+                ("vllm", PUSH),
+            )
+        ),
+        # Pipelines that go together.
+        ("vllm", NIXL, pipelines(2, 1), "both must be 1"),
+        ("vllm", PUSH, pipelines(2, 1), ""),
+        ("vllm", PUSH, pipelines(2, 2), "decode's must be 1"),
+        ("vllm", MOONCAKE, pipelines(2, 4), ""),
+        ("sglang", NIXL, pipelines(4, 1), ""),
+        ("sglang", NIXL, pipelines(4, 4), ""),
+        ("sglang", MOONCAKE, pipelines(4, 2), "decode's must be 1 or prefill's"),
+        # Hybrid models have rules of their own.
+        (
+            "vllm",
+            PUSH,
+            between(wide(2), wide(4), is_hybrid=True),
+            "needs decode's to be prefill's at most",
+        ),
+        (
+            "sglang",
+            MOONCAKE,
+            between(nhd(2, pipeline=2), nhd(4), is_hybrid=True),
+            "one tensor degree, or no pipeline",
+        ),
+        # Types with separate scales cannot be split.
+        ("vllm", MOONCAKE, typed("nvfp4", "hnd", 2, 4), "heads of a nvfp4 cache cannot be split"),
+        ("vllm", MOONCAKE, typed("nvfp4", "hnd", 2, 2), ""),
+        ("sglang", MOONCAKE, typed("mxfp8", "nhd", 2, 4), "heads of a mxfp8 cache cannot be split"),
+        ("sglang", MOONCAKE, typed("mxfp8", "nhd", 2, 2), ""),
+        # TensorRT-LLM wants one page size and re-slices the rest.
+        *(
+            row
+            for cache in CacheKind
+            for row in (
+                (
+                    "trtllm",
+                    NIXL,
+                    between(wide(4), wide(4, page_tokens=32), cache=cache),
+                    "page sizes 16 (prefill) and 32 (decode) differ",
+                ),
+                (
+                    "trtllm",
+                    NIXL,
+                    between(wide(2, pipeline=4), wide(8, pipeline=2), cache=cache),
+                    "",
+                ),
+            )
+        ),
+        # States move where a connector knows their kind.
+        ("vllm", NIXL, MAMBA2, ""),
+        ("vllm", MOONCAKE, replace(MAMBA2, states=LinearName.GATED_DELTA), ""),
+        ("vllm", MOONCAKE, MAMBA2, f"vllm 0.33.0 mooncake: {UNMOVED}"),
+        ("trtllm", NIXL, MAMBA2, ""),
+        ("trtllm", MOONCAKE, MAMBA2, f"trtllm 1.3.0rc27 mooncake: {UNMOVED}"),
+        ("sglang", NIXL, replace(MAMBA2, prefill=nhd(4), decode=nhd(4)), ""),
+        (
+            "vllm",
+            PUSH,
+            replace(MAMBA2, prefill=wide(4, pipeline=2)),
+            "vllm 0.33.0 nixl_push: states cannot be moved between pipelines; give both sides 1"
+            " stage, not 2",
+        ),
+    ],
 )
-@each_row(("one", "other"), [(1, 8), (8, 1), (16, 2), (2, 16)])
-def test_a_latent_goes_between_any_multiples(
-    engine: str, connector: Connector, one: int, other: int
+def test_what_a_connector_of_an_engine_moves(
+    engine: str, connector: Connector, pair: KvTransfer, said: str
 ) -> None:
-    pair = between(wide(one), wide(other), cache=CacheKind.LATENT)
-    assert refusals(pair, engine=engine, connector=connector) == ()
+    lines = refusals(pair, engine=engine, connector=connector)
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
 
 
-@each_row("connector", [Connector.NIXL, Connector.MOONCAKE])
-def test_heads_are_cut_from_head_major_pages_in_vllm_and_token_major_ones_in_sglang(
-    connector: Connector,
-) -> None:
-    assert refusals(between(wide(4), wide(8)), engine="vllm", connector=connector) == ()
-    (line,) = refusals(between(nhd(4), nhd(8)), engine="vllm", connector=connector)
-    assert "heads cannot be split in nhd pages; use hnd" in line
-    assert refusals(between(nhd(4), nhd(8)), engine="sglang", connector=connector) == ()
-    (line,) = refusals(between(wide(4), wide(8)), engine="sglang", connector=connector)
-    assert "use nhd" in line
-
-
-def test_rows_of_pairs_are_described_or_an_error() -> None:
-    # 8 and 16 ranks of 8 heads hold one head each.
-    pair = between(nhd(8), nhd(16))
-    assert refusals(pair, engine="vllm", connector=Connector.MOONCAKE) == ()
-    (line,) = refusals(between(wide(4), nhd(4)), engine="vllm", connector=Connector.NIXL)
-    assert "page layouts hnd and nhd differ; give both sides hnd" in line
-    mixed = between(wide(4), nhd(4), cache=CacheKind.LATENT)
-    assert refusals(mixed, engine="vllm", connector=Connector.NIXL) == ()
+def test_rows_are_described_or_an_error() -> None:
     said = r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]"
     with pytest.raises(ValueError, match=said):
-        refusals(between(), engine="sglang", connector=Connector.NIXL_PUSH)
+        refusals(between(), engine="sglang", connector=PUSH)
     vllm = [release for release in RELEASES if release.name == "vllm"]
     assert {row.connector for release in vllm for row in release.transfers} == set(Connector)
-
-
-def test_vllm_reads_no_copies_into_a_narrower_decode() -> None:
-    (line,) = refusals(between(wide(16), wide(4)), engine="vllm", connector=Connector.NIXL)
-    assert "wider prefill exceeds 8 key-value heads" in line
-    assert refusals(between(wide(4), wide(16)), engine="vllm", connector=Connector.NIXL) == ()
-    (line,) = refusals(between(wide(4), wide(16)), engine="vllm", connector=Connector.NIXL_PUSH)
-    assert "wider decode exceeds 8" in line
-    assert refusals(between(nhd(16), nhd(4)), engine="sglang", connector=Connector.NIXL) == ()
-
-
-@each_row(
-    ("prefill", "decode", "is_hybrid", "said"),
-    [
-        (wide(4), wide(4, page_tokens=64), False, ""),
-        (wide(4, page_tokens=64), wide(4), False, "prefill's must divide decode's"),
-        (wide(4), wide(4, page_tokens=24), False, "prefill's must divide decode's"),
-        (wide(4), wide(4, page_tokens=64), True, "a hybrid model forbids"),
-        (wide(4), wide(4, page_tokens=64, uses_host_buffer=True), False, "a host buffer forbids"),
-        (wide(8), wide(4, page_tokens=64), False, "a wider prefill forbids"),
-        (wide(4), wide(8, page_tokens=64), False, ""),
-    ],
-)
-def test_page_sizes_that_vllm_reads(
-    prefill: KvSide, decode: KvSide, is_hybrid: bool, said: str
-) -> None:
-    lines = refusals(
-        between(prefill, decode, is_hybrid=is_hybrid), engine="vllm", connector=Connector.NIXL
-    )
-    assert (len(lines) == 0) if not said else (said in lines[0])
-
-
-@each_row(
-    ("engine", "connector"),
-    [
-        ("sglang", Connector.NIXL),
-        ("sglang", Connector.MOONCAKE),
-        ("vllm", Connector.MOONCAKE),
-        ("vllm", Connector.NIXL_PUSH),
-    ],
-)
-def test_everyone_else_needs_equal_pages(engine: str, connector: Connector) -> None:
-    pair = between(nhd(4), nhd(4, page_tokens=64))
-    (line,) = refusals(pair, engine=engine, connector=connector)
-    assert "page sizes 16 (prefill) and 64 (decode) differ; give both sides one" in line
-
-
-@each_row(
-    ("engine", "connector", "one", "other", "said"),
-    [
-        ("vllm", Connector.NIXL, 2, 1, "both must be 1"),
-        ("vllm", Connector.NIXL_PUSH, 2, 1, ""),
-        ("vllm", Connector.NIXL_PUSH, 2, 2, "decode's must be 1"),
-        ("vllm", Connector.MOONCAKE, 2, 4, ""),
-        ("sglang", Connector.NIXL, 4, 1, ""),
-        ("sglang", Connector.NIXL, 4, 4, ""),
-        ("sglang", Connector.MOONCAKE, 4, 2, "decode's must be 1 or prefill's"),
-    ],
-)
-def test_pipelines_that_go_together(
-    engine: str, connector: Connector, one: int, other: int, said: str
-) -> None:
-    pair = between(replace(SIDE, pipeline=one), replace(SIDE, pipeline=other))
-    lines = refusals(pair, engine=engine, connector=connector)
-    assert (len(lines) == 0) if not said else (said in lines[0])
-
-
-def test_hybrid_models_have_rules_of_their_own() -> None:
-    wider = between(wide(2), wide(4), is_hybrid=True)
-    (line,) = refusals(wider, engine="vllm", connector=Connector.NIXL_PUSH)
-    assert "needs decode's to be prefill's at most" in line
-    piped = between(nhd(2, pipeline=2), nhd(4), is_hybrid=True)
-    (line,) = refusals(piped, engine="sglang", connector=Connector.MOONCAKE)
-    assert "one tensor degree, or no pipeline" in line
-
-
-@each_row(("engine", "dtype", "layout"), [("vllm", "nvfp4", "hnd"), ("sglang", "mxfp8", "nhd")])
-def test_types_with_separate_scales_cannot_be_split(engine: str, dtype: str, layout: str) -> None:
-    one, other = (wide(tensor, dtype=dtype, layout=layout) for tensor in (2, 4))
-    (line,) = refusals(between(one, other), engine=engine, connector=Connector.MOONCAKE)
-    assert f"heads of a {dtype} cache cannot be split" in line
-    assert refusals(between(one, one), engine=engine, connector=Connector.MOONCAKE) == ()
-
-
-@each_row("cache", CacheKind)
-def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKind) -> None:
-    requested = {"engine": "trtllm", "connector": Connector.NIXL}
-    pages = between(wide(4), wide(4, page_tokens=32), cache=cache)
-    (line,) = refusals(pages, **requested)  # type: ignore[arg-type]  # as the function has them
-    assert "page sizes 16 (prefill) and 32 (decode) differ" in line
-    degrees = between(wide(2, pipeline=4), wide(8, pipeline=2), cache=cache)
-    assert refusals(degrees, **requested) == ()  # type: ignore[arg-type]  # likewise
-
-
-def test_states_move_where_a_connector_knows_their_kind() -> None:
-    mamba2 = replace(between(is_hybrid=True), states=LinearName.MAMBA2)
-    delta = replace(mamba2, states=LinearName.GATED_DELTA)
-    cannot = "the states of mamba2 layers cannot be moved; plan aggregated instances"
-    for engine, connector, pair, said in (
-        ("vllm", Connector.NIXL, mamba2, ()),
-        ("vllm", Connector.MOONCAKE, delta, ()),
-        ("vllm", Connector.MOONCAKE, mamba2, (f"vllm 0.33.0 mooncake: {cannot}",)),
-        ("trtllm", Connector.NIXL, mamba2, ()),
-        ("trtllm", Connector.MOONCAKE, mamba2, (f"trtllm 1.3.0rc27 mooncake: {cannot}",)),
-    ):
-        assert refusals(pair, engine=engine, connector=connector) == said
-    one, other = (nhd(4) for _ in range(2))
-    pair = replace(mamba2, prefill=one, decode=other)
-    assert refusals(pair, engine="sglang", connector=Connector.NIXL) == ()
-    pushed = replace(mamba2, prefill=wide(4, pipeline=2))
-    assert refusals(pushed, engine="vllm", connector=Connector.NIXL_PUSH) == (
-        "vllm 0.33.0 nixl_push: states cannot be moved between pipelines; give both sides 1 stage,"
-        " not 2",
-    )
 
 
 @each_row(
@@ -251,8 +259,7 @@ def test_states_move_where_a_connector_knows_their_kind() -> None:
     ],
 )
 def test_hybrids_keep_different_things_of_the_past(folder: str, is_hybrid: bool) -> None:
-    model = read_model(Path(__file__).parents[4] / "examples/models" / folder)
-    assert kv_refusals.has_different_caches(model) == is_hybrid
+    assert kv_refusals.has_different_caches(example_model(folder)) == is_hybrid
 
 
 # Pages that launchers leave to the engine, release by release.

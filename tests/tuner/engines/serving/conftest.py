@@ -20,10 +20,9 @@ import pytest
 from tests.expect import present
 from tests.leaks import MARK
 from tests.patience import patient_s
-from tuner.spec.huggingface.read import read_model
+from tests.tuner.models import example_model
 from tuner.spec.model import ModelSpec
 
-_EXAMPLES = Path(__file__).parents[4] / "examples/models"
 _SERVERS = ("python", "vllm", "trtllm-serve", "trtllm-llmapi-launch")
 _TOLD = ("CUDA_VISIBLE_DEVICES", "MASTER", "PORT", "PYTHONPATH", "SGLANG", "TRTLLM", "VLLM")
 _ROUTERS = ("vllm-router", "nginx", "aiperf")
@@ -34,7 +33,7 @@ import json, os, sys
 argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
 told = dict((k, v) for k, v in os.environ.items() if k.startswith({told!r}))
 # One write below 4 KiB, which pipes keep whole.
-call = json.dumps(dict(argv=argv, environment=told)).encode() + b"\\n"
+call = json.dumps(dict(argv=argv, environment=told, cwd=os.getcwd())).encode() + b"\\n"
 folder = {folder!r}
 if "sglang_router.launch_router" in argv or "disaggregated" in argv or argv[0] in {routers!r}:
     with open(folder + "/router.json", "wb") as file:
@@ -106,8 +105,8 @@ class Programs:
             "python": sys.executable,
             "folder": str(folder),
             "routers": _ROUTERS,
+            "told": _TOLD,
         }
-        values["told"] = _TOLD
         for name in (*_SERVERS, *_ROUTERS):
             self._write(name, _SERVER.format(**values))
         self._write("srun", _SRUN.format(**values))
@@ -190,13 +189,13 @@ def programs(tmp_path: Path) -> Programs:
 @pytest.fixture(scope="session")
 def deepseek() -> ModelSpec:
     """256 experts, MLA."""
-    return read_model(_EXAMPLES / "deepseek-v3/config.json")
+    return example_model("deepseek-v3")
 
 
 @pytest.fixture(scope="session")
 def dense() -> ModelSpec:
     """A model without experts."""
-    return read_model(_EXAMPLES / "llama-3.1-8b/config.json")
+    return example_model("llama-3.1-8b")
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Attention and FFN servers: their flags, where their ranks meet, and what launchers ask for."""
 
 import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import AFD_ENGINE, attention_expert, sample_serving
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import assert_golden, directives_of, texts_of, write_emitted
 from tuner.config.serve import ServeDecision
 from tuner.engines.serve_writers import emit_all_serving, emit_serving
 from tuner.engines.vllm_afd.capabilities import AFD_PLUGIN, VLLM_0_30_AFD
@@ -19,7 +17,6 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "vllm-afd"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
 KEYS = {"role", "connector", "host", "port", "num_attention_ranks", "num_ffn_ranks"}
 """Of what the plugin's configuration knows, those that are not its defaults (config.py)."""
 HALVES = {"two_batch_overlap": True}
@@ -39,8 +36,7 @@ def _verified(
 def _written(
     model: ModelSpec, decision: ServeDecision, launch: Path, *, emit: tuple[str, ...]
 ) -> None:
-    for target, files in emit_all_serving(_verified(model, decision, emit=emit)).items():
-        write_emitted(launch / target, files)
+    write_emitted(launch, emit_all_serving(_verified(model, decision, emit=emit)))
 
 
 def _after(argv: list[str], option: str) -> str:
@@ -73,16 +69,9 @@ def _cells(calls: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, int]]
 
 
 def test_emitted_scripts_equal_the_golden_ones(deepseek: ModelSpec) -> None:
-    files = {
-        str(file.path): file.text
-        for file in emit_serving("vllm", _verified(deepseek, attention_expert()))
-    }
+    files = texts_of(emit_serving("vllm", _verified(deepseek, attention_expert())))
     for name in ("attention.sh", "expert.sh", "cell.sh", "router.sh"):
-        path = GOLDEN / name
-        if UPDATE in os.environ:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[name], encoding="utf-8")
-        assert files[name] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
+        assert_golden(files[name], GOLDEN / name)
         assert "# EXPERIMENTAL: " in files[name]
     assert AFD_PLUGIN.commit in files["cell.sh"]
 
@@ -112,8 +101,7 @@ def test_both_servers_say_the_same_cell_and_only_attention_gets_caches(
     assert "kv_consumer" in _after(calls["attention"]["argv"], "--kv-transfer-config")
     for call in calls.values():
         assert call["environment"]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-        options = {word for word in call["argv"] if word.startswith("--")}
-        assert options <= VLLM_0_30_AFD.options
+        assert {word for word in call["argv"] if word.startswith("--")} <= VLLM_0_30_AFD.options
         assert {name for name in call["environment"] if name.startswith("VLLM")} <= (
             VLLM_0_30_AFD.environment
         )
@@ -170,7 +158,7 @@ def test_a_slurm_job_joins_the_servers_of_each_cell(
 ) -> None:
     _written(deepseek, decision, launch, emit=("slurm",))
     components = [
-        dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", part, flags=re.MULTILINE))
+        directives_of(part)
         for part in (launch / "slurm/job.sbatch").read_text().split("#SBATCH hetjob\n")
     ]
     asked = sum(

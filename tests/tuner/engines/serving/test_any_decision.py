@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,16 +29,16 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tests.tuner.engines.testing import directives_of, texts_of
+from tests.tuner.models import example_model
 from tuner.config.serve import Instances, PlannedKvTransfer, Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.engines.serving.shape import group_shapes
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples/models"
 MODES = ("aggregated", "disaggregated", "shared_device", "attention_expert", "prefill_offload")
 ROLES = {
     "aggregated": (Role.AGGREGATED,),
@@ -56,7 +55,7 @@ BENCHES = {"bench_vllm.sh", "bench_aiperf.sh", "router.sh", "cell.sh", "cell-2.s
 
 @pytest.fixture(scope="module", params=["deepseek-v3", "qwen3-235b-a22b"])
 def model(request: pytest.FixtureRequest) -> ModelSpec:
-    return read_model(MODELS / str(request.param) / "config.json")
+    return example_model(str(request.param))
 
 
 @st.composite
@@ -151,10 +150,6 @@ COUNTED = (
 def test_every_mode_that_an_engine_has_is_counted(
     model: ModelSpec, engine: Any, decision: Any
 ) -> None:
-    _assert_counted(engine, decision, model)
-
-
-def _assert_counted(engine: str, decision: ServeDecision, model: ModelSpec) -> None:
     verified = _serving(model, decision, engine)
     if unlaunchable(verified):
         is_shared = decision.mode == "shared_device"
@@ -183,7 +178,7 @@ def _serving(
 
 
 def _count(verified: VerifiedServing, engine: str) -> None:
-    own = {str(file.path): file.text for file in emit_serving(engine, verified)}
+    own = texts_of(emit_serving(engine, verified))
     wide = any(shape.nodes > 1 for shape in group_shapes(verified))
     for target in SERVE_EMITTERS:
         if target in ENGINES and target != engine:
@@ -194,7 +189,7 @@ def _count(verified: VerifiedServing, engine: str) -> None:
             with pytest.raises(UnknownTargetError, match="by MPI; emit slurm or dynamo"):
                 emit_serving(target, verified)
             continue
-        files = {str(file.path): file.text for file in emit_serving(target, verified)}
+        files = texts_of(emit_serving(target, verified))
         counted = COUNTERS.get(target, _scripts)(files, engine)
         assert counted == verified.decision.num_devices, target
         if target == "local":
@@ -205,9 +200,8 @@ def _count(verified: VerifiedServing, engine: str) -> None:
 
 @settings(deadline=None, max_examples=8)
 @given(decision=decisions())
-def test_every_script_is_bash_and_every_name_a_label(
-    model: ModelSpec, decision: ServeDecision
-) -> None:
+def test_every_script_is_bash_and_every_name_a_label(decision: ServeDecision) -> None:
+    model = example_model("deepseek-v3")
     bash = present(shutil.which("bash"))
     for engine in ENGINES:
         verified = _serving(model, decision, engine)
@@ -286,7 +280,7 @@ def _slurm(files: dict[str, str], engine: str) -> int:
     del engine
     total = 0
     for component in files["job.sbatch"].split("#SBATCH hetjob\n"):
-        asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", component, flags=re.MULTILINE))
+        asked = directives_of(component)
         if "gpus-per-task" in asked:
             total += int(asked["ntasks"]) * int(asked["gpus-per-task"])
         else:
@@ -313,8 +307,7 @@ def _kubernetes(files: dict[str, str], engine: str) -> int:
             continue
         held = sum(map(_limits, pods))
         if engine != "trtllm":
-            command = pods[0]["spec"]["containers"][0]["command"]
-            assert _of_words(command[-1], engine) == held
+            assert _of_words(pods[0]["spec"]["containers"][0]["command"][-1], engine) == held
         total += each["spec"]["replicas"] * held
     return total
 

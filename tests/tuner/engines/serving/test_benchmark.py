@@ -1,5 +1,6 @@
 """The benchmark drives the traffic that was planned for."""
 
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, routed, sample_serving
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import texts_of, write_emitted
 from tuner.engines.launchers.benchmark import benchmark_files, num_requests
 from tuner.engines.serve_writers import emit_serving
 from tuner.spec.model import ModelSpec
@@ -22,61 +23,89 @@ def _words(model: ModelSpec, name: str, **traffic: Any) -> list[str]:
     return shlex.split(command.replace("\\\n", " "))
 
 
-def _after(words: list[str], option: str) -> str:
-    return words[words.index(option) + 1]
+def _after(words: list[str], option: str) -> str | None:
+    """Return the words after an option, up to the next one; None without it."""
+    if option not in words:
+        return None
+    after = words[words.index(option) + 1 :]
+    return " ".join(itertools.takewhile(lambda word: not word.startswith("--"), after))
 
 
-def test_a_closed_loop_is_bounded_and_not_paced(deepseek: ModelSpec) -> None:
-    words = _words(deepseek, "bench_vllm.sh")
-    assert _after(words, "--max-concurrency") == "256"
-    assert _after(words, "--request-rate") == "inf"
-    assert _after(words, "--random-input-len") == "4000"
-    assert _after(words, "--random-output-len") == "1000"
-    assert words[words.index("--goodput") + 1 :][:2] == ["ttft:2000", "tpot:50"]
-    other = _words(deepseek, "bench_aiperf.sh")
-    assert _after(other, "--concurrency") == "256"
-    assert "--request-rate" not in other
-    assert _after(other, "--goodput") == "time_to_first_token:2000 inter_token_latency:50"
+GAMMA = OPEN | {"arrival": {"kind": "gamma", "cv": 2.0}}
+COMMON = OPEN | {"prefix_hit": 0.25, "prefix_scope": "common"}
 
 
-def test_gamma_arrivals_have_the_shape_of_their_variation(deepseek: ModelSpec) -> None:
-    # cv 2: shape 1 / 4.
-    traffic = OPEN | {"arrival": {"kind": "gamma", "cv": 2.0}}
-    words = _words(deepseek, "bench_vllm.sh", **traffic)
-    assert float(_after(words, "--burstiness")) == 0.25
-    assert float(_after(words, "--request-rate")) == 20.0
-    other = _words(deepseek, "bench_aiperf.sh", **traffic)
-    assert _after(other, "--arrival-pattern") == "gamma"
-    assert float(_after(other, "--arrival-smoothness")) == 0.25
-
-
-@each_row(("arrival", "pattern"), ((None, "poisson"), ("constant", "constant")))
-def test_other_arrivals_have_aiperfs_names(
-    deepseek: ModelSpec, arrival: str | None, pattern: str
+@each_row(
+    ("name", "traffic", "expected"),
+    (
+        # A closed loop is bounded and not paced.
+        (
+            "bench_vllm.sh",
+            {},
+            {
+                "--max-concurrency": "256",
+                "--request-rate": "inf",
+                "--random-input-len": "4000",
+                "--random-output-len": "1000",
+                "--goodput": "ttft:2000 tpot:50",
+            },
+        ),
+        (
+            "bench_aiperf.sh",
+            {},
+            {
+                "--concurrency": "256",
+                "--request-rate": None,
+                "--goodput": "time_to_first_token:2000 inter_token_latency:50",
+            },
+        ),
+        # cv 2: shape 1 / 4.
+        ("bench_vllm.sh", GAMMA, {"--burstiness": "0.25", "--request-rate": "20.0"}),
+        (
+            "bench_aiperf.sh",
+            GAMMA,
+            {"--arrival-pattern": "gamma", "--arrival-smoothness": "0.25"},
+        ),
+        ("bench_aiperf.sh", OPEN, {"--arrival-pattern": "poisson"}),
+        (
+            "bench_aiperf.sh",
+            OPEN | {"arrival": {"kind": "constant"}},
+            {"--arrival-pattern": "constant"},
+        ),
+        ("bench_vllm.sh", OPEN | {"arrival": {"kind": "constant"}}, {"--burstiness": "inf"}),
+        ("bench_vllm.sh", COMMON, {"--random-prefix-len": "1000", "--random-input-len": "3000"}),
+        (
+            "bench_aiperf.sh",
+            COMMON,
+            {"--prefix-prompt-length": "1000", "--num-prefix-prompts": "1"},
+        ),
+        # 800 to 1200: 1000 (1 - 0.2) to 1000 (1 + 0.2).
+        (
+            "bench_vllm.sh",
+            OPEN | {"input_tokens": {"kind": "uniform", "low": 800, "high": 1200}},
+            {
+                "--random-input-len": "1000",
+                "--random-range-ratio": '{"input": 0.2, "output": 0.0}',
+            },
+        ),
+        # SGLang's gateway answers token ids with 422. Sessions of four, the first of which finds
+        # nothing: 4,000 * 0.6 * 4 / 3.
+        (
+            "bench_vllm.sh",
+            OPEN | {"prefix_hit": 0.6},
+            {
+                "--dataset-name": "prefix_repetition",
+                "--prefix-repetition-prefix-len": "3200",
+                "--prefix-repetition-suffix-len": "800",
+            },
+        ),
+    ),
+)
+def test_traffic_becomes_options(
+    deepseek: ModelSpec, name: str, traffic: dict[str, Any], expected: dict[str, str | None]
 ) -> None:
-    traffic = OPEN | ({} if arrival is None else {"arrival": {"kind": arrival}})
-    words = _words(deepseek, "bench_aiperf.sh", **traffic)
-    assert _after(words, "--arrival-pattern") == pattern
-
-
-def test_a_common_prefix_is_sent_by_options(deepseek: ModelSpec) -> None:
-    common = OPEN | {"prefix_hit": 0.25, "prefix_scope": "common"}
-    words = _words(deepseek, "bench_vllm.sh", **common)
-    assert _after(words, "--random-prefix-len") == "1000"
-    assert _after(words, "--random-input-len") == "3000"
-    other = _words(deepseek, "bench_aiperf.sh", **common)
-    assert _after(other, "--prefix-prompt-length") == "1000"
-    assert _after(other, "--num-prefix-prompts") == "1"
-
-
-def test_loads_are_sent_as_they_are_stated(deepseek: ModelSpec) -> None:
-    words = _words(deepseek, "bench_vllm.sh", **OPEN, arrival={"kind": "constant"})
-    assert _after(words, "--burstiness") == "inf"
-    # 800 to 1200: 1000 (1 - 0.2) to 1000 (1 + 0.2).
-    traffic = OPEN | {"input_tokens": {"kind": "uniform", "low": 800, "high": 1200}}
-    words = _words(deepseek, "bench_vllm.sh", **traffic)
-    assert _after(words, "--random-input-len") == "1000"
-    assert json.loads(_after(words, "--random-range-ratio")) == {"input": 0.2, "output": 0.0}
+    words = _words(deepseek, name, **traffic)
+    assert {option: _after(words, option) for option in expected} == expected
 
 
 def test_the_files_requests_are_found_beside_the_scripts(
@@ -88,30 +117,21 @@ def test_the_files_requests_are_found_beside_the_scripts(
     done = programs.run(str(launch / "bench_vllm.sh"), cwd=launch.parent)
     assert done.code == 0, done.stderr
     argv = programs.argv()
-    assert Path(_after(argv, "--dataset-path")) == launch / "requests.jsonl"
+    assert _after(argv, "--dataset-path") == str(launch / "requests.jsonl")
     assert _after(argv, "--timed-trace-sec-multiplier") == "0.001"
     assert "--request-rate" not in argv
     call = programs.called(str(launch / "bench_aiperf.sh"), cwd=launch.parent, log="router.json")
     assert "--fixed-schedule" in call["argv"]
-    assert Path(_after(call["argv"], "--input-file")) == launch / "requests.jsonl"
+    assert _after(call["argv"], "--input-file") == str(launch / "requests.jsonl")
 
 
 def test_a_router_of_text_gets_no_token_ids(deepseek: ModelSpec) -> None:
-    # SGLang's gateway answers them with 422.
-    words = _words(deepseek, "bench_vllm.sh", **OPEN, prefix_hit=0.6)
-    assert _after(words, "--dataset-name") == "prefix_repetition"
-    # Sessions of four, the first of which finds nothing: 4,000 * 0.6 * 4 / 3.
-    assert _after(words, "--prefix-repetition-prefix-len") == "3200"
-    assert _after(words, "--prefix-repetition-suffix-len") == "800"
-    traced = sample_serving(deepseek, aggregated(), goal={"traffic": {"trace": "recorded.csv"}})
-    for goal, said in (
-        (traced, "send traces by bench_aiperf.sh"),
-        (
-            sample_serving(deepseek, aggregated(), goal={"traffic": OPEN | {"prefix_hit": 0.6}}),
-            "Only it sends requests.jsonl",
-        ),
+    for traffic, said in (
+        ({"trace": "recorded.csv"}, "send traces by bench_aiperf.sh"),
+        (OPEN | {"prefix_hit": 0.6}, "Only it sends requests.jsonl"),
     ):
-        texts = {str(file.path): file.text for file in benchmark_files(goal)}
+        verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
+        texts = texts_of(benchmark_files(verified))
         assert said in " ".join(texts["bench_vllm.sh"].replace("\n# ", " ").split())
 
 

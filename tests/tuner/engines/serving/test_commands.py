@@ -12,25 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import refused
-from tests.rows import Failures, each_row
+from tests.rows import each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
+    dynamo_graph,
     routed,
     sample_instances,
     sample_serving,
     shared_device,
 )
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import texts_of, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_all_serving, emit_serving
 from tuner.engines.sglang.multiplexing import division
 from tuner.errors import UnknownTargetError
-from tuner.spec.huggingface.read import read_model
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
 LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency", "max_batch": 96}
 SPECULATIVE = {
     method: {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
@@ -50,6 +51,21 @@ def start(deepseek: ModelSpec, launch: Path, programs: Any) -> Any:
         write_emitted(launch / engine, emit_serving(engine, verified))
         call = programs.called(str(launch / engine / f"{name}.sh"), cwd=launch, **environment)
         return call["argv"], call["environment"]
+
+    return run
+
+
+@pytest.fixture
+def route(deepseek: ModelSpec, launch: Path, programs: Any) -> Any:
+    """Run the router's script; return the words of the only call that it makes."""
+
+    def run(
+        engine: str, decision: ServeDecision, urls: dict[str, str]
+    ) -> tuple[list[str], VerifiedServing]:
+        verified = sample_serving(deepseek, decision, engine=engine)
+        write_emitted(launch, emit_serving(engine, verified))
+        call = programs.called(str(launch / "router.sh"), cwd=launch, **urls, log="router.json")
+        return call["argv"], verified
 
     return run
 
@@ -232,6 +248,38 @@ TWO_MACHINES = {"NODE_RANK": "1", "MASTER_ADDR": "first", "PORT": "31000"}
                 "--max-cudagraph-capture-size": "384",
             },
         ),
+        *(
+            (
+                "vllm",
+                disaggregated(connector=connector),
+                None,
+                {"PORT": "31000"},
+                {
+                    "--kv-transfer-config": json.dumps(
+                        {"kv_connector": engine_name, "kv_role": "kv_producer"}
+                    ),
+                    "VLLM_NIXL_SIDE_CHANNEL_PORT": "31020" if connector == "nixl" else None,
+                    "VLLM_MOONCAKE_BOOTSTRAP_PORT": None if connector == "nixl" else "31010",
+                },
+            )
+            for connector, engine_name in ENGINES["vllm"][0].connectors.items()
+        ),
+        # Caches pass through host memory where the plan does.
+        (
+            "vllm",
+            disaggregated(path="host", decode=ON_EIGHT),
+            None,
+            {},
+            {
+                "--kv-transfer-config": json.dumps(
+                    {
+                        "kv_connector": "NixlConnector",
+                        "kv_role": "kv_consumer",
+                        "kv_buffer_device": "cpu",
+                    }
+                )
+            },
+        ),
         # Below its default of 32 tokens vLLM would not halve a full batch.
         *(
             (
@@ -269,25 +317,6 @@ def test_a_decision_becomes_options_and_variables(
     assert said == expected
 
 
-def test_vllm_names_connector_and_role(start: Any, failures: Failures) -> None:
-    for connector, engine_name in ENGINES["vllm"][0].connectors.items():
-        decision = disaggregated(connector=connector)
-        argv, environment = start("vllm", decision, "prefill", PORT="31000")
-        with failures.of(connector):
-            config = json.loads(_after(argv, "--kv-transfer-config"))
-            assert config == {"kv_connector": engine_name, "kv_role": "kv_producer"}
-            if connector == "nixl":
-                assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31020"
-            else:
-                assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31010"
-
-
-def test_vllm_passes_caches_through_host_memory_where_the_plan_does(start: Any) -> None:
-    decision = disaggregated(path="host", decode={"devices": 8, "attention_dp": 8, "ep": 8})
-    argv, _ = start("vllm", decision, "decode")
-    assert json.loads(_after(argv, "--kv-transfer-config"))["kv_buffer_device"] == "cpu"
-
-
 @each_row("engine", ("sglang", "vllm"))
 def test_several_machines_want_to_know_which_they_are(
     deepseek: ModelSpec, launch: Path, programs: Any, engine: str
@@ -303,72 +332,128 @@ def test_several_machines_want_to_know_which_they_are(
     assert "NNODES 3 is neither 1 nor 2" in three.stderr
 
 
-def test_trtllm_makes_every_device_a_rank_of_attention_or_none(
-    deepseek: ModelSpec,
+def _options(
+    model: ModelSpec, decision: ServeDecision, name: str = "aggregated", **more: Any
+) -> Any:
+    verified = sample_serving(model, decision, engine="trtllm", **more)
+    return yaml.safe_load(texts_of(emit_serving("trtllm", verified))[f"{name}.yaml"])
+
+
+SLICED = aggregated(attention_dp=1, attention_tp=8, ep=1, moe_tp=8)
+COPIES = aggregated(devices=12, attention_dp=12, ep=12, redundant_experts=8)
+
+
+@each_row(
+    ("decision", "name", "more", "expected"),
+    (
+        # Every device is a rank of attention, or none.
+        (
+            aggregated(),
+            "aggregated",
+            {},
+            {
+                "enable_attention_dp": True,
+                "attention_dp_config": {"enable_balance": True},
+                "tensor_parallel_size": 8,
+                "moe_expert_parallel_size": 8,
+                "max_batch_size": 64,
+            },
+        ),
+        (
+            SLICED,
+            "aggregated",
+            {},
+            {
+                "enable_attention_dp": False,
+                "attention_dp_config": None,
+                "tensor_parallel_size": 8,
+                "moe_tensor_parallel_size": 8,
+            },
+        ),
+        # Prefill runs without overlap and graphs.
+        (
+            disaggregated(),
+            "prefill",
+            {},
+            {
+                "disable_overlap_scheduler": True,
+                "cuda_graph_config": None,
+                "cache_transceiver_config": {"backend": "NIXL"},
+            },
+        ),
+        (
+            disaggregated(),
+            "decode",
+            {},
+            {
+                "disable_overlap_scheduler": False,
+                "cuda_graph_config": {"enable_padding": True, "max_batch_size": 64},
+                "cache_transceiver_config": {"backend": "NIXL"},
+            },
+        ),
+        # A step of drafts is held.
+        (
+            aggregated(draft_tokens=3, max_batched_tokens=100, page_size=64),
+            "aggregated",
+            {"goal": {**SPECULATIVE["mtp"], "max_model_len": 100}},
+            {
+                "max_num_tokens": 64 * 4,
+                "cuda_graph_config": {"enable_padding": True, "max_batch_size": 64},
+                "kv_cache_config": {"dtype": "auto", "tokens_per_block": 64},
+            },
+        ),
+        (
+            COPIES,
+            "aggregated",
+            {"devices_per_node": 4},
+            {"moe_config": {"load_balancer": {"num_slots": 264, "layer_updates_per_iter": 1}}},
+        ),
+        # Prefill fills the cache of the layer that decode drafts with.
+        *(
+            (
+                disaggregated(decode={"draft_tokens": 3}),
+                role,
+                {"goal": SPECULATIVE["mtp"]},
+                {"speculative_config": {"decoding_type": "MTP", "max_draft_len": 3}},
+            )
+            for role in ("prefill", "decode")
+        ),
+    ),
+)
+def test_a_decision_becomes_options_of_trtllm(
+    deepseek: ModelSpec, decision: ServeDecision, name: str, more: Any, expected: dict[str, Any]
 ) -> None:
-    options = _options(deepseek, aggregated())
-    assert options["enable_attention_dp"] is True
-    assert options["attention_dp_config"] == {"enable_balance": True}
-    assert options["tensor_parallel_size"] == 8
-    assert options["moe_expert_parallel_size"] == 8
-    assert options["max_batch_size"] == 64
-    sliced = _options(deepseek, aggregated(attention_dp=1, attention_tp=8, ep=1, moe_tp=8))
-    assert sliced["enable_attention_dp"] is False
-    assert "attention_dp_config" not in sliced
-    assert sliced["tensor_parallel_size"] == sliced["moe_tensor_parallel_size"] == 8
-
-
-def _options(model: ModelSpec, decision: ServeDecision, name: str = "aggregated") -> Any:
-    verified = sample_serving(model, decision, engine="trtllm")
-    files = {str(file.path): file.text for file in emit_serving("trtllm", verified)}
-    return yaml.safe_load(files[f"{name}.yaml"])
-
-
-def test_trtllm_prefill_runs_without_overlap_and_graphs(deepseek: ModelSpec) -> None:
-    prefill = _options(deepseek, disaggregated(), "prefill")
-    assert prefill["disable_overlap_scheduler"] is True
-    assert prefill["cuda_graph_config"] is None
-    decode = _options(deepseek, disaggregated(), "decode")
-    assert decode["disable_overlap_scheduler"] is False
-    assert decode["cuda_graph_config"]["max_batch_size"] == 64
-    assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
-    assert decode["cache_transceiver_config"] == {"backend": "NIXL"}
+    options = _options(deepseek, decision, name, **more)
+    assert {option: options.get(option) for option in expected} == expected
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("decision", [aggregated(), disaggregated()])
 def test_a_router_gets_every_instance_or_stops(
-    engine: str, decision: ServeDecision, deepseek: ModelSpec, launch: Path, programs: Any
+    engine: str, decision: ServeDecision, route: Any, launch: Path, programs: Any
 ) -> None:
-    write_emitted(launch, emit_serving(engine, sample_serving(deepseek, decision, engine=engine)))
     lists = {
         "WORKER_URLS": "http://a:30000 http://b:30000",
         "PREFILL_URLS": "http://a:30000\nhttp://b:30000 http://c:30200",
         "DECODE_URLS": "http://d:30000",
     }
-    call = programs.called(str(launch / "router.sh"), cwd=launch, **lists, log="router.json")
-    words = " ".join(call["argv"])
+    argv, _ = route(engine, decision, lists)
     if engine != "trtllm":
         named = ("a", "b", "c", "d") if decision.mode == "disaggregated" else ("a", "b")
-        assert all(f"http://{host}:" in words for host in named)
+        assert all(f"http://{host}:" in " ".join(argv) for host in named)
     elif decision.mode == "disaggregated":
-        config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
+        config = yaml.safe_load(Path(_after(argv, "-c")).read_text())
         assert config["context_servers"] == {
             "router": {"type": "round_robin"},
             "num_instances": 3,
             "urls": ["a:30000", "b:30000", "c:30200"],
         }
         assert config["generation_servers"]["urls"] == ["d:30000"]
-    for name in ("PREFILL_URLS", "WORKER_URLS"):
-        few = programs.run(
-            str(launch / "router.sh"), cwd=launch, **{**lists, name: "http://a:30000"}
-        )
-        hostile = programs.run(
-            str(launch / "router.sh"), cwd=launch, **{**lists, name: "http://a;x:1 b c"}
-        )
-        if (name == "WORKER_URLS") == (decision.mode == "aggregated"):
-            assert few.code == hostile.code == 2
-            assert "names 1 instances, the plan has" in few.stderr
+    name = "WORKER_URLS" if decision.mode == "aggregated" else "PREFILL_URLS"
+    for wrong in ("http://a:30000", "http://a;x:1 b c"):
+        done = programs.run(str(launch / "router.sh"), cwd=launch, **{**lists, name: wrong})
+        assert done.code == 2
+        assert ";" in wrong or "names 1 instances, the plan has" in done.stderr
 
 
 HETEROGENEOUS = aggregated().model_copy(
@@ -391,17 +476,13 @@ HETEROGENEOUS = aggregated().model_copy(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_heterogeneous_instances_get_requests_by_batch_size(
-    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+    engine: str, launch: Path, programs: Any, route: Any
 ) -> None:
     # 8 ranks x 40 requests twice, and 6.
-    verified = sample_serving(deepseek, HETEROGENEOUS, engine=engine)
-    write_emitted(launch, emit_serving(engine, verified))
-    urls = "http://a:30000 http://b:30000 http://c:30000"
-    done = programs.run(str(launch / "router.sh"), cwd=launch, WORKER_URLS=urls)
-    assert done.code == 0, done.stderr
-    (call,) = programs.calls("router.json")
-    assert call["argv"][0] == "nginx"
-    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    urls = {"WORKER_URLS": "http://a:30000 http://b:30000 http://c:30000"}
+    argv, verified = route(engine, HETEROGENEOUS, urls)
+    assert argv[0] == "nginx"
+    config = Path(_after(argv, "-c")).read_text()
     servers = re.findall(r"server (\S+:\d+) weight=(\d+);", config)
     assert servers == [("a:30000", "320"), ("b:30000", "320"), ("c:30000", "6")]
     assert "least_conn;" in config
@@ -410,11 +491,7 @@ def test_heterogeneous_instances_get_requests_by_batch_size(
     assert "client_max_body_size 0;" in config
     assert "resolve" not in config
     # In Kubernetes a Service's name stands for the pods of a group, each with its own weight.
-    (text,) = (
-        file.text
-        for file in emit_serving("kubernetes", verified)
-        if file.path.name == "deployment.yaml"
-    )
+    text = texts_of(emit_serving("kubernetes", verified))["deployment.yaml"]
     assert "image: nginx:1.29" in text
     objects = list(yaml.safe_load_all(text))
     heads = [each for each in objects if each["kind"] == "Service" and "clusterIP" in each["spec"]]
@@ -426,19 +503,16 @@ def test_heterogeneous_instances_get_requests_by_batch_size(
     )
     (container,) = router["spec"]["template"]["spec"]["containers"]
     stated = {one["name"]: one.get("value", "") for one in container["env"]}
-    done = programs.run(*container["command"][1:], cwd=launch, **stated | {"NAMESPACE": "serving"})
-    assert done.code == 0, done.stderr
-    call = programs.calls("router.json")[-1]
-    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    stated |= {"NAMESPACE": "serving"}
+    call = programs.called(*container["command"][1:], cwd=launch, log="router.json", **stated)
+    config = Path(_after(call["argv"], "-c")).read_text()
     servers = re.findall(r"server (\S+):30000 weight=(\d+) resolve;", config)
     assert [int(weight) for _, weight in servers] == [320, 6]
     assert [name for name, _ in servers] == [
         f"{each['metadata']['name']}.serving.svc.cluster.local" for each in heads
     ]
     assert re.search(r"resolver \S+ valid=10s; upstream workers { zone workers 256k; least", config)
-    (graph,) = (
-        file.text for file in emit_serving("dynamo", verified) if file.path.name == "graph.yaml"
-    )
+    graph, _ = dynamo_graph(verified)
     assert "least-loaded" in graph
     assert "The frontend has no weights" in graph
 
@@ -451,7 +525,7 @@ def test_heterogeneous_decode_instances_are_noted(deepseek: ModelSpec) -> None:
         ("sglang", "vllm"), ((one, False), (both, True))
     ):
         verified = sample_serving(deepseek, decision, engine=engine)
-        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        files = texts_of(emit_serving(engine, verified))
         # A threshold that no prompt passes leaves the fewest outstanding requests.
         least = "--policy cache_aware" in files["router.sh"]
         assert least == ("--cache-threshold 1" in files["router.sh"]) == heterogeneous, engine
@@ -480,9 +554,7 @@ POLICIES: dict[str, dict[tuple[bool, str, str], str]] = {
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_a_policy_is_written_in_the_gateways_words(
-    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
-) -> None:
+def test_a_policy_is_written_in_the_gateways_words(engine: str, route: Any) -> None:
     urls = {
         "WORKER_URLS": "http://a:30000 http://b:30000",
         "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
@@ -495,15 +567,9 @@ def test_a_policy_is_written_in_the_gateways_words(
             decode_policy=decode or None,
             cache_threshold=0.2 if policy == "cache_aware" else None,
         )
-        verified = sample_serving(deepseek, decision, engine=engine)
-        write_emitted(launch, emit_serving(engine, verified))
-        call = programs.called(str(launch / "router.sh"), cwd=launch, **urls, log="router.json")
-        assert words in " ".join(call["argv"])
-        (text,) = (
-            file.text
-            for file in emit_serving("kubernetes", verified)
-            if file.path.name == "deployment.yaml"
-        )
+        argv, verified = route(engine, decision, urls)
+        assert words in " ".join(argv)
+        text = texts_of(emit_serving("kubernetes", verified))["deployment.yaml"]
         for word in re.findall(r"--\S+ \S+", words):
             assert word in text
 
@@ -524,7 +590,7 @@ def test_a_policy_that_a_router_lacks_is_refused(
 
 
 def test_a_router_to_ranks_has_its_option_and_is_there_for_one_instance(
-    deepseek: ModelSpec, launch: Path, programs: Any
+    deepseek: ModelSpec, route: Any
 ) -> None:
     fields: dict[str, Any] = {"policy": "cache_aware", "cache_threshold": 0.2, "ranks": 8}
     one = aggregated(count=1, devices=8, attention_dp=8, attention_tp=1)
@@ -532,12 +598,8 @@ def test_a_router_to_ranks_has_its_option_and_is_there_for_one_instance(
         (routed(**fields), "http://a:30000 http://b:30000"),
         (one.model_copy(update={"router": routed(**fields).router}), "http://a:30000"),
     ):
-        verified = sample_serving(deepseek, decision, engine="vllm")
-        write_emitted(launch, emit_serving("vllm", verified))
-        call = programs.called(
-            str(launch / "router.sh"), cwd=launch, WORKER_URLS=urls, log="router.json"
-        )
-        assert _after(call["argv"], "--intra-node-data-parallel-size") == "8"
+        argv, verified = route("vllm", decision, {"WORKER_URLS": urls})
+        assert _after(argv, "--intra-node-data-parallel-size") == "8"
         text = "".join(file.text for file in emit_serving("kubernetes", verified))
         assert "--intra-node-data-parallel-size 8" in text
         # Without it one instance has no router.
@@ -556,16 +618,14 @@ def test_a_router_to_ranks_has_its_option_and_is_there_for_one_instance(
             emit_serving(engine, verified)
 
 
-def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
+def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, route: Any) -> None:
     decision = routed(by_role=True, policy="least_requests", decode_policy="least_requests")
-    verified = sample_serving(deepseek, decision, engine="trtllm")
-    write_emitted(launch, emit_serving("trtllm", verified))
     urls = {
         "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
         "DECODE_URLS": "http://d:30000 http://e:30000",
     }
-    call = programs.called(str(launch / "router.sh"), cwd=launch, **urls, log="router.json")
-    config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
+    argv, _ = route("trtllm", decision, urls)
+    config = yaml.safe_load(Path(_after(argv, "-c")).read_text())
     kinds = [config[f"{side}_servers"]["router"]["type"] for side in ("context", "generation")]
     assert kinds == ["load_balancing", "load_balancing"]
     for policy, mode in (
@@ -574,28 +634,20 @@ def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, prog
         ("power_of_two", "power-of-two"),
     ):
         verified = sample_serving(deepseek, routed(policy=policy), engine="vllm")
-        (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
-        (graph,) = (
-            each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
-        )
+        text, graph = dynamo_graph(verified)
         frontend = graph["spec"]["components"][0]
         arguments = frontend["podTemplate"]["spec"]["containers"][0]["args"]
-        assert arguments[arguments.index("--router-mode") + 1] == mode
+        assert _after(arguments, "--router-mode") == mode
         # Blocks are published where the frontend follows them.
         assert ("--kv-events-config" in text) == (mode == "kv")
 
 
-def test_sglangs_router_gets_the_bootstrap_ports(
-    deepseek: ModelSpec, launch: Path, programs: Any
-) -> None:
-    write_emitted(launch, emit_serving("sglang", sample_serving(deepseek, disaggregated())))
+def test_sglangs_router_gets_the_bootstrap_ports(route: Any) -> None:
     urls = {
         "PREFILL_URLS": "http://a:30000 http://b:30200 http://c:30400",
         "DECODE_URLS": "http://d:30000",
     }
-    programs.run(str(launch / "router.sh"), cwd=launch, **urls)
-    (call,) = programs.calls("router.json")
-    argv = call["argv"]
+    argv, _ = route("sglang", disaggregated(), urls)
     pairs = [argv[i + 1 : i + 3] for i, word in enumerate(argv) if word == "--prefill"]
     assert pairs == [
         ["http://a:30000", "30010"],
@@ -604,52 +656,40 @@ def test_sglangs_router_gets_the_bootstrap_ports(
     ]
 
 
-@each_row("engine", ("sglang", "vllm", "trtllm"))
-def test_prefill_fills_the_cache_of_the_layer_that_decode_drafts_with(
-    deepseek: ModelSpec, engine: str
+@each_row(
+    ("engine", "decision", "more", "said"),
+    (
+        # Prefill fills the cache of the layer that decode drafts with.
+        *(
+            (
+                engine,
+                disaggregated(decode={"draft_tokens": 3}),
+                {"goal": SPECULATIVE["mtp"]},
+                (said,),
+            )
+            for engine, said in (
+                ("sglang", "--speculative-num-steps 3"),
+                ("vllm", "num_speculative_tokens"),
+            )
+        ),
+        # Copies of experts follow the loads that the engine records.
+        *(
+            (engine, COPIES, {"devices_per_node": 4}, (*said, "8 redundant experts per layer"))
+            for engine, said in (
+                ("sglang", ("--ep-num-redundant-experts 8 --enable-eplb",)),
+                ("vllm", ("--enable-eplb", "--eplb-config '{\"num_redundant_experts\": 8}'")),
+            )
+        ),
+    ),
+)
+def test_every_script_of_a_group_says_so(
+    deepseek: ModelSpec, engine: str, decision: ServeDecision, more: Any, said: tuple[str, ...]
 ) -> None:
-    decision = disaggregated(decode={"draft_tokens": 3})
-    verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["mtp"])
-    files = {str(file.path): file.text for file in emit_serving(engine, verified)}
-    if engine == "trtllm":
-        told = [yaml.safe_load(files[f"{role}.yaml"]) for role in ("prefill", "decode")]
-        assert [each["speculative_config"] for each in told] == 2 * [
-            {"decoding_type": "MTP", "max_draft_len": 3}
-        ]
-    else:
-        said = "num_speculative_tokens" if engine == "vllm" else "--speculative-num-steps 3"
-        assert all(said in files[f"{role}.sh"] for role in ("prefill", "decode")), engine
-
-
-def test_trtllm_holds_a_step_of_drafts(deepseek: ModelSpec) -> None:
-    decision = aggregated(draft_tokens=3, max_batched_tokens=100, page_size=64)
-    goal = {**SPECULATIVE["mtp"], "max_model_len": 100}
-    verified = sample_serving(deepseek, decision, engine="trtllm", goal=goal)
-    files = {str(file.path): file.text for file in emit_serving("trtllm", verified)}
-    options = yaml.safe_load(files["aggregated.yaml"])
-    assert options["max_num_tokens"] == 64 * 4
-    assert options["cuda_graph_config"]["max_batch_size"] == 64
-    assert options["kv_cache_config"] == {"dtype": "auto", "tokens_per_block": 64}
-
-
-@each_row("engine", ("sglang", "vllm", "trtllm"))
-def test_copies_of_experts_follow_the_loads_that_the_engine_records(
-    deepseek: ModelSpec, engine: str
-) -> None:
-    decision = aggregated(devices=12, attention_dp=12, ep=12, redundant_experts=8)
-    said = {
-        "sglang": ("--ep-num-redundant-experts 8 --enable-eplb",),
-        "vllm": ("--enable-eplb", "--eplb-config '{\"num_redundant_experts\": 8}'"),
-    }
-    verified = sample_serving(deepseek, decision, engine=engine, devices_per_node=4)
-    files = {str(file.path): file.text for file in emit_serving(engine, verified)}
-    if engine == "trtllm":
-        options = yaml.safe_load(files["aggregated.yaml"])
-        balancer = {"num_slots": 264, "layer_updates_per_iter": 1}
-        assert options["moe_config"] == {"load_balancer": balancer}
-    else:
-        assert all(words in files["aggregated.sh"] for words in said[engine]), engine
-        assert "8 redundant experts per layer" in files["aggregated.sh"], engine
+    files = texts_of(
+        emit_serving(engine, sample_serving(deepseek, decision, engine=engine, **more))
+    )
+    scripts = [files[f"{group.role}.sh"] for group in decision.instances]
+    assert all(words in script for words in said for script in scripts)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -675,18 +715,15 @@ def test_a_machine_deals_out_its_devices_once_and_must_have_all(
     deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
     decision = aggregated(count=3, devices=2, attention_dp=2, ep=2)
-    for target, files in emit_all_serving(
-        sample_serving(deepseek, decision, engine="sglang", emit=("local",))
-    ).items():
-        write_emitted(launch / target, files)
+    verified = sample_serving(deepseek, decision, engine="sglang", emit=("local",))
+    write_emitted(launch, emit_all_serving(verified))
     script = str(launch / "local/local.sh")
     few = programs.run(script, cwd=launch, AVAILABLE="5")
     assert (few.code, "the plan is for 6" in few.stderr) == (2, True)
     done = programs.run(script, cwd=launch, servers=3, AVAILABLE="6")
     assert done.code == 0, done.stderr
     started = [call["environment"] for call in programs.calls()]
-    dealt = sorted(one["CUDA_VISIBLE_DEVICES"] for one in started)
-    assert dealt == ["0,1", "2,3", "4,5"]
+    assert sorted(one["CUDA_VISIBLE_DEVICES"] for one in started) == ["0,1", "2,3", "4,5"]
     assert len({one["PORT"] for one in started}) == 3
 
 
@@ -740,7 +777,7 @@ def test_vllm_captures_the_whole_batch(start: Any, batch: int, drafts: int, grap
 def test_sglang_splits_a_device_as_planned_where_its_processors_are_known(
     launch: Path, programs: Any, deepseek: ModelSpec
 ) -> None:
-    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    qwen = example_model("qwen3-235b-a22b")
     verified = sample_serving(qwen, shared_device(prefill_share_ratio=0.4))
     write_emitted(launch, emit_serving("sglang", verified))
     argv = programs.called(str(launch / "aggregated.sh"), cwd=launch)["argv"]
@@ -786,10 +823,6 @@ OPTION_CASES = (
 def test_nothing_is_said_that_the_manifest_does_not_name(
     deepseek: ModelSpec, engine: Any, decision: Any
 ) -> None:
-    _assert_named(engine, decision, deepseek)
-
-
-def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> None:
     manifest = ENGINES[engine][0]
     drafts = any(group.draft_tokens for group in decision.instances)
     goal = SPECULATIVE["mtp"] if drafts else None
@@ -803,12 +836,11 @@ def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> 
         exported = set(re.findall(r"^export ([A-Z_]+)=", body, flags=re.MULTILINE))
         assert exported <= manifest.environment
         if engine != "trtllm":
-            said = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body))
-            assert said <= manifest.options
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body)) <= manifest.options
 
 
 def test_hybrids_say_how_states_are_kept_and_moved() -> None:
-    nano = read_model(MODELS / "nemotron-3-nano")
+    nano = example_model("nemotron-3-nano")
 
     def texts(engine: str, decision: ServeDecision) -> str:
         files = emit_serving(engine, sample_serving(nano, decision, engine=engine))

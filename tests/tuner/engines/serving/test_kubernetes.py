@@ -17,13 +17,14 @@ from tests.rows import each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
+    dynamo_graph,
     sample_serving,
     shared_device,
 )
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_serving
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -70,8 +71,7 @@ def _deployment(each: dict[str, Any]) -> None:
     spec = each["spec"]
     _keys(spec, needed={"replicas", "selector", "template"}, known={"strategy"})
     chosen = spec["selector"]["matchLabels"]
-    labels = spec["template"]["metadata"]["labels"]
-    assert chosen.items() <= labels.items()
+    assert chosen.items() <= spec["template"]["metadata"]["labels"].items()
     _pod_template(spec["template"])
 
 
@@ -181,8 +181,7 @@ def _expanded(word: str, values: dict[str, str]) -> str:
             found, index = found + "$", index + 2
         elif word[index : index + 2] == "$(" and ")" in word[index:]:
             end = word.index(")", index)
-            name = word[index + 2 : end]
-            found += values.get(name, word[index : end + 1])
+            found += values.get(word[index + 2 : end], word[index : end + 1])
             index = end + 1
         else:
             found, index = found + word[index], index + 1
@@ -251,15 +250,10 @@ EAGLE = {"speculative": {"method": "eagle", "draft_tokens": 2, "acceptance": 0.6
 def test_pods_read_where_the_draft_layer_lies_from_a_variable(
     deepseek: ModelSpec, engine: str
 ) -> None:
-    _assert_draft_is_read(engine, deepseek)
-
-
-def _assert_draft_is_read(engine: str, deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(draft_tokens=2), engine=engine, goal=EAGLE)
     option = "--spec-model" if engine == "vllm" else "--speculative-draft-model-path"
-    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+    text, graph = dynamo_graph(verified)
     assert "# Put the path or name of the weights into MODEL and DRAFT_MODEL" in text
-    (graph,) = yaml.safe_load_all(text)
     assert {"name": "DRAFT_MODEL", "value": ""} in graph["spec"]["env"]
     args = graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"]
     assert args[args.index(option) + 1] == "$(DRAFT_MODEL)"
@@ -286,10 +280,7 @@ def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> 
         verified = sample_serving(
             deepseek, disaggregated(), engine=engine, goal={"traffic": traffic}
         )
-        (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
-        (graph,) = (
-            each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
-        )
+        _, graph = dynamo_graph(verified)
         told = {
             component["name"]: component["podTemplate"]["spec"]["containers"][0]["args"]
             for component in graph["spec"]["components"]
@@ -302,8 +293,7 @@ def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> 
 
 @each_row("target", ("kubernetes", "dynamo"))
 def test_pods_that_share_devices_have_the_division(target: str) -> None:
-    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
-    objects = _objects(target, "sglang", shared_device(), qwen)
+    objects = _objects(target, "sglang", shared_device(), example_model("qwen3-235b-a22b"))
     (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
     (text,) = files.values()
     assert yaml.safe_load(text)["manual_divisions"] == [[56, 76, 1]]

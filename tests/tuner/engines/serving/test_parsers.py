@@ -28,16 +28,17 @@ from tests.tuner.engines.serving.testing import (
     aggregated,
     attention_expert,
     disaggregated,
+    dynamo_graph,
     routed,
     sample_serving,
     shared_device,
 )
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import texts_of, write_emitted
+from tests.tuner.models import example_model
 from tuner.config.serve import ServeRouter
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_serving
 from tuner.engines.vllm_afd.capabilities import VLLM_0_30_AFD
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 pytestmark = pytest.mark.slow
@@ -208,7 +209,7 @@ def test_the_engines_parser_takes_every_command(
     cases = [case for case in CASES if case[2].get("only", engine) == engine]
     for decision, name, others in cases:
         named = others.get("model")
-        model = read_model(MODELS / named / "config.json") if named else deepseek
+        model = example_model(named) if named else deepseek
         verified = sample_serving(model, decision, engine=engine, goal=others.get("goal"))
         placed = placement if others.get("placed") else None
         write_emitted(launch, emit_serving(engine, verified, placement=placed))
@@ -300,11 +301,7 @@ def test_the_routers_parser_takes_every_command(
         call = programs.called(str(launch / "router.sh"), cwd=launch, **urls, log="router.json")
         commands.append(call["argv"][3:] if engine == "sglang" else call["argv"][1:])
         # The router of pods, which finds its workers itself.
-        text = next(
-            file.text
-            for file in emit_serving("kubernetes", verified)
-            if file.path.name == "deployment.yaml"
-        )
+        text = texts_of(emit_serving("kubernetes", verified))["deployment.yaml"]
         commands.append(_discovering(text, programs, launch, engine=engine))
     found, _ = ask(f"{engine}_router", commands)
     assert len(found) == 2 * len(decisions)
@@ -388,10 +385,7 @@ def test_dynamos_frontend_and_vllm_workers_take_the_graph(deepseek: ModelSpec, a
         decode={"a2a_backend": "deepep_low_latency", "draft_tokens": 3, "page_size": 64},
     )
     verified = sample_serving(deepseek, decision, engine="vllm", goal=goal)
-    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
-    (graph,) = (
-        each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
-    )
+    _, graph = dynamo_graph(verified)
     commands = []
     for component in graph["spec"]["components"]:
         (container,) = component["podTemplate"]["spec"]["containers"]

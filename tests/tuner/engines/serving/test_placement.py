@@ -14,30 +14,24 @@ from tests.patience import patient_s
 from tests.rows import Failures
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, sample_serving
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import texts_of, write_emitted
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving
 from tuner.errors import UnsuitedPlacementError
-from tuner.plans.place import MadeFor, VerifiedPlacement
+from tuner.plans.place import MadeFor
 from tuner.spec.model import ModelSpec
 
 DEEPEP = "deepep"
 ON_FOUR = {"devices": 4, "attention_dp": 4, "ep": 4}
 
 
-@pytest.fixture
-def placement() -> VerifiedPlacement:
-    """Six experts in eight slots on four ranks."""
-    return sample_placement(sample_decision())
+PLACEMENT = sample_placement(sample_decision())
+"""Six experts in eight slots on four ranks."""
 
 
-def test_only_groups_with_its_ranks_take_it(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
+def test_only_groups_with_its_ranks_take_it(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, disaggregated())
-    files = {
-        str(file.path): file.text for file in emit_serving("sglang", verified, placement=placement)
-    }
+    files = texts_of(emit_serving("sglang", verified, placement=PLACEMENT))
     assert "--init-expert-location" in files["prefill.sh"]
     assert "--ep-num-redundant-experts 2" in files["prefill.sh"]
     assert "--init-expert-location" not in files["decode.sh"]
@@ -45,19 +39,14 @@ def test_only_groups_with_its_ranks_take_it(
     assert "run.sh" not in files
 
 
-def test_sglang_chooses_replicas_as_its_all_to_all_allows(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
+def test_sglang_chooses_replicas_as_its_all_to_all_allows(deepseek: ModelSpec) -> None:
     for backend, dispatch in (("none", "dynamic"), ("deepep_normal", "static")):
         verified = sample_serving(deepseek, aggregated(**ON_FOUR, a2a_backend=backend))
-        emitted = emit_serving("sglang", verified, placement=placement)
-        files = {str(file.path): file.text for file in emitted}
+        files = texts_of(emit_serving("sglang", verified, placement=PLACEMENT))
         assert f"--ep-dispatch-algorithm {dispatch}" in files["aggregated.sh"]
 
 
-def test_instances_that_differ_from_the_planned_ones_are_noted(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
+def test_instances_that_differ_from_the_planned_ones_are_noted(deepseek: ModelSpec) -> None:
     planned = MadeFor(
         engine="sglang", release="0.5.23", nodes=1, ep_size=4, dispatch="static", a2a_backend=DEEPEP
     )
@@ -87,10 +76,9 @@ def test_instances_that_differ_from_the_planned_ones_are_noted(
             engine=engine,
             devices_per_node=per_node,
         )
-        plan = placement.plan.model_copy(update={"made_for": (mark,)})
-        made = placement.model_copy(update={"plan": plan})
-        files = {str(f.path): f.text for f in emit_serving(engine, verified, placement=made)}
-        script = files["aggregated.sh"]
+        plan = PLACEMENT.plan.model_copy(update={"made_for": (mark,)})
+        made = PLACEMENT.model_copy(update={"plan": plan})
+        script = texts_of(emit_serving(engine, verified, placement=made))["aggregated.sh"]
         # Comments are wrapped, also at hyphens.
         header = "".join(script.split("set -euo")[0].replace("\n#", "").split())
         notes = (f"{mark.words}, and these instances run", instead)
@@ -105,7 +93,7 @@ def test_instances_that_differ_from_the_planned_ones_are_noted(
 
 
 def test_every_emitter_says_where_a_placement_was_planned_for_something_else(
-    deepseek: ModelSpec, placement: VerifiedPlacement
+    deepseek: ModelSpec,
 ) -> None:
     planned = {
         "sglang": MadeFor(
@@ -139,8 +127,8 @@ def test_every_emitter_says_where_a_placement_was_planned_for_something_else(
         )
         targets = [name for name in SERVE_EMITTERS if name == engine or name not in ENGINES]
         for change, marks in changes.items():
-            plan = placement.plan.model_copy(update={"made_for": marks})
-            made = placement.model_copy(update={"plan": plan})
+            plan = PLACEMENT.plan.model_copy(update={"made_for": marks})
+            made = PLACEMENT.model_copy(update={"plan": plan})
             for target in targets:
                 seen.add(target)
                 files = emit_serving(target, verified, placement=made)
@@ -155,29 +143,24 @@ def test_every_emitter_says_where_a_placement_was_planned_for_something_else(
     assert seen == set(SERVE_EMITTERS)
 
 
-def test_a_placement_that_suits_nobody_is_refused(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
+def test_a_placement_that_suits_nobody_is_refused(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated())
     with pytest.raises(UnsuitedPlacementError, match=r"for 4 expert ranks.*have ep 8"):
-        emit_serving("sglang", verified, placement=placement)
+        emit_serving("sglang", verified, placement=PLACEMENT)
 
 
-def test_a_placement_that_the_plan_counts_on_is_not_forgotten(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
-    goal = {"placement": "placed"}
-    verified = sample_serving(deepseek, aggregated(**ON_FOUR), goal=goal)
+def test_a_placement_that_the_plan_counts_on_is_not_forgotten(deepseek: ModelSpec) -> None:
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR), goal={"placement": "placed"})
     with pytest.raises(UnsuitedPlacementError, match=r"counts on .*placed; emit that placement"):
         emit_serving("sglang", verified)
-    assert emit_serving("sglang", verified, placement=placement)
+    assert emit_serving("sglang", verified, placement=PLACEMENT)
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point(
-    deepseek: ModelSpec, placement: VerifiedPlacement, launch: Path, programs: Any
+    deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
     verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine="vllm")
-    write_emitted(launch, emit_serving("vllm", verified, placement=placement))
+    write_emitted(launch, emit_serving("vllm", verified, placement=PLACEMENT))
     call = programs.called(str(launch / "aggregated.sh"), cwd=launch)
     config = json.loads(call["argv"][call["argv"].index("--eplb-config") + 1])
     assert config["num_redundant_experts"] == 2
@@ -198,29 +181,22 @@ def test_vllm_finds_the_plugin_by_its_entry_point(
     assert found.stdout.strip() == "moetune_placement"
 
 
-def test_trtllm_names_the_balancer_in_its_options(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
+def test_trtllm_names_the_balancer_in_its_options(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine="trtllm")
-    files = {
-        str(file.path): file.text for file in emit_serving("trtllm", verified, placement=placement)
-    }
-    options = yaml.safe_load(files["aggregated.yaml"])
-    name = Path(options["moe_config"]["load_balancer"]).name
+    files = texts_of(emit_serving("trtllm", verified, placement=PLACEMENT))
+    name = Path(yaml.safe_load(files["aggregated.yaml"])["moe_config"]["load_balancer"]).name
     assert yaml.safe_load(files[name])["num_slots"] == 8
     assert "llm_api_options.yaml" not in files
     assert 'cd -- "$FILES"' in files["aggregated.sh"]
 
 
-def test_pods_hold_the_files_of_a_placement(
-    deepseek: ModelSpec, placement: VerifiedPlacement
-) -> None:
+def test_pods_hold_the_files_of_a_placement(deepseek: ModelSpec) -> None:
     failures = Failures()
     for target, engine in product(("kubernetes", "dynamo"), ("sglang", "vllm", "trtllm")):
         verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine=engine)
         objects = [
             each
-            for file in emit_serving(target, verified, placement=placement)
+            for file in emit_serving(target, verified, placement=PLACEMENT)
             for each in yaml.safe_load_all(file.text)
         ]
         with failures.of(target, engine):

@@ -1,6 +1,5 @@
 """What every target of a deployment must do, and who is refused."""
 
-import os
 import re
 import subprocess
 from itertools import cycle, product
@@ -15,10 +14,11 @@ from tests.rows import Failures
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
+    dynamo_graph,
     sample_instances,
     sample_serving,
 )
-from tests.tuner.engines.testing import write_emitted
+from tests.tuner.engines.testing import assert_golden, texts_of, write_emitted
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import (
@@ -33,8 +33,6 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
-"""Set it to rewrite the golden files, then read the difference before it is committed."""
 
 GOLDEN_FILES = {
     "sglang": ("sglang", ("decode.sh", "router.sh", "bench_vllm.sh", "bench_aiperf.sh")),
@@ -77,14 +75,11 @@ def test_emitted_files_equal_the_golden_ones(deepseek: ModelSpec, failures: Fail
         wide = aggregated(count=1, devices=16, attention_dp=16, ep=16)
         decision = wide if target == "kubernetes" else _low_latency()
         verified = sample_serving(deepseek, decision, engine=engine, emit=(target,))
-        files = {str(file.path): file.text for file in emit_serving(target, verified)}
+        files = texts_of(emit_serving(target, verified))
         for name in names:
             path = GOLDEN / target / name
-            if UPDATE in os.environ:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[name], encoding="utf-8")
-            with failures.of(f"set {UPDATE}=1 to accept {path}"):
-                assert files[name] == path.read_text(encoding="utf-8")
+            with failures.of(path):
+                assert_golden(files[name], path)
 
 
 def test_every_file_says_what_is_expected_and_whether_anything_was_measured(
@@ -133,8 +128,7 @@ def test_hostile_names_come_out_harmless(
             waived=hostile,
         )
         folder = launch / str(number)
-        for each, files in emit_all_serving(verified).items():
-            write_emitted(folder / each, files)
+        write_emitted(folder, emit_all_serving(verified))
         with failures.of(target, hostile):
             _assert_harmless(folder)
             if target in ("kubernetes", "dynamo"):
@@ -162,8 +156,7 @@ def test_pools_with_similar_names_keep_separate_machines(deepseek: ModelSpec) ->
     decision = disaggregated(prefill={"pool": "Old H100"}, decode={"pool": "old-h100"})
     verified = sample_serving(deepseek, decision)
     assert pool_labels(verified) == {"Old H100": "old-h100", "old-h100": "old-h100-2"}
-    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
-    (graph,) = yaml.safe_load_all(text)
+    _, graph = dynamo_graph(verified)
     selected = [
         component["podTemplate"]["spec"].get("nodeSelector")
         for component in graph["spec"]["components"]

@@ -116,8 +116,7 @@ def test_sessions_are_sent_as_sessions_and_a_common_prefix_as_one(
             apart, {**traffic, "prefix_scope": "session"}, hit=hit, has_laws=engine == "vllm"
         )
         turns = session_turns(hit)
-        number = len(apart.prompts) / len(apart.prefixes)
-        assert 0.6 * turns <= number <= turns, (hit, load)
+        assert 0.6 * turns <= len(apart.prompts) / len(apart.prefixes) <= turns, (hit, load)
         assert max(apart.prefixes.values()) <= turns
         # Caches that get requests in turn lose most of it.
         in_turn = 1.0 - apart.uncached(caches=24).mean() / apart.input.mean()

@@ -1,7 +1,6 @@
 """Files of a deployment are those of its devices' vendor, and of an island a folder each."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -14,18 +13,17 @@ import yaml
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, islands, sample_serving
+from tests.tuner.engines.testing import assert_golden, texts_of
+from tests.tuner.models import example_model
 from tuner.config.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.engines.launchers.pods import POOL_LABEL
 from tuner.engines.serve_writers import emit_all_serving, emit_serving, unlaunchable
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing
-from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 
 GOLDEN = Path(__file__).parent / "golden" / "vendors"
-UPDATE = "MOETUNE_UPDATE_GOLDEN"
-MODELS = Path(__file__).parents[4] / "examples" / "models"
-MIXTRAL = read_model(MODELS / "mixtral-8x7b")
+MIXTRAL = example_model("mixtral-8x7b")
 DEVICES = {"a": "h100-sxm", "b": "mi300x", "c": "ascend-910b"}
 RESOURCES = {
     "h100-sxm": "nvidia.com/gpu",
@@ -72,8 +70,7 @@ def _islands(names: tuple[str, str]) -> ServeDecision:
 
 
 def _text(verified: VerifiedServing, target: str, name: str) -> str:
-    files = emit_serving(target, verified)
-    return next(file.text for file in files if file.path.name == name)
+    return texts_of(emit_serving(target, verified))[name]
 
 
 def test_container_and_resource_are_those_of_the_vendor() -> None:
@@ -124,8 +121,7 @@ def test_caches_pass_between_nvidia_and_amd_through_host_memory() -> None:
         assert "Both sides need the same MODEL, release and attention backend" in re.sub(
             r"\s*\n#\s*", " ", text
         )
-    same = _text(_serving(_pair("a", "a")), "vllm", "prefill.sh")
-    assert "--attention-backend" not in same
+    assert "--attention-backend" not in _text(_serving(_pair("a", "a")), "vllm", "prefill.sh")
 
 
 @each_row(
@@ -282,13 +278,9 @@ def test_an_island_of_one_decode_instance_has_no_policy_to_choose_it_by() -> Non
     }.items(),
 )
 def test_files_of_each_vendor_equal_the_golden_ones(name: str, decision: Any) -> None:
-    files = {str(one.path): one.text for one in emit_serving("vllm", _serving(decision))}
+    files = texts_of(emit_serving("vllm", _serving(decision)))
     for file in ("prefill.sh", "decode.sh", "router.sh"):
-        path = GOLDEN / name / file
-        if UPDATE in os.environ:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[file], encoding="utf-8")
-        assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
+        assert_golden(files[file], GOLDEN / name / file)
 
 
 def test_the_plugins_connector_gets_one_shape_per_side() -> None:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+
+from tests.tuner.engines.testing import texts_of
 from tuner.config.serve import (
     Instances,
     Island,
@@ -12,6 +15,7 @@ from tuner.config.serve import (
     ServeDecision,
     ServeRouter,
 )
+from tuner.engines.serve_writers import emit_serving
 from tuner.plans.serve import (
     Latency,
     ServeCertificate,
@@ -211,3 +215,12 @@ _PREDICTED = ServePrediction(
     memory_bytes={"decode@h100": 60 * 2**30},
     breakdown_s={"moe": 0.01},
 )
+
+
+def dynamo_graph(verified: VerifiedServing) -> tuple[str, Any]:
+    """Return the text of Dynamo's graph.yaml and the deployment in it."""
+    text = texts_of(emit_serving("dynamo", verified))["graph.yaml"]
+    (graph,) = (
+        each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
+    )
+    return text, graph
