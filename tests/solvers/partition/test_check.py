@@ -39,6 +39,12 @@ def test_memory_by_hand() -> None:
     assert memory_bytes(make(), chain((1, 1), (0, 1), (0, 1))) == (14, 24, 33)
     # Two micro-batches in all are never three in flight.
     assert memory_bytes(make(num_microbatches=2), chain((1, 1), (0, 1), (0, 1))) == (13, 24, 33)
+    # Three stages hold three micro-batches at most, however many there are.
+    heavy = [[60_000_000_000] * 3] * 2
+    assert memory_bytes(
+        make(static_bytes_PL=heavy, num_microbatches=1_000_000, memory_limit_bytes_P=[2e11, 2e11]),
+        chain((0, 2), (1, 1)),
+    ) == (120_000_000_006, 60_000_000_003)
 
 
 def test_every_broken_rule_is_named() -> None:
@@ -84,15 +90,6 @@ def test_an_impossible_problem_cannot_be_made() -> None:
         ({"static_bytes_PL": [[1e16, 2, 3], [1, 2, 3]]}, "static_bytes_PL must be bytes in"),
     )
     assert unrefused(make, rows) == []
-
-
-def test_bytes_are_limited_by_stages_not_by_micro_batches() -> None:
-    # Three stages hold three micro-batches at most, however many there are.
-    heavy = [[60_000_000_000] * 3] * 2
-    assert memory_bytes(
-        make(static_bytes_PL=heavy, num_microbatches=1_000_000, memory_limit_bytes_P=[2e11, 2e11]),
-        chain((0, 2), (1, 1)),
-    ) == (120_000_000_006, 60_000_000_003)
 
 
 def test_arrays_are_frozen_and_rounded_against_the_plan() -> None:

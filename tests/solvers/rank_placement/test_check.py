@@ -32,14 +32,10 @@ def test_a_step_by_hand() -> None:
     # 2 * 1/2 * 30 and 40 bytes over links of 10 bytes/s
     assert gradient_s(make(), placement) == pytest.approx((3.0, 4.0))
     assert objective(make(), placement) == pytest.approx(25.0)
-
-
-def test_the_slowest_link_of_a_ring_sets_its_pace() -> None:
-    # Stage 0 runs on nodes 0 and 1, whose links are 5 and 2 bytes/s: 30 / 2.
+    # The slowest link of a ring sets its pace: stage 0 runs on nodes 0 and 1, whose links are 5 and
+    # 2 bytes/s, 30 / 2.
     assert gradient_s(make(), RankPlacement(node_RS=((0, 2), (1, 3)))) == pytest.approx((15.0, 4.0))
-
-
-def test_one_pipeline_sums_no_gradients() -> None:
+    # One pipeline sums no gradients.
     assert gradient_s(make(pipelines=1), RankPlacement(node_RS=((0, 1),))) == (0.0, 0.0)
 
 
