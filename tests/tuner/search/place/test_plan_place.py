@@ -303,17 +303,20 @@ def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
     assert all(one.method != "as it runs" for one in more.alternatives)
 
 
+MOVED = "  current: current.json\n  max_moved_experts: 3\n"
+
+
 @each_row(
     ("goal", "slots", "says"),
     [
         # Other slots than the current ones exclude limits and traffic.
-        ("  max_moved_experts: 3\n", 20, "drop the limit on moved experts"),
-        ("  slots_per_rank: 4\n  objective: co_activation\n", 20, "placements of the same slots"),
+        (MOVED, 20, "drop the limit on moved experts"),
         (
-            "  objective: layer_chain\n  max_moved_experts: 3\n",
-            16,
-            "keeps no limit on moved experts",
+            "  slots_per_rank: 4\n  objective: co_activation\n  current: current.json\n",
+            20,
+            "placements of the same slots",
         ),
+        (f"  objective: layer_chain\n{MOVED}", 16, "keeps no limit on moved experts"),
         # Recordings must hold what the objective looks at.
         ("  objective: layer_chain\n", 16, "transitions"),
         ("  objective: co_activation\n", 16, "sampled tokens"),
@@ -326,7 +329,7 @@ def test_goals_that_exclude_each_other_are_refused(
     row = [*range(16), 0, 1, 2, 3][:slots]
     (tmp_path / "current.json").write_text(json.dumps([row] * 3))
     with refused(SpecError, match=says):
-        planned(tmp_path, f"  ranks: 4\n  current: current.json\n{goal}")
+        planned(tmp_path, f"  ranks: 4\n{goal}")
 
 
 def test_latent_experts_are_moved_and_sent_at_their_latent_width(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ FEW = {
     "tensor_model_parallel_size": (1,),
     "expert_model_parallel_size": (1, 8),
     "zero_stage": (0, 1),
+    "activation_offload": (False,),
+    "optimizer_offload": (False,),
 }
 
 

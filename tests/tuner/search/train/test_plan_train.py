@@ -29,6 +29,7 @@ FEW = {
     "context_parallel_size": (1,),
     "micro_batch_size": (1, 2),
     "tensor_model_parallel_size": (1, 2),
+    "activation_offload": (False,),
 }
 """Limits that halve the time of a search."""
 

@@ -30,6 +30,7 @@ FEW = Search(
     tensor_model_parallel_size=(1, 2),
     virtual_pipeline_model_parallel_size=(1,),
     context_parallel_size=(1,),
+    activation_offload=(False,),
 )
 """Few layouts, where the options beside them are the point."""
 

@@ -41,6 +41,7 @@ FEW_WAYS = Search(
     dispatcher=("alltoall", "deepep"),
     cuda_graph=("none", "partial"),
     activation_offload=(False,),
+    optimizer_offload=(False,),
 )
 
 
@@ -235,7 +236,7 @@ def test_time_that_runs_out_leaves_the_rest_open(whole: SearchOutcome, limit_s: 
 
 def test_a_search_reports_its_progress() -> None:
     events: list[PlanningEvent] = []
-    outcome = search(make_problem(devices=16), replace(SETTINGS, watch=events.append))
+    outcome = search(make_problem(devices=8), replace(SETTINGS, watch=events.append))
     assert [one.stage for one in events] == ["space", "bounds", *["search"] * (len(events) - 2)]
     assert all("gap" in one.text or "nothing that fits" in one.text for one in events[2:])
     assert f"{outcome.counts.priced} priced" in events[-1].text

@@ -16,6 +16,7 @@ FEW = {
     "dispatcher": ("alltoall",),
     "a2a_overlap": (False,),
     "cuda_graph": ("none",),
+    "activation_offload": (False,),
 }
 """Limits that keep a space small enough to try everything."""
 
