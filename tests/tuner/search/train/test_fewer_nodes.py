@@ -256,10 +256,13 @@ def test_a_job_that_cannot_continue_waits_for_one_reason(
             assert "\n" not in record.reason
 
 
-def test_checkpoints_that_the_other_layout_has_no_time_for_are_a_reason(tmp_path: Path) -> None:
+def test_checkpoints_that_the_other_layout_has_no_time_for_are_a_reason(
+    continued: Planned, tmp_path: Path
+) -> None:
     # Copies on hosts more often than steps of fewer nodes end, but not than those of all nodes.
-    made = plan_keys(spec_keys(), tmp_path)
-    between_s = (present(made.plan.predicted).step_time_s + _fewer(made).step_time_s) / 2.0
+    between_s = (
+        present(continued.plan.predicted).step_time_s + _fewer(continued).step_time_s
+    ) / 2.0
     host = {"levels": ["host", "shared"], "replicas": 0, "host_interval": f"{between_s:.6f}s"}
     other = plan_keys(
         spec_keys(checkpoint=host) | {"search": LIMITS | {"zero_stage": [0]}}, tmp_path
