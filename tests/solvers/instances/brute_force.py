@@ -73,8 +73,7 @@ def max_flow_plan(problem: InstancesProblem, counts: tuple[int, ...]) -> Instanc
             continue
         row = [Fraction(number in (route.sender, route.receiver)) for route in routes]
         rows.append(([*row, Fraction(0), Fraction(0)], capacity_G[number]))
-    only_aggregated = [Fraction(n == at_aggregated) for n in range(num_columns)]
-    rows.append((only_aggregated, aggregated))
+    rows.append(([Fraction(n == at_aggregated) for n in range(num_columns)], aggregated))
     for number, link in enumerate(problem.links):
         row = [Fraction(route.request_bytes) * route.links.count(number) for route in routes]
         rows.append(([*row, Fraction(0), Fraction(0)], Fraction(link.bytes_per_s)))

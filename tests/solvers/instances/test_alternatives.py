@@ -25,16 +25,14 @@ def test_a_tie_is_found_and_idle_instances_are_no_alternative() -> None:
     # 2P + 1D serve on three devices. 2P + 2D do so within half more, but one of them is idle. A
     # decode column of two devices makes a second way, on four.
     plain = one_pool()
-    best = solved(plain)
-    assert best is not None
+    best = present(solved(plain))
     only = alternatives(plain, best, band_ratio=0.5, most=9, time_limit_s=TIME_LIMIT_S)
     assert [plan.count_J for plan in only.plans] == [(2, 1)]
     assert only.is_complete
 
     decode = dataclasses.replace(plain.columns[1], name="faster", rate_per_s=11.0, devices_P=(2,))
     two = dataclasses.replace(plain, columns=(*plain.columns, decode))
-    best = solved(two)
-    assert best is not None
+    best = present(solved(two))
     both = alternatives(two, best, band_ratio=0.4, most=9, time_limit_s=TIME_LIMIT_S)
     assert [plan.count_J for plan in both.plans] == [(2, 1, 0), (2, 0, 1)]
     assert both.is_complete
@@ -56,8 +54,7 @@ def test_the_least_rate_follows_the_band() -> None:
 
 def test_finds_what_trying_everything_finds() -> None:
     objectives = itertools.cycle((InstanceObjective.COST, InstanceObjective.DEVICES))
-    actual = [line for seed in range(12) for line in differences(seed, next(objectives))]
-    assert not actual
+    assert not [line for seed in range(12) for line in differences(seed, next(objectives))]
 
 
 @pytest.mark.slow

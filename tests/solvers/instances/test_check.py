@@ -75,7 +75,7 @@ def test_an_allowed_plan_breaks_nothing() -> None:
 
 
 def test_every_broken_rule_is_named() -> None:
-    rows: tuple[tuple[Any, ...], ...] = (
+    for changed, changes, complaint in (
         ({"count_J": (1, 1)}, {}, "2 counts and 2 flows for 4 columns and 2 routes"),
         ({"count_J": (1, 1, 1, -1)}, {}, "column 3 runs -1 instances"),
         ({"flow_per_s_E": (3.0, float("nan"))}, {}, "nan requests/s are not a flow"),
@@ -92,13 +92,9 @@ def test_every_broken_rule_is_named() -> None:
         ({"flow_per_s_E": (3.0, 0.9)}, {}, "class 1 asks for 1.25 requests/s, 1.15 are served"),
         ({}, {"demand_per_s": 4.1}, "5.0 requests/s are provided for, 5.125 are required"),
         ({}, {"max_kinds": 1}, "2 kinds of prefill instances are in use, at most 1"),
-    )
-    unnamed = []
-    for changed, changes, complaint in rows:
+    ):
         broken = violations(problem(**changes), plan(**changed))
-        if not any(complaint in line for line in broken):
-            unnamed.append((complaint, broken))
-    assert not unnamed
+        assert any(complaint in line for line in broken), (complaint, broken)
 
 
 def test_an_impossible_problem_cannot_be_made() -> None:

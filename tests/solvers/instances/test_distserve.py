@@ -159,5 +159,4 @@ def test_its_placements_come_out_of_its_constants() -> None:
         if model == "OPT-66B":
             assert set(many[0]) == {(4, 1)}
             # Low node affinity: a pair on each machine of eight, and no cache on a NIC.
-            machine = fewest_devices(prefill, decode, devices=8)
-            assert machine[:2] == ({(4, 1): 1}, {(2, 2): 1})
+            assert fewest_devices(prefill, decode, devices=8)[:2] == ({(4, 1): 1}, {(2, 2): 1})

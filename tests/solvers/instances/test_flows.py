@@ -18,19 +18,20 @@ def drawn(seed: int) -> tuple[InstancesProblem, list[tuple[int, ...]]]:
 
 
 def test_serves_as_much_as_exact_fractions_say() -> None:
-    off = []
     for seed in SEEDS:
         problem, counts = drawn(seed)
         for count_J in counts:
             exact_per_s = brute_force.max_flow_plan(problem, count_J).rate_per_s
             found_per_s = max_flow_plan(problem, count_J).plan.rate_per_s
-            if found_per_s != pytest.approx(exact_per_s):
-                off.append((seed, count_J, found_per_s, exact_per_s))
-    assert not off
+            assert found_per_s == pytest.approx(exact_per_s), (
+                seed,
+                count_J,
+                found_per_s,
+                exact_per_s,
+            )
 
 
 def test_a_cut_holds_for_all_counts_and_is_met_by_its_own() -> None:
-    off = []
     for seed in SEEDS:
         problem, counts = drawn(seed)
         cuts = [max_flow_plan(problem, count_J).cut for count_J in counts]
@@ -39,13 +40,23 @@ def test_a_cut_holds_for_all_counts_and_is_met_by_its_own() -> None:
             for number, cut in enumerate((*cuts, *first_cuts(problem))):
                 allowed = np.dot(cut.slope_J, count_J) + cut.constant
                 is_met = number != own or allowed == pytest.approx(most_per_s)
-                if allowed < most_per_s - 1e-9 or not is_met:
-                    off.append((seed, count_J, number, allowed, most_per_s))
-    assert not off
+                assert allowed >= most_per_s - 1e-9, (
+                    seed,
+                    count_J,
+                    number,
+                    allowed,
+                    most_per_s,
+                )
+                assert is_met, (
+                    seed,
+                    count_J,
+                    number,
+                    allowed,
+                    most_per_s,
+                )
 
 
 def test_flows_are_allowed_at_any_lower_rate() -> None:
-    off = []
     about_flows = ("group", "aggregated", "link", "class")
     for seed in SEEDS:
         problem, counts = drawn(seed)
@@ -56,6 +67,15 @@ def test_flows_are_allowed_at_any_lower_rate() -> None:
             slower = at_lower_rate(plan, 0.3 * plan.rate_per_s)
             lines = (*violations(problem, plan), *violations(problem, slower))
             broken = [line for line in lines if line.startswith(about_flows)]
-            if broken or slower.rate_per_s != pytest.approx(0.3 * plan.rate_per_s):
-                off.append((seed, count_J, slower.rate_per_s, broken))
-    assert not off
+            assert not broken, (
+                seed,
+                count_J,
+                slower.rate_per_s,
+                broken,
+            )
+            assert slower.rate_per_s == pytest.approx(0.3 * plan.rate_per_s), (
+                seed,
+                count_J,
+                slower.rate_per_s,
+                broken,
+            )

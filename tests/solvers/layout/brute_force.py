@@ -26,8 +26,7 @@ def layouts(problem: LayoutProblem) -> Iterator[Layout]:
     """Every contiguous layout under every choice of options, allowed or not."""
     stages, runs = problem.num_stages, problem.num_runs
     run_of_layer = [run for run, length in enumerate(problem.run_lengths) for _ in range(length)]
-    cuts = itertools.combinations_with_replacement(range(problem.num_layers + 1), stages - 1)
-    for inner in cuts:
+    for inner in itertools.combinations_with_replacement(range(problem.num_layers + 1), stages - 1):
         ends = (0, *inner, problem.num_layers)
         layers_SR = tuple(
             tuple(run_of_layer[start:stop].count(run) for run in range(runs))

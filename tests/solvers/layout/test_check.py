@@ -1,20 +1,16 @@
 """The definition, worked by hand."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from solvers.layout import check
-from solvers.layout.problem import Layout, LayoutProblem
-
-MakeProblem = Callable[..., LayoutProblem]
+from solvers.layout.problem import Layout
+from tests.solvers.layout.testing import two_stages
 
 # Stage 0: both layers of run 0 and one of run 1, lean; stage 1: one layer of run 1, fast.
 GOOD = Layout(layers_SR=((2, 1), (0, 1)), option_S=(1, 0))
 
 
-def test_times_and_bytes_follow_the_definition(two_stages: MakeProblem) -> None:
+def test_times_and_bytes_follow_the_definition() -> None:
     problem = two_stages()
     # T_0 = 0.5 + 2 * 2 + 1 * 5 = 9.5, T_1 = 0.25 + 3 = 3.25
     assert check.stage_time_s_S(problem, GOOD) == (9.5, 3.25)
@@ -27,7 +23,7 @@ def test_times_and_bytes_follow_the_definition(two_stages: MakeProblem) -> None:
     assert check.violations(problem, GOOD) == ()
 
 
-def test_stages_of_one_device_share_time_and_memory(two_stages: MakeProblem) -> None:
+def test_stages_of_one_device_share_time_and_memory() -> None:
     problem = two_stages(device_of_stage=(0, 0), memory_limit_bytes_D=[111])
     # D_0 = 12.75; v = 2 and one device, so there is no bubble: 3 * 12.75
     assert check.objective(problem, GOOD) == pytest.approx(38.25)
@@ -36,7 +32,7 @@ def test_stages_of_one_device_share_time_and_memory(two_stages: MakeProblem) -> 
     assert check.violations(problem, GOOD) == ()
 
 
-def test_equal_interleaved_stages_give_the_published_bubble(two_stages: MakeProblem) -> None:
+def test_equal_interleaved_stages_give_the_published_bubble() -> None:
     problem = two_stages(
         run_lengths=(4,),
         device_of_stage=(0, 1, 0, 1),
@@ -56,8 +52,8 @@ def test_equal_interleaved_stages_give_the_published_bubble(two_stages: MakeProb
     assert check.objective(problem, layout) == pytest.approx(17.0)
 
 
-def test_every_broken_rule_is_named_with_its_numbers(two_stages: MakeProblem) -> None:
-    rows: tuple[tuple[Any, ...], ...] = (
+def test_every_broken_rule_is_named_with_its_numbers() -> None:
+    for layers_SR, option_S, complaint in (
         (((2, 1), (0, 0)), (1, 0), "run 1 has 2 layers, 1 are placed"),
         (((1, 1), (1, 1)), (1, 1), "stage 1 holds run 0 after run 1 began on stage 0"),
         (((0, 2), (2, 0)), (1, 1), "stage 1 holds run 0 after run 1 began on stage 0"),
@@ -67,26 +63,20 @@ def test_every_broken_rule_is_named_with_its_numbers(two_stages: MakeProblem) ->
         (((2, 1), (0,)), (0, 0), "stage 1 counts 1 runs, the model has 2"),
         (((3, 1), (-1, 1)), (0, 0), "stage 1 holds a negative number of layers: (-1, 1)"),
         (((2, 1), (0, 1)), (0, 2), "stage 1 has option 2, there are 2"),
-    )
-    unnamed = []
-    for layers_SR, option_S, complaint in rows:
-        broken = check.violations(two_stages(), Layout(layers_SR=layers_SR, option_S=option_S))
-        if complaint not in broken:
-            unnamed.append((complaint, broken))
-    assert not unnamed
+    ):
+        assert complaint in check.violations(
+            two_stages(), Layout(layers_SR=layers_SR, option_S=option_S)
+        )
 
 
-def test_the_optional_rules_are_checked_where_they_are_set(two_stages: MakeProblem) -> None:
-    uniform = two_stages(uniform_option=True)
-    assert check.violations(uniform, GOOD) == (
+def test_the_optional_rules_are_checked_where_they_are_set() -> None:
+    assert check.violations(two_stages(uniform_option=True), GOOD) == (
         "options (1, 0) differ, one option must hold for every stage",
     )
-    fixed = two_stages(fixed_layout=(2, 2))
-    assert check.violations(fixed, GOOD) == (
+    assert check.violations(two_stages(fixed_layout=(2, 2)), GOOD) == (
         "stage 0 holds 3 layers, fixed at 2",
         "stage 1 holds 1 layers, fixed at 2",
     )
-    empty = Layout(layers_SR=((2, 2), (0, 0)), option_S=(1, 1))
     assert "stage 1 holds 0 layers, at least 1" in check.violations(
-        two_stages(min_layers_per_stage=1), empty
+        two_stages(min_layers_per_stage=1), Layout(layers_SR=((2, 2), (0, 0)), option_S=(1, 1))
     )

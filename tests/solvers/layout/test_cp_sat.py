@@ -1,21 +1,18 @@
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 from ortools.sat.python import cp_model
 
 from solvers.layout import cp_sat
-from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Status
-from tests.solvers.layout.testing import interleaved_problem
+from tests.solvers.layout.testing import interleaved_problem, two_stages
 
 
 def test_an_interrupt_stops_the_search_and_is_raised() -> None:
-    searching_thread = threading.get_ident()
-    interrupt = threading.Timer(0.5, signal.pthread_kill, (searching_thread, signal.SIGINT))
+    interrupt = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
 
     def interrupted() -> None:
         interrupt.start()
@@ -49,9 +46,7 @@ def test_an_interrupt_that_meets_a_starting_search_stops_it_too(
 
 
 @pytest.mark.parametrize(("spare_bytes", "step_s"), [(0, 2.0), (-1, 11.0)])
-def test_one_byte_too_many_is_seen(
-    two_stages: Callable[..., LayoutProblem], spare_bytes: int, step_s: float
-) -> None:
+def test_one_byte_too_many_is_seen(spare_bytes: int, step_s: float) -> None:
     # Two stages of one device, two layers of 1 s and 5 GB, or of 10 s and nothing: both fast take
     # 10 GB and 2 s.
     problem = two_stages(

@@ -1,6 +1,7 @@
 from solvers.layout import exact
 from solvers.registry import LAYOUT
 from solvers.result import Status
+from tests.expect import present
 from tests.solvers.layout.testing import large_problem
 
 
@@ -25,6 +26,5 @@ def test_one_stage_is_the_fastest_option_that_fits() -> None:
     )
     claim = exact.solve(problem, time_limit_s=60.0)
     # none keeps 94.6 GB and does not fit; selective keeps 42.6 GB; 560 + 42.6 + 1 fits.
-    assert claim.solution is not None
-    assert claim.solution.layers_SR == ((3, 58),)
-    assert problem.options[claim.solution.option_S[0]] == "selective/c1"
+    assert present(claim.solution).layers_SR == ((3, 58),)
+    assert problem.options[present(claim.solution).option_S[0]] == "selective/c1"

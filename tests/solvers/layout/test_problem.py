@@ -1,23 +1,20 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from solvers.arrays import LARGEST_BYTES
-from solvers.layout.problem import LayoutProblem
+from tests.solvers.layout.testing import two_stages
 from tests.solvers.refusals import unrefused
 
-MakeProblem = Callable[..., LayoutProblem]
 
-
-def test_fractions_of_bytes_are_rounded_against_the_plan(two_stages: MakeProblem) -> None:
+def test_fractions_of_bytes_are_rounded_against_the_plan() -> None:
     problem = two_stages(static_bytes_R=[10.2, 20.0], memory_limit_bytes_D=[99.9, np.inf])
     assert problem.static_bytes_R.tolist() == [11, 20]
     assert problem.memory_limit_bytes_D.tolist() == [99, LARGEST_BYTES]
 
 
-def test_arrays_cannot_be_changed_and_are_not_the_callers(two_stages: MakeProblem) -> None:
+def test_arrays_cannot_be_changed_and_are_not_the_callers() -> None:
     times = np.array([[1.0, 2.0], [3.0, 5.0]])
     problem = two_stages(time_s_RO=times)
     times[0, 0] = 7.0
@@ -26,14 +23,14 @@ def test_arrays_cannot_be_changed_and_are_not_the_callers(two_stages: MakeProble
         problem.time_s_RO[0, 0] = 7.0
 
 
-def test_counts_follow_from_what_is_given(two_stages: MakeProblem) -> None:
+def test_counts_follow_from_what_is_given() -> None:
     problem = two_stages(device_of_stage=(0, 0), memory_limit_bytes_D=[1])
     assert (problem.num_runs, problem.num_options, problem.num_layers) == (2, 2, 4)
     assert (problem.num_stages, problem.num_devices, problem.stages_per_device) == (2, 1, 2)
     assert problem.stages_of_device(0) == (0, 1)
 
 
-def test_an_impossible_problem_cannot_be_made(two_stages: MakeProblem) -> None:
+def test_an_impossible_problem_cannot_be_made() -> None:
     rows: tuple[tuple[dict[str, Any], str], ...] = (
         ({"run_lengths": (2, 0)}, "positive counts"),
         ({"options": ()}, "at least one way"),
@@ -54,7 +51,7 @@ def test_an_impossible_problem_cannot_be_made(two_stages: MakeProblem) -> None:
     assert unrefused(two_stages, rows) == []
 
 
-def test_more_stages_than_layers_cannot_each_hold_one(two_stages: MakeProblem) -> None:
+def test_more_stages_than_layers_cannot_each_hold_one() -> None:
     with pytest.raises(ValueError, match="2 layers cannot give each of 3 stages a layer"):
         two_stages(
             run_lengths=(1, 1),

@@ -15,10 +15,8 @@ from tests.solvers.placement.testing import all_assignments
 
 
 def most_kept(flow_EE: Floats, slots_G: tuple[int, ...]) -> float:
-    rank_XE = all_assignments(slots_G)
-    is_on_GXE = rank_XE == np.arange(len(slots_G))[:, None, None]
-    kept_XX = sum(on_XE @ flow_EE @ on_XE.T for on_XE in is_on_GXE.astype(np.float64))
-    return float(np.max(kept_XX))
+    is_on_GXE = all_assignments(slots_G) == np.arange(len(slots_G))[:, None, None]
+    return float(np.max(sum(on_XE @ flow_EE @ on_XE.T for on_XE in is_on_GXE.astype(np.float64))))
 
 
 @settings(deadline=None, max_examples=60)

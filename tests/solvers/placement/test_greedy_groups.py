@@ -7,8 +7,7 @@ def test_hidden_groups_are_found() -> None:
     rng = np.random.default_rng(3)
     hidden_E = rng.permutation(np.repeat(np.arange(6), 4))
     noise_EE = rng.random((24, 24))
-    likeness_EE = 2.0 * (hidden_E[:, None] == hidden_E) + noise_EE + noise_EE.T
-    group_E = grown_groups(likeness_EE, 6)
+    group_E = grown_groups(2.0 * (hidden_E[:, None] == hidden_E) + noise_EE + noise_EE.T, 6)
     assert all(len(set(group_E[hidden_E == hidden])) == 1 for hidden in range(6))
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from solvers.placement.ranks import Ranks
 from solvers.placement.swap_search import fit, longest_first, rank_loads, settle
+from tests.expect import present
 
 TWO = Ranks.uniform(ranks=2, slots_per_rank=2)
 
@@ -15,9 +16,7 @@ def test_the_longest_goes_first_to_the_least_loaded_rank() -> None:
 
 def test_a_layer_within_its_limit_is_left_as_it_is() -> None:
     load_LE = np.array([[4.0, 3.0, 2.0, 1.0]])
-    actual = fit(load_LE, TWO, np.array([5.0]))
-    assert actual is not None
-    assert rank_loads(load_LE, actual).tolist() == [[5.0, 5.0]]
+    assert rank_loads(load_LE, present(fit(load_LE, TWO, np.array([5.0])))).tolist() == [[5.0, 5.0]]
 
 
 def test_nothing_is_returned_above_a_limit() -> None:
@@ -33,8 +32,7 @@ def test_unequal_slots_are_kept() -> None:
 
 
 def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
-    rng = np.random.default_rng(2)
-    load_LE = rng.gamma(2.0, size=(6, 64))
+    load_LE = np.random.default_rng(2).gamma(2.0, size=(6, 64))
     ranks = Ranks.uniform(ranks=8, slots_per_rank=8)
     rank_LE = longest_first(load_LE, ranks)
     largest_L = rank_loads(load_LE, rank_LE).max(axis=1)

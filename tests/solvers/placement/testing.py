@@ -33,8 +33,7 @@ def _assignments(slots_G: tuple[int, ...]) -> Ints:
     parts = []
     for chosen in itertools.combinations(range(num_experts), last):
         part_YE = np.full((len(rest_YF), num_experts), len(before), dtype=np.int64)
-        others = np.setdiff1d(np.arange(num_experts), chosen)
-        part_YE[:, others] = rest_YF
+        part_YE[:, np.setdiff1d(np.arange(num_experts), chosen)] = rest_YF
         parts.append(part_YE)
     rank_XE = np.concatenate(parts)
     return rank_XE[np.lexsort(rank_XE.T[::-1])]

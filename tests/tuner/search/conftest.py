@@ -58,8 +58,7 @@ def make_case(
         **changes: Any,
     ) -> SearchCase:
         limits = {"micro_batch_size": [2], "zero_stage": [0, 1], "chunks": [1, 4]}
-        spec = {"pool": {"devices_per_node": 2}, "search": limits} | changes
-        read = read_spec(tiny_spec(**spec))
+        read = read_spec(tiny_spec(**{"pool": {"devices_per_node": 2}, "search": limits} | changes))
         devices = formula_machine(**({"num_devices": read.num_devices} | (machine or {})))
         chosen: dict[str, Any] = {
             "top": 3,

@@ -83,8 +83,7 @@ def test_another_pipeline_runs_the_same_kernels_and_another_micro_batch_does_not
         {"recompute": "selective", "recompute_modules": ("mlp",)},
         {"expert_model_parallel_size": 2, "expert_data_parallel_size": 4},
     )
-    wrong = [one for one in others if has_same_kernels(plain, _decision(**one))]
-    assert not wrong
+    assert not [one for one in others if has_same_kernels(plain, _decision(**one))]
 
 
 def test_the_same_step_ties_or_not_by_what_differs() -> None:
@@ -123,13 +122,11 @@ def test_without_pairs_the_band_of_a_single_time_is_used() -> None:
 def test_a_pair_in_the_other_direction_is_the_same() -> None:
     plain, other = _decision(), _decision(micro_batch_size=2)
     band = RATIOS.between(plain, other, ratio=1.1)
-    back = turned(band, before=1.1, after=1 / 1.1)
-    assert back == pytest.approx((1 / band[1], 1 / band[0]))
+    assert turned(band, before=1.1, after=1 / 1.1) == pytest.approx((1 / band[1], 1 / band[0]))
 
 
 def test_heterogeneous_machines_have_the_widest_of_their_bands() -> None:
-    narrow = uniform_ratios(0.02)
-    both = widest([RATIOS, narrow])
+    both = widest([RATIOS, uniform_ratios(0.02)])
     assert both.other_kernels == RATIOS.other_kernels
     assert both.same_kernels == (0.96, 1.05)
     assert RATIOS.widened(1.1).same_kernels == pytest.approx((0.96 / 1.1, 1.05 * 1.1))

@@ -2,6 +2,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.costs.reference.workload import StepDegrees
 from tuner.plans.train import TrainPrediction
@@ -53,10 +54,9 @@ CHOSEN = _prediction({"experts": 3.0, "attention": 1.0})
 def test_memory_binds_only_where_more_of_it_would_help(
     unlimited_s: float | None, start: str
 ) -> None:
-    named = binding_constraint(
+    assert binding_constraint(
         CHOSEN, fastest_s=4.0, unlimited_s=unlimited_s, memory_limit_bytes=1024
-    )
-    assert named.startswith(start)
+    ).startswith(start)
 
 
 def test_a_runner_up_lost_by_what_grew_most() -> None:
@@ -105,8 +105,7 @@ def test_the_least_memory_is_that_of_the_leanest_candidate(make_case: Callable[.
     least = needed_memory_bytes(result.infeasible, time_limit_s=10.0)
     alone = [needed_memory_bytes([one], time_limit_s=10.0) for one in result.infeasible]
     assert least == min(one for one in alone if one is not None)
-    assert least is not None
-    assert least > limit
+    assert present(least) > limit
     assert needed_memory_bytes([], time_limit_s=10.0) is None
 
 
@@ -114,14 +113,12 @@ UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**4
 
 
 def test_the_printed_size_is_enough_and_little_more() -> None:
-    draw, wrong = random.Random(5), []
+    draw = random.Random(5)
     for _ in range(2000):
         needed = 2.0 ** draw.uniform(20.0, 43.0)
         size, unit = format_bytes(printed_bytes(needed)).split()
         printed = float(size) * UNITS[unit]
-        if not needed * (1.0 - 1e-9) <= printed <= 1.02 * needed:
-            wrong.append((needed, size, unit))
-    assert not wrong
+        assert needed * (1.0 - 1e-9) <= printed <= 1.02 * needed, (needed, size, unit)
 
 
 def test_pools_are_named_where_there_are_several() -> None:

@@ -106,8 +106,7 @@ def test_zero_bubble_leaves_forward_plus_backward_minus_weight_per_device() -> N
 
 
 def test_the_last_micro_batches_of_an_uneven_group_are_simulated_too() -> None:
-    played = simulate_step(equal(4, 6, chunks=2))
-    assert played.step_s >= 3.0 * 6 * 2 + 3.0 * 3
+    assert simulate_step(equal(4, 6, chunks=2)).step_s >= 3.0 * 6 * 2 + 3.0 * 3
 
 
 def test_sending_delays_the_first_and_the_last_micro_batch() -> None:
@@ -183,12 +182,11 @@ def test_refuses_what_is_no_pipeline() -> None:
         "num_devices": 4,
         "num_microbatches": 2,
     }
-    cases: list[tuple[dict[str, object], str]] = [
+    for changes, said in (
         ({"num_devices": 3}, "spread evenly"),
         ({"num_microbatches": 0}, "at least 1"),
         ({"backward_s_S": (1.0,)}, "as many backward"),
-    ]
-    for changes, said in cases:
+    ):
         with pytest.raises(ValueError, match=said):
             Pipeline(**{**given_fields, **changes})  # type: ignore[arg-type] # wrong on purpose
 
@@ -271,7 +269,6 @@ def test_what_is_extrapolated_ends_when_the_whole_schedule_does(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(22)
-    wrong: list[tuple[object, ...]] = []
     exact, bounded = 0, 0
     for _ in range(count):
         pipeline = _varied(rng)
@@ -287,11 +284,12 @@ def test_what_is_extrapolated_ends_when_the_whole_schedule_does(
         off_s = abs(short.step_s - whole.step_s)
         exact += short.max_error_s == 0.0
         bounded += short.max_error_s > 0.0
-        if off_s > short.max_error_s + 1e-12 * whole.step_s:
-            wrong.append((pipeline, short.step_s, whole.step_s))
-        if short.max_error_s > 0.05 * whole.step_s:
-            wrong.append((pipeline, short.max_error_s, whole.step_s))
-    assert not wrong
+        assert off_s <= short.max_error_s + 1e-12 * whole.step_s, (
+            pipeline,
+            short.step_s,
+            whole.step_s,
+        )
+        assert short.max_error_s <= 0.05 * whole.step_s, (pipeline, short.max_error_s, whole.step_s)
     assert exact > 5 * bounded > 0
 
 

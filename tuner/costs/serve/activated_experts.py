@@ -10,6 +10,7 @@ Letters: Q query points, J distinct experts read, 0 to all slots.
 """
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -34,18 +35,25 @@ def most_loaded_activated(
         return np.full_like(tokens_Q, slots)
     log_idle_Q = tokens_Q * _log_unread(experts, top_k)
     log_read_Q = np.log(-np.expm1(log_idle_Q))
-    log_binomial_J = [
-        math.lgamma(slots + 1.0) - math.lgamma(j + 1.0) - math.lgamma(slots - j + 1.0)
-        for j in range(slots + 1)
-    ]
     read_J = np.arange(slots + 1.0)
     log_share_JQ = (
-        np.array(log_binomial_J)[:, None]
+        _log_binomial_J(slots)[:, None]
         + read_J[:, None] * log_read_Q
         + (slots - read_J)[:, None] * log_idle_Q
     )
     below_JQ = np.minimum(np.cumsum(np.exp(log_share_JQ), axis=0), 1.0)
     return np.asarray(np.sum(1.0 - below_JQ[:-1] ** devices, axis=0))
+
+
+@cache
+def _log_binomial_J(slots: int) -> Floats:
+    """Return the logarithms of the numbers of ways to choose none to all of the slots."""
+    return np.array(
+        [
+            math.lgamma(slots + 1.0) - math.lgamma(j + 1.0) - math.lgamma(slots - j + 1.0)
+            for j in range(slots + 1)
+        ]
+    )
 
 
 def _log_unread(experts: int, top_k: float) -> float:

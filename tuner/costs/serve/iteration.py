@@ -219,7 +219,7 @@ class Iteration:
         """Share of all layers that the longest stage of the pipeline holds."""
         return stage_ratio(self.decoder, self.degrees)
 
-    @property
+    @cached_property
     def cache_formats(self) -> Formats:
         """Formats with the fp8 cache of sparse attention that the release keeps on this device."""
         packs = self.traits.packs_sparse(self.machine.sheet.generation, self.release)
@@ -613,7 +613,7 @@ class Iteration:
         """Return the traits of the engine, such as how it batches."""
         return serve_traits()[self.engine]
 
-    @property
+    @cached_property
     def memory_rule(self) -> MemoryRule:
         """Return the rule by which the engine's release divides a device's memory."""
         return self.traits.memory_rule(self.release)

@@ -35,7 +35,7 @@ Not covered: prompts of pictures, graphs of prompts, copies of weights while the
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
@@ -230,10 +230,9 @@ def activation_bytes(
     hidden_states: int = 2,
 ) -> float:
     """Return the peak bytes of activations in a step of so many tokens of a rank."""
-    decoder, degrees = iteration.decoder, iteration.degrees
+    decoder = iteration.decoder
     sampler = running * iteration.checked_tokens * decoder.vocab * sampler_bytes
-    dense = max(group.dense_ffn for group in decoder.layers) / degrees.attention_tensor
-    widest = max(_attention_width(iteration, at) for at in range(len(decoder.layers)))
+    widest, dense = _widths(iteration)
     largest = max(
         tokens * ELEMENT_BYTES * widest,
         tokens * ELEMENT_BYTES * decoder.matrices * dense,
@@ -241,6 +240,14 @@ def activation_bytes(
         sampler,
     )
     return hidden_states * decoder.streams * ELEMENT_BYTES * tokens * decoder.hidden + largest
+
+
+@lru_cache(maxsize=64)
+def _widths(iteration: Iteration) -> tuple[float, float]:
+    """Return the elements of one token of a rank in the widest attention and the widest network."""
+    layers = iteration.decoder.layers
+    dense = max(group.dense_ffn for group in layers) / iteration.degrees.attention_tensor
+    return max(_attention_width(iteration, at) for at in range(len(layers))), dense
 
 
 def _attention_width(iteration: Iteration, at: int) -> float:

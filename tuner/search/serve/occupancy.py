@@ -15,6 +15,7 @@ and heavy tails.
 Not covered: prefixes that sequences share.
 """
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -59,6 +60,13 @@ def joint_quantiles(
         most: sequences.
         ratio: share of the time.
     """
+    return _joint_quantiles(tokens.tobytes(), weight.tobytes(), most, ratio)
+
+
+@lru_cache(maxsize=16)
+def _joint_quantiles(tokens_bytes: bytes, weight_bytes: bytes, most: int, ratio: float) -> Floats:
+    """Return what `joint_quantiles` does; plans of the same lengths share it."""
+    tokens, weight = np.frombuffer(tokens_bytes), np.frombuffer(weight_bytes)
     least = float(tokens.min())
     above = tokens - least
     mean = float(weight @ above)
@@ -69,7 +77,9 @@ def joint_quantiles(
         + _quantile(above, weight, n, reach=n * mean + FAR * np.sqrt(n) * spread, ratio=ratio)
         for n in counts
     ]
-    return np.asarray(np.interp(np.arange(1.0, most + 1.0), counts, quantiles))
+    joint_N = np.asarray(np.interp(np.arange(1.0, most + 1.0), counts, quantiles))
+    joint_N.setflags(write=False)
+    return joint_N
 
 
 def _quantile(above: Floats, weight: Floats, count: float, *, reach: float, ratio: float) -> float:

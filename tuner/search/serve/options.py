@@ -435,15 +435,16 @@ def _with_budgets(
         tokens = partial(
             _cache_tokens, iteration, serving_pool, budget, demand, moves_cache=moves_cache
         )
-        cache = tokens(running=1)
-        most = _most_sequences(iteration, serving_pool, budget, demand, tokens=tokens)
         longest = demand.longest_input + demand.longest_output
-        if cache < longest or not _holds_whole(iteration, serving_pool, budget, demand, running=1):
-            priced[most] = np.zeros(0), np.zeros(0)
-        elif most not in priced or not len(priced[most][0]):
-            running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
-            priced[most] = running_N, step_seconds(iteration, running_N, demand)
-        running_N, decode_s_N = priced[most]
+        running_N, decode_s_N = np.zeros(0), np.zeros(0)
+        if tokens(running=1) >= longest and _holds_whole(
+            iteration, serving_pool, budget, demand, running=1
+        ):
+            most = _most_sequences(iteration, serving_pool, budget, demand, tokens=tokens)
+            if most not in priced:
+                running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
+                priced[most] = running_N, step_seconds(iteration, running_N, demand)
+            running_N, decode_s_N = priced[most]
         yield _Candidate(
             serving_pool=serving_pool,
             iteration=iteration,

@@ -51,8 +51,7 @@ def by_hand(load_E: Floats, num_ranks: int, per_rank: int) -> list[list[int]]:
     share = [float(load_E[e]) / copies[e] for e in experts]
     work, held = [0.0] * num_ranks, [list[int]() for _ in range(num_ranks)]
     for slot in sorted(range(len(experts)), key=lambda s: -share[s]):
-        free = [g for g in range(num_ranks) if len(held[g]) < per_rank]
-        rank = min(free, key=lambda g: work[g])
+        rank = min([g for g in range(num_ranks) if len(held[g]) < per_rank], key=lambda g: work[g])
         held[rank].append(experts[slot])
         work[rank] += share[slot]
     return held

@@ -10,6 +10,7 @@ from solvers.placement.balance.bound import bound, certificates
 from solvers.placement.balance.problem import BalanceProblem, Robust
 from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
+from tests.expect import present
 from tests.solvers.placement.balance.testing import even_weights, families, gap_ratio
 
 LONG_S = 60.0
@@ -28,9 +29,7 @@ def problem_of(
 
 
 def ruled(problem: BalanceProblem) -> Placement:
-    placement = eplb.solve(problem, time_limit_s=LONG_S).solution
-    assert placement is not None
-    return placement
+    return present(eplb.solve(problem, time_limit_s=LONG_S).solution)
 
 
 @pytest.mark.parametrize(("ranks", "slots"), [(8, 9), (18, 4), (16, 5)])
@@ -138,8 +137,7 @@ def test_a_start_is_never_made_worse() -> None:
 
 def test_the_time_limit_ends_the_search() -> None:
     problem = problem_of(num_families=3, ranks=Ranks.uniform(ranks=8, slots_per_rank=9))
-    outcome = BALANCE.solve(problem, method="local_search", time_limit_s=1e-6)
-    assert outcome.status.has_solution
+    assert BALANCE.solve(problem, method="local_search", time_limit_s=1e-6).status.has_solution
 
 
 @settings(deadline=None, max_examples=15, derandomize=True)

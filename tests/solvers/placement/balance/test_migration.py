@@ -10,6 +10,7 @@ from solvers.placement.balance.migration import moved, relabelled
 from solvers.placement.balance.problem import BalanceProblem, Migration
 from solvers.placement.ranks import Placement, Ranks, contiguous
 from solvers.registry import BALANCE
+from tests.expect import present
 from tests.solvers.placement.balance.testing import even_weights, families
 
 RANKS = Ranks.uniform(ranks=8, slots_per_rank=9)
@@ -63,8 +64,7 @@ def test_more_moves_never_balance_worse_and_few_bring_most() -> None:
     for most_moved in (0, 24, 1000):
         stated = problem(most_moved)
         outcome = BALANCE.solve(stated, method="local_search", time_limit_s=1.0)
-        assert outcome.solution is not None
-        assert moved(CURRENT, outcome.solution, RANKS) <= most_moved
+        assert moved(CURRENT, present(outcome.solution), RANKS) <= most_moved
         values.append(outcome.objective)
     assert values[0] == pytest.approx(check.objective(stated, CURRENT))
     assert values == sorted(values, reverse=True)
@@ -73,13 +73,12 @@ def test_more_moves_never_balance_worse_and_few_bring_most() -> None:
 
 
 def test_a_start_that_is_no_placement_is_refused() -> None:
-    rows = (
+    for current, most_moved, complaint in (
         (contiguous(num_layers=2, num_experts=64, num_slots=72), 1, r"is \(2, 72\), expected"),
         (contiguous(num_layers=3, num_experts=63, num_slots=72), 1, "lacks an expert"),
         (contiguous(num_layers=3, num_experts=65, num_slots=72), 1, "experts outside 0..63"),
         (CURRENT, -1, "most_moved is -1"),
-    )
-    for current, most_moved, complaint in rows:
+    ):
         migration = Migration(current=current, most_moved=most_moved)
         with pytest.raises(ValueError, match=complaint):
             dataclasses.replace(problem(0), migration=migration)

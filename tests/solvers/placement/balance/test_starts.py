@@ -17,6 +17,7 @@ from solvers.placement.balance.state import State
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Status
+from tests.expect import present
 from tests.solvers.placement.balance import brute_force
 from tests.solvers.placement.balance.testing import even_weights, families, tiny_problem
 
@@ -85,7 +86,6 @@ def test_a_plan_for_the_rule_has_little_of_the_excess_of_an_even_plan(
 
 def test_the_moments_of_the_search_are_those_of_launches() -> None:
     problem = problem_of()
-    off = []
     for placement in (
         even_plan(problem),
         copies.start_placement(problem, ceiling=0.85),
@@ -99,9 +99,8 @@ def test_the_moments_of_the_search_are_those_of_launches() -> None:
         error = np.abs(time_DLG.mean(axis=0) - mean_LG).max() / mean_LG.mean()
         ratio = deviation_LG.mean() / time_DLG.std(axis=0).mean()
         # Replicas that share a node are taken as independent: the deviation is guessed.
-        if error > 0.1 or not 0.8 < ratio < 1.25:
-            off.append((error, ratio))
-    assert not off
+        assert error <= 0.1, (error, ratio)
+        assert 0.8 < ratio < 1.25, (error, ratio)
 
 
 def test_without_chance_the_search_sees_what_the_check_says() -> None:
@@ -173,7 +172,7 @@ def test_what_moves_change_is_what_is_counted_anew(dispatch: ReplicaDispatch) ->
         over_NWG = np.maximum(state.peak_NWG(layers) - 1.0, 0.0)
         return np.asarray(np.square(over_NWG).sum(axis=2) @ weight)
 
-    rng, off = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
     for step in range(40):
         before, rank = potential(), rng.integers(0, 16, 2)
         if step % 4:
@@ -182,16 +181,17 @@ def test_what_moves_change_is_what_is_counted_anew(dispatch: ReplicaDispatch) ->
             )
             make: Callable[..., None] = state.swap
         else:
-            draw_C3 = rng.random((32, 3))
             slot, partner, change = best_overwrite(
-                state, layers, rank, limit_NW=limit, weight_W=weight, draw_C3=draw_C3
+                state, layers, rank, limit_NW=limit, weight_W=weight, draw_C3=rng.random((32, 3))
             )
             make = state.overwrite
         made = layers[np.isfinite(change)]
         make(made, slot[made], partner[made], made * 0 + step)
-        if not np.allclose((potential() - before)[made], change[made], atol=1e-4):
-            off.append((step, potential() - before, change))
-    assert not off
+        assert np.allclose((potential() - before)[made], change[made], atol=1e-4), (
+            step,
+            potential() - before,
+            change,
+        )
     placed = Placement(expert_LS=state.expert_LS.copy())
     again = State.of(problem, placed, layer_L=layers, bound_WL=bound_WL, caution=2.0)
     np.testing.assert_allclose(state.rank_MLWG, again.rank_MLWG, atol=1e-5)
@@ -204,12 +204,11 @@ def test_the_limit_on_migration_holds() -> None:
     before = check.objective(problem, current)
     values = []
     for most in (0, 20, 60):
-        limited = dataclasses.replace(
-            problem, migration=Migration(current=current, most_moved=most)
+        outcome = BALANCE.solve(
+            dataclasses.replace(problem, migration=Migration(current=current, most_moved=most)),
+            time_limit_s=2.0,
         )
-        outcome = BALANCE.solve(limited, time_limit_s=2.0)
-        assert outcome.solution is not None
-        assert moved(current, outcome.solution, problem.ranks) <= most
+        assert moved(current, present(outcome.solution), problem.ranks) <= most
         values.append(outcome.objective)
     assert values[0] == before
     assert before > values[1] > values[2]
@@ -225,7 +224,6 @@ def test_several_workloads_are_planned_for_at_once(robust: Robust) -> None:
 
 
 def test_bounds_hold_for_every_tiny_placement() -> None:
-    broken = []
     for seed in range(12):
         tiny = tiny_problem(np.random.default_rng(seed), with_migration=False)
         ranks = tiny.ranks
@@ -238,10 +236,10 @@ def test_bounds_hold_for_every_tiny_placement() -> None:
             problem = dataclasses.replace(tiny, ranks=apart, dispatch=dispatch)
             one = dataclasses.replace(problem, load_WLE=problem.load_WLE[:, :1].copy())
             claim = brute_force.solve(one, time_limit_s=LONG_S)
-            assert claim.solution is not None
-            if bound(one) > check.objective(one, claim.solution) * (1.0 + 1e-9):
-                broken.append((seed, dispatch))
-    assert not broken
+            assert bound(one) <= check.objective(one, present(claim.solution)) * (1.0 + 1e-9), (
+                seed,
+                dispatch,
+            )
 
 
 def test_every_method_solves_or_returns_unknown() -> None:
@@ -259,12 +257,11 @@ def test_every_method_solves_or_returns_unknown() -> None:
 
 
 def test_the_time_limit_ends_the_search() -> None:
-    outcome = BALANCE.solve(problem_of(), time_limit_s=1e-6)
-    assert outcome.status.has_solution
+    assert BALANCE.solve(problem_of(), time_limit_s=1e-6).status.has_solution
 
 
 def test_copies_leave_the_fewest_shares_that_keep_others_away() -> None:
-    rng, off = np.random.default_rng(4), []
+    rng = np.random.default_rng(4)
     for _ in range(12):
         share_E = rng.exponential(0.6, 5)
         spare, most = int(rng.integers(0, 5)), 3
@@ -275,9 +272,8 @@ def test_copies_leave_the_fewest_shares_that_keep_others_away() -> None:
             if sum(copies) == 5 + spare
         ]
         least = min(weight_of(share_E, np.array(copies)) for copies in every)
-        if found_E.sum() != 5 + spare or weight_of(share_E, found_E) > least + 1e-9:
-            off.append((share_E, spare, found_E))
-    assert not off
+        assert found_E.sum() == 5 + spare, (share_E, spare, found_E)
+        assert weight_of(share_E, found_E) <= least + 1e-9, (share_E, spare, found_E)
 
 
 def weight_of(share_E: Floats, copies_E: Ints) -> float:

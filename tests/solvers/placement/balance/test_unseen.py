@@ -27,8 +27,7 @@ def test_one_workload_says_nothing_of_others() -> None:
 
 
 def test_workloads_without_anything_in_common_weigh_half() -> None:
-    rng = np.random.default_rng(0)
-    problem = problem_of(rng.lognormal(0.0, 0.8, (2, 40, 64)))
+    problem = problem_of(np.random.default_rng(0).lognormal(0.0, 0.8, (2, 40, 64)))
     # Independent: the mean varies by just what chance leaves of it.
     assert chance_ratio(problem) > 0.8
     more = with_unseen(problem)

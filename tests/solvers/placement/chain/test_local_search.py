@@ -12,6 +12,7 @@ from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Ranks, placed
 from solvers.placement.swap_search import fit, settle
 from solvers.result import Status
+from tests.expect import present
 from tests.solvers.placement.chain import brute_force
 from tests.solvers.placement.chain.contract import clusters
 from tests.solvers.placement.chain.testing import latent_clusters
@@ -40,8 +41,7 @@ def small(seed: int, measure: Measure) -> ChainProblem:
 def test_every_swap_is_foretold(measure: Measure) -> None:
     for layer in range(4):
         problem = small(layer, measure)
-        rank_LE = fit(problem.load_LE, problem.ranks, None)
-        assert rank_LE is not None
+        rank_LE = present(fit(problem.load_LE, problem.ranks, None))
         before = check.objective(problem, placed(rank_LE))
         changed_EE = _layer_of(problem, rank_LE, layer).changes_EE()
         for one, two in np.argwhere(rank_LE[layer][:, None] != rank_LE[layer]):
@@ -54,16 +54,14 @@ def test_every_swap_is_foretold(measure: Measure) -> None:
 @pytest.mark.parametrize("measure", Measure)
 def test_sweeping_ends_where_no_allowed_swap_helps(measure: Measure) -> None:
     problem = small(9, measure)
-    start_LE = fit(problem.load_LE, problem.ranks, problem.most_load_L)
-    assert start_LE is not None
+    start_LE = present(fit(problem.load_LE, problem.ranks, problem.most_load_L))
     rank_LE = start_LE.copy()
     sweep(problem, rank_LE, deadline_s=math.inf)
     assert not check.violations(problem, placed(rank_LE))
     cost = check.objective(problem, placed(rank_LE))
     assert cost < 0.9 * check.objective(problem, placed(start_LE))
     for layer in range(4):
-        changed_EE = _layer_of(problem, rank_LE, layer).changes_EE()
-        for one, two in np.argwhere(changed_EE < -1e-6):
+        for one, two in np.argwhere(_layer_of(problem, rank_LE, layer).changes_EE() < -1e-6):
             swapped_LE = rank_LE.copy()
             swapped_LE[layer, [one, two]] = rank_LE[layer, [two, one]]
             assert check.violations(problem, placed(swapped_LE)) or (
@@ -73,8 +71,7 @@ def test_sweeping_ends_where_no_allowed_swap_helps(measure: Measure) -> None:
 
 def test_no_time_changes_nothing() -> None:
     problem = small(2, Measure.MOST_LOADED_PAIR)
-    rank_LE = fit(problem.load_LE, problem.ranks, None)
-    assert rank_LE is not None
+    rank_LE = present(fit(problem.load_LE, problem.ranks, None))
     after_LE = rank_LE.copy()
     sweep(problem, after_LE, deadline_s=-math.inf)
     assert (after_LE == rank_LE).all()
@@ -108,9 +105,7 @@ def test_unequal_slots_stay_as_they_are() -> None:
         ranks=ranks,
         cost_GG=rng.random((3, 3)),
     )
-    claim = solve(problem, time_limit_s=10.0)
-    assert claim.solution is not None
-    assert not check.violations(problem, claim.solution)
+    assert not check.violations(problem, present(solve(problem, time_limit_s=10.0).solution))
 
 
 def test_latent_clusters_are_found_and_numbered_along_the_chain() -> None:
@@ -131,18 +126,14 @@ def test_tighter_limits_never_help() -> None:
     problem = clusters()
     tight = dataclasses.replace(problem, most_load_L=1.1 * problem.load_LE.sum(axis=1) / 4)
     free, limited = (solve(one, time_limit_s=60.0) for one in (problem, tight))
-    assert free.solution is not None
-    assert limited.solution is not None
-    assert not check.violations(tight, limited.solution)
-    cost = check.objective(tight, limited.solution)
-    assert check.objective(problem, free.solution) <= 1.01 * cost
+    assert not check.violations(tight, present(limited.solution))
+    cost = check.objective(tight, present(limited.solution))
+    assert check.objective(problem, present(free.solution)) <= 1.01 * cost
     assert 0.0 < limited.bound <= cost
 
 
 def test_no_time_still_gives_a_placement_within_limits(chain: ChainProblem) -> None:
-    claim = solve(chain, time_limit_s=1e-6)
-    assert claim.solution is not None
-    assert not check.violations(chain, claim.solution)
+    assert not check.violations(chain, present(solve(chain, time_limit_s=1e-6).solution))
 
 
 def test_one_rank_leaves_nothing_to_search() -> None:
@@ -153,8 +144,7 @@ def test_one_rank_leaves_nothing_to_search() -> None:
         cost_GG=np.array([[0.7]]),
     )
     claim = solve(problem, time_limit_s=10.0)
-    assert claim.solution is not None
-    assert check.objective(problem, claim.solution) == pytest.approx(claim.bound)
+    assert check.objective(problem, present(claim.solution)) == pytest.approx(claim.bound)
 
 
 def test_no_flow_costs_nothing(chain: ChainProblem) -> None:
@@ -193,8 +183,7 @@ def test_total_costs_of_different_links_are_bounded_by_the_least_of_each_kind() 
 
 def test_layers_above_their_limit_are_named_where_time_is_up() -> None:
     problem = small(3, Measure.TOTAL)
-    rank_LE = fit(problem.load_LE, problem.ranks, problem.most_load_L)
-    assert rank_LE is not None
+    rank_LE = present(fit(problem.load_LE, problem.ranks, problem.most_load_L))
     # Layer 0 is within its limit, layer 1 has its largest experts together.
     rank_LE[1, np.argsort(-problem.load_LE[1])] = np.arange(12) // 3
     before_LE = rank_LE.copy()

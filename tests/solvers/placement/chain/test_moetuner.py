@@ -17,6 +17,7 @@ from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Ranks
 from solvers.registry import CHAIN
 from solvers.result import Status
+from tests.expect import present
 from tests.seeds import seeds
 from tests.solvers.placement.chain import brute_force
 from tests.solvers.placement.chain.testing import latent_clusters
@@ -56,11 +57,10 @@ def test_clusters_are_as_even_as_any(seed: int) -> None:
     problem = chain(seed)
     actual = balanced_clusters(problem, time_limit_s=TIME_LIMIT_S)
     assert actual.status is Status.OPTIMAL
-    assert actual.number_LE is not None
     least = [least_unevenness(load_E, 3) for load_E in problem.load_LE]
     reached = [
         unevenness(load_E, row_E, 3)
-        for load_E, row_E in zip(problem.load_LE, actual.number_LE, strict=True)
+        for load_E, row_E in zip(problem.load_LE, present(actual.number_LE), strict=True)
     ]
     assert reached == pytest.approx(least, abs=1e-6)
     assert actual.bound == pytest.approx(sum(least), abs=1e-5)
@@ -80,13 +80,11 @@ def peak_pair_cost(
 def test_clusters_are_named_as_well_as_can_be(seed: int) -> None:
     problem = chain(seed)
     clusters = balanced_clusters(problem, time_limit_s=TIME_LIMIT_S)
-    assert clusters.number_LE is not None
-    actual = clusters_to_ranks(problem, clusters.number_LE, time_limit_s=TIME_LIMIT_S)
-    flow_TCC = cluster_flows(problem, clusters.number_LE)
+    actual = clusters_to_ranks(problem, present(clusters.number_LE), time_limit_s=TIME_LIMIT_S)
+    flow_TCC = cluster_flows(problem, present(clusters.number_LE))
     names = itertools.product(itertools.permutations(range(3)), repeat=3)
     best = min(peak_pair_cost(problem, flow_TCC, rank_LC) for rank_LC in names)
-    assert actual.number_LE is not None
-    chosen = tuple(tuple(row) for row in actual.number_LE.tolist())
+    chosen = tuple(tuple(row) for row in present(actual.number_LE).tolist())
     assert peak_pair_cost(problem, flow_TCC, chosen) == pytest.approx(best, rel=1e-5)
     assert actual.bound <= best * (1 + 1e-9)
     assert actual.status is Status.OPTIMAL
@@ -95,9 +93,7 @@ def test_clusters_are_named_as_well_as_can_be(seed: int) -> None:
 def test_the_second_program_agrees_with_every_naming_of_clusters() -> None:
     problem = chain(7, layers=2)
     outcome = CHAIN.solve(problem, method="moetuner", time_limit_s=TIME_LIMIT_S)
-    assert outcome.solution is not None
-    cluster_LE = rank_of_expert(outcome.solution, problem.ranks)
-    flow_TCC = cluster_flows(problem, cluster_LE)
+    flow_TCC = cluster_flows(problem, rank_of_expert(present(outcome.solution), problem.ranks))
     of_clusters = ChainProblem(
         flow_TEE=flow_TCC,
         load_LE=np.ones((2, 3)),

@@ -30,8 +30,7 @@ def latent_clusters(
     rows are scaled so that a layer sends on what it received, and loads are what an expert
     received (in the first layer, what it sends).
     """
-    num_clusters = ranks.num_ranks
-    of_place_E = np.arange(num_experts) * num_clusters // num_experts
+    of_place_E = np.arange(num_experts) * ranks.num_ranks // num_experts
     cluster_LE = np.array([rng.permutation(of_place_E) for _ in range(num_layers)])
     flow_TEE = np.empty((num_layers - 1, num_experts, num_experts))
     load_LE = np.empty((num_layers, num_experts))

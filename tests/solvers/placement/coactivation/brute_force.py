@@ -23,8 +23,7 @@ def solve(
             return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
         rows.append(row_S)
         total += value
-    placement = Placement(expert_LS=np.array(rows))
-    return Claim(status=Status.OPTIMAL, solution=placement, bound=total)
+    return Claim(status=Status.OPTIMAL, solution=Placement(expert_LS=np.array(rows)), bound=total)
 
 
 def _only(problem: CoactivationProblem, layer: int) -> CoactivationProblem:

@@ -84,5 +84,4 @@ def tiny_problem(rng: np.random.Generator) -> CoactivationProblem:
 
 
 def _choices(rng: np.random.Generator, shape: tuple[int, int], num_experts: int) -> Ints:
-    order = np.argsort(rng.random((*shape, num_experts)), axis=2)
-    return np.asarray(order, dtype=np.int64)
+    return np.asarray(np.argsort(rng.random((*shape, num_experts)), axis=2), dtype=np.int64)

@@ -42,8 +42,7 @@ def test_streams_with_other_deals_behind_them_are_independent() -> None:
     # Experts 0 on two and 1 on three of four ranks: rank 3 draws twice, ranks 1 and 2 once.
     ranks = Ranks.uniform(ranks=4, slots_per_rank=3)
     target = drawn([[0, 1, 3, 0, 1, 2, 4, 1, 2, 5, 6, 7]], ranks, launches=200)
-    pairs = set(map(tuple, target[0, 2][:, [0, 3]].tolist()))
-    assert pairs == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    assert set(map(tuple, target[0, 2][:, [0, 3]].tolist())) == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
 def test_launches_scatter_as_other_seeds_of_the_engine_s_numbers_do() -> None:
@@ -58,9 +57,12 @@ def test_launches_scatter_as_other_seeds_of_the_engine_s_numbers_do() -> None:
 
 
 def test_shares_and_scatter_are_those_of_many_launches() -> None:
-    cases = ((8, 3, 2, 16), (12, 3, 4, 20), (8, 9, 8, 64), (6, 4, 6, 18))
-    off = []
-    for num_ranks, slots, per_node, experts in cases:
+    for num_ranks, slots, per_node, experts in (
+        (8, 3, 2, 16),
+        (12, 3, 4, 20),
+        (8, 9, 8, 64),
+        (6, 4, 6, 18),
+    ):
         ranks = Ranks.uniform(ranks=num_ranks, slots_per_rank=slots, ranks_per_node=per_node)
         row_S = _spread_row(ranks, experts)
         # Streams part in the first layers.
@@ -72,9 +74,20 @@ def test_shares_and_scatter_are_those_of_many_launches() -> None:
             guess = np.sqrt(shares.variance_LS[2, slot])
             # Ranks with the same deals behind them scatter less than independent ones
             is_like = -0.06 < spread - guess < 0.012
-            if abs(mean - shares.mean_LS[2, slot]) > 0.01 or not is_like:
-                off.append((num_ranks, slot, mean, spread, guess))
-    assert not off
+            assert abs(mean - shares.mean_LS[2, slot]) <= 0.01, (
+                num_ranks,
+                slot,
+                mean,
+                spread,
+                guess,
+            )
+            assert is_like, (
+                num_ranks,
+                slot,
+                mean,
+                spread,
+                guess,
+            )
 
 
 def test_a_replica_on_every_node_leaves_nothing_to_chance() -> None:

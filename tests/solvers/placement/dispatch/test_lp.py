@@ -17,8 +17,7 @@ def _least_level(case: DispatchCase, *, of_pass: int, layer: int) -> float:
     best = 0.0
     for size in range(1, ranks + 1):
         for chosen in combinations(range(ranks), size):
-            outside = np.setdiff1d(np.arange(ranks), chosen)
-            confined = ~hosts_EG[:, outside].any(axis=1)
+            confined = ~hosts_EG[:, np.setdiff1d(np.arange(ranks), chosen)].any(axis=1)
             load = case.load_PLE[of_pass, layer, confined].sum()
             best = max(best, float(load / case.ranks.speed_G[list(chosen)].sum()))
     return best

@@ -85,7 +85,6 @@ def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
         "seed": replace(base, seed=5),
         "loads": replace(base, load_PLE=base.load_PLE + 7.0),
     }
-    off = []
     for rule in SPLITS:
         # All are asked for first, so that the second time finds what the first one kept.
         for _ in range(2):
@@ -97,10 +96,7 @@ def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
             alone = np.concatenate(
                 [expected_loads(rule, replace(case, load_PLE=one[None])) for one in case.load_PLE]
             )
-            if not np.allclose(alone, loads[name], rtol=1e-12):
-                off.append((rule, name, "expected"))
-            if not np.array_equal(sampled_loads(rule, case), sampled[name]):
-                off.append((rule, name, "sampled"))
-    assert not off
+            assert np.allclose(alone, loads[name], rtol=1e-12), (rule, name, "expected")
+            assert np.array_equal(sampled_loads(rule, case), sampled[name]), (rule, name, "sampled")
     distinct = {name: sampled_loads("static", cases[name]) for name in ("base", "nodes")}
     assert not np.allclose(distinct["base"], distinct["nodes"])

@@ -6,6 +6,7 @@ from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.launches import FAR, nearest_H
 from solvers.placement.dispatch.sampling import expected_split
 from solvers.placement.ranks import Placement, Ranks
+from tests.rows import each_row
 from tests.solvers.placement.dispatch.static import rank_loads, targets
 from tests.solvers.placement.dispatch.testing import sample_case
 
@@ -23,20 +24,25 @@ def one_expert(slots: int, ranks: Ranks, *, seed: int = 0, layers: int = 1) -> D
     )
 
 
-def test_own_rank_then_own_node_then_none_is_near() -> None:
-    # Replicas on ranks 0 and 3, nodes {0, 1}, {2, 3}, {4, 5}.
-    assert nearest_H(np.array([0, 3]), ranks=RANKS).tolist() == [0, 0, 1, 1, FAR, FAR]
-
-
-def test_the_first_replica_of_a_node_serves_it() -> None:
-    ranks = Ranks.uniform(ranks=8, slots_per_rank=1, ranks_per_node=4)
-    near = nearest_H(np.array([1, 2, 5]), ranks=ranks)
-    assert near.tolist() == [0, 0, 1, 0, 2, 2, 2, 2]
-
-
-def test_replicas_that_are_all_on_one_node_are_near_to_their_ranks_only() -> None:
-    near = nearest_H(np.array([0, 1]), ranks=RANKS)
-    assert near.tolist() == [0, 1, FAR, FAR, FAR, FAR]
+@each_row(
+    ("hosts", "ranks", "near"),
+    [
+        # Own rank, then own node, then none: nodes {0, 1}, {2, 3}, {4, 5}.
+        ([0, 3], RANKS, [0, 0, 1, 1, FAR, FAR]),
+        # The first replica of a node serves it.
+        (
+            [1, 2, 5],
+            Ranks.uniform(ranks=8, slots_per_rank=1, ranks_per_node=4),
+            [0, 0, 1, 0, 2, 2, 2, 2],
+        ),
+        # Replicas that are all on one node are near to their ranks only.
+        ([0, 1], RANKS, [0, 1, FAR, FAR, FAR, FAR]),
+    ],
+)
+def test_replicas_on_these_ranks_are_near_to_those(
+    hosts: list[int], ranks: Ranks, near: list[int]
+) -> None:
+    assert nearest_H(np.array(hosts), ranks=ranks).tolist() == near
 
 
 def test_near_replicas_are_those_of_the_plain_definition() -> None:
@@ -63,8 +69,7 @@ def test_far_sources_of_one_stream_are_dealt_fairly() -> None:
     # Two replicas on the only node: 2 near sources, 18 far ones that have drawn for nothing else.
     ranks = Ranks.uniform(ranks=20, slots_per_rank=1)
     for seed in range(8):
-        case = one_expert(2, ranks, seed=seed)
-        ((_, _, target_H),) = targets(case)
+        ((_, _, target_H),) = targets(one_expert(2, ranks, seed=seed))
         assert target_H[:2].tolist() == [0, 1]
         assert np.bincount(target_H, minlength=20).tolist() == [10, 10, *[0] * 18]
 

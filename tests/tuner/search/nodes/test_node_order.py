@@ -5,6 +5,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.link_matrix import LinkMatrix, link_matrix_csv
+from tests.expect import refused
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.search.nodes.node_order import order_nodes, read_links
@@ -93,9 +94,9 @@ def test_the_cards_set_the_level_and_the_matrix_the_differences(factor: float) -
 def test_links_inside_a_domain_of_many_nodes_are_taken_as_measured() -> None:
     wide = Pool(name="p", device="h100-sxm", nodes=4, devices_per_node=8, scale_up_domain=32)
     links = matrix(4, {(2, other): 40e9 for other in (0, 1, 3)})
-    half = LinkMatrix(nodes=links.nodes, bytes_per_s_NN=links.bytes_per_s_NN / 2)
     found, slower = (
-        order_nodes(ring(4), one, pool=wide, time_limit_s=LIMIT_S) for one in (links, half)
+        order_nodes(ring(4), one, pool=wide, time_limit_s=LIMIT_S)
+        for one in (links, LinkMatrix(nodes=links.nodes, bytes_per_s_NN=links.bytes_per_s_NN / 2))
     )
     assert slower.slow_s == pytest.approx(2 * found.slow_s)
 
@@ -106,11 +107,8 @@ def test_a_matrix_of_other_nodes_than_the_pools_is_one_clear_line(tmp_path: Path
     three, four = (pool(n).model_copy(update={"link_matrix": path}) for n in (3, 4))
     assert read_links(Cluster(pools=(three,)))["p"].nodes == ("n0", "n1", "n2")
     assert read_links(Cluster(pools=(pool(4),))) == {}
-    with pytest.raises(
-        SpecError, match="is of 3 nodes, the pool has 4; measure every pair"
-    ) as said:
+    with refused(SpecError, match="is of 3 nodes, the pool has 4; measure every pair"):
         read_links(Cluster(pools=(four,)))
-    assert "\n" not in str(said.value)
     path.write_text("nothing")
     with pytest.raises(ProfileUnreadableError, match="first cell of a link matrix"):
         read_links(Cluster(pools=(three,)))

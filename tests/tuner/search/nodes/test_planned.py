@@ -78,6 +78,5 @@ def test_the_command_line_says_it_in_one_line(
 ) -> None:
     spec = written(tmp_path, links=LINKS.replace("d,5e9", "e,5e9"))
     assert run(["plan", str(spec), "-o", str(tmp_path / "plan")]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert "node 'e' has no column" in said[-1]
+    assert "node 'e' has no column" in capsys.readouterr().err.strip().splitlines()[-1]
     assert not (tmp_path / "plan").exists()

@@ -71,8 +71,7 @@ def test_a_layer_without_tokens_keeps_nobody_waiting() -> None:
 
 
 def test_one_pass_is_evaluated_over_as_many_launches_as_many_passes_are() -> None:
-    rng = np.random.default_rng(6)
-    load_PLE = rng.gamma(0.6, 1000.0, size=(1, 2, 32))
+    load_PLE = np.random.default_rng(6).gamma(0.6, 1000.0, size=(1, 2, 32))
     ranks = Ranks.uniform(ranks=16, slots_per_rank=3, ranks_per_node=4)
     placement = eplb(load_PLE[0], ranks=ranks)
     in_order = Placement(expert_LS=np.tile(np.arange(48) % 32, (2, 1)))

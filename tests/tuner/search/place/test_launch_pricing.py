@@ -10,6 +10,7 @@ import pytest
 from solvers.placement.balance.check import LAUNCH_SEED, objective
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
+from tests.expect import present
 from tests.solvers.placement.dispatch.static import rank_loads
 from tuner.search.place.cost import evaluate_workload, fit_cost
 from tuner.search.place.evaluation import Evaluation
@@ -59,11 +60,9 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
         )
     )
     spec = read_place_spec(tmp_path / "spec.yaml")
-    assert spec.cluster is not None
-    known = place_pool(spec.cluster, spec.goal)
+    known = place_pool(present(spec.cluster), spec.goal)
     problem = state_problem(spec, pool=known, settings=SearchSettings())
-    pricing = problem.pricing
-    assert pricing is not None
+    pricing = present(problem.pricing)
     (evidence,) = problem.evidence
     placement = eplb(evidence.fit_LE, ranks=spec.ranks)
     load_PLE = evidence.fit_LE[None]
@@ -84,10 +83,12 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
     error = tables.std() * np.sqrt(1.0 / 64 + 1.0 / 10)
     chosen_by = fit_cost(problem, placement)
     assert chosen_by == pytest.approx(tables.mean(), abs=4.0 * error)
-    fit = Split.FIT
-    cost = evaluate_workload(problem, evidence, placement, split=fit, seed=LAUNCH_SEED)
-    assert cost.seconds is not None
-    assert cost.value == cost.seconds.layer_L.sum() == pytest.approx(tables.mean(), abs=4.0 * error)
+    cost = evaluate_workload(problem, evidence, placement, split=Split.FIT, seed=LAUNCH_SEED)
+    assert (
+        cost.value
+        == present(cost.seconds).layer_L.sum()
+        == pytest.approx(tables.mean(), abs=4.0 * error)
+    )
     # What a placement is chosen by must not certify it.
     assert chosen_by != cost.value
     even = spec.goal.model_copy(update={"objective": Objective.BALANCE})

@@ -37,10 +37,9 @@ def test_a_second_copy_on_the_same_rank_is_not_loaded_twice() -> None:
 
 def test_more_slots_than_today_are_loaded_where_they_hold_something_new() -> None:
     today = Ranks.uniform(ranks=2, slots_per_rank=2)
-    loaded = loaded_LG(
+    assert loaded_LG(
         table([0, 1, 2, 3]), table([0, 1, 2, 2, 3, 0]), ranks=RANKS, current_ranks=today
-    )
-    assert loaded.tolist() == [[1, 1]]
+    ).tolist() == [[1, 1]]
 
 
 def test_moves_are_sized_where_a_model_is_known(tmp_path: Path) -> None:

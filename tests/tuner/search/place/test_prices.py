@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.placement.ranks import Placement, Ranks
+from tests.expect import present
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.prices import Pricing, place_pool, pricing_of, rank_of_choices
 from tuner.spec.cluster import Cluster, Pool
@@ -27,11 +28,11 @@ def pricing(*, merged: bool = False) -> Pricing:
         exchange="merged" if merged else "plain",
         workloads=(RecordedWorkload(name="chat", path=Path("chat.json")),),
     )
-    made = pricing_of(
-        read_model(MODELS / "olmoe-1b-7b" / "config.json"), place_pool(cluster, goal), goal
+    return present(
+        pricing_of(
+            read_model(MODELS / "olmoe-1b-7b" / "config.json"), place_pool(cluster, goal), goal
+        )
     )
-    assert made is not None
-    return made
 
 
 def placements(rng: np.random.Generator, ranks: Ranks, experts: int) -> Iterator[Placement]:

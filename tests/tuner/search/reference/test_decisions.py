@@ -54,8 +54,7 @@ def test_a_decision_gives_back_what_it_was_made_of(
 
 
 def test_a_solved_layout_adds_its_runs_up(cut: Cut) -> None:
-    layout = Layout(layers_SR=((2, 1), (0, 3)), option_S=(2, 0))
-    made = decode(cut(pipeline=2), layout, WAYS)
+    made = decode(cut(pipeline=2), Layout(layers_SR=((2, 1), (0, 3)), option_S=(2, 0)), WAYS)
     assert made.pipeline_layout == (3, 3)
     assert made.stage_recompute == (Recompute.FULL, Recompute.NONE)
     assert made.chunks == (8, 1)
@@ -77,7 +76,6 @@ def test_the_strongest_level_speaks_for_all_stages(
 
 
 def test_hierarchical_dispatch_is_over_nodes_that_must_be_known(cut: Cut) -> None:
-    degrees = cut(data=4, expert=4, ranks_per_node=2)
-    made = decision(degrees, layers=(4,), options=WAYS[:1])
+    made = decision(cut(data=4, expert=4, ranks_per_node=2), layers=(4,), options=WAYS[:1])
     with pytest.raises(ValueError, match="ranks on a node"):
         degrees_of(made)

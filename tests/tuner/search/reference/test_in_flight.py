@@ -44,16 +44,16 @@ def _interleaved(ranks: int, chunks: int, rank: int, batches: int) -> Iterator[t
 
 
 def test_plain_stages_hold_what_the_schedule_runs_ahead(cut: Cut) -> None:
-    wrong = []
     for ranks, batches in itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 32)):
         resident = in_flight(cut(pipeline=ranks), num_microbatches=batches)
-        if resident != tuple(max(_plain(ranks, rank, batches))[0] for rank in range(ranks)):
-            wrong.append((ranks, batches, resident))
-    assert not wrong
+        assert resident == tuple(max(_plain(ranks, rank, batches))[0] for rank in range(ranks)), (
+            ranks,
+            batches,
+            resident,
+        )
 
 
 def test_interleaved_ranks_hold_what_the_schedule_runs_ahead(cut: Cut) -> None:
-    wrong = []
     for ranks, chunks, rounds in itertools.product((2, 3, 4), (2, 3, 4), (1, 2, 3, 5)):
         batches = rounds * ranks
         resident = in_flight(cut(pipeline=ranks, virtual_pipeline=chunks), num_microbatches=batches)
@@ -63,6 +63,17 @@ def test_interleaved_ranks_hold_what_the_schedule_runs_ahead(cut: Cut) -> None:
             # A state that really occurs, and none holds more in all. Where the chunks of a rank
             # keep different bytes, another state can weigh more.
             mine = resident[rank::ranks]
-            if mine not in states or sum(mine) != max(map(sum, states)):
-                wrong.append((ranks, chunks, rounds, rank, mine))
-    assert not wrong
+            assert mine in states, (
+                ranks,
+                chunks,
+                rounds,
+                rank,
+                mine,
+            )
+            assert sum(mine) == max(map(sum, states)), (
+                ranks,
+                chunks,
+                rounds,
+                rank,
+                mine,
+            )

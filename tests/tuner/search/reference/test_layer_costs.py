@@ -119,13 +119,10 @@ def test_one_stage_s_objective_by_hand(
     # One device, four micro-batches, one second for every dense product and nothing else: 4 layers
     # of 3 GEMMs forward and 6 backward cases (counted as 3), and the head's 1 + 1.
     machine = formula_machine(seconds=lambda case: 1.0 if case.operation == "gemm" else 0.0)
-    costs = CandidateCosts(work=tiny_work(), degrees=cut(), machine=machine)
-    problem = _problem(costs)
+    problem = _problem(CandidateCosts(work=tiny_work(), degrees=cut(), machine=machine))
     assert problem.num_microbatches == 4
-    kept = Layout(layers_SR=((4,),), option_S=(0,))
-    assert check.objective(problem, kept) == 4 * (4 * 6 + 2)
-    computed_again = Layout(layers_SR=((4,),), option_S=(2,))
-    assert check.objective(problem, computed_again) == 4 * (4 * 9 + 2)
+    assert check.objective(problem, Layout(layers_SR=((4,),), option_S=(0,))) == 4 * (4 * 6 + 2)
+    assert check.objective(problem, Layout(layers_SR=((4,),), option_S=(2,))) == 4 * (4 * 9 + 2)
 
 
 def test_costs_paid_once_a_step_are_spread_over_its_micro_batches(
@@ -220,8 +217,7 @@ def test_only_computing_is_faster_while_others_wait(
     )
     # 8 / (2 * 2) = 2 micro-batches: 2 of 3 turns.
     for part, seconds in isolated.by_part().items():
-        is_computed = part is not Part.EXPERT_COMMUNICATION
-        expected = seconds * (2 / 3 if is_computed else 1.0)
+        expected = seconds * (1.0 if part is Part.EXPERT_COMMUNICATION else 2 / 3)
         assert shared.by_part()[part] == pytest.approx(expected)
 
 

@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.engines.capabilities import Capabilities, intersection
 from tuner.errors import SpecError
 from tuner.search.reference.options import RecomputeOption, options
@@ -18,35 +21,29 @@ def _names(
     return [option.name for option in actual]
 
 
-def test_the_reference_step_runs_every_level_in_every_bin_of_the_paper() -> None:
-    bins = (1, 2, 4, 8)
-    assert _names() == [
-        "none",
-        *(f"selective/c{chunks}" for chunks in bins),
-        *(f"full/c{chunks}" for chunks in bins),
-    ]
+SELECTIVE = [f"selective/c{chunks}" for chunks in (1, 2, 4, 8)]
+"""Every bin of the paper."""
 
 
-def test_megatron_chunks_only_what_it_recomputes_selectively() -> None:
-    actual = _names("megatron-lm")
-    assert [name for name in actual if name.startswith("full")] == ["full/c1"]
-    assert "selective/c8" in actual
-
-
-def test_an_older_release_has_no_chunks() -> None:
-    assert _names("megatron-lm-0.16") == ["none", "selective/c1", "full/c1"]
-
-
-def test_a_model_without_experts_recomputes_all_or_nothing() -> None:
-    assert _names(has_experts=False) == ["none", "full/c1"]
-
-
-def test_the_user_s_limits_hold() -> None:
-    assert _names(search=Search(recompute=(Recompute.FULL,), chunks=(3, 5))) == [
-        "full/c3",
-        "full/c5",
-    ]
-    assert _names(search=Search(chunks=(1,))) == ["none", "selective/c1", "full/c1"]
+@each_row(
+    ("stated", "names"),
+    [
+        ({}, ["none", *SELECTIVE, *(f"full/c{chunks}" for chunks in (1, 2, 4, 8))]),
+        # Megatron-LM chunks only what it recomputes selectively, an older release nothing.
+        ({"target": "megatron-lm"}, ["none", *SELECTIVE, "full/c1"]),
+        ({"target": "megatron-lm-0.16"}, ["none", "selective/c1", "full/c1"]),
+        ({"has_experts": False}, ["none", "full/c1"]),
+        (
+            {"search": Search(recompute=(Recompute.FULL,), chunks=(3, 5))},
+            ["full/c3", "full/c5"],
+        ),
+        ({"search": Search(chunks=(1,))}, ["none", "selective/c1", "full/c1"]),
+    ],
+)
+def test_levels_and_chunks_are_those_of_target_model_and_limits(
+    stated: dict[str, Any], names: list[str]
+) -> None:
+    assert _names(**stated) == names
 
 
 def test_nothing_left_is_an_error_that_says_what_would_do() -> None:

@@ -62,8 +62,7 @@ def test_a_sum_of_gradients_by_hand(
     work = tiny_work(batch={"precision": "fp32"})
     unit = Unit(parameters=1000, ranks=ranks, stride=1)
     degrees = cut(data=ranks, zero_stage=zero_stage)
-    bytes_of = reduction_workspace(unit, work, degrees, has_gradients=has_gradients)
-    assert bytes_of == copies * 4000
+    assert reduction_workspace(unit, work, degrees, has_gradients=has_gradients) == copies * 4000
 
 
 def test_more_tokens_need_more_and_recomputation_needs_less(peak: Callable[..., int]) -> None:

@@ -42,21 +42,27 @@ def test_ample_memory_does_not_bind(make_case: MakeCase) -> None:
     assert plan.binding_constraint.startswith(f"{cause}:")
 
 
-def test_too_little_memory_names_the_least_that_suffices(make_case: MakeCase) -> None:
+def test_too_little_memory_names_the_least_that_suffices_which_then_binds(
+    make_case: MakeCase,
+) -> None:
     plan = _with_memory(make_case, 500_000)
     assert plan.certificate.status == "infeasible"
     assert plan.decision is None
     assert plan.binding_constraint == "memory_per_device"
     *_, relaxation = plan.relaxations
     assert relaxation.limit == "memory_per_device"
-    assert relaxation.decision is not None
-    stated = present(re.search(r"\((\d+) B\) usable instead of", relaxation.change))
-    needed = int(stated.group(1))
+    needed = int(present(re.search(r"\((\d+) B\) usable instead", relaxation.change))[1])
     assert max(present(relaxation.predicted).peak_memory_bytes) <= needed
     enough = _with_memory(make_case, needed)
     assert enough.certificate.status == "optimal"
-    assert enough.decision == relaxation.decision
+    assert enough.decision == present(relaxation.decision)
     assert _with_memory(make_case, needed - 1).certificate.status == "infeasible"
+    # It costs time, and is therefore what binds.
+    ample_s = present(_with_memory(make_case, 2**40).certificate.objective)
+    assert present(enough.certificate.objective) > ample_s
+    assert enough.binding_constraint.startswith("memory_per_device: with unlimited memory")
+    gain = 1.0 - ample_s / present(enough.certificate.objective)
+    assert f"{format_ratio(gain)} less" in enough.binding_constraint
 
 
 def test_more_nodes_are_offered_before_more_memory_with_the_links_that_were_not_measured(
@@ -91,17 +97,6 @@ def test_more_nodes_are_offered_before_more_memory_with_the_links_that_were_not_
     stated = present(re.fullmatch(r"(\d+) nodes instead of 1: (\d+) devices", changes[1]))
     assert int(stated[1]) > 1
     assert present(more.decision).num_devices == int(stated[2])
-
-
-def test_memory_that_costs_time_is_what_binds(make_case: MakeCase) -> None:
-    infeasible = _with_memory(make_case, 500_000)
-    stated = present(re.search(r"\((\d+) B\)", infeasible.relaxations[-1].change))
-    tight = _with_memory(make_case, int(stated.group(1)))
-    ample = _with_memory(make_case, 2**40)
-    assert present(tight.certificate.objective) > present(ample.certificate.objective)
-    assert tight.binding_constraint.startswith("memory_per_device: with unlimited memory")
-    gain = 1.0 - present(ample.certificate.objective) / present(tight.certificate.objective)
-    assert f"{format_ratio(gain)} less" in tight.binding_constraint
 
 
 def test_ties_are_listed_as_ties_and_others_say_why_they_lost(make_case: MakeCase) -> None:

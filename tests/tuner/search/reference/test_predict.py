@@ -137,8 +137,7 @@ def test_the_expert_rank_of_the_peak_is_one_rank_of_all_layers(
         for rank in (0, 1)
     ]
     ids = 2 * 4 * 64 * 8
-    head = 2 * 16384 + 512 + 4 * 128 * 256
-    assert prediction.activation_bytes == (max(by_rank) + ids + head,)
+    assert prediction.activation_bytes == (max(by_rank) + ids + (2 * 16384 + 512 + 4 * 128 * 256),)
 
 
 @each_row("option", [SELECTIVE, FULL])
@@ -178,8 +177,7 @@ def test_a_chunk_may_receive_what_is_left_once_all_else_is_held(
     peak = _predict(work, cut(), formula_machine(), layers=(4,), option=SELECTIVE)
     # 256 copies in two chunks of 128, of which each keeps 138 sent and 896 received bytes.
     for more, copies in ((0, 128), (1033, 128), (1034, 129), (50 * 1034, 178), (-1034, 127)):
-        limit = peak.peak_memory_bytes[0] + more
-        machine = formula_machine(memory_limit_bytes=limit)
+        machine = formula_machine(memory_limit_bytes=peak.peak_memory_bytes[0] + more)
         prediction = _predict(work, cut(), machine, layers=(4,), option=SELECTIVE)
         assert prediction.stages[0].max_chunk_tokens == copies
     machine = formula_machine(memory_limit_bytes=1)

@@ -97,10 +97,9 @@ def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
     )
     inside = folder / "fewer-nodes"
     assert read_plan(inside).model_copy(update={"files": ()}) == small
-    written = StepConfig.model_validate_json(
+    assert StepConfig.model_validate_json(
         (inside / "launch" / "reference" / "step.json").read_text(encoding="utf-8")
-    )
-    assert written.microbatches == (11, 11, 10)
+    ).microbatches == (11, 11, 10)
     whole = present(planned.plan.decision)
     assert step_config(planned.plan, whole, steps=1, warmup_steps=0).microbatches is None
 
@@ -112,16 +111,15 @@ def test_a_run_is_forecast_as_on_the_analytic_model(made: MakePlanned) -> None:
     run = present(predicted.run)
     assert 0.0 < present(run.effective_time_ratio) < 1.0
     assert run.without_spare is None
-    steps = math.ceil(1e9 / (32 * 64))
     assert run.wall_clock_s == pytest.approx(
-        steps * predicted.step_time_s / present(run.effective_time_ratio), rel=1e-3
+        math.ceil(1e9 / (32 * 64)) * predicted.step_time_s / present(run.effective_time_ratio),
+        rel=1e-3,
     )
     notes = waiting.plan.provenance.notes
     assert not any("goal.reliability has no effect" in note for note in notes)
 
 
 def test_spare_nodes_take_no_part(made: MakePlanned) -> None:
-    planned = made(spare_nodes=1, without_spare=None)
-    assert present(planned.plan.decision).num_devices == 3
+    assert present(made(spare_nodes=1, without_spare=None).plan.decision).num_devices == 3
     with pytest.raises(SpecError, match="leaves none of the 4 nodes"):
         made(spare_nodes=4)

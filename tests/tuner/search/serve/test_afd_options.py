@@ -8,10 +8,10 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.models import MODELS, example_model
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import FORMATS, demand, problem_of, serving_pool
 from tests.tuner.serve_specs import planned, serve_spec
 from tuner.config.serve import Role
-from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.decoder import Decoder, decoder_of
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve_plan import deploy
@@ -25,8 +25,6 @@ from tuner.search.serve.options import Option, Options, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem
 from tuner.spec.cluster import Pool
 
-FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
-
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
@@ -39,7 +37,7 @@ def _priced(
     return price_afd_options(
         (serving_pool,),
         decoder=decoder,
-        formats=FP8,
+        formats=FORMATS,
         engine="vllm",
         demand=demand,
         loads=None,
@@ -72,9 +70,7 @@ def test_every_pair_of_sides_fits_the_pool_and_divides_the_experts(decoder: Deco
     assert not list(sides_of(pool, decoder_of(example_model("llama-3.1-8b"))))
 
 
-def test_afd_units_count_both_servers_and_each_fits_its_device(
-    serving_pool: Callable[..., ServingPool], demand: Callable[..., Demand], decoder: Decoder
-) -> None:
+def test_afd_units_count_both_servers_and_each_fits_its_device(decoder: Decoder) -> None:
     here = serving_pool("h100-sxm", nodes=1)
     found = _priced(here, decoder, demand(slo={"tpot": {"p90": 0.05}}), _more_ffn)
     assert found.options
@@ -187,8 +183,7 @@ TWO_POOLS = ", ".join(
 
 
 def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) -> None:
-    engines = "  engines: {b: {name: sglang}}\n"
-    problem = _problem(tmp_path, rest=engines)
+    problem = _problem(tmp_path, rest="  engines: {b: {name: sglang}}\n")
     assert {
         (one.serving_pool.pool.name, one.iteration.engine)
         for one in problem.afd_units.refused_units

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import present
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
@@ -114,8 +114,7 @@ def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
     assert solution.objective == solution.devices == decision.num_devices
     assert solution.solved.outcome.bound <= solution.objective
     # With a fast card for each device instances are paired freely.
-    fast = problem_of(spec(nodes=3, nics=""))
-    free = present(solve_goal(fast, "disaggregated"))
+    free = present(solve_goal(problem_of(spec(nodes=3, nics="")), "disaggregated"))
     assert free.solved.program.cells == 0
     assert free.devices <= solution.devices
 
@@ -139,8 +138,7 @@ def test_cells_serve_as_much_as_so_many_machines(spec: Spec) -> None:
 def test_a_machine_with_one_slow_card_serves_as_with_a_fast_one_for_each(spec: Spec) -> None:
     traffic = "{rate: 2/s, input_tokens: 4000, output_tokens: 1000}"
     slo = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"
-    path = spec(model="llama-3.1-70b", traffic=traffic, slo=slo, objective="rate")
-    plan = plan_of(path)
+    plan = plan_of(spec(model="llama-3.1-70b", traffic=traffic, slo=slo, objective="rate"))
     assert present(plan.predicted).requests_per_s == pytest.approx(2.1, abs=0.15)
     assert present(plan.decision).handovers[0].seconds < 0.03
 

@@ -1,18 +1,14 @@
 """Splits of an instance by pool and model."""
 
-from collections.abc import Callable
-
 from tests.rows import each_row
 from tests.tuner.models import example_model
+from tests.tuner.search.serve.testing import serving_pool
 from tuner.costs.serve.decoder import decoder_of
 from tuner.search.serve.degrees import LARGEST_INSTANCE, has_slow_links, instance_degrees
-from tuner.search.serve.options import ServingPool
 
 
 @each_row("model", ["mixtral-8x7b", "deepseek-v3", "llama-3.1-8b", "gpt-oss-20b"])
-def test_every_split_deals_heads_experts_and_layers_out(
-    serving_pool: Callable[..., ServingPool], model: str
-) -> None:
+def test_every_split_deals_heads_experts_and_layers_out(model: str) -> None:
     decoder = decoder_of(example_model(model))
     pool = serving_pool(nodes=8).pool
     found = list(instance_degrees(pool, decoder))
@@ -30,9 +26,7 @@ def test_every_split_deals_heads_experts_and_layers_out(
             assert decoder.experts.num % one.expert == 0
 
 
-def test_machines_that_do_not_divide_the_experts_hold_copies(
-    serving_pool: Callable[..., ServingPool],
-) -> None:
+def test_machines_that_do_not_divide_the_experts_hold_copies() -> None:
     decoder = decoder_of(example_model("deepseek-v3"))
     for nodes, per_node, wide in (
         (9, 8, {24, 48, 72}),
@@ -46,22 +40,20 @@ def test_machines_that_do_not_divide_the_experts_hold_copies(
         assert all(size & (size - 1) == 0 for size in without)
 
 
-def test_pipelines_come_after_all_that_needs_none(serving_pool: Callable[..., ServingPool]) -> None:
+def test_pipelines_come_after_all_that_needs_none() -> None:
     decoder = decoder_of(example_model("llama-3.1-8b"))
     stages = [one.pipeline for one in instance_degrees(serving_pool().pool, decoder)]
     assert stages == sorted(stages)
     assert max(stages) == 16
 
 
-def test_cards_on_a_bus_have_slow_links(serving_pool: Callable[..., ServingPool]) -> None:
+def test_cards_on_a_bus_have_slow_links() -> None:
     slow, fast = serving_pool("l40s"), serving_pool("h100-sxm")
     assert has_slow_links(slow.machine.sheet, slow.pool)
     assert not has_slow_links(fast.machine.sheet, fast.pool)
 
 
-def test_tensor_degrees_are_those_that_heads_key_heads_and_networks_allow(
-    serving_pool: Callable[..., ServingPool],
-) -> None:
+def test_tensor_degrees_are_those_that_heads_key_heads_and_networks_allow() -> None:
     read = example_model("llama-3.1-8b")
     for heads, key_heads, ffn, wanted in (
         (32, 8, 14336, {1, 2, 4, 8}),

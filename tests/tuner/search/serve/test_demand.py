@@ -1,28 +1,26 @@
 """Lengths of those that run, beside lengths of those that come."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.tuner.search.serve.testing import demand
 from tuner.errors import SpecError
-from tuner.search.serve.demand import Demand
 from tuner.search.serve.occupancy import grown, joint_quantiles
 from tuner.search.serve.options import most_running
 
-Made = Callable[..., Demand]
 TAIL = {"kind": "pareto_tailed", "mean": 400, "cv": 1.5, "tail_ratio": 0.05, "tail_index": 1.5}
 
 
-def test_fixed_lengths_run_as_they_come(demand: Made) -> None:
+def test_fixed_lengths_run_as_they_come() -> None:
     found = demand()
     assert found.held_tokens == pytest.approx(2400.0)
     assert found.past_tokens == pytest.approx(2200.0)
     np.testing.assert_allclose(found.reserved_N[:50], 2400.0 * np.arange(1, 51))
 
 
-def test_two_kinds_of_outputs_run_in_proportion_to_their_length(demand: Made) -> None:
+def test_two_kinds_of_outputs_run_in_proportion_to_their_length() -> None:
     # Answers of 100 and 900: of ten steps nine are of the long one, so held is
     # 2000 + 0.1 * 100 + 0.9 * 900 = 2820, past 2000 + 410.
     found = demand(output_tokens={"kind": "empirical", "values": [100, 900]}, longest=4096)
@@ -34,7 +32,7 @@ def test_two_kinds_of_outputs_run_in_proportion_to_their_length(demand: Made) ->
     assert found.past_tokens == pytest.approx(2410.0, rel=0.01)
 
 
-def test_the_longest_of_a_heavy_tail_are_not_lost(demand: Made) -> None:
+def test_the_longest_of_a_heavy_tail_are_not_lost() -> None:
     # Of a lognormal law E[O^2] / E[O] is mean (1 + cv^2).
     for mean, cv in ((350.0, 1.8), (2000.0, 0.5), (100.0, 2.5)):
         law = {"kind": "lognormal", "mean": mean, "cv": cv, "most": 10**6}
@@ -43,7 +41,7 @@ def test_the_longest_of_a_heavy_tail_are_not_lost(demand: Made) -> None:
         assert found.past_tokens - 2000.0 == pytest.approx(mean * (1.0 + cv**2) / 2, rel=0.01)
 
 
-def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean(demand: Made) -> None:
+def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean() -> None:
     tailed = demand(output_tokens=TAIL)
     fixed = demand(output_tokens=round(tailed.output_tokens))
     cache = 1e6
@@ -54,12 +52,12 @@ def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean(demand: Made
     assert ratio < 0.7
 
 
-def test_fixed_lengths_fill_the_cache(demand: Made) -> None:
+def test_fixed_lengths_fill_the_cache() -> None:
     assert most_running(2400.0 * 37, demand(), engine="trtllm") == 37.0
     assert most_running(0.0, demand(), engine="trtllm") == 1.0
 
 
-def test_where_pages_are_taken_as_outputs_grow_more_sequences_run(demand: Made) -> None:
+def test_where_pages_are_taken_as_outputs_grow_more_sequences_run() -> None:
     for found in (demand(), demand(output_tokens=TAIL)):
         for cache in (1e5, 1e6):
             grows, reserves = (
@@ -87,7 +85,7 @@ def test_what_sequences_take_together_is_what_drawn_ones_take() -> None:
             assert 0.006 < np.mean(held > taken[name][count - 1]) < 0.0125, (name, count)
 
 
-def test_a_trace_whose_requests_come_at_once_has_no_rate(demand: Made, tmp_path: Path) -> None:
+def test_a_trace_whose_requests_come_at_once_has_no_rate(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     row = "2023-11-16 18:00:00.0,100,10\n"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + 3 * row)

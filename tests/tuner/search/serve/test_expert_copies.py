@@ -29,9 +29,8 @@ def test_even_experts_of_sglangs_deployment_leave_some_rank_four_whole_ones() ->
     # 224 whole experts and 64 halves on 72 ranks of four: 8 ranks hold no half at least.
     ((count, loads),) = ExpertCopies(is_launched=True).solve_and_simulate(OWN, ranks=72, nodes=9)
     assert count == 32
-    assert loads is not None
-    assert loads.num_slots == 288
-    assert loads.expert_imbalance(72) == pytest.approx(72 * 4 / 256)
+    assert present(loads).num_slots == 288
+    assert present(loads).expert_imbalance(72) == pytest.approx(72 * 4 / 256)
 
 
 def test_ranks_that_do_not_divide_need_a_release_with_copies() -> None:
@@ -45,10 +44,8 @@ def test_a_slot_more_a_rank_is_tried_where_it_levels_recorded_loads() -> None:
     skewed = ExpertCopies(loads=recorded(skew=0.8), is_launched=True)
     (none, plain), (more, levelled) = skewed.solve_and_simulate(OWN, ranks=32, nodes=4)
     assert (none, more) == (0, 32)
-    assert plain is not None
-    assert levelled is not None
-    assert levelled.num_slots == 288
-    assert levelled.expert_imbalance(32) < 0.8 * plain.expert_imbalance(32)
+    assert present(levelled).num_slots == 288
+    assert present(levelled).expert_imbalance(32) < 0.8 * present(plain).expert_imbalance(32)
     even = ExpertCopies(loads=recorded(skew=0.0), is_launched=True)
     assert [count for count, _ in even.solve_and_simulate(OWN, ranks=32, nodes=4)] == [0]
     unlaunched = ExpertCopies(loads=recorded(skew=0.8))
@@ -66,8 +63,7 @@ def test_a_named_placement_has_its_own_copies_on_its_own_ranks() -> None:
     assert set(others) == {0, 16}
     assert present(others[0]).expert_LS is None
     # Other slots than the placement's are placed anew.
-    other = present(copies.borne(OWN, ranks=32, nodes=4, redundant=64))
-    assert other.num_slots == 320
+    assert present(copies.borne(OWN, ranks=32, nodes=4, redundant=64)).num_slots == 320
 
 
 def test_groups_of_experts_stay_on_nodes_where_they_divide() -> None:

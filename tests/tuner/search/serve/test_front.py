@@ -1,6 +1,5 @@
 """The front of throughput a device against speed a user: nothing priced beats it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -8,17 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tuner.search.serve.testing import demand, iteration, problem_of, serving_pool
 from tuner.config.serve import Role
-from tuner.costs.serve.iteration import Iteration
-from tuner.goals.serve_plan import price_serving_pool
 from tuner.plans.serve import FrontPoint
-from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes
-from tuner.search.serve.options import Option, ServingPool, price_options
-from tuner.search.serve.solve_mode import build_serve_problem
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
+from tuner.search.serve.options import Option, price_options
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 SPEC = f"""
@@ -36,11 +30,7 @@ goal:
 
 
 @pytest.fixture
-def ways(
-    serving_pool: Callable[..., ServingPool],
-    demand: Callable[..., Demand],
-    iteration: Callable[..., Iteration],
-) -> tuple[Option, ...]:
+def ways() -> tuple[Option, ...]:
     """Ways to read prompts and to answer on 8 devices."""
     return price_options(
         (serving_pool(nodes=1),),
@@ -57,9 +47,7 @@ def test_no_priced_option_beats_a_point_and_every_option_is_at_or_below_the_fron
 ) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)
-    spec = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    problem = build_serve_problem(spec, serving_pools, SearchSettings(time_limit_s=20.0))
+    problem = problem_of(path)
     solutions = solve_modes(problem)
     front = pareto_front(problem, solutions, most_points=100_000)
     for mode in ("aggregated", "disaggregated"):
@@ -100,11 +88,7 @@ def _beaten(points: list[FrontPoint]) -> list[tuple[FrontPoint, FrontPoint]]:
     ]
 
 
-def test_curves_hold_what_options_were_chosen_from(
-    serving_pool: Callable[..., ServingPool],
-    demand: Callable[..., Demand],
-    iteration: Callable[..., Iteration],
-) -> None:
+def test_curves_hold_what_options_were_chosen_from() -> None:
     found = price_options(
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
@@ -145,11 +129,7 @@ def test_prefill_is_counted_in_as_many_instances_as_keep_the_others_busy(
     assert offer.user_N == pytest.approx([100.0, 50.0, 25.0, 20.0])
 
 
-def test_batches_that_never_last_are_left_out(
-    serving_pool: Callable[..., ServingPool],
-    demand: Callable[..., Demand],
-    iteration: Callable[..., Iteration],
-) -> None:
+def test_batches_that_never_last_are_left_out() -> None:
     # vLLM's largest step is 16384 tokens: n (8000 / 64 + 1) of them, so that 130 last.
     asked = demand(input_tokens=8000, output_tokens=64)
     curves = price_options(

@@ -14,16 +14,15 @@ from solvers.instances.problem import (
     Route,
 )
 from tests.expect import present
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import problem_of
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import KEPT_TOLERANCE, build_serve_problem
+from tuner.search.serve.solve_mode import KEPT_TOLERANCE
 from tuner.search.serve.to_plan import plan_cautions
-from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"
@@ -83,8 +82,7 @@ def test_h100_and_mi300x_share_the_work_through_host_memory(mi300x: ServePlan) -
 
 
 def test_one_vendor_is_one_island() -> None:
-    spec = read_serve_spec(EXAMPLES / "mixed-pool.yaml")
-    assert island_layouts(spec, "disaggregated") == ({},)
+    assert island_layouts(read_serve_spec(EXAMPLES / "mixed-pool.yaml"), "disaggregated") == ({},)
     two = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
     joined, apart = island_layouts(two, "disaggregated")
     assert (joined, apart) == ({}, {"h100": "nvidia", "ascend": "huawei"})
@@ -104,10 +102,9 @@ def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
         groups += [InstanceGroup(option=one, count=count, island=pool) for one, count in served]
         each[pool] = min(count * one.rate_per_s for one, count in served)
     assert capacity_per_s(groups) == pytest.approx(sum(each.values()))
-    shares = island_shares(groups)
-    assert {name: share * capacity_per_s(groups) for name, share in shares.items()} == (
-        pytest.approx(each)
-    )
+    assert {
+        name: share * capacity_per_s(groups) for name, share in island_shares(groups).items()
+    } == (pytest.approx(each))
     # Every batch of both vendors' ways is there for the front of speeds.
     drawn = {curve.option.serving_pool.pool.name for curve in problem.options.curves}
     assert drawn == {"h100", "ascend"}
@@ -122,11 +119,7 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
         .replace("arrival:", "prefix_hit: 0.5\n    requests: 800\n    arrival:"),
         encoding="utf-8",
     )
-    spec = read_serve_spec(path)
-    settings = SearchSettings(time_limit_s=10.0)
-    problem = build_serve_problem(
-        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), settings
-    )
+    problem = problem_of(path)
     found = present(solve_goal(problem, "aggregated"))
     shares = island_shares(found.groups).values()
     assert len(shares) == 2

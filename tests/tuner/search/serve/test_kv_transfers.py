@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import present
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
@@ -15,11 +16,9 @@ from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.choices import usual_choices
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
-from tuner.search.settings import SearchSettings
+from tuner.search.serve.solve_mode import ServeProblem
 from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.cluster import Pool
-from tuner.spec.serving.read import read_serve_spec
 from tuner.units import format_bytes
 
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.0}"
@@ -37,13 +36,6 @@ def spec_of(folder: Path, *, engines: str = "{}", **fields: str) -> Path:
         "extra": f"engines: {engines}\n  modes: [disaggregated]\n  objective: cost",
     }
     return serve_spec(folder, **(spec | fields))
-
-
-def asked(path: Path) -> ServeProblem:
-    spec = read_serve_spec(path)
-    return build_serve_problem(
-        spec, tuple(serving_pool(pool) for pool in spec.cluster.pools), SearchSettings()
-    )
 
 
 def serving_pool(pool: Pool) -> ServingPool:
@@ -66,7 +58,7 @@ def option(problem: ServeProblem, role: Role, pool: str, *, tensor: int) -> Opti
 
 
 def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
-    problem = asked(spec_of(tmp_path))
+    problem = problem_of(spec_of(tmp_path))
     own = problem.kv_transfers
     # Mixtral keeps 32 layers x 2 x 8 heads x 128 x 2 bytes a token; 4000 tokens.
     whole = 32 * 2 * 8 * 128 * 2 * 4000
@@ -75,9 +67,8 @@ def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
     assert own.moved(sender, receiver).whole == whole
     pair = (sender, receiver)
     cards = [NIC_RATIO * one.serving_pool.machine.sheet.scale_out_bytes_per_s for one in pair]
-    slowest = min(*cards, 400e9 / 8)
     assert own.seconds(sender, receiver) == pytest.approx(
-        KV_TRANSFER_LATENCY_S + 10e-6 + whole / slowest
+        KV_TRANSFER_LATENCY_S + 10e-6 + whole / min(*cards, 400e9 / 8)
     )
     # Split over two ranks at each end of one pool, each card carries half.
     roles = (Role.PREFILL, Role.DECODE)
@@ -90,8 +81,9 @@ def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
 
 
 def test_states_are_sent_as_the_release_of_their_own_pool_keeps_them(tmp_path: Path) -> None:
-    engines = "{h20: {name: sglang}}"
-    problem = asked(spec_of(tmp_path, model="qwen3-next-80b-a3b", engines=engines))
+    problem = problem_of(
+        spec_of(tmp_path, model="qwen3-next-80b-a3b", engines="{h20: {name: sglang}}")
+    )
     moved = [
         problem.kv_transfers.moved(
             *(option(problem, role, pool, tensor=2) for role in (Role.PREFILL, Role.DECODE))
@@ -109,7 +101,7 @@ def test_states_are_sent_as_the_release_of_their_own_pool_keeps_them(tmp_path: P
 
 
 def test_copies_of_a_latent_count_on_the_link(tmp_path: Path) -> None:
-    problem = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
+    problem = problem_of(spec_of(tmp_path, model="deepseek-v2-lite"))
     sender = option(problem, Role.PREFILL, "h20", tensor=1)
     single, double = (
         problem.kv_transfers.moved(sender, option(problem, Role.DECODE, "h20", tensor=tensor))
@@ -120,12 +112,12 @@ def test_copies_of_a_latent_count_on_the_link(tmp_path: Path) -> None:
 
 
 def test_unlike_vendors_pass_through_host_memory_where_the_engine_can(tmp_path: Path) -> None:
-    path = spec_of(tmp_path, pools=f"{AMD}, {B200}", links=LINK.format("amd", "b200"))
-    problem = asked(path)
+    problem = problem_of(
+        spec_of(tmp_path, pools=f"{AMD}, {B200}", links=LINK.format("amd", "b200"))
+    )
     sender = option(problem, Role.PREFILL, "b200", tensor=1)
     receiver = option(problem, Role.DECODE, "amd", tensor=1)
-    passed = problem.kv_transfers.path(sender, receiver)
-    assert len(passed.rates) == 3
+    assert len(problem.kv_transfers.path(sender, receiver).rates) == 3
     assert problem.kv_transfers.path_kind(receiver.serving_pool, receiver.serving_pool) == "device"
     assert problem.kv_transfers.refusals(sender, receiver) == ()
     like = option(problem, Role.PREFILL, "amd", tensor=2)
@@ -143,7 +135,7 @@ def test_pools_whose_pages_differ_are_given_a_size_that_both_take(tmp_path: Path
 
 
 def test_pages_that_differ_keep_instances_unconnected(tmp_path: Path) -> None:
-    problem = asked(spec_of(tmp_path, engine="sglang"))
+    problem = problem_of(spec_of(tmp_path, engine="sglang"))
     sender = option(problem, Role.PREFILL, "b200", tensor=1)
     receiver = option(problem, Role.DECODE, "h20", tensor=1)
     assert problem.kv_transfers.refusals(sender, receiver) == ()
@@ -154,7 +146,7 @@ def test_pages_that_differ_keep_instances_unconnected(tmp_path: Path) -> None:
 
 def test_pages_of_prefill_that_divide_those_of_decode_may_meet(tmp_path: Path) -> None:
     # vLLM's latent pages: 16 tokens on Hopper, 32 on Blackwell.
-    problem = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
+    problem = problem_of(spec_of(tmp_path, model="deepseek-v2-lite"))
     ends = {
         (role, pool): replace(option(problem, role, pool, tensor=1), page_tokens=None)
         for role in (Role.PREFILL, Role.DECODE)
@@ -170,7 +162,7 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
     tmp_path: Path,
 ) -> None:
     # Qwen3-235B has 4 key-value heads; vLLM's NIXL refuses a wider prefill beyond them.
-    problem = asked(spec_of(tmp_path, pools=B200, links="", model="qwen3-235b-a22b"))
+    problem = problem_of(spec_of(tmp_path, pools=B200, links="", model="qwen3-235b-a22b"))
     wide, half = (option(problem, Role.PREFILL, "b200", tensor=tensor) for tensor in (8, 4))
     receiver = option(problem, Role.DECODE, "b200", tensor=4)
     (line,) = problem.kv_transfers.refusals(wide, receiver)
@@ -188,7 +180,7 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
 
 
 def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
-    problem = asked(spec_of(tmp_path, pools=B200, links=""))
+    problem = problem_of(spec_of(tmp_path, pools=B200, links=""))
     ways = build_kv_routes(problem.options.options, problem.kv_transfers, problem.serving_pools)
     assert [group.name for group in ways.groups] == [
         "prefill@b200/tp1-2-4-8",
@@ -211,8 +203,7 @@ def test_a_pair_that_the_connector_refuses_is_named_where_it_would_save(tmp_path
     )
     path.write_text(goal)
     plan = plan_of(path)
-    assert plan.decision is not None
     (named,) = plan.unlaunchable
     assert "h100 to h100: tensor degrees 8 (prefill) and 4 (decode)" in named.feature
-    assert f"20 devices, the chosen one takes {plan.decision.num_devices}" in named.feature
-    assert named.gain_ratio == pytest.approx(1.0 - 20 / plan.decision.num_devices)
+    assert f"20 devices, the chosen one takes {present(plan.decision).num_devices}" in named.feature
+    assert named.gain_ratio == pytest.approx(1.0 - 20 / present(plan.decision).num_devices)

@@ -7,20 +7,23 @@ import pytest
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner import serve_specs
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import H100, serve_spec
 from tuner.config.serve import Role
 from tuner.plans.serve import ServeModeResult, ServePlan
 from tuner.search.serve.modes import explain_no_solution
 
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
+TWO_H100, TWO_H20 = (
+    one.replace("devices_per_node: 8", "devices_per_node: 2") for one in (H100, H20)
+)
 LINK = "{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}"
 SPREAD = "input_tokens: {kind: lognormal, mean: 4000, cv: 1.5, most: 30000}, output_tokens: 200"
 MODES = ["aggregated", "disaggregated", "attention_expert", "shared_device", "prefill_offload"]
 
 
 SPEC = {
-    "pools": f"{H100}, {H20}",
+    "pools": f"{H100.replace('nodes: 2', 'nodes: 1')}, {H20}",
     "links": LINK,
     "traffic": f"{{rate: 6/s, {SPREAD}}}",
     "slo": "{ttft: {p90: 3s}, tpot: {p90: 50ms}}",
@@ -48,9 +51,7 @@ def test_one_run_solves_every_mode(plan: ServePlan) -> None:
     for mode in ("attention_expert", "shared_device", "prefill_offload"):
         one = solutions[mode]
         assert one.status == "unlaunchable"
-        assert one.devices is not None
-        assert one.ttft_s is not None
-        assert one.tpot_s is not None
+        assert None not in (one.devices, one.ttft_s, one.tpot_s)
         (told,) = (line for line in plan.unlaunchable if line.feature.startswith(mode))
         assert told.gain_ratio == pytest.approx(max(one.gain_ratio or 0.0, 0.0))
     assert present(plan.decision).num_devices == solutions[present(plan.decision).mode].devices
@@ -64,8 +65,7 @@ def test_one_run_solves_every_mode(plan: ServePlan) -> None:
     # Ties and the bound are of modes that can be launched.
     certificate = plan.certificate
     assert present(certificate.bound) <= present(certificate.objective)
-    near = sum(other.within_band for other in plan.alternatives)
-    assert certificate.within_band >= near
+    assert certificate.within_band >= sum(other.within_band for other in plan.alternatives)
 
 
 def test_shared_devices_are_a_plan_where_the_release_launches_them(tmp_path: Path) -> None:
@@ -81,8 +81,7 @@ def test_shared_devices_are_a_plan_where_the_release_launches_them(tmp_path: Pat
     assert group.attention_dp == group.pp == 1
     assert not group.chunked_prefill
     # In steps of eight multiprocessors.
-    units = {"h100": 132, "h20": 78}[group.pool]
-    steps = present(group.prefill_share_ratio) * units / 8
+    steps = present(group.prefill_share_ratio) * {"h100": 132, "h20": 78}[group.pool] / 8
     assert steps == pytest.approx(round(steps))
     assert present(plan.predicted).ttft_s.p90 <= 3.0
     assert present(plan.predicted).tpot_s.p90 <= 0.05
@@ -95,9 +94,9 @@ FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
 @each_row(
     ("pools", "links", "traffic", "says"),
     [
-        (H100, "", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
-        (f"{H100}, {H20}", "", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
-        (f"{H100}, {H20}", LINK, FIXED, "equally long"),
+        (TWO_H100, "", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
+        (f"{TWO_H100}, {TWO_H20}", "", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
+        (f"{TWO_H100}, {TWO_H20}", LINK, FIXED, "equally long"),
     ],
 )
 def test_what_keeps_prompts_from_being_offloaded_is_stated(
@@ -117,9 +116,17 @@ def trace(folder: Path) -> str:
     return f"{{trace: {path}}}"
 
 
-@each_row("engine", ["sglang", "trtllm"])
-def test_no_mode_breaks_on_a_closed_loop(tmp_path: Path, engine: str) -> None:
-    plan = planned(tmp_path, engine=engine, traffic=f"{{concurrency: 24, {SPREAD}}}")
+LOOP = f"{{concurrency: 24, {SPREAD}}}"
+
+
+@each_row(
+    "fields",
+    [{"engine": "sglang", "traffic": LOOP}, {"engine": "trtllm", "traffic": LOOP}, {"slo": "{}"}],
+)
+def test_no_mode_breaks_on_a_closed_loop_or_without_targets(
+    tmp_path: Path, fields: dict[str, str]
+) -> None:
+    plan = planned(tmp_path, **fields)
     assert plan.decision is not None
     assert [one.mode for one in plan.modes] == MODES
 
@@ -133,9 +140,7 @@ def test_no_mode_breaks_on_a_trace(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_mode_breaks_on_targets_that_nothing_keeps(tmp_path: Path) -> None:
     # Few devices: relaxations are searched for in every mode.
-    pools = ", ".join(
-        one.replace("devices_per_node: 8", "devices_per_node: 2") for one in (H100, H20)
-    )
+    pools = f"{TWO_H100}, {TWO_H20}"
     plan = planned(tmp_path, pools=pools, slo="{tpot: {p90: 1ms}}")
     assert plan.decision is None
     assert [one.status for one in plan.modes] == ["none"] * 5
@@ -146,16 +151,9 @@ def test_no_mode_breaks_on_targets_that_nothing_keeps(tmp_path: Path) -> None:
     assert set(statuses.values()) <= {"none", "missed"}
 
 
-def test_no_mode_breaks_on_requests_without_targets(tmp_path: Path) -> None:
-    plan = planned(tmp_path, slo="{}")
-    assert plan.decision is not None
-    assert [one.mode for one in plan.modes] == MODES
-
-
 def test_no_mode_breaks_on_cached_prefixes(plan: ServePlan, tmp_path: Path) -> None:
     hit = f"{{rate: 6/s, prefix_hit: 0.6, {SPREAD}}}"
     few = "objective: devices\n  modes: [aggregated, shared_device, prefill_offload]"
-    cached = planned(tmp_path, traffic=hit, extra=few)
-    one, other = by_mode(cached), by_mode(plan)
+    one, other = by_mode(planned(tmp_path, traffic=hit, extra=few)), by_mode(plan)
     for mode in ("shared_device", "prefill_offload"):
         assert (one[mode].devices or 0) <= (other[mode].devices or 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
 from tuner.search.serve.multiplexing import can_share, multiplexed_options, price_shares, sm_shares
@@ -40,8 +40,7 @@ def test_only_plain_ranks_share(problem: ServeProblem) -> None:
 
 
 def test_shares_are_whole_steps_that_leave_both_phases_some(problem: ServeProblem) -> None:
-    option = problem.options.options[0]
-    for ratio in sm_shares(option):
+    for ratio in sm_shares(problem.options.options[0]):
         units = ratio * 132
         assert units / 8 == pytest.approx(round(units / 8))
         assert 16 <= units <= 132 - 16

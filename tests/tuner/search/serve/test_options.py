@@ -1,13 +1,13 @@
 """Instance options: what is tried, what is counted out, what another beats."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.tuner.models import example_model
+from tests.tuner.search.serve.testing import FORMATS, demand, serving_pool
 from tuner.config.serve import Role
-from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.decoder import Decoder, decoder_of
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.choices import BUDGETS, Choices, TokenBudget, engine_budgets, usual_choices
@@ -25,12 +25,9 @@ from tuner.search.serve.options import (
     price_options,
 )
 
-FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
 ROLES = (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
 A2A_BACKENDS = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
 DRAFTING = Drafting(draft_tokens=2, acceptance=0.8)
-Site = Callable[..., ServingPool]
-Asked = Callable[..., Demand]
 
 
 def decoder(model: str) -> Decoder:
@@ -49,7 +46,7 @@ def found_of(
     return price_options(
         (serving_pool,),
         decoder=decoder(model),
-        formats=FP8,
+        formats=FORMATS,
         engine=engine,
         demand=demand,
         roles=ROLES,
@@ -57,9 +54,7 @@ def found_of(
     )
 
 
-def test_every_option_holds_its_batch_and_meets_its_targets(
-    serving_pool: Site, demand: Asked
-) -> None:
+def test_every_option_holds_its_batch_and_meets_its_targets() -> None:
     asked = demand(slo={"ttft": {"p90": 2.0}, "tpot": {"p90": 0.05}})
     place = serving_pool("h200-sxm")
     found = found_of(place, asked, a2a_backends=A2A_BACKENDS, drafting=DRAFTING)
@@ -71,15 +66,14 @@ def test_every_option_holds_its_batch_and_meets_its_targets(
         assert device_memory_bytes(option, asked) <= place.memory_bytes
 
 
-def test_no_batch_is_larger_than_a_closed_loop_is(serving_pool: Site, demand: Asked) -> None:
+def test_no_batch_is_larger_than_a_closed_loop_is() -> None:
     for concurrency in (2, 64):
-        asked = demand(concurrency=concurrency, rate=None)
-        found = found_of(serving_pool("h200-sxm"), asked)
+        found = found_of(serving_pool("h200-sxm"), demand(concurrency=concurrency, rate=None))
         assert {one.role for one in found.options} == set(ROLES)
         assert max(one.running for one in found.options) <= concurrency
 
 
-def test_infeasible_options_are_counted_by_reason(serving_pool: Site, demand: Asked) -> None:
+def test_infeasible_options_are_counted_by_reason() -> None:
     memory = found_of(serving_pool("h100-sxm", nodes=1), demand())
     assert set(memory.illegal_by) == {NO_ROOM}
     assert not memory.options
@@ -91,13 +85,11 @@ def test_infeasible_options_are_counted_by_reason(serving_pool: Site, demand: As
     assert {option.role for option in late.options} == {Role.PREFILL}
 
 
-def test_a_release_that_refuses_every_option_of_a_role_is_named(
-    serving_pool: Site, demand: Asked
-) -> None:
+def test_a_release_that_refuses_every_option_of_a_role_is_named() -> None:
     found = price_options(
         (serving_pool("h200-sxm"),),
         decoder=decoder("deepseek-v3"),
-        formats=FP8,
+        formats=FORMATS,
         engine="sglang",
         demand=demand(),
         roles=ROLES,
@@ -107,9 +99,7 @@ def test_a_release_that_refuses_every_option_of_a_role_is_named(
     assert found.illegal_by["no prefill"] > 0
 
 
-def test_data_ranks_exchange_by_kernels_made_for_their_role(
-    serving_pool: Site, demand: Asked
-) -> None:
+def test_data_ranks_exchange_by_kernels_made_for_their_role() -> None:
     found = found_of(
         serving_pool("h200-sxm"),
         demand(),
@@ -132,15 +122,15 @@ def test_data_ranks_exchange_by_kernels_made_for_their_role(
             assert option.iteration.a2a_backend is A2aBackend.NORMAL
 
 
-def test_drafting_is_tried_beside_none(serving_pool: Site, demand: Asked) -> None:
+def test_drafting_is_tried_beside_none() -> None:
     asked = demand(slo={"tpot": {"p90": 0.05}})
     plain = found_of(serving_pool("h200-sxm"), asked)
     drafted = found_of(serving_pool("h200-sxm"), asked, drafting=DRAFTING)
     assert drafted.slowest_tpot_s < 0.6 * plain.slowest_tpot_s
     assert best(drafted, Role.DECODE) > 1.05 * best(plain, Role.DECODE)
-    useless = replace(DRAFTING, acceptance=0.0)
     assert best(
-        found_of(serving_pool("h200-sxm"), asked, drafting=useless), Role.DECODE
+        found_of(serving_pool("h200-sxm"), asked, drafting=replace(DRAFTING, acceptance=0.0)),
+        Role.DECODE,
     ) == pytest.approx(best(plain, Role.DECODE))
     launched = [to_instance_group(option, count=1).draft_tokens for option in drafted.options]
     assert set(launched) == {0, 2}
@@ -151,7 +141,7 @@ def best(found: Options, role: Role) -> float:
     return max(one.rate_per_s / one.devices for one in found.options if one.role is role)
 
 
-def test_budgets_are_chunked_unless_an_engine_takes_whole_prompts(demand: Asked) -> None:
+def test_budgets_are_chunked_unless_an_engine_takes_whole_prompts() -> None:
     assert engine_budgets("vllm", longest=4000) == tuple(
         TokenBudget(tokens=tokens, is_chunked=True) for tokens in BUDGETS
     )
@@ -160,7 +150,7 @@ def test_budgets_are_chunked_unless_an_engine_takes_whole_prompts(demand: Asked)
     assert usual_choices("trtllm").budgets == (TokenBudget(tokens=8192, is_chunked=False),)
 
 
-def test_an_instance_is_stated_with_its_budget_and_pages(serving_pool: Site, demand: Asked) -> None:
+def test_an_instance_is_stated_with_its_budget_and_pages() -> None:
     found = found_of(
         serving_pool("h200-sxm"),
         demand(),
@@ -174,16 +164,14 @@ def test_an_instance_is_stated_with_its_budget_and_pages(serving_pool: Site, dem
         assert stated.devices == stated.attention_tp * stated.attention_dp * stated.pp
 
 
-def test_cards_on_a_bus_are_offered_pipelines(serving_pool: Site, demand: Asked) -> None:
+def test_cards_on_a_bus_are_offered_pipelines() -> None:
     slow = found_of(serving_pool("l40s"), demand(), model="llama-3.1-70b", engine="vllm")
     fast = found_of(serving_pool("h100-sxm"), demand(), model="llama-3.1-70b", engine="vllm")
     assert any(option.degrees.pipeline > 1 for option in slow.options)
     assert not any(option.degrees.pipeline > 1 for option in fast.options)
 
 
-def test_a_model_that_no_domain_holds_is_offered_pipelines(
-    serving_pool: Site, demand: Asked
-) -> None:
+def test_a_model_that_no_domain_holds_is_offered_pipelines() -> None:
     found = found_of(
         serving_pool("h100-sxm", nodes=4),
         demand(),
@@ -193,7 +181,7 @@ def test_a_model_that_no_domain_holds_is_offered_pipelines(
     bf16 = price_options(
         (serving_pool("h100-sxm", nodes=4),),
         decoder=decoder("llama-3.1-405b"),
-        formats=replace(FP8, attention="bf16", output="bf16", ffn="bf16"),
+        formats=replace(FORMATS, attention="bf16", output="bf16", ffn="bf16"),
         engine="vllm",
         demand=demand(),
         roles=ROLES,
@@ -202,7 +190,7 @@ def test_a_model_that_no_domain_holds_is_offered_pipelines(
     assert min(option.degrees.pipeline for option in bf16.options) == 2
 
 
-def test_what_another_beats_in_everything_is_dropped(serving_pool: Site, demand: Asked) -> None:
+def test_what_another_beats_in_everything_is_dropped() -> None:
     found = found_of(serving_pool("h200-sxm"), demand(slo={"tpot": {"p90": 0.05}}))
     assert found.beaten > 0
     one = next(option for option in found.options if option.role is Role.DECODE)
@@ -211,9 +199,7 @@ def test_what_another_beats_in_everything_is_dropped(serving_pool: Site, demand:
     assert drop_dominated([worse, one, quick]) == (one, quick)
 
 
-def test_a_like_split_is_no_tie_and_an_unlike_one_within_the_band_is(
-    serving_pool: Site, demand: Asked
-) -> None:
+def test_a_like_split_is_no_tie_and_an_unlike_one_within_the_band_is() -> None:
     found = found_of(serving_pool("h200-sxm"), demand(slo={"tpot": {"p90": 0.05}}))
     one = next(option for option in found.options if option.role is Role.DECODE)
     near = replace(one, rate_per_s=0.97 * one.rate_per_s)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.printed import words_of
 from tests.rows import each_row
 from tests.tuner.serve_specs import H100, planned
@@ -92,20 +92,14 @@ def test_zero_computation_experts_are_planned_as_engines_run_them(
 
 def test_a_release_that_lacks_the_model_says_so(tmp_path: Path) -> None:
     made = planned(
-        tmp_path, pools=H200, model="kimi-linear-48b-a3b", engine="trtllm", extra=FEW_MODES
+        tmp_path,
+        pools=H200.replace("devices_per_node: 8", "devices_per_node: 2"),
+        model="kimi-linear-48b-a3b",
+        engine="trtllm",
+        extra=FEW_MODES,
     )
     assert made.decision is None
     assert "KimiLinearForCausalLM" in str(made.binding_constraint)
-
-
-def test_twice_the_traffic_never_takes_fewer_devices(tmp_path: Path) -> None:
-    devices = []
-    for rate in (5, 10, 20, 40):
-        traffic = f"{{rate: {rate}/s, input_tokens: 2000, output_tokens: 300}}"
-        made = planned(tmp_path, traffic=traffic, extra=FEW_MODES)
-        devices.append(made.decision.num_devices if made.decision else 99)
-    assert devices == sorted(devices)
-    assert devices[0] < devices[-1]
 
 
 def test_every_mode_is_priced_and_compared(plan: ServePlan) -> None:
@@ -115,12 +109,13 @@ def test_every_mode_is_priced_and_compared(plan: ServePlan) -> None:
 
 
 def test_a_cheap_pool_is_taken_where_it_is_fast_enough(tmp_path: Path) -> None:
-    pools = f"{H100}, {L40S}, {H20}"
-    cheap = planned(tmp_path, pools=pools, extra="objective: cost")
-    fast = planned(tmp_path, pools=H100, extra="objective: cost")
+    cheap = planned(tmp_path, pools=f"{H100}, {L40S}, {H20}", extra="objective: cost")
     assert present(present(cheap.predicted).cost_per_hour) <= present(
-        present(fast.predicted).cost_per_hour
+        present(planned(tmp_path, pools=H100, extra="objective: cost").predicted).cost_per_hour
     )
+    # Instances of a role are of one kind where one serves: routers share requests out evenly.
+    roles = [group.role for group in present(cheap.decision).instances]
+    assert len(roles) == len(set(roles))
 
 
 def test_pools_without_a_link_hand_nothing_over(tmp_path: Path) -> None:
@@ -186,39 +181,8 @@ def test_the_same_problem_has_the_same_plan(plan: ServePlan, tmp_path: Path) -> 
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str], says: str) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
+    with refused(SpecError, match=says):
         planned(tmp_path, **changes)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@each_row(
-    ("slo", "values"),
-    [
-        ("{{ttft: {{p90: {}ms}}, tpot: {{p90: 50ms}}}}", (150, 430, 1000)),
-        ("{{ttft: {{p90: 1s}}, tpot: {{p90: {}ms}}}}", (12, 30, 60)),
-    ],
-)
-def test_a_looser_target_never_takes_more_devices(
-    tmp_path: Path, slo: str, values: tuple[int, ...]
-) -> None:
-    few = "objective: devices\n  modes: [aggregated, disaggregated]"
-    traffic = "{rate: 20/s, input_tokens: 2000, output_tokens: 300}"
-    plans = [planned(tmp_path, slo=slo.format(x), traffic=traffic, extra=few) for x in values]
-    devices = [plan.decision.num_devices if plan.decision else 99 for plan in plans]
-    assert devices == sorted(devices, reverse=True)
-    assert devices[-1] < devices[0]
-    for plan in plans:
-        if plan.decision is not None:
-            assert present(plan.certificate.bound) <= plan.decision.num_devices
-            assert plan.certificate.program_gap_ratio < 1e-6
-
-
-def test_instances_of_a_role_are_of_one_kind_where_one_serves(tmp_path: Path) -> None:
-    # Routers share requests out evenly.
-    plan = planned(tmp_path, pools=f"{H100}, {L40S}, {H20}", extra="objective: cost")
-    roles = [group.role for group in present(plan.decision).instances]
-    assert len(roles) == len(set(roles))
 
 
 def test_a_closed_loop_without_targets_is_planned_whatever_it_takes(tmp_path: Path) -> None:

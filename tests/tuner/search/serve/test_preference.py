@@ -8,12 +8,9 @@ import pytest
 from tests.expect import present
 from tests.printed import words_of
 from tests.tuner import serve_specs
-from tuner.goals.serve_plan import price_serving_pool
+from tests.tuner.search.serve.testing import problem_of
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
-from tuner.search.serve.solve_mode import build_serve_problem
-from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 
 def planned(
@@ -70,9 +67,7 @@ def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_on
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path, modes="aggregated")
-    spec = read_serve_spec(tmp_path / "spec.yaml")
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    asked = build_serve_problem(spec, serving_pools, SearchSettings(time_limit_s=20.0))
+    asked = problem_of(tmp_path / "spec.yaml")
     rate = asked.demand.rate_per_s
     least = min(
         math.ceil(rate / option.rate_per_s) * option.devices for option in asked.options.options

@@ -10,16 +10,16 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.models import MODELS
+from tests.tuner.search.serve.testing import problem_of
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import PrefixReuse, ServePlan
 from tuner.search.serve import plan_serve as planning
 from tuner.search.serve import prefix_reuse
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
 from tuner.search.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
 from tuner.search.serve.simulation import sample_rank_requests
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, build_serve_problem
-from tuner.search.settings import SearchSettings
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.simulate.serving.prefix_hits import by_weight
 from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
@@ -70,8 +70,7 @@ def plan_of(path: Path) -> ServePlan:
 
 
 def test_a_plan_counts_on_what_its_own_caches_hold(spec: Callable[..., Path]) -> None:
-    path = spec(shared(400))
-    plan = plan_of(path)
+    plan = plan_of(spec(shared(400)))
     reuse = present(plan.prefix_reuse)
     (group,) = present(plan.decision).instances
     ranks = group.count * group.attention_dp
@@ -82,8 +81,7 @@ def test_a_plan_counts_on_what_its_own_caches_hold(spec: Callable[..., Path]) ->
     )
     # Every rank meets a document for the first time once: 3 of 4 blocks are found but then.
     at_most = 0.75 * (1.0 - 2.0 / 400)
-    at_least = 0.75 * (1.0 - 2.0 * ranks / 400)
-    assert at_least - 1e-9 <= reuse.hit_ratio <= at_most + 1e-9
+    assert (0.75 * (1.0 - 2.0 * ranks / 400)) - 1e-9 <= reuse.hit_ratio <= at_most + 1e-9
     assert plan.goal.traffic.prefix_hit == pytest.approx(reuse.hit_ratio, abs=0.01)
     assert any("hash_ids" in note for note in plan.provenance.notes)
     assert not any("whichever instance" in note for note in plan.provenance.notes)
@@ -108,8 +106,7 @@ def test_instances_that_look_for_prefixes_on_their_ranks_find_what_one_rank_woul
         for turn in range(6)
         for session in range(14)
     ]
-    prompts = recorded_prompts(read_serve_spec(spec(rows)), rate_per_s=10.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read_serve_spec(spec(rows)), rate_per_s=10.0))
 
     def found(router: Any, *, instances: int, ranks: int) -> float:
         reuse = PrefixReuse(
@@ -154,8 +151,7 @@ def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_
     goal = read_serve_spec(path).goal
     demand = build_demand(goal, longest=32768)
     assert demand.cached_N is None
-    counted = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
-    for one in (demand, counted):
+    for one in (demand, with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))):
         found = sample_rank_requests(goal, one, count=40, every=4, most_tokens=1e6)
         assert len(found.input_R) == 40
         assert found.after_R is not None
@@ -207,8 +203,7 @@ def test_islands_have_caches_of_their_own_and_get_requests_by_their_weights(
 
 
 def prompts_under(prompts: RecordedPrompts, reuse: PrefixReuse) -> list[int]:
-    cached_N = present(prompts.under(reuse).cached_N)
-    return [tokens // 512 for tokens in cached_N]
+    return [tokens // 512 for tokens in present(prompts.under(reuse).cached_N)]
 
 
 def test_only_the_beginning_of_a_long_trace_is_counted(
@@ -216,12 +211,10 @@ def test_only_the_beginning_of_a_long_trace_is_counted(
 ) -> None:
     read = read_serve_spec(spec(shared(50)))
     monkeypatch.setattr(prefix_reuse, "MOST_REQUESTS", 20)
-    prompts = recorded_prompts(read, rate_per_s=10.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read, rate_per_s=10.0))
     assert len(prompts.input_N) == 20
     monkeypatch.setattr(prefix_reuse, "MOST_BLOCKS", 30)
-    prompts = recorded_prompts(read, rate_per_s=5.0)
-    assert prompts is not None
+    prompts = present(recorded_prompts(read, rate_per_s=5.0))
     # 7 prompts of 4 blocks are 28.
     assert len(prompts.input_N) == 7
     assert prompts.arrival_s_N == pytest.approx(0.2 * np.arange(7))
@@ -234,8 +227,7 @@ def test_without_a_router_that_follows_caches_the_instances_look_on_their_ranks(
     reuse = present(plan.prefix_reuse)
     assert reuse.router == ("own_ranks" if reuse.ranks > 1 else "in_turn")
     assert reuse.hit_ratio == reuse.by_router[reuse.router] >= reuse.by_router["in_turn"]
-    hits = present(present(plan.predicted).prefix_hits)
-    assert hits.ratio_band[0] == reuse.by_router["in_turn"]
+    assert present(present(plan.predicted).prefix_hits).ratio_band[0] == reuse.by_router["in_turn"]
 
 
 def test_hits_are_counted_at_the_rate_that_is_found(
@@ -281,12 +273,9 @@ def test_wide_instances_are_weighed_by_the_fewer_hits_of_their_ranks(
     spec: Callable[..., Path],
 ) -> None:
     path = spec(shared(400), engine="sglang")
-    read = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
-    prompts = present(recorded_prompts(read, rate_per_s=10.0))
+    prompts = present(recorded_prompts(read_serve_spec(path), rate_per_s=10.0))
     whole = PrefixHits(ratio=0.74)
-    problem = build_serve_problem(read, serving_pools, SearchSettings(), hits=whole)
-    found = prefix_reuse.hits_of_options(problem, prompts)
+    found = prefix_reuse.hits_of_options(problem_of(path, hits=whole), prompts)
     counts = sorted(ranks for role, ranks in found if role is Role.AGGREGATED)
     assert counts[0] == 1 < counts[-1]
     ratios = [found[Role.AGGREGATED, ranks].ratio for ranks in counts]
@@ -294,12 +283,8 @@ def test_wide_instances_are_weighed_by_the_fewer_hits_of_their_ranks(
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[-1] < ratios[0]
     # Each option is priced with the hits of its own number of ranks.
-    priced = build_serve_problem(
-        read,
-        serving_pools,
-        SearchSettings(),
-        hits=whole,
-        hits_by_ranks=lambda role, ranks: found.get((role, ranks)),
+    priced = problem_of(
+        path, hits=whole, hits_by_ranks=lambda role, ranks: found.get((role, ranks))
     )
     for ranks in counts:
         demand = priced.demand.on(Role.AGGREGATED, ranks=ranks)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.rows import each_row
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.models import example_model
@@ -104,18 +104,16 @@ def test_recordings_and_placements_of_another_model_are_refused(
 ) -> None:
     loads = None if recorded is None else recording(tmp_path, **recorded)
     named = [] if placed is None else [placement(tmp_path, **placed)]
-    with pytest.raises(SpecError, match=message) as caught:
+    with refused(SpecError, match=message):
         expert_loads(goal_of(loads, *named), MODEL)
-    assert "\n" not in str(caught.value)
 
 
 @each_row("text", ["{}", "[]", "no", '{"goal": {"kind": "train"}}'])
 def test_what_is_no_placement_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
-    with pytest.raises(SpecError, match="name the plan of a goal of kind 'place'") as caught:
+    with refused(SpecError, match="name the plan of a goal of kind 'place'"):
         read_placement(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_dense_model_has_no_loads(tmp_path: Path) -> None:

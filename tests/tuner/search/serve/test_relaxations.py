@@ -11,15 +11,15 @@ import pytest
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.models import MODELS
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.relaxations import Closest, find_closest
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
+from tuner.search.serve.solve_mode import simulate_traffic
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 LENGTHS = "input_tokens: 2000, output_tokens: 300"
 TOGETHER = "objective: devices\n  modes: [aggregated]"
@@ -45,19 +45,17 @@ def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) 
     rate = float(re.findall(r"[\d.e+]+", way.change)[0])
     assert present(way.decision).num_devices == 8
     for share, fits in ((0.9, True), (1.3, False)):
-        traffic = f"{{rate: {share * rate}/s, {LENGTHS}}}"
-        again = planned(tmp_path, traffic=traffic, extra=TOGETHER)
+        again = planned(tmp_path, traffic=f"{{rate: {share * rate}/s, {LENGTHS}}}", extra=TOGETHER)
         assert (again.decision is not None) == fits, share
 
 
 def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Path) -> None:
-    read = read_serve_spec(written(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}"))
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
+    path = written(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}")
 
     def closest(seconds_a_look: float) -> Closest:
         looks = itertools.count()
         settings = SearchSettings(time_limit_s=20.0, clock=lambda: next(looks) * seconds_a_look)
-        return present(find_closest(build_serve_problem(read, serving_pools, settings)))
+        return present(find_closest(problem_of(path, settings=settings)))
 
     hasty, patient = closest(30.0), closest(0.0)
     assert hasty.decision.mode == "aggregated"
@@ -73,21 +71,18 @@ def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
     assert all(ways.values())
     more = present(ways["one more node of h100"])
     own = planned(tmp_path, nodes=2, traffic=traffic, extra=TOGETHER)
-    assert own.decision is not None
-    assert more.num_devices == own.decision.num_devices
+    assert more.num_devices == present(own.decision).num_devices
     half = present(ways["prompts and outputs half as long"])
     shorter = "{rate: 50/s, input_tokens: 1000, output_tokens: 150}"
     own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
-    assert half.num_devices == present(own.decision).num_devices
+    assert half.num_devices == present(present(own.decision)).num_devices
     # Of one node there is no twice beside one more.
     assert "twice the nodes of every pool" not in ways
 
 
 def fastest_s(spec: Path) -> float:
     """The least median time to the first token of any one instance."""
-    read = read_serve_spec(spec)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
-    problem = build_serve_problem(read, serving_pools, SearchSettings())
+    problem = problem_of(spec)
     return min(
         float(
             np.median(
@@ -140,8 +135,7 @@ def test_a_closed_loop_states_how_many_requests_fit(tmp_path: Path) -> None:
     fewer = int(way.change.split()[0])
     assert way.change == f"{fewer} requests at a time in place of 4096"
     traffic = f"{{concurrency: {int(0.9 * fewer)}, {LENGTHS}}}"
-    less = planned(tmp_path, traffic=traffic, extra=TOGETHER)
-    assert less.decision is not None
+    assert planned(tmp_path, traffic=traffic, extra=TOGETHER).decision is not None
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.expect import present
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
 from tuner.search.serve.mode_simulation import waits_s

@@ -12,7 +12,7 @@ from tests.expect import present
 from tests.printed import words_of
 from tests.tuner import serve_specs
 from tests.tuner.models import MODELS
-from tests.tuner.search.serve.problems import problem_of
+from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import H100
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
@@ -38,19 +38,33 @@ from tuner.search.serve.simulation import (
     sample_rank_requests,
     simulate_disaggregated_mode,
 )
+from tuner.search.serve.solve_mode import (
+    ModeSolution,
+    ServeProblem,
+    restrict_problem,
+    solve_with_remaining_hits,
+    solve_with_router,
+)
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, EngineName, Mode, ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
 
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
+TWO_POOLS = f"{H100}, {H20}"
 
 
 def planned(
-    folder: Path, *, engine: str = "vllm", emit: str = "", rate: int = 20, rest: str = ""
+    folder: Path,
+    *,
+    pools: str = H100,
+    engine: str = "vllm",
+    emit: str = "",
+    rate: int = 20,
+    rest: str = "",
 ) -> ServePlan:
     return serve_specs.planned(
         folder,
-        pools=f"{H100}, {H20}",
+        pools=pools,
         engine=engine,
         traffic=f"{{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
         f" output_tokens: 400{rest}}}",
@@ -172,8 +186,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
         (narrow, 1, 0.85),
         (own, 4, of_own),
     ):
-        hits = present(plan.predicted).prefix_hits
-        assert hits is not None
+        hits = present(present(plan.predicted).prefix_hits)
         assert {group.attention_dp for group in present(plan.decision).instances} == {ranks}
         assert hits.ranks == ranks * hits.instances
         assert hits.ratio == pytest.approx(hit)
@@ -198,8 +211,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
     assert "gives them requests in turn" in note
     assert "rank 0" in note
     # Both sides of the choice are in the search: a wide instance costs what it computes.
-    assert split.certificate.objective is not None
-    assert split.certificate.objective > present(whole.certificate.objective)
+    assert present(split.certificate.objective) > present(whole.certificate.objective)
 
 
 def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
@@ -260,14 +272,14 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
-    by_load = planned(tmp_path, emit="vllm", rate=16)
+    by_load = planned(tmp_path, pools=TWO_POOLS, emit="vllm", rate=16)
     assert len(present(by_load.decision).instances) == 2
     assert present(present(by_load.decision).router).policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
     assert present(by_load.predicted).ttft_s.p90 <= 1.0
     assert present(by_load.predicted).tpot_s.p90 <= 0.04
     assert "up to 3 kinds" in by_load.certificate.covers
     # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
-    without = planned(tmp_path, emit="dynamo", rate=16)
+    without = planned(tmp_path, pools=TWO_POOLS, emit="dynamo", rate=16)
     assert without.decision is not None
     saved = 1.0 - present(by_load.certificate.objective) / present(without.certificate.objective)
     assert saved > 0.1
@@ -291,30 +303,15 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
     assert not any("counted on in prefix" in one for one in shared.provenance.notes)
     router = present(kept.decision).router
     if sum(group.count for group in present(kept.decision).instances) > 1:
-        assert router is not None
-        assert router.policy is RouterPolicy.CACHE_AWARE
+        assert present(router).policy is RouterPolicy.CACHE_AWARE
 
 
 def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     tmp_path: Path,
 ) -> None:
-    from tuner.goals.serve_plan import price_serving_pool
-    from tuner.search.serve.solve_mode import (
-        ModeSolution,
-        ServeProblem,
-        build_serve_problem,
-        restrict_problem,
-        solve_with_remaining_hits,
-        solve_with_router,
-    )
-    from tuner.search.settings import SearchSettings
-    from tuner.spec.serving.read import read_serve_spec
-
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.format(rate=60).replace("name: vllm", "name: trtllm"))
     path.write_text(path.read_text().replace("{rate:", "{prefix_hit: 0.5, rate:"))
-    spec = read_serve_spec(path)
-    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
 
     def of_four(problem: ServeProblem) -> ServeProblem:
         kept = tuple(one for one in problem.options.options if one.devices == 4)
@@ -325,10 +322,10 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     def answered(problem: ServeProblem) -> ModeSolution | None:
         devices = {one.devices for one in problem.options.options}
         asked.append((problem.spec.goal.traffic.prefix_hit, devices))
-        router = router_choices(spec.goal, (), "aggregated")[0]
+        router = router_choices(problem.spec.goal, (), "aggregated")[0]
         return solve_with_router(problem, "aggregated", router, None)
 
-    problem = restrict_problem(build_serve_problem(spec, serving_pools, SearchSettings()), of_four)
+    problem = restrict_problem(problem_of(path), of_four)
     assert solve_with_remaining_hits(problem, "aggregated", answered) is not None
     hits = [hit for hit, _ in asked]
     assert hits[0] == 0.5
@@ -379,27 +376,20 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
 def test_a_large_deployment_is_simulated_as_a_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.goals.serve_plan import price_serving_pool
-    from tuner.search.serve.solve_mode import build_serve_problem
-    from tuner.search.settings import SearchSettings
-    from tuner.spec.serving.read import read_serve_spec
-
     path = tmp_path / "spec.yaml"
     found = []
     for count, rate, most_requests in ((16, 100, 20_000), (64, 400, 20_000), (24, 150, 1600)):
         monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
         path.write_text(SPEC.format(rate=rate))
-        spec = read_serve_spec(path)
-        serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-        problem = build_serve_problem(spec, serving_pools, SearchSettings())
-        (_, router) = router_choices(spec.goal, (), "aggregated")
+        problem = problem_of(path)
+        (_, router) = router_choices(problem.spec.goal, (), "aggregated")
         options = (one for one in problem.options.options if one.degrees.attention_data == 1)
         option = max(options, key=lambda one: one.rate_per_s / one.devices)
         simulated = simulate_routed_mode(
             [InstanceGroup(option=option, count=count)],
             router=router,
             kv_transfers=problem.kv_transfers,
-            goal=spec.goal,
+            goal=problem.spec.goal,
             demand=problem.demand,
         )
         found.append(

@@ -1,17 +1,17 @@
 """Simulated traffic: queueing, tails, prefixes, and what clients see beside the engine's steps."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.search.serve.testing import iteration, serving_pool
 from tuner.config.serve import Role
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
-from tuner.search.serve.demand import Demand, build_demand
+from tuner.search.serve.demand import build_demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.options import Option, ServingPool, most_running
 from tuner.search.serve.simulation import (
@@ -25,8 +25,6 @@ from tuner.simulate.serving.client import ROUNDS
 from tuner.spec.serving.goal import ServeGoal
 
 TAIL = {"kind": "pareto_tailed", "mean": 250, "cv": 1.0, "tail_ratio": 0.05, "tail_index": 1.3}
-Made = Callable[..., Iteration]
-Site = Callable[..., ServingPool]
 
 
 def goal_of(engine: str = "vllm", **traffic: object) -> ServeGoal:
@@ -66,17 +64,16 @@ def simulated(option: Option, goal: ServeGoal, *, longest: int = 32768) -> Simul
 
 @each_row(("engine", "client_s"), [("vllm", 15e-3), ("sglang", 100e-3)])
 def test_a_lone_request_waits_for_its_prompt_its_steps_and_its_client(
-    iteration: Made, serving_pool: Site, engine: str, client_s: float
+    engine: str, client_s: float
 ) -> None:
     own, goal = iteration(engine=engine), goal_of(engine, rate=0.001)
     found = simulated(option_of(own, serving_pool()), goal)
-    demand = build_demand(goal, longest=32768)
-    prompt_s = prompt_time(own, demand, step_tokens=8192).latency_s
+    prompt_s = prompt_time(own, build_demand(goal, longest=32768), step_tokens=8192).latency_s
     tpot_s = float(found.tpot_s_R.mean())
     assert found.ttft_s_R.mean() == pytest.approx(prompt_s + 1.5 * tpot_s + client_s, rel=0.02)
 
 
-def test_a_closed_loop_sends_ten_rounds_and_pauses_between_them(serving_pool: Site) -> None:
+def test_a_closed_loop_sends_ten_rounds_and_pauses_between_them() -> None:
     goal = goal_of(
         concurrency=7, rate=None, input_tokens={"kind": "uniform", "low": 80, "high": 100}
     )
@@ -90,7 +87,7 @@ def test_a_closed_loop_sends_ten_rounds_and_pauses_between_them(serving_pool: Si
     assert (found.input_R.min(), found.input_R.max()) == (80, 100)
 
 
-def test_few_requests_have_the_mean_and_the_tail_of_many(demand: Callable[..., Demand]) -> None:
+def test_few_requests_have_the_mean_and_the_tail_of_many() -> None:
     goal = goal_of(output_tokens=TAIL)
     asked = build_demand(goal, longest=32768)
     few = sample_rank_requests(goal, asked, count=200, every=1, most_tokens=1e6).output_R
@@ -99,7 +96,7 @@ def test_few_requests_have_the_mean_and_the_tail_of_many(demand: Callable[..., D
     assert few.max() > 8 * np.quantile(few, 0.95)
 
 
-def test_no_request_exceeds_what_a_rank_holds(demand: Callable[..., Demand]) -> None:
+def test_no_request_exceeds_what_a_rank_holds() -> None:
     goal = goal_of(output_tokens=TAIL)
     found = sample_rank_requests(
         goal, build_demand(goal, longest=32768), count=200, every=1, most_tokens=3000.0
@@ -107,9 +104,7 @@ def test_no_request_exceeds_what_a_rank_holds(demand: Callable[..., Demand]) -> 
     assert (found.input_R + found.output_R).max() <= 3000
 
 
-def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile(
-    iteration: Made, serving_pool: Site
-) -> None:
+def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile() -> None:
     cache = 40_000.0
     goal = goal_of(output_tokens=TAIL, rate=3.0)
     tailed = build_demand(goal, longest=32768)
@@ -125,7 +120,7 @@ def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile(
     assert latency_of(with_tail.ttft_s_R).p99 > 1.2 * latency_of(without.ttft_s_R).p99
 
 
-def test_a_prefix_that_is_cached_is_not_read_again(iteration: Made, serving_pool: Site) -> None:
+def test_a_prefix_that_is_cached_is_not_read_again() -> None:
     option = option_of(iteration(), serving_pool())
     whole, half = (
         simulated(option, goal_of(input_tokens=8000, prefix_hit=hit)).ttft_s_R.mean()
@@ -134,16 +129,15 @@ def test_a_prefix_that_is_cached_is_not_read_again(iteration: Made, serving_pool
     assert half < 0.6 * whole
 
 
-def test_kept_drafts_shorten_the_time_per_token(iteration: Made, serving_pool: Site) -> None:
+def test_kept_drafts_shorten_the_time_per_token() -> None:
     plain = iteration(
         "deepseek-v3",
         engine="sglang",
         degrees=InstanceDegrees(attention_data=8, expert=8),
         a2a_backend=A2aBackend.ALLGATHER,
     )
-    drafted = replace(plain, drafting=Drafting(draft_tokens=2, acceptance=0.9))
     times = [
         simulated(option_of(one, serving_pool()), goal_of("sglang")).tpot_s_R.mean()
-        for one in (plain, drafted)
+        for one in (plain, replace(plain, drafting=Drafting(draft_tokens=2, acceptance=0.9)))
     ]
     assert times[1] < 0.7 * times[0]

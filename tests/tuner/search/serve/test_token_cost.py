@@ -1,7 +1,6 @@
 """Cost of a million tokens: sums to the cost of all devices, and falls to the roles that work."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pytest
 from tests.expect import present
 from tests.printed import words_of
 from tests.tuner.models import MODELS
+from tests.tuner.search.serve.testing import demand, iteration, serving_pool
 from tuner.config.serve import Role
-from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import deploy
 from tuner.report.serve_page import serve_report
-from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration
-from tuner.search.serve.options import Option, ServingPool, price_options, step_seconds
+from tuner.search.serve.options import Option, price_options, step_seconds
 from tuner.search.serve.token_cost import prompt_ratio
 
 PRICES = {"h100": 3.0, "h20": 1.5}
@@ -42,11 +40,7 @@ goal:
 
 
 @pytest.fixture
-def aggregated(
-    serving_pool: Callable[..., ServingPool],
-    demand: Callable[..., Demand],
-    iteration: Callable[..., Iteration],
-) -> Option:
+def aggregated() -> Option:
     found = price_options(
         (serving_pool(per_node=4, nodes=1),),
         decoder=iteration().decoder,
@@ -84,12 +78,11 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
                 if group.role is Role.PREFILL
             )
             assert cost.input_ratio == pytest.approx(prefill / per_hour)
-        text = words_of(serve_report(plan))
-        assert re.search(r"cost per million input tokens [\d.,]+ EUR", text)
+        assert re.search(r"cost per million input tokens [\d.,]+ EUR", words_of(serve_report(plan)))
 
 
 def test_an_aggregated_instance_is_split_by_the_seconds_of_prompts_and_outputs(
-    aggregated: Option, demand: Callable[..., Demand]
+    aggregated: Option,
 ) -> None:
     asked = demand()
     own = aggregated.iteration
@@ -105,9 +98,7 @@ def test_an_aggregated_instance_is_split_by_the_seconds_of_prompts_and_outputs(
     assert 0.1 * found < cached < 0.7 * found
 
 
-def test_shares_of_a_device_weigh_what_runs_on_them(
-    aggregated: Option, demand: Callable[..., Demand]
-) -> None:
+def test_shares_of_a_device_weigh_what_runs_on_them(aggregated: Option) -> None:
     asked, share = demand(), 0.25
     shared = replace(aggregated, prefill_share_ratio=share)
     reading, writing = split_iteration(
@@ -115,6 +106,5 @@ def test_shares_of_a_device_weigh_what_runs_on_them(
     )
     prompt_s = prompt_time(reading, asked, step_tokens=shared.step_tokens).busy_s
     step_s = float(step_seconds(writing, np.array([float(shared.running)]), asked)[0])
-    answer_s = 400 * step_s / shared.running
-    expected = 0.25 * prompt_s / (0.25 * prompt_s + 0.75 * answer_s)
+    expected = 0.25 * prompt_s / (0.25 * prompt_s + 0.75 * (400 * step_s / shared.running))
     assert prompt_ratio(shared, asked, threshold=None) == pytest.approx(expected)

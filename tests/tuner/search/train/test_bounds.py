@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.search.train.testing import make_problem
 from tuner.arrays import Ints
 from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.costs.train.columns_of import hardware_of_pool
@@ -41,7 +42,6 @@ from tuner.search.train.root_bound import allowed_by, partial_bounds_s
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 
-MakeProblem = Callable[..., TrainProblem]
 Drawn = tuple[Candidates, np.ndarray, Facts]
 
 MODELS = st.sampled_from(("olmoe-1b-7b", "deepseek-v2-lite", "llama-3.1-8b"))
@@ -60,7 +60,7 @@ class Space:
 
 
 @pytest.fixture(scope="module")
-def space_of(make_problem: MakeProblem) -> Callable[[str], Space]:
+def space_of() -> Callable[[str], Space]:
     @functools.cache
     def listed(model: str) -> Space:
         problem = make_problem(model, devices=16)
@@ -95,7 +95,7 @@ def drawn(space: Space, seed: int, *, count: int = 64) -> Drawn:
 
 
 @given(model=MODELS, seed=SEEDS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=16)
 def test_no_bound_exceeds_the_price(
     space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
@@ -138,7 +138,7 @@ def test_no_bound_exceeds_the_price(
 @given(model=MODELS, seed=SEEDS)
 # ZeRO 3 with two chunks and as many micro-batches as ranks.
 @example(model="deepseek-v2-lite", seed=2377012935)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=16)
 def test_what_fits_in_a_layout_is_never_called_impossible(
     space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
@@ -157,7 +157,7 @@ def test_what_fits_in_a_layout_is_never_called_impossible(
 
 
 @given(model=MODELS, seed=SEEDS, share=st.floats(0.05, 1.0))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=24)
 def test_what_fits_is_left_standing_at_every_level(
     space_of: Callable[[str], Space], model: str, seed: int, share: float
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_dominated_option_is_neither_faster_nor_smaller(
             assert (better.peak_bytes <= worse.peak_bytes * (1.0 + 1e-9)).all()
 
 
-def test_an_expert_that_several_ranks_hold_is_bounded_by_less(make_problem: MakeProblem) -> None:
+def test_an_expert_that_several_ranks_hold_is_bounded_by_less() -> None:
     """Few tokens on wide experts: main gradients, of which a rank adds to its part, are much."""
     a100 = find_device("a100-80gb-sxm")
     pool = Pool(name="p", device=a100.name, nodes=4, devices_per_node=8)
@@ -239,7 +239,7 @@ def test_an_expert_that_several_ranks_hold_is_bounded_by_less(make_problem: Make
     degrees, options = legal_degrees(problem), option_space(problem)
     least_s = partial_bounds_s(problem, options, degrees)
     rng, seen = np.random.default_rng(0), 0
-    for cell in rng.permutation(degrees.num_partials)[:40]:
+    for cell in rng.permutation(degrees.num_partials)[:20]:
         partials = np.repeat(cell, degrees.num_pairs_N[cell])
         rows = degrees.rows(np.array([cell]))
         for facts, chosen in by_facts(rows):
@@ -256,4 +256,4 @@ def test_an_expert_that_several_ranks_hold_is_bounded_by_less(make_problem: Make
             step_s = price(problem, options, candidates).step_s
             assert (least_s[partials[at]] <= step_s * (1.0 + 1e-12)).all()
             seen += 1
-    assert seen > 10
+    assert seen > 5

@@ -1,17 +1,15 @@
 from collections import Counter
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 
 from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.search.train.testing import make_problem
 from tuner.engines.manifest import Capabilities
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.search import Search
-
-MakeProblem = Callable[..., TrainProblem]
 
 
 def every(problem: TrainProblem) -> list[tuple[int, ...]]:
@@ -75,9 +73,7 @@ def spare(layers: int, stages: int) -> bool:
 
 
 @each_row(("devices", "batch"), [(1, 4), (4, 6), (6, 12), (12, 8)])
-def test_the_legal_combinations_are_those_of_brute_force(
-    make_problem: MakeProblem, devices: int, batch: int
-) -> None:
+def test_the_legal_combinations_are_those_of_brute_force(devices: int, batch: int) -> None:
     problem = make_problem(devices=devices, global_batch_size=batch)
     degrees = legal_degrees(problem)
     rows = degrees.rows(np.arange(degrees.num_partials))
@@ -93,7 +89,7 @@ def test_the_legal_combinations_are_those_of_brute_force(
     assert sum(degrees.illegal.values()) == len(combinations) - sum(expected.values())
 
 
-def test_limits_of_the_user_leave_only_what_they_allow(make_problem: MakeProblem) -> None:
+def test_limits_of_the_user_leave_only_what_they_allow() -> None:
     limits = Search(tensor_model_parallel_size=(2,), expert_model_parallel_size=(4,))
     degrees = legal_degrees(make_problem(limits=limits))
 
@@ -102,7 +98,7 @@ def test_limits_of_the_user_leave_only_what_they_allow(make_problem: MakeProblem
     assert degrees.illegal["search.tensor_model_parallel_size leaves it out"] > 0
 
 
-def test_what_a_target_lacks_is_counted_against_it(make_problem: MakeProblem) -> None:
+def test_what_a_target_lacks_is_counted_against_it() -> None:
     poor = Capabilities(names=("poor",), context_parallel=False, virtual_pipeline=False)
     degrees = legal_degrees(make_problem(capabilities=poor))
 
@@ -111,10 +107,9 @@ def test_what_a_target_lacks_is_counted_against_it(make_problem: MakeProblem) ->
     assert "the target has no context parallelism" in degrees.illegal
 
 
-def test_every_domain_holds_a_whole_copy_of_the_state(make_problem: MakeProblem) -> None:
+def test_every_domain_holds_a_whole_copy_of_the_state() -> None:
     limits = Search(pipeline_model_parallel_size=(1,), tensor_model_parallel_size=(2,))
-    problem = make_problem(devices=64, global_batch_size=64, limits=limits)
-    degrees = legal_degrees(problem)
+    degrees = legal_degrees(make_problem(devices=64, global_batch_size=64, limits=limits))
     rows = degrees.rows(np.arange(degrees.num_partials))
     parts = rows["data"] * rows["context"] // rows["copies"]
     apart = 64 // (rows["expert"] * rows["expert_tensor"])
@@ -126,12 +121,12 @@ def test_every_domain_holds_a_whole_copy_of_the_state(make_problem: MakeProblem)
     assert (apart % rows["copies"] == 0).all()
 
 
-def test_a_target_without_copies_has_one(make_problem: MakeProblem) -> None:
+def test_a_target_without_copies_has_one() -> None:
     poor = Capabilities(names=("poor",), shard_ranks_zero_stages=frozenset())
     assert (legal_degrees(make_problem(devices=64, capabilities=poor)).pairs_E["copies"] == 1).all()
 
 
-def test_a_dense_model_has_no_expert_degrees(make_problem: MakeProblem) -> None:
+def test_a_dense_model_has_no_expert_degrees() -> None:
     degrees = legal_degrees(make_problem("llama-3.1-8b"))
 
     assert set(degrees.pairs_E["expert"].tolist()) == {1}

@@ -1,11 +1,11 @@
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from solvers.registry import LAYOUT
 from tests.expect import present
+from tests.tuner.search.train.testing import make_problem
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.settings import SearchSettings
 from tuner.search.train import finalists
@@ -16,18 +16,16 @@ from tuner.search.train.finalists import (
     simulated_s,
 )
 from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution
 from tuner.simulate.pipeline import SimulatedStep
 from tuner.spec.search import Search
 
-MakeProblem = Callable[..., TrainProblem]
 SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=6)
 
 
 @pytest.fixture(scope="module")
-def outcome(make_problem: MakeProblem) -> SearchOutcome:
+def outcome() -> SearchOutcome:
     """Pipelines of two and four devices, one stage on each."""
     limits = Search(pipeline_model_parallel_size=(2, 4), virtual_pipeline_model_parallel_size=(1,))
     problem = make_problem(
@@ -57,22 +55,20 @@ def test_the_integer_program_never_makes_a_row_slower(outcome: SearchOutcome) ->
         best = refine_finalist(outcome, index, time_limit_s=30.0)
         assert best.step_s <= present(outcome.solutions).step_s[index] * (1.0 + 1e-9)
         assert sum(best.layers_S) == outcome.problem.model.num_layers
-        peak = float(best.detail.memory.total_PC.max())
-        assert peak <= outcome.problem.memory_limit_bytes
+        assert float(best.detail.memory.total_PC.max()) <= outcome.problem.memory_limit_bytes
 
 
 def test_the_program_counts_a_pipeline_as_the_closed_form_does(outcome: SearchOutcome) -> None:
     one = present(outcome.solutions).candidates.taken(np.array([0]))
     layout_outcome = LAYOUT.solve(layout_problem(outcome, one), time_limit_s=30.0)
-    step = price_solution(outcome, 0).step
-    rest_s = float(np.ravel(step.once_s)[0])
+    rest_s = float(np.ravel(price_solution(outcome, 0).step.once_s)[0])
     # What the closed form adds beside both: sending between stages.
     assert layout_outcome.solution is not None
     assert layout_outcome.objective + rest_s <= present(outcome.solutions).step_s[0] * (1.0 + 1e-9)
     assert layout_outcome.objective + rest_s >= 0.9 * present(outcome.solutions).step_s[0]
 
 
-def test_no_solution_has_no_finalist(make_problem: MakeProblem) -> None:
+def test_no_solution_has_no_finalist() -> None:
     nothing = search(make_problem("mixtral-8x7b", memory_limit_bytes=4e9), SETTINGS)
     assert rank_by_simulation(nothing, time_limit_s=1.0, clock=time.perf_counter).order == ()
     with pytest.raises(ValueError, match="found nothing that fits"):

@@ -1,6 +1,5 @@
 """The size of gradient buckets is stated where it pays, and reaches launch file and estimate."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from tests.expect import present
 from tests.printed import flat
 from tests.tuner.models import MODELS, example_model
+from tests.tuner.search.train.testing import planned
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_bridge.write import overrides
@@ -15,20 +15,13 @@ from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
 from tuner.estimate.estimate import estimate
 from tuner.goals.registry import goal_of
-from tuner.plans.train import Plan, Provenance, VerifiedPlan
-from tuner.search.settings import SearchSettings
-from tuner.search.train.build_problem import price_pool
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
-from tuner.search.train.plan_train import make_analytic_plan
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
-
-NOTHING = Provenance(
-    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
-)
 
 
 def _spec(
@@ -62,32 +55,24 @@ def _spec(
     )
 
 
-def _planned(spec: Spec) -> Plan:
-    settings = SearchSettings(top=3, time_limit_s=60.0, clock=time.perf_counter)
-    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
-    return make_analytic_plan(spec, priced_pool, settings=settings, provenance=NOTHING)
-
-
 @pytest.fixture(scope="module")
 def wide() -> Plan:
     """Llama 3.1 8B on 1,024 devices, where the engine's buckets hold an eighth of the gradients."""
-    return _planned(_spec(nodes=128))
+    return planned(_spec(nodes=128))
 
 
 def test_a_size_is_stated_where_it_saves_more_than_noise(wide: Plan) -> None:
-    assert wide.decision is not None
     assert wide.predicted is not None
-    assert wide.decision.ddp_bucket_size in MENU
+    assert present(wide.decision).ddp_bucket_size in MENU
     spec = _spec(nodes=128)
     arguments = emit("megatron-lm", VerifiedPlan.waive(wide, reason="a test"))[0].text
-    stated = f"--ddp-bucket-size {wide.decision.ddp_bucket_size}\n"
+    stated = f"--ddp-bucket-size {present(wide.decision).ddp_bucket_size}\n"
     assert stated in arguments
     usual = estimate(
         spec, megatron.read(arguments.replace(stated, ""), source="args"), residuals=shipped()
     )
-    assert usual.decision == wide.decision.model_copy(update={"ddp_bucket_size": None})
-    saved = 1.0 - wide.predicted.step_time_s / usual.step_time_s
-    assert LEAST_GAIN_RATIO <= saved < 0.1
+    assert usual.decision == present(wide.decision).model_copy(update={"ddp_bucket_size": None})
+    assert LEAST_GAIN_RATIO <= 1.0 - wide.predicted.step_time_s / usual.step_time_s < 0.1
     assert usual.step_time_s == pytest.approx(wide.certificate.objective)
     (note,) = (note for note in wide.provenance.notes if "gradient buckets of" in note)
     assert f"predicted to save {format_s(usual.step_time_s - wide.predicted.step_time_s)}" in note
@@ -99,8 +84,7 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
     size = decision.ddp_bucket_size
     for text in (plan_text(wide, folder=Path("plan")), explanation(wide)):
         assert f"gradient buckets of {size} parameters" in flat(text)
-    verified = VerifiedPlan.waive(wide, reason="a test")
-    arguments = emit("megatron-lm", verified)[0].text
+    arguments = emit("megatron-lm", VerifiedPlan.waive(wide, reason="a test"))[0].text
     assert f"\n--ddp-bucket-size {size}\n" in arguments
     assert ("ddp.bucket_size", size) in overrides(wide.model, wide.goal, decision)
     spec = _spec(nodes=128)
@@ -119,18 +103,17 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
 
 
 def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan) -> None:
-    assert wide.predicted is not None
-    assert present(wide.certificate.objective) > wide.predicted.step_time_s
-    figures = present(goal_of(wide).figures(wide))
-    assert figures.values["fastest_step_time_s"] == wide.predicted.step_time_s
-    tight = _planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))
-    gain = format_ratio(1.0 - wide.predicted.step_time_s / present(tight.predicted).step_time_s)
-    would = f"the fastest step takes {format_s(wide.predicted.step_time_s)}, {gain} less"
+    step_s = present(wide.predicted).step_time_s
+    assert present(wide.certificate.objective) > step_s
+    assert present(goal_of(wide).figures(wide)).values["fastest_step_time_s"] == step_s
+    tight = planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))
+    gain = format_ratio(1.0 - step_s / present(tight.predicted).step_time_s)
+    would = f"the fastest step takes {format_s(step_s)}, {gain} less"
     assert would in tight.binding_constraint
 
 
 def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> None:
-    plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2, 4)))
+    plan = planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2, 4)))
     one, predicted, objective_s = (
         present(plan.preferred),
         present(plan.predicted),
@@ -145,12 +128,11 @@ def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> 
         (one.expected_step_s, predicted.step_time_s),
         (one.fastest_expected_step_s, one.fastest_step_s),
     ):
-        assert expected_s is not None
-        assert step_s <= expected_s < step_s * 1.002
+        assert step_s <= present(expected_s) < step_s * 1.002
 
 
 def test_no_size_is_stated_where_none_pays_or_the_target_has_none() -> None:
     for spec in (_spec(nodes=4), _spec(nodes=128, target="deepspeed")):
-        plan = _planned(spec)
+        plan = planned(spec)
         assert present(plan.decision).ddp_bucket_size is None
         assert not any("gradient buckets" in note for note in plan.provenance.notes)

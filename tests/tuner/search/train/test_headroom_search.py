@@ -1,7 +1,7 @@
 """Slower decisions with headroom are searched, and chosen where running out costs much."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +11,17 @@ import pytest
 from tests.expect import present
 from tests.printed import unwrapped
 from tests.tuner.models import MODELS, example_model
+from tests.tuner.search.train import testing
+from tests.tuner.search.train.testing import every_decision, make_problem
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
-from tuner.plans.train import Plan, Provenance
+from tuner.plans.train import Plan
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import LIKELY, SMALL, LossPrices
-from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.preference import (
     TOLERANCE_RATIO,
     LeastExpected,
@@ -39,12 +40,7 @@ from tuner.spec.spec import Spec
 from tuner.units import parse_bytes
 
 QWEN = Path(__file__).parents[4] / "examples" / "worked" / "qwen3-30b-a3b-16-h100" / "spec.yaml"
-MakeProblem = Callable[..., TrainProblem]
-EveryDecision = Callable[[SearchOutcome], Solutions]
 A_MILLION_STEPS = LossPrices(run_steps=1e6)
-NOTHING = Provenance(
-    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
-)
 
 
 def planned(
@@ -61,13 +57,7 @@ def planned(
             "goal": spec.goal.model_copy(update={"failed_start": failed_start_s}),
         }
     )
-    return make_analytic_plan(
-        spec,
-        price_pool(pool, residuals=shipped()),
-        settings=SearchSettings(top=2, clock=time.perf_counter),
-        provenance=NOTHING,
-        with_unlaunchable=False,
-    )
+    return testing.planned(spec)
 
 
 @pytest.mark.slow
@@ -98,13 +88,7 @@ def llama_70b(**pool: object) -> Plan:
         search=Search.model_validate(limits),
         emit=("torchtitan",),
     )
-    return make_analytic_plan(
-        spec,
-        price_pool(cluster.pools[0], residuals=shipped()),
-        settings=SearchSettings(top=2, clock=time.perf_counter),
-        provenance=NOTHING,
-        with_unlaunchable=False,
-    )
+    return testing.planned(spec)
 
 
 def test_what_runs_out_more_likely_than_not_is_not_planned_however_cheap_a_failed_start() -> None:
@@ -173,19 +157,10 @@ def pipeline_problem(model: str, *, memory_per_device: int) -> TrainProblem:
 
 
 def planned_pipeline(model: str, *, memory_per_device: int) -> Plan:
-    spec = pipeline_spec(model, memory_per_device=memory_per_device)
-    return make_analytic_plan(
-        spec,
-        price_pool(spec.cluster.pools[0], residuals=shipped()),
-        settings=SearchSettings(top=2, clock=time.perf_counter),
-        provenance=NOTHING,
-        with_unlaunchable=False,
-    )
+    return testing.planned(pipeline_spec(model, memory_per_device=memory_per_device))
 
 
-def shrunk(
-    make_problem: MakeProblem, every_decision: EveryDecision
-) -> Iterator[tuple[SearchOutcome, Headroom, LeastExpected, Solutions]]:
+def shrunk() -> Iterator[tuple[SearchOutcome, Headroom, LeastExpected, Solutions]]:
     """OLMoE without a pipeline on devices of ever less memory, and all decisions that fit.
 
     Few enough to be priced one by one; without a pipeline no layout depends on the memory.
@@ -215,33 +190,36 @@ def shrunk(
 
 
 @pytest.mark.slow
-def test_less_memory_never_shortens_the_expected_step_nor_hides_headroom(
-    make_problem: MakeProblem, every_decision: EveryDecision
-) -> None:
+def test_less_memory_never_shortens_the_expected_step_nor_hides_headroom() -> None:
     """And the result is nearly the least of all decisions that fit."""
-    wrong, before_s, denied, with_room = [], 0.0, 0, 0
-    for outcome, headroom, least, every in shrunk(make_problem, every_decision):
+    before_s, denied, with_room = 0.0, 0, 0
+    for outcome, headroom, least, every in shrunk():
         risks = oom_chances(outcome, every)
         roomy_s = float(every.step_s[risks.ever_C <= SMALL].min(initial=np.inf))
         if headroom.complete_s is not None:
             denied += 1
-            if roomy_s < headroom.complete_s:
-                wrong.append(("denied", roomy_s, headroom.complete_s))
+            assert roomy_s >= headroom.complete_s, ("denied", roomy_s, headroom.complete_s)
         if not np.isfinite(roomy_s):
             continue  # no run is sure to end
         if headroom.searches:
             with_room += 1
             fastest = [fastest_within_chance(one, most_chance=SMALL) for one in headroom.searches]
-            if not any(fastest):
-                wrong.append(("not found", roomy_s, outcome.problem.capacity_bytes))
+            assert any(fastest), ("not found", roomy_s, outcome.problem.capacity_bytes)
         expected_s = A_MILLION_STEPS.expected_s(every.step_s, risks)
         least_s = float(expected_s[risks.ever_C <= LIKELY].min())
         # What lies between is looked for in few steps of chance only, which shows where what has
         # room takes seven times as long.
         most_ratio = 1.02 if roomy_s < 2.0 * float(every.step_s.min()) else 1.15
-        if least.expected_s < before_s * (1.0 - 1e-3) or least.expected_s > most_ratio * least_s:
-            wrong.append(("expected", least.expected_s, max(before_s, least_s)))
+        assert least.expected_s >= before_s * (1.0 - 1e-3), (
+            "expected",
+            least.expected_s,
+            max(before_s, least_s),
+        )
+        assert least.expected_s <= most_ratio * least_s, (
+            "expected",
+            least.expected_s,
+            max(before_s, least_s),
+        )
         before_s = least.expected_s
-    assert not wrong
     assert denied
     assert with_room > 3

@@ -5,19 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.printed import unwrapped
-from tests.tuner.search.train.test_host_checkpoints import NOTHING, OLMOE, spec_with
+from tests.tuner.search.train.test_host_checkpoints import OLMOE, spec_with
+from tests.tuner.search.train.testing import planned
 from tuner.cli.plan_text import plan_text
 from tuner.config.host_memory import RENAMED
-from tuner.costs.train.calibration import shipped
 from tuner.errors import SpecError
 from tuner.goals.train_notes import analytic_notes, with_assumptions
-from tuner.plans.train import Plan
 from tuner.search.reasons import HOST_LIMIT
-from tuner.search.settings import SearchSettings
-from tuner.search.train.build_problem import price_pool
-from tuner.search.train.plan_train import make_analytic_plan
 from tuner.spec.cluster import Cluster, Host
 from tuner.spec.goal import Checkpoint
 from tuner.spec.huggingface.read import read_model
@@ -43,16 +39,6 @@ def spec_on(host: Host | None, *, checkpoint: Checkpoint | None = None, **search
     limits = Search(**(FEW | search))
     return spec.model_copy(
         update={**model, "cluster": Cluster(pools=(pool,)), "search": limits, "failures": None}
-    )
-
-
-def planned(spec: Spec) -> Plan:
-    return make_analytic_plan(
-        spec,
-        price_pool(spec.cluster.pools[0], residuals=shipped()),
-        settings=SearchSettings(time_limit_s=20.0, top=2),
-        provenance=NOTHING,
-        with_unlaunchable=False,
     )
 
 
@@ -90,9 +76,8 @@ def test_copies_of_checkpoints_count_and_have_room_or_are_not_made() -> None:
     (copies,) = present(present(plan.predicted).host_memory).parts.values()
     assert copies == pytest.approx(14 * PARAMETERS / 2, rel=0.01)
     small = Host(memory=copies - 1)
-    with pytest.raises(SpecError, match="a node has no memory for copies") as why:
+    with refused(SpecError, "copies of checkpoints", match="a node has no memory for copies"):
         planned(spec_on(small, checkpoint=saving))
-    assert "copies of checkpoints" in str(why.value)
     waiting = planned(spec_on(small, checkpoint=Checkpoint(asynchronous="auto", bandwidth=1e9)))
     assert present(present(waiting.predicted).run).checkpoint_in_background is False
     assert present(waiting.predicted).host_memory is None

@@ -155,8 +155,7 @@ def test_slower_products_make_a_slower_step(
 ) -> None:
     spec = write_spec()
     as_fast = planned(spec, store_profile("one"))
-    slow = planned(spec, store_profile("two", slower=2.0))
-    assert step_s(as_fast) < 0.99 * step_s(slow)
+    assert step_s(as_fast) < 0.99 * step_s(planned(spec, store_profile("two", slower=2.0)))
     assert as_fast.provenance.profile_source == {"p": "measured"}
     assert set(as_fast.provenance.profile_sha256) == {"p"}
 
@@ -226,9 +225,7 @@ def test_measured_storage_decides_the_checkpoints(
     }
     spec = write_spec(**failing)
     usual, measured = planned(spec), planned(spec, store_profile())
-    assert present(usual.predicted).run is not None
-    assert present(measured.predicted).run is not None
-    assert present(measured.predicted).run != present(usual.predicted).run
+    assert present(present(measured.predicted).run) != present(present(usual.predicted).run)
 
 
 def test_residuals_of_the_profile_go_first(
@@ -260,8 +257,7 @@ def test_residuals_of_the_profile_go_first(
 
 def test_measured_collectives_correct_the_formulas_of_like_groups() -> None:
     own = Constants()
-    curves = fit_rows(list(rows_of(slower=1.0, largest=8192)))
-    machine = with_measured_links(SHEET, own, curves)
+    machine = with_measured_links(SHEET, own, fit_rows(list(rows_of(slower=1.0, largest=8192))))
     assert isinstance(machine, MeasuredHardware)
     eight, four = Group(ranks=8.0, inside=8.0), Group(ranks=4.0, inside=4.0)
     # Measured: 10 us and 100 GB/s.
@@ -299,10 +295,8 @@ def test_expert_exchanges_are_read_by_what_a_rank_sends() -> None:
     machine = with_measured_links(SHEET, own, {}, rows)
     group = Group(ranks=8.0, inside=8.0)
     # Sent by a rank: its tokens, each to the expected number of other ranks that want it.
-    reached = 8.0 * (1.0 - math.comb(56, 8) / math.comb(64, 8))
-    sent = 2.0 * 4096 * 4096 * reached * 7.0 / 8.0
-    merged = all_to_all_s(sent, 0.0, group, machine, own, is_merged=1.0)
-    assert float(merged) == pytest.approx(3e-4)
+    sent = 2.0 * 4096 * 4096 * (8.0 * (1.0 - math.comb(56, 8) / math.comb(64, 8))) * 7.0 / 8.0
+    assert float(all_to_all_s(sent, 0.0, group, machine, own, is_merged=1.0)) == pytest.approx(3e-4)
     plain = all_to_all_s(sent, 0.0, group, machine, own)
     assert float(plain) == pytest.approx(float(all_to_all_s(sent, 0.0, group, SHEET, own)))
 
@@ -364,8 +358,7 @@ def test_of_heterogeneous_pools_each_takes_the_profile_of_its_device(
     file.write_text(yaml.safe_dump(content))
     made = planned(file, store_profile(largest=8192))
     assert made.provenance.profile_source == {"p": "measured", "q": "datasheet"}
-    notes = " ".join(made.provenance.notes)
-    assert "the datasheet prices: grouped_gemm bf16" in notes
+    assert "the datasheet prices: grouped_gemm bf16" in " ".join(made.provenance.notes)
     assert any("gemm bf16 forward" in name for name in made.provenance.extrapolated)
     low, high = present(made.predicted).step_time_s_band
     assert high / low > GENERIC_BAND[1] / GENERIC_BAND[0]

@@ -116,7 +116,7 @@ def expected_by_hand(prices: LossPrices, step_s: Floats, risks: Chances, first: 
 
 
 def test_the_expected_step_is_the_mean_over_all_outcomes_of_the_best_sequence_of_tries() -> None:
-    rng, wrong = np.random.default_rng(3), []
+    rng = np.random.default_rng(3)
     for seed in range(60):
         run_steps = None if seed % 2 else 10.0 ** rng.uniform(3.0, 6.0)
         prices = LossPrices(failed_start_s=1e4, crash_s=3e3, run_steps=run_steps)
@@ -128,9 +128,7 @@ def test_the_expected_step_is_the_mean_over_all_outcomes_of_the_best_sequence_of
             if np.any((ever < ever[one]) & (step_s <= step_s[one])):
                 continue  # another is faster and has more room: nobody tries this one
             by_hand = expected_by_hand(prices, step_s, risks, one)
-            if not np.isclose(expected[one], by_hand):
-                wrong.append((seed, one, expected, by_hand))
-    assert not wrong
+            assert np.isclose(expected[one], by_hand), (seed, one, expected, by_hand)
 
 
 def test_lost_starts_cost_the_same_seconds_whatever_a_step_takes() -> None:
@@ -152,7 +150,7 @@ def test_the_whole_loss_is_what_is_added_to_the_steps_of_a_run() -> None:
 
 
 def test_more_chance_never_makes_a_decision_better() -> None:
-    rng, prices, wrong = np.random.default_rng(5), LossPrices(), []
+    rng, prices = np.random.default_rng(5), LossPrices()
     for seed in range(60):
         step_s, ever = random_decisions(rng)
         for one in range(len(ever)):
@@ -161,14 +159,14 @@ def test_more_chance_never_makes_a_decision_better() -> None:
             for chance in np.linspace(ever[one], 1.0, 12):
                 more[one] = chance
                 expected.append(float(prices.expected_s(step_s, likely(*more))[one]))
-            if one != len(ever) - 1 and any(b < a * (1.0 - 1e-9) for a, b in pairwise(expected)):
-                wrong.append((seed, one, expected))
-    assert not wrong
+            assert one == len(ever) - 1 or not any(
+                (b < a * (1.0 - 1e-9) for a, b in pairwise(expected))
+            ), (seed, one, expected)
 
 
 def test_leaving_out_what_takes_most_memory_never_lowers_the_least_expected_step() -> None:
     """As a smaller memory limit does; decisions are left out by chance, likely ones first."""
-    rng, prices, wrong = np.random.default_rng(7), LossPrices(), []
+    rng, prices = np.random.default_rng(7), LossPrices()
     for seed in range(60):
         step_s, ever = random_decisions(rng)
         order = np.argsort(-ever)
@@ -177,9 +175,7 @@ def test_leaving_out_what_takes_most_memory_never_lowers_the_least_expected_step
             kept = order[left_out:]
             expected_s = prices.expected_s(step_s[kept], likely(*ever[kept]))
             least.append(float(expected_s[ever[kept] <= LIKELY].min(initial=np.inf)))
-        if any(b < a * (1.0 - 1e-9) for a, b in pairwise(least)):
-            wrong.append((seed, least))
-    assert not wrong
+        assert not any((b < a * (1.0 - 1e-9) for a, b in pairwise(least))), (seed, least)
 
 
 def test_a_run_without_tokens_takes_its_usual_length() -> None:

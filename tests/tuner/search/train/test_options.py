@@ -1,21 +1,18 @@
 import itertools
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.search.train.testing import make_problem
 from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
 from tuner.engines.manifest import Capabilities, anything
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train.axes import Facts
 from tuner.search.train.option_table import build_option_table
 from tuner.search.train.options import OptionSpace, option_space
-from tuner.search.train.problem import TrainProblem
 from tuner.spec.search import Search
-
-MakeProblem = Callable[..., TrainProblem]
 
 FACTS = [
     Facts(has_pipeline=p, has_virtual=v, is_sharded=s, has_expert_parallel=e)
@@ -47,7 +44,7 @@ def brute(options: OptionSpace, facts: Facts) -> tuple[int, Counter[str]]:
 
 
 @each_row("facts", FACTS[::5])
-def test_counting_equals_trying_every_option(make_problem: MakeProblem, facts: Facts) -> None:
+def test_counting_equals_trying_every_option(facts: Facts) -> None:
     # A small dense model has the fewest ways.
     options = option_space(make_problem("llama-3.1-8b", capabilities=MEGATRON_0_18))
     assert options.count_legal(facts) == brute(options, facts)
@@ -61,9 +58,7 @@ def test_counting_equals_trying_every_option(make_problem: MakeProblem, facts: F
     ],
     ids=["every facts", "all pairs"],
 )
-def test_as_many_options_are_listed_as_are_counted(
-    make_problem: MakeProblem, cases: list[tuple[Facts, Capabilities]]
-) -> None:
+def test_as_many_options_are_listed_as_are_counted(cases: list[tuple[Facts, Capabilities]]) -> None:
     for facts, target in cases:
         _check_count(option_space(make_problem("deepseek-v2-lite", capabilities=target)), facts)
 
@@ -77,7 +72,7 @@ def _check_count(options: OptionSpace, facts: Facts) -> None:
     assert legal + sum(illegal.values()) == options.num_options, facts
 
 
-def test_limits_leave_what_they_allow(make_problem: MakeProblem) -> None:
+def test_limits_leave_what_they_allow() -> None:
     limits = Search(zero_stage=(1,), chunks=(1, 4), cuda_graph=("none",))
     options = option_space(make_problem(limits=limits))
     listed = options.legal(FACTS[-1])
@@ -88,9 +83,7 @@ def test_limits_leave_what_they_allow(make_problem: MakeProblem) -> None:
     assert {options.choices["cuda_graph"][i] for i in chosen["cuda_graph"]} == {"none"}
 
 
-def test_a_table_holds_every_legal_option_or_one_that_is_never_worse(
-    make_problem: MakeProblem,
-) -> None:
+def test_a_table_holds_every_legal_option_or_one_that_is_never_worse() -> None:
     options = option_space(make_problem(capabilities=MEGATRON_0_18))
     table = build_option_table(options, FACTS[-1])
 

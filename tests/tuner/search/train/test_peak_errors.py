@@ -17,8 +17,7 @@ from tuner.search.train.peak_errors import (
 
 
 def test_half_of_the_probability_lies_above_a_single_recipe() -> None:
-    errors = PeakErrors.of([[(1.1,)]])
-    below, at, above = errors.at_start(np.array([1.0, 1.1, 1.2]))
+    below, at, above = PeakErrors.of([[(1.1,)]]).at_start(np.array([1.0, 1.1, 1.2]))
     assert at == pytest.approx(0.5, abs=1e-3)
     assert below > 0.98
     assert above < 0.02

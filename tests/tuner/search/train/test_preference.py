@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.expect import present
+from tests.tuner.search.train.testing import every_decision, make_problem
 from tuner.costs.train.constants import Software
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.shapes import number
@@ -31,19 +32,16 @@ from tuner.search.train.preference import (
     fastest_with_headroom,
     oom_chances,
 )
-from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import search
 from tuner.search.train.search_result import Detail, price_solution
 from tuner.spec.search import Search
 
-MakeProblem = Callable[..., TrainProblem]
-EveryDecision = Callable[[SearchOutcome], Solutions]
 USUAL = LossPrices()
 SETTINGS = SearchSettings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
 
 
 @pytest.fixture(scope="module")
-def outcome(make_problem: MakeProblem) -> SearchOutcome:
+def outcome() -> SearchOutcome:
     """OLMoE with ample memory."""
     problem = make_problem(
         "olmoe-1b-7b",
@@ -68,7 +66,7 @@ def tight(outcome: SearchOutcome) -> SearchOutcome:
 
 
 @pytest.fixture(scope="module")
-def every_tight(tight: SearchOutcome, every_decision: EveryDecision) -> Solutions:
+def every_tight(tight: SearchOutcome) -> Solutions:
     """All decisions that fit there."""
     return every_decision(tight)
 
@@ -107,12 +105,8 @@ def as_expected(objective_s: float) -> Callable[[Detail, float, float], bool]:
 
 @pytest.mark.slow
 def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
-    outcome: SearchOutcome,
-    tight: SearchOutcome,
-    every_tight: Solutions,
-    every_decision: EveryDecision,
+    outcome: SearchOutcome, tight: SearchOutcome, every_tight: Solutions
 ) -> None:
-    wrong = []
     for memory, made, every in (
         ("ample", outcome, every_decision(outcome)),
         ("tight", tight, every_tight),
@@ -129,9 +123,18 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
         near = every.taken(np.flatnonzero(expected_s <= least_s * (1.0 + TOLERANCE_RATIO)))
         first = min(tuple(key) for key in criteria(made, near))
         own = tuple(criteria(made, row)[0])
-        if own != first or float(row.peak_bytes[0]) > made.problem.memory_limit_bytes:
-            wrong.append((memory, own, first, float(row.peak_bytes[0])))
-    assert not wrong
+        assert own == first, (
+            memory,
+            own,
+            first,
+            float(row.peak_bytes[0]),
+        )
+        assert float(row.peak_bytes[0]) <= made.problem.memory_limit_bytes, (
+            memory,
+            own,
+            first,
+            float(row.peak_bytes[0]),
+        )
 
 
 def test_a_decision_whose_simulation_is_too_slow_is_passed_over(outcome: SearchOutcome) -> None:
@@ -139,8 +142,7 @@ def test_a_decision_whose_simulation_is_too_slow_is_passed_over(outcome: SearchO
     own_s = float(fastest.step_s[0])
     assert chosen_among(outcome, fastest, is_near=lambda *_: False) is None
     full = replace(fastest, peak_bytes=np.array([1.2 * outcome.problem.capacity_bytes]))
-    chosen = present(chosen_among(outcome, full, is_near=as_expected(own_s)))
-    slow = repr(chosen.detail.strategies)
+    slow = repr(present(chosen_among(outcome, full, is_near=as_expected(own_s))).detail.strategies)
 
     def simulate(detail: Detail) -> float:
         return closed_form_s(detail) * (2.0 if repr(detail.strategies) == slow else 1.0)
@@ -197,8 +199,7 @@ def test_a_costly_fastest_stays_where_all_others_simulate_slower(outcome: Search
     near = present(chosen_with(1.0))
     assert present(near.fastest_expected_s) > own_s * (1.0 + TOLERANCE_RATIO)
     # 3 % more than the closed form is still less than what the fastest is expected to take.
-    still = present(chosen_with(1.03))
-    assert still.step_s < present(near.fastest_expected_s)
+    assert present(chosen_with(1.03)).step_s < present(near.fastest_expected_s)
     assert chosen_with(1.5) is None
 
 
@@ -284,9 +285,7 @@ def test_experts_without_a_recording_grow_and_those_with_one_do_not(outcome: Sea
     assert guessed.later_C[0] > 2.0 * known.later_C[0]
 
 
-def test_the_order_and_the_forecast_of_a_decision_have_one_chance(
-    make_problem: MakeProblem,
-) -> None:
+def test_the_order_and_the_forecast_of_a_decision_have_one_chance() -> None:
     """Of unequal stages the one that grows most need not have the peak: 48 layers, 4 stages."""
     limits = Search(
         micro_batch_size=(1, 2),

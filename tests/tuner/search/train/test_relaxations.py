@@ -1,19 +1,19 @@
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from profilers.steps.config import Recompute
 from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.search.train.testing import make_problem
 from tuner.costs.train.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Unlaunchable
 from tuner.search.settings import SearchSettings
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import (
     NOT_SEARCHED,
     feature_tasks,
@@ -24,13 +24,13 @@ from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution
 from tuner.spec.search import Search
 
-MakeProblem = Callable[..., TrainProblem]
 SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=3)
 FEW = Search(
     micro_batch_size=(1,),
     tensor_model_parallel_size=(1, 2),
     virtual_pipeline_model_parallel_size=(1,),
     context_parallel_size=(1,),
+    activation_offload=(False,),
 )
 """Few layouts, where the options beside them are the point."""
 
@@ -44,36 +44,60 @@ def lacking(outcome: SearchOutcome) -> tuple[Unlaunchable, ...]:
 
 
 @each_row(
-    ("limits", "words"),
+    ("limits", "changes", "words"),
     [
         (
             {"expert_model_parallel_size": 128},
+            {},
             "none divides the 16 devices; expert_model_parallel_size does not divide the 64"
             " experts; the nearest legal value is 16",
         ),
         (
             {"expert_model_parallel_size": 32},
+            {},
             "none divides the 16 devices; the nearest legal value is 16",
         ),
         (
+            {"expert_model_parallel_size": 16},
+            {"model": "mixtral-8x7b", "devices": 64},
+            "expert_model_parallel_size does not divide the 8 experts; the nearest legal value is"
+            " 8",
+        ),
+        (
             {"tensor_model_parallel_size": 3},
+            {},
             "none divides the 16 devices; tensor_model_parallel_size does not divide the attention"
             " heads; ",
         ),
-        ({"micro_batch_size": 24}, "does not divide global_batch_size; the nearest legal value is"),
+        (
+            {"tensor_model_parallel_size": 3},
+            {"devices": 48, "global_batch_size": 96},
+            "tensor_model_parallel_size does not divide the attention heads",
+        ),
+        (
+            {"micro_batch_size": 24},
+            {},
+            "does not divide global_batch_size; the nearest legal value is",
+        ),
+        # 4100 = 2 * 2 * 1025: two ranks take one piece of each half of the sequence.
+        (
+            {"context_parallel_size": 8},
+            {"sequence_length": 4100},
+            "context_parallel_size does not divide the sequence; the nearest legal value is 2",
+        ),
     ],
 )
 def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
-    make_problem: MakeProblem, limits: dict[str, int], words: str
+    limits: dict[str, int], changes: dict[str, Any], words: str
 ) -> None:
     given = Search(**{name: (value,) for name, value in limits.items()})
-    (outcome,) = relaxations(make_problem(devices=16, limits=given), SETTINGS)
+    (outcome,) = relaxations(make_problem(**{"devices": 16, **changes}, limits=given), SETTINGS)
     (name,) = limits
     assert outcome.limit == f"search.{name}"
     assert words in outcome.change
 
 
-def test_chunks_of_a_single_stage_are_no_matter_of_the_batch(make_problem: MakeProblem) -> None:
+def test_chunks_of_a_single_stage_are_no_matter_of_the_batch() -> None:
     limits = Search(pipeline_model_parallel_size=(1,), virtual_pipeline_model_parallel_size=(2,))
     pipeline, chunks = relaxations(make_problem(devices=16, limits=limits), SETTINGS)
     assert "2 leaves nothing: more than one model chunk per rank needs a pipeline" in chunks.change
@@ -82,18 +106,15 @@ def test_chunks_of_a_single_stage_are_no_matter_of_the_batch(make_problem: MakeP
     assert pipeline.change.endswith("the nearest legal value is 2")
 
 
-def test_options_that_exclude_each_other_are_named_and_no_degree_is(
-    make_problem: MakeProblem,
-) -> None:
+def test_options_that_exclude_each_other_are_named_and_no_degree_is() -> None:
     able = replace(make_problem("mixtral-8x7b", devices=64), capabilities=MEGATRON_0_18)
-    rows = (
+    for limits, reason in (
         (Search(recompute=(Recompute.FULL,), chunks=(4,)), "the target has no such chunks"),
         (
             Search(dispatcher=("deepep",), expert_model_parallel_size=(1,)),
             "dispatcher above alltoall without expert parallelism",
         ),
-    )
-    for limits, reason in rows:
+    ):
         found = relaxations(replace(able, limits=limits), SETTINGS)
         assert {one.limit for one in found} == {
             f"search.{name}" for name in limits.model_fields_set
@@ -106,36 +127,7 @@ def test_options_that_exclude_each_other_are_named_and_no_degree_is(
             assert str(stated) not in legal.split(", "), one.change
 
 
-def test_more_expert_ranks_than_experts_are_refused(make_problem: MakeProblem) -> None:
-    problem = make_problem(
-        "mixtral-8x7b", devices=64, limits=Search(expert_model_parallel_size=(16,))
-    )
-    (outcome,) = relaxations(problem, SETTINGS)
-    assert "expert_model_parallel_size does not divide the 8 experts" in outcome.change
-    assert outcome.change.endswith("the nearest legal value is 8")
-
-
-def test_context_ranks_that_do_not_divide_the_sequence_are_refused(
-    make_problem: MakeProblem,
-) -> None:
-    problem = make_problem(
-        devices=16, sequence_length=4100, limits=Search(context_parallel_size=(8,))
-    )
-    (outcome,) = relaxations(problem, SETTINGS)
-    assert "context_parallel_size does not divide the sequence" in outcome.change
-    # 4100 = 2 * 2 * 1025: two ranks take one piece of each half of the sequence.
-    assert outcome.change.endswith("the nearest legal value is 2")
-
-
-def test_tensor_ranks_that_do_not_divide_the_heads_are_refused(make_problem: MakeProblem) -> None:
-    problem = make_problem(
-        devices=48, global_batch_size=96, limits=Search(tensor_model_parallel_size=(3,))
-    )
-    (outcome,) = relaxations(problem, SETTINGS)
-    assert "tensor_model_parallel_size does not divide the attention heads" in outcome.change
-
-
-def test_a_batch_that_no_replicas_divide_names_one_that_they_do(make_problem: MakeProblem) -> None:
+def test_a_batch_that_no_replicas_divide_names_one_that_they_do() -> None:
     problem = make_problem(
         devices=16,
         global_batch_size=31,
@@ -152,7 +144,7 @@ def test_a_batch_that_no_replicas_divide_names_one_that_they_do(make_problem: Ma
     assert "global_batch_size 8 would do" in outcome.change
 
 
-def test_a_batch_that_would_do_has_the_stated_micro_batches(make_problem: MakeProblem) -> None:
+def test_a_batch_that_would_do_has_the_stated_micro_batches() -> None:
     # Sequences, replicas, whether they may run unequal numbers of two sequences, a batch that does.
     for batch, data, is_able, other in ((12, 8, True, 16), (12, 4, False, 8), (28, 4, False, 24)):
         problem = make_problem(
@@ -162,12 +154,11 @@ def test_a_batch_that_would_do_has_the_stated_micro_batches(make_problem: MakePr
             capabilities=replace(MEGATRON_0_18, unequal_microbatches=is_able),
         )
         assert not legal_degrees(problem).num_legal
-        first = relaxations(problem, SETTINGS)[0]
-        assert f"global_batch_size {other} would do" in first.change
+        assert f"global_batch_size {other} would do" in relaxations(problem, SETTINGS)[0].change
         assert legal_degrees(replace(problem, global_batch_size=other)).num_legal
 
 
-def test_too_little_memory_everywhere_names_memory_that_would_do(make_problem: MakeProblem) -> None:
+def test_too_little_memory_everywhere_names_memory_that_would_do() -> None:
     problem = make_problem(
         "mixtral-8x7b", memory_limit_bytes=9e9, capabilities=MEGATRON_0_18, limits=FEW
     )
@@ -183,7 +174,7 @@ def test_too_little_memory_everywhere_names_memory_that_would_do(make_problem: M
 
 
 @pytest.mark.slow
-def test_a_missing_feature_is_listed_with_its_gain(make_problem: MakeProblem) -> None:
+def test_a_missing_feature_is_listed_with_its_gain() -> None:
     limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=None)
     problem = make_problem("deepseek-v2-lite", devices=16, capabilities=limited, limits=FEW)
     outcome = search(problem, SETTINGS)
@@ -196,7 +187,7 @@ def test_a_missing_feature_is_listed_with_its_gain(make_problem: MakeProblem) ->
 
 
 @pytest.mark.slow
-def test_a_feature_that_a_target_has_is_refused_by_its_condition(make_problem: MakeProblem) -> None:
+def test_a_feature_that_a_target_has_is_refused_by_its_condition() -> None:
     problem = make_problem("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
     limits = Search(
         recompute=(Recompute.FULL,),
@@ -220,8 +211,8 @@ def test_a_feature_that_a_target_has_is_refused_by_its_condition(make_problem: M
     assert said["overlapped all-to-all"] == "megatron-lm does not have it"
 
 
-def test_no_feature_is_searched_for_after_the_time(make_problem: MakeProblem) -> None:
-    problem = make_problem("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18, limits=FEW)
+def test_no_feature_is_searched_for_after_the_time() -> None:
+    problem = make_problem("deepseek-v2-lite", devices=8, capabilities=MEGATRON_0_18, limits=FEW)
     outcome = search(problem, SETTINGS)
     times = iter([0.0, *[61.0] * 99])
     late = feature_tasks(outcome, replace(SETTINGS, clock=lambda: next(times)))
@@ -229,9 +220,7 @@ def test_no_feature_is_searched_for_after_the_time(make_problem: MakeProblem) ->
     assert {task() for task in late.values()} == {NOT_SEARCHED}
 
 
-def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out(
-    make_problem: MakeProblem,
-) -> None:
+def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out() -> None:
     problem = make_problem("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
     slow = replace(problem.hardware, scale_out_bytes_per_s=5e9)
     limits = Search(
@@ -254,20 +243,17 @@ def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out(
     assert 0.22 < ratio <= (2.0 - (1.0 + 4.0 / 128.0)) / 4.0
 
 
-def test_dispatch_in_fp8_is_no_lack_where_no_experts_compute_in_it(
-    make_problem: MakeProblem,
-) -> None:
+def test_dispatch_in_fp8_is_no_lack_where_no_experts_compute_in_it() -> None:
     for model, precision, is_named in (
         ("deepseek-v2-lite", "fp8-blockwise", True),
         ("deepseek-v2-lite", "bf16", False),
         ("llama-3.1-8b", "fp8-blockwise", False),
     ):
-        problem = make_problem(model, devices=16, capabilities=MEGATRON_0_18, limits=FEW)
-        outcome = search(replace(problem, precision=precision), SETTINGS)
-        tasks = feature_tasks(outcome, SETTINGS)
+        problem = make_problem(model, devices=8, capabilities=MEGATRON_0_18, limits=FEW)
+        tasks = feature_tasks(search(replace(problem, precision=precision), SETTINGS), SETTINGS)
         assert tasks
         assert any("fp8" in feature for feature in tasks) is is_named, (model, precision)
 
 
-def test_a_target_that_lacks_nothing_has_nothing_unlaunchable(make_problem: MakeProblem) -> None:
+def test_a_target_that_lacks_nothing_has_nothing_unlaunchable() -> None:
     assert lacking(search(make_problem(), SETTINGS)) == ()

@@ -1,7 +1,6 @@
 """Searches that leave out what was searched before, beside searches of everything."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +8,16 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.expect import present
+from tests.tuner.search.train.testing import make_problem
 from tuner.engines.manifest import Capabilities
 from tuner.search.settings import SearchSettings
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.options import option_space
-from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import with_features
 from tuner.search.train.search import search
 from tuner.search.train.space_size import OptionTables, SearchedSpace, only_adds
 from tuner.spec.search import Search
 
-MakeProblem = Callable[..., TrainProblem]
 SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=1)
 
 LITTLE = Capabilities(
@@ -47,7 +45,7 @@ FEW = Search(micro_batch_size=(1, 2), optimizer_offload=(False,))
 
 
 @pytest.mark.slow
-def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem) -> None:
+def test_what_a_feature_adds_has_its_fastest_decision() -> None:
     problems = {
         "roomy": make_problem(devices=16, capabilities=LITTLE, limits=FEW),
         "full": make_problem(devices=16, capabilities=LITTLE, limits=FEW, memory_limit_bytes=14e9),
@@ -74,10 +72,9 @@ def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem)
     assert len(gains) >= 4, gains
 
 
-def test_every_decision_is_known_or_added(make_problem: MakeProblem) -> None:
+def test_every_decision_is_known_or_added() -> None:
     problem = make_problem(devices=16, capabilities=LITTLE, limits=FEW)
     known = SearchedSpace(problem=problem, options=option_space(problem))
-    wrong = []
     for feature, able in with_features(LITTLE).items():
         more = replace(problem, capabilities=able)
         options, degrees = option_space(more), legal_degrees(more)
@@ -92,13 +89,9 @@ def test_every_decision_is_known_or_added(make_problem: MakeProblem) -> None:
         counts.append(
             sum(len(chosen) * table.num_legal for table, chosen in tables.by_kind(rows_before))
         )
-        if counts[0] != counts[1] + counts[2]:
-            wrong.append((feature, counts))
-    assert not wrong
+        assert counts[0] == counts[1] + counts[2], (feature, counts)
 
 
-def test_a_target_of_other_layouts_is_searched_in_full(
-    make_problem: MakeProblem,
-) -> None:
+def test_a_target_of_other_layouts_is_searched_in_full() -> None:
     problem = make_problem(capabilities=replace(LITTLE, uneven_layout=False))
     assert not only_adds(replace(problem, capabilities=LITTLE), problem)

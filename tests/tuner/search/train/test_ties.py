@@ -1,13 +1,13 @@
 """All rows at once are judged as tuner/search/ratios.py judges each decision."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.expect import present
+from tests.tuner.search.train.testing import make_problem
 from tuner.config.train import TrainDecision
 from tuner.engines.manifest import Capabilities
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -16,23 +16,19 @@ from tuner.search.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
 from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
-from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import by_facts
 from tuner.search.train.ties import DEGREE_OF, UNIFORM_FIELDS, tied_rows
 from tuner.spec.search import Search
 
-MakeProblem = Callable[..., TrainProblem]
 RATIOS = Ratios(same_kernels=(0.96, 1.05), other_kernels=(0.8, 1.25))
 SETTINGS = SearchSettings(clock=time.perf_counter, top=200, band_ratio=1.0)
 WAYS_OF_ROW = 4
 NUM_CHOSEN = 60
 
 
-def _searched(
-    make_problem: MakeProblem, target: Capabilities, zero_stage: tuple[int, ...]
-) -> SearchOutcome:
+def _searched(target: Capabilities, zero_stage: tuple[int, ...]) -> SearchOutcome:
     limits = Search(
         micro_batch_size=(1, 2),
         zero_stage=zero_stage,
@@ -48,11 +44,11 @@ def _searched(
 
 
 @pytest.fixture(scope="module")
-def searches(make_problem: MakeProblem) -> list[tuple[SearchOutcome, list[TrainDecision]]]:
+def searches() -> list[tuple[SearchOutcome, list[TrainDecision]]]:
     """Rows of two targets, and the decision of each."""
     outcome = (
-        _with_other_options(_searched(make_problem, MEGATRON_0_18, (0, 1))),
-        _with_other_options(_searched(make_problem, TORCHTITAN_0_3, (2, 3))),
+        _with_other_options(_searched(MEGATRON_0_18, (0, 1))),
+        _with_other_options(_searched(TORCHTITAN_0_3, (2, 3))),
     )
     return [(every, _decisions(every)) for every in outcome]
 

@@ -37,8 +37,7 @@ def test_waits_of_a_deterministic_server_follow_m_d_1() -> None:
     # One prompt a step of 10 ms, Poisson arrivals at 70 % load: mean wait rho s / (2 (1 - rho)),
     # and the first token comes a service time later (Pollaczek and Khinchine).
     count, service_s, load = 50_000, 0.01, 0.7
-    rng = np.random.default_rng(0)
-    arrival_s = np.cumsum(rng.exponential(service_s / load, count))
+    arrival_s = np.cumsum(np.random.default_rng(0).exponential(service_s / load, count))
     requests = Requests(
         input_R=np.full(count, 100), output_R=np.full(count, 1), arrival_s_R=arrival_s
     )
@@ -61,10 +60,9 @@ def test_two_requests_by_hand() -> None:
 
 def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
     rules = Rules(batching=Batching.CHUNKED, step_tokens=100)
-    served = simulate(
+    assert simulate(
         sample_requests(1, inputs=250, outputs=2), times=flat_times(), rules=rules, concurrency=1
-    )
-    assert served.first_token_s_R == pytest.approx([0.03])
+    ).first_token_s_R == pytest.approx([0.03])
 
 
 def test_decode_stands_still_while_prompts_go_first() -> None:
@@ -77,8 +75,7 @@ def test_decode_stands_still_while_prompts_go_first() -> None:
     ends = {}
     for batching in (Batching.PREFILL_FIRST, Batching.WHOLE):
         rules = Rules(batching=batching, step_tokens=1000)
-        served = simulate(requests, times=flat_times(), rules=rules)
-        ends[batching] = float(served.end_s_R[0])
+        ends[batching] = float(simulate(requests, times=flat_times(), rules=rules).end_s_R[0])
     assert ends[Batching.WHOLE] == pytest.approx(0.04)
     assert ends[Batching.PREFILL_FIRST] == pytest.approx(0.05)
 

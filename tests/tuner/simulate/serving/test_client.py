@@ -67,8 +67,7 @@ def test_outputs_of_one_token_wait_for_their_client_only() -> None:
 
 def test_a_measured_host_stands_for_the_published_client() -> None:
     host = HostTimes(step_s=5e-3, tensor_step_s=1e-3, sequence_s=1e-4, request_s=3e-3)
-    machine = replace(ITERATION.machine, host=host)
-    client = engine_client(replace(ITERATION, machine=machine))
+    client = engine_client(replace(ITERATION, machine=replace(ITERATION.machine, host=host)))
     assert client.late_s(20e-3) == pytest.approx(3e-3)
 
 

@@ -65,8 +65,7 @@ def test_waits_for_prefill_follow_m_m_c(count: int) -> None:
         offered = load * servers
         terms = [offered**n / math.factorial(n) for n in range(servers)]
         last = offered**servers / math.factorial(servers) / (1.0 - load)
-        waits = last / (sum(terms) + last)
-        expected.append(waits / (servers / service_s - rate) + service_s)
+        expected.append((last / (sum(terms) + last)) / (servers / service_s - rate) + service_s)
         found.append(float(served.ttft_s_R.mean()))
     assert found == pytest.approx(expected, rel=0.02)
 

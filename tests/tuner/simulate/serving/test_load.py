@@ -25,13 +25,12 @@ def test_the_mean_does_not_depend_on_the_seed() -> None:
 
 
 def test_refuses_requests_that_cannot_be() -> None:
-    cases: list[tuple[list[int], list[int], list[float] | None]] = [
+    for inputs, outputs, arrivals in (
         ([], [], None),
         ([1], [1, 2], None),
         ([0], [1], None),
         ([1, 1], [1, 1], [1.0, 0.5]),
-    ]
-    for inputs, outputs, arrivals in cases:
+    ):
         with pytest.raises(ValueError, match=r"request|arrivals"):
             Requests(
                 input_R=np.array(inputs, dtype=np.int64),

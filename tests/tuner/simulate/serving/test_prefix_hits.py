@@ -124,8 +124,7 @@ def test_hits_are_those_of_a_cache_simulated_block_by_block(
 
 def test_blocks_are_dealt_out_by_request() -> None:
     assert list(CHAT.lists()) == [[1, 2], [9], [1, 2, 3], [9, 8], [1, 2, 3, 4]]
-    taken = CHAT.taken(np.array([True, False, False, True, False]))
-    assert list(taken.lists()) == [[1, 2], [9, 8]]
+    assert list(CHAT.taken(np.array([True, False, False, True, False])).lists()) == [[1, 2], [9, 8]]
     assert list(blocks_of([]).lists()) == [[]]
 
 

@@ -62,8 +62,7 @@ def batched_s(arrival_s_R: Floats) -> Floats:
         input_R=np.full(count, 100), output_R=np.full(count, 1), arrival_s_R=arrival_s_R
     )
     rules = Rules(batching=Batching.WHOLE, step_tokens=100)
-    served = simulate(requests, times=flat_times(SERVICE_S), rules=rules)
-    return served.ttft_s_R - SERVICE_S
+    return simulate(requests, times=flat_times(SERVICE_S), rules=rules).ttft_s_R - SERVICE_S
 
 
 def prefilled_s(arrival_s_R: Floats, tokens_R: npt.NDArray[np.int64], *, workers: int) -> Floats:
@@ -87,19 +86,15 @@ def drawn_tokens(count: int, *, seed: int) -> npt.NDArray[np.int64]:
     return np.maximum(np.rint(drawn), 1.0).astype(np.int64)
 
 
-def test_one_engine_waits_as_one_server_request_by_request() -> None:
-    failures = Failures()
+def test_one_engine_waits_as_one_server_request_by_request(failures: Failures) -> None:
     for load in (0.3, 0.8, 0.95):
         arrival_s_R = arrivals(5_000, rate_per_s=load / SERVICE_S, seed=4)
-        services = np.full(len(arrival_s_R), SERVICE_S)
-        expected = recursed_s(arrival_s_R, services, servers=1)
+        expected = recursed_s(arrival_s_R, np.full(len(arrival_s_R), SERVICE_S), servers=1)
         with failures.of(load):
             assert batched_s(arrival_s_R) == pytest.approx(expected, abs=1e-9)
-    failures.check()
 
 
-def test_prefill_workers_wait_as_servers_request_by_request() -> None:
-    failures = Failures()
+def test_prefill_workers_wait_as_servers_request_by_request(failures: Failures) -> None:
     for workers in (1, 3, 8):
         arrival_s_R = arrivals(5_000, rate_per_s=0.9 * workers / SERVICE_S, seed=5)
         tokens_R = drawn_tokens(len(arrival_s_R), seed=6)
@@ -107,7 +102,6 @@ def test_prefill_workers_wait_as_servers_request_by_request() -> None:
         found = prefilled_s(arrival_s_R, tokens_R, workers=workers)
         with failures.of(workers):
             assert found == pytest.approx(expected, abs=1e-7)
-    failures.check()
 
 
 def test_mean_waits_are_those_of_m_d_1() -> None:
@@ -138,13 +132,9 @@ def test_mean_waits_are_those_of_m_m_c() -> None:
 def test_simulated_tensor_parallelism_and_pipelines_cross_where_distserve_has_it() -> None:
     # Two devices: K times the speed in one, or two stages that take a prompt every D / 2. Below the
     # crossing of the closed forms the first answers sooner, above it the second.
-    wrong = []
     for speed_up, (ratio, tensor_wins) in product((1.2, 1.5), ((0.8, True), (1.1, False))):
         load = ratio * crossover_load(speed_up)
         arrival_s_R = arrivals(15_000, rate_per_s=load / SERVICE_S, seed=9)
-        scaled_R = arrival_s_R * speed_up
-        tensor_s = float(batched_s(scaled_R).mean() + SERVICE_S) / speed_up
+        tensor_s = float(batched_s(arrival_s_R * speed_up).mean() + SERVICE_S) / speed_up
         pipeline_s = float(batched_s(2.0 * arrival_s_R).mean()) / 2.0 + SERVICE_S
-        if (tensor_s < pipeline_s) is not tensor_wins:
-            wrong.append((speed_up, ratio, tensor_s, pipeline_s))
-    assert not wrong
+        assert (tensor_s < pipeline_s) is tensor_wins, (speed_up, ratio, tensor_s, pipeline_s)

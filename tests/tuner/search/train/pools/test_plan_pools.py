@@ -1,6 +1,6 @@
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +9,30 @@ import pytest
 from pydantic import ValidationError
 
 from profilers.imports.link_matrix import LinkMatrix
-from tests.expect import present
+from tests.expect import present, refused
 from tests.printed import unwrapped
 from tests.rows import each_row
+from tests.tuner.search.train.pools.testing import PROVENANCE, spec
 from tuner.cli.plan_text import plan_text
 from tuner.engines.capabilities import intersection
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.plans.train import Plan, Provenance, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.nodes.to_plan import with_node_order
 from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import LIKELY, SMALL
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
 from tuner.search.train.pools.chains import Chain
-from tuner.search.train.pools.headroom_search import search_chain_headroom
+from tuner.search.train.pools.headroom_search import ChainHeadroom, search_chain_headroom
 from tuner.search.train.pools.plan_pools import plan_over_pools, to_certificate
 from tuner.search.train.pools.ranking import price_risks
-from tuner.search.train.pools.search import search
+from tuner.search.train.pools.search import PoolsSearchOutcome, search
 from tuner.search.train.pools.to_plan import SimulatedChain, chain_memory_risk, simulate_chain
 from tuner.spec.goal import Reliability
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_ratio
 
-MakeSpec = Callable[..., Spec]
 PLAIN = {"tensor_model_parallel_size": (1,), "virtual_pipeline_model_parallel_size": (1,)}
 TWO: dict[str, Any] = {
     "limits": PLAIN | {"data_parallel_size": (2,)},
@@ -43,19 +43,18 @@ TWO: dict[str, Any] = {
 TIGHT: dict[str, Any] = TWO | {"limits": PLAIN}
 
 
-def plan(spec: Spec, provenance: Provenance, **settings: Any) -> Plan:
+def plan(requested: Spec, *, top: int = 2) -> Plan:
     return plan_over_pools(
-        spec,
+        requested,
         residuals=None,
-        settings=SearchSettings(top=2, clock=time.perf_counter),
-        provenance=provenance,
-        **settings,
+        settings=SearchSettings(top=top, clock=time.perf_counter),
+        provenance=PROVENANCE,
     )
 
 
 @pytest.fixture(scope="module")
-def together(spec: MakeSpec, provenance: Provenance) -> Plan:
-    return plan(spec("olmoe-1b-7b", **TWO), provenance)
+def together() -> Plan:
+    return plan(spec("olmoe-1b-7b", **TWO))
 
 
 def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
@@ -72,23 +71,20 @@ def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
     assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
     assert 0.0 < present(made.predicted.mfu_ratio) < 1.0
     chance = present(made.predicted.out_of_memory_probability)
-    at_start = present(made.predicted.out_of_memory_at_start_probability)
-    assert 0.0 <= at_start <= chance <= 1.0
+    assert 0.0 <= present(made.predicted.out_of_memory_at_start_probability) <= chance <= 1.0
     assert "the slowest stage, " in made.binding_constraint
 
 
-def test_the_plan_is_launchable_by_its_target(spec: MakeSpec, provenance: Provenance) -> None:
-    made = plan(spec("llama-3.1-8b", **TWO), provenance)
+def test_the_plan_is_launchable_by_its_target() -> None:
+    made = plan(spec("llama-3.1-8b", **TWO))
     assert len(set(present(made.decision).pipeline_layout)) > 1
     assert (
         refusals(intersection(made.emit), model=made.model, decision=present(made.decision)) == ()
     )
 
 
-def test_every_peak_of_a_pipeline_has_its_band(
-    together: Plan, spec: MakeSpec, provenance: Provenance
-) -> None:
-    for made in (together, plan(spec("olmoe-1b-7b", emit="torchtitan", **TWO), provenance)):
+def test_every_peak_of_a_pipeline_has_its_band(together: Plan) -> None:
+    for made in (together, plan(spec("olmoe-1b-7b", emit="torchtitan", **TWO))):
         peaks = present(made.predicted).peak_memory_bytes
         assert len(peaks) > 1
         highs = [high for _, high in present(made.predicted).peak_memory_bytes_band]
@@ -110,31 +106,23 @@ def test_single_pool_baselines_are_reported(together: Plan) -> None:
         assert step_s is None or step_s > present(made.predicted).step_time_s
 
 
-def test_a_link_that_takes_forever_leaves_a_pool_out(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
-    made = plan(spec("olmoe-1b-7b", bandwidth=1e5, **TWO), provenance)
+def test_a_link_that_takes_forever_leaves_a_pool_out() -> None:
+    made = plan(spec("olmoe-1b-7b", bandwidth=1e5, **TWO))
     assert {stage.pool for stage in present(made.placement).stages} == {"new"}
     assert present(made.placement).unused_devices == {"old": 4}
     assert [pool.name for pool in made.cluster.pools] == ["new"]
     assert any("only pool 'new' is used" in note for note in made.provenance.notes)
 
 
-def test_too_little_memory_is_reported_pool_by_pool(spec: MakeSpec, provenance: Provenance) -> None:
+def test_too_little_memory_is_reported_pool_by_pool() -> None:
     small = {"memory_per_device": 4 * 10**9}
-    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
+    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO))
     assert made.placement is None
     assert made.decision is None
     assert made.certificate.status == "infeasible"
     said = made.binding_constraint
     assert said.startswith("memory_per_device: of 16 layers, pool 'new' has room for ")
     assert "pool 'old' has room for" in said
-
-
-def test_a_batch_that_no_width_divides_is_reported(spec: MakeSpec, provenance: Provenance) -> None:
-    limits = {"tensor_model_parallel_size": (3,)}
-    made = plan(spec(limits=limits), provenance)
-    assert made.binding_constraint == "search.tensor_model_parallel_size leaves it out"
 
 
 @each_row(
@@ -159,15 +147,12 @@ def test_a_batch_that_no_width_divides_is_reported(spec: MakeSpec, provenance: P
         ),
     ],
 )
-def test_impossible_specs_are_refused_in_one_line(
-    spec: MakeSpec, changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(SpecError, match=said) as raised:
+def test_impossible_specs_are_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+    with refused(SpecError, match=said):
         build_pools_problem(spec(**changes), residuals=None)
-    assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_device_is_refused(spec: MakeSpec) -> None:
+def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(UnknownDeviceError, match="'h1000'"):
         build_pools_problem(spec(old={"device": "h1000"}), residuals=None)
 
@@ -180,7 +165,7 @@ def crossed(nodes: int) -> LinkMatrix:
     return LinkMatrix(nodes=tuple(f"host{n}" for n in range(nodes)), bytes_per_s_NN=rates)
 
 
-def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: Provenance) -> None:
+def test_nodes_with_measured_links_are_put_in_order() -> None:
     requested = spec(
         "olmoe-1b-7b",
         new={"nodes": 4},
@@ -188,7 +173,7 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
         sequence_length=8192,
         global_batch_size=64,
     )
-    over = plan(requested, provenance)
+    over = plan(requested)
     assert [stage.pool for stage in present(over.placement).stages].count("new") == 2
     made = with_node_order(over, {"new": crossed(4)}, cluster=requested.cluster, time_limit_s=30.0)
     (order,) = present(made.placement).node_orders
@@ -209,12 +194,12 @@ FAILING: dict[str, Any] = {
 }
 
 
-def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) -> None:
-    failure_prices = {
+def test_a_run_over_pools_is_forecast() -> None:
+    failure_prices: dict[str, Any] = {
         "new": {"nodes": 3, "price_per_device_hour": 3.0},
         "old": {"price_per_device_hour": 1.0},
     }
-    made = plan(spec("olmoe-1b-7b", **failure_prices, **TWO, **FAILING), provenance)
+    made = plan(spec("olmoe-1b-7b", **failure_prices, **TWO, **FAILING))
     assert {stage.pool for stage in present(made.placement).stages} == {"new", "old"}
     run = present(present(made.predicted).run)
     assert run.failure_interval_s == pytest.approx(5e6 / present(made.decision).num_devices)
@@ -230,54 +215,48 @@ def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) ->
     assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * present(run.wall_clock_s) / 3600)
 
 
-def test_an_interval_shorter_than_a_step_over_pools_is_refused(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
+def test_an_interval_shorter_than_a_step_over_pools_is_refused() -> None:
     short = {"device_mtbf": 5e6, "restart": 600.0, "checkpoint": {"interval": 0.001}}
     with pytest.raises(SpecError, match=r"interval: 1\.00 ms is shorter than a step"):
-        plan(spec("olmoe-1b-7b", **TWO, reliability=short), provenance)
+        plan(spec("olmoe-1b-7b", **TWO, reliability=short))
 
 
-def test_tokens_without_reliability_give_the_length_of_a_run(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
-    made = plan(spec("olmoe-1b-7b", tokens=1e11, **TWO), provenance)
+def test_tokens_without_reliability_give_the_length_of_a_run() -> None:
+    made = plan(spec("olmoe-1b-7b", tokens=1e11, **TWO))
     assert present(present(made.predicted).run).wall_clock_s == pytest.approx(
         (present(present(made.predicted).run).steps or 0) * present(made.predicted).step_time_s
     )
     assert present(present(made.predicted).run).cost is None
 
 
-def test_devices_that_fail_all_the_time_are_better_left_out(
-    together: Plan, spec: MakeSpec, provenance: Provenance
-) -> None:
+def test_devices_that_fail_all_the_time_are_better_left_out(together: Plan) -> None:
     # Together a step is shorter, but twice as many devices stop the run twice as often.
     requested = TWO | {"reliability": {"device_mtbf": 20_000.0, "restart": 3_000.0}}
-    troubled = plan(spec("olmoe-1b-7b", **requested), provenance)
+    troubled = plan(spec("olmoe-1b-7b", **requested))
     assert {stage.pool for stage in present(together.placement).stages} == {"new", "old"}
     assert {stage.pool for stage in present(troubled.placement).stages} == {"new"}
     (note,) = (n for n in troubled.provenance.notes if "only pool 'new' is used" in n)
     assert "of wall clock with failures" in note
 
 
-def test_ties_that_were_not_searched_for_are_noted(together: Plan, spec: MakeSpec) -> None:
+def test_ties_that_were_not_searched_for_are_noted(together: Plan) -> None:
     # Two rows were asked for, and the band is far wider than the gap between these.
     assert together.certificate.within_band_is_least
     problem = build_pools_problem(spec("olmoe-1b-7b", **TWO), residuals=None)
     every = search(problem, SearchSettings(top=10**6, clock=time.perf_counter))
     assert every.complete_s == math.inf
-    order = sorted(
-        (simulate_chain(chain) for chain in every.chains), key=lambda one: one.objective_s
+    whole = to_certificate(
+        every,
+        sorted((simulate_chain(chain) for chain in every.chains), key=lambda one: one.objective_s),
     )
-    whole = to_certificate(every, order)
     assert not whole.within_band_is_least
     assert whole.within_band >= together.certificate.within_band
 
 
 @pytest.mark.slow
-def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> None:
+def test_what_would_fit_is_solved() -> None:
     small = {"memory_per_device": 14 * 10**9}
-    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
+    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO))
     assert made.decision is None
     assert made.certificate.status == "infeasible"
     limits = [one.limit for one in made.relaxations]
@@ -286,20 +265,17 @@ def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> Non
         assert one.predicted is not None
         assert sum(present(one.decision).pipeline_layout) == 16
     first = next(one for one in made.relaxations if one.limit == "memory_per_device")
-    usable = int(0.95 * 14 * 10**9)
-    assert max(present(first.predicted).peak_memory_bytes) > usable
+    assert max(present(first.predicted).peak_memory_bytes) > int(0.95 * 14 * 10**9)
     # With the memory that it names the planner finds a plan, and with a tenth less it does not.
     enough = max(present(first.predicted).peak_memory_bytes) / 0.95 + 1
     for share, fits in ((1.0, True), (0.9, False)):
         each = {"memory_per_device": int(share * enough)}
-        replanned = plan(spec("olmoe-1b-7b", new=each, old=each, **TWO), provenance)
-        assert (replanned.decision is not None) == fits
+        assert (plan(spec("olmoe-1b-7b", new=each, old=each, **TWO)).decision is not None) == fits
 
 
-def test_the_nearest_legal_value_of_a_limit_is_named(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
-    made = plan(spec(limits={"tensor_model_parallel_size": (3,)}), provenance)
+def test_the_nearest_legal_value_of_a_limit_is_named() -> None:
+    made = plan(spec(limits={"tensor_model_parallel_size": (3,)}))
+    assert made.binding_constraint == "search.tensor_model_parallel_size leaves it out"
     (one,) = made.relaxations
     assert one.limit == "search.tensor_model_parallel_size"
     assert one.change == "3 leaves nothing legal; the nearest legal value is 2"
@@ -307,19 +283,11 @@ def test_the_nearest_legal_value_of_a_limit_is_named(
 
 
 @pytest.mark.slow
-def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
-    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much() -> None:
     chances, steps_s = [], []
     for failed_start_s in (1.0, 1e6):
-        requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=failed_start_s, **TIGHT)
-        made = plan_over_pools(
-            requested,
-            residuals=None,
-            settings=SearchSettings(top=12, clock=time.perf_counter),
-            provenance=provenance,
-        )
+        requested = spec("olmoe-1b-7b", failed_start=failed_start_s, **AT_RISK)
+        made = plan(requested, top=12)
         chances.append(present(made.predicted).out_of_memory_probability or 0.0)
         steps_s.append(present(made.predicted).step_time_s)
         assert len(made.cluster.pools) == 2
@@ -335,12 +303,7 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     failing = requested.goal.model_copy(
         update={"reliability": Reliability(device_mtbf=1e9, restart=600.0)}
     )
-    replanned = plan_over_pools(
-        requested.model_copy(update={"goal": failing}),
-        residuals=None,
-        settings=SearchSettings(top=12, clock=time.perf_counter),
-        provenance=provenance,
-    )
+    replanned = plan(requested.model_copy(update={"goal": failing}), top=12)
     assert replanned.decision == made.decision
     assert present(replanned.preferred).reasons == present(made.preferred).reasons
 
@@ -357,22 +320,41 @@ def roomiest(chains: Iterable[Chain], problem: PoolsProblem) -> SimulatedChain:
     )
 
 
+ONE = SearchSettings(top=1, clock=time.perf_counter)
+MEMORY = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+AT_RISK: dict[str, Any] = {"new": MEMORY, "old": MEMORY, **TIGHT}
+"""Pools on which the fastest chain may run out of memory."""
+
+
+@pytest.fixture(scope="module")
+def headroom() -> tuple[PoolsProblem, PoolsSearchOutcome, ChainHeadroom]:
+    """What is searched beside the fastest chain where a failed start costs much."""
+    problem = build_pools_problem(spec("olmoe-1b-7b", failed_start=1e6, **AT_RISK), residuals=None)
+    outcome = search(problem, ONE)
+    full = simulate_chain(outcome.chains[0])
+    return problem, outcome, present(search_chain_headroom(outcome, ONE, full=full))
+
+
 def test_chains_with_headroom_are_searched_for_where_the_best_may_run_out(
-    spec: MakeSpec, provenance: Provenance
+    headroom: tuple[PoolsProblem, PoolsSearchOutcome, ChainHeadroom],
 ) -> None:
-    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
-    requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT)
-    problem = build_pools_problem(requested, residuals=None)
-    settings = SearchSettings(top=1, clock=time.perf_counter)
-    outcome = search(problem, settings)
+    problem, outcome, rooms = headroom
     full = simulate_chain(outcome.chains[0])
     assert chain_memory_risk(full.chain, problem).out_of_memory_probability > SMALL
-    roomy = present(search_chain_headroom(outcome, settings, full=full))
-    with_room = roomiest(roomy.chains, problem)
+    chances = [chain_memory_risk(one, problem).out_of_memory_probability for one in rooms.chains]
+    assert min(chances) <= SMALL < max(chances)
+    with_room = roomiest(rooms.chains, problem)
     assert with_room.objective_s >= full.objective_s
-    assert search_chain_headroom(outcome, settings, full=with_room) is None
+    assert search_chain_headroom(outcome, ONE, full=with_room) is None
+    # With a step known that hardly runs out, only what is faster is searched for.
+    known_s = with_room.objective_s * (1.0 - 1e-6)
+    known = present(search_chain_headroom(outcome, ONE, full=full, known_s=known_s))
+    assert known.complete_s == pytest.approx(known_s, abs=0.0)
+    for one in known.chains:
+        is_roomy = chain_memory_risk(one, problem).out_of_memory_probability <= SMALL
+        assert not is_roomy or simulate_chain(one).objective_s > known_s
     # The plan launches it, or names it beside a chain that is expected to be faster.
-    made = plan_over_pools(requested, residuals=None, settings=settings, provenance=provenance)
+    made = plan(spec("olmoe-1b-7b", failed_start=1e6, **AT_RISK), top=1)
     if (present(made.predicted).out_of_memory_probability or 0.0) > SMALL:
         assert present(made.roomier).out_of_memory_probability <= SMALL
     else:
@@ -381,17 +363,11 @@ def test_chains_with_headroom_are_searched_for_where_the_best_may_run_out(
 
 
 def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_headroom(
-    spec: MakeSpec,
+    headroom: tuple[PoolsProblem, PoolsSearchOutcome, ChainHeadroom],
 ) -> None:
-    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
-    problem = build_pools_problem(
-        spec("olmoe-1b-7b", new=small, old=small, failed_start=1.0, **TIGHT), residuals=None
-    )
-    settings = SearchSettings(top=1, clock=time.perf_counter)
-    outcome = search(problem, settings)
-    full = simulate_chain(outcome.chains[0])
-    roomy = present(search_chain_headroom(outcome, settings, full=full))
-    with_room = roomiest(roomy.chains, problem)
+    problem = build_pools_problem(spec("olmoe-1b-7b", failed_start=1.0, **AT_RISK), residuals=None)
+    full = simulate_chain(headroom[1].chains[0])
+    with_room = roomiest(headroom[2].chains, problem)
     risks = price_risks((full, with_room), problem)
     chance = risks[full].chance
     assert risks[full].expected_s == pytest.approx(
@@ -401,20 +377,16 @@ def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_h
     assert risks[full].is_fit == (chance <= LIKELY)
 
 
-def distant_pools(
-    spec: MakeSpec, new_bytes: float, *, limits: dict[str, Any], **others: Any
-) -> Spec:
+def distant_pools(new_bytes: float, *, limits: dict[str, Any], **others: Any) -> Spec:
     """Two pools whose link is so slow that either is better off alone; `new` has little memory."""
     small = {"memory_per_device": int(new_bytes), "usable_memory_ratio": 1.0}
     return spec("olmoe-1b-7b", new=small, bandwidth=1e5, **others, **TWO | {"limits": limits})
 
 
-def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
+def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits() -> None:
     only = PLAIN | {"data_parallel_size": (4,), "expert_model_parallel_size": (4,)}
     slow = {"device": "h20"}
-    made = plan(distant_pools(spec, 37.0e9, limits=only, old=slow), provenance)
+    made = plan(distant_pools(37.0e9, limits=only, old=slow))
     fast, roomy = present(made.placement).alone
     assert (fast.out_of_memory_probability or 0.0) > LIKELY
     assert (roomy.out_of_memory_probability or 1.0) <= SMALL
@@ -426,11 +398,9 @@ def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits(
     assert "pool 'new' alone takes" in note
 
 
-def test_a_single_pool_is_the_fallback_of_another_without_headroom(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
+def test_a_single_pool_is_the_fallback_of_another_without_headroom() -> None:
     limits = PLAIN | {"expert_model_parallel_size": (2,), "zero_stage": (1,)}
-    made = plan(distant_pools(spec, 40e9, limits=limits), provenance)
+    made = plan(distant_pools(40e9, limits=limits))
     assert {stage.pool for stage in present(made.placement).stages} == {"new"}
     assert (present(made.predicted).out_of_memory_probability or 0.0) > SMALL
     assert present(made.roomier).pools == ("old",)
@@ -438,23 +408,19 @@ def test_a_single_pool_is_the_fallback_of_another_without_headroom(
     old = present(made.placement).alone[1]
     assert present(made.roomier).step_time_s == old.step_time_s
     assert present(made.roomier).out_of_memory_probability == old.out_of_memory_probability
-    said = present(memory_warning(made))
-    assert " on 'old' instead has 0.0 %" in said
+    assert " on 'old' instead has 0.0 %" in present(memory_warning(made))
     # What runs on its own pool takes longer still.
     assert present(made.roomier).slower_ratio < 0.7
 
 
 @pytest.mark.slow
-def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
+def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out() -> None:
     def planned(memory_bytes: float, *, nodes: int = 2) -> Plan:
         small = {"memory_per_device": int(memory_bytes), "usable_memory_ratio": 1.0}
-        pools = {"new": small | {"nodes": nodes}, "old": small}
-        return plan(spec("olmoe-1b-7b", **pools, **TIGHT), provenance)
+        pools: dict[str, Any] = {"new": small | {"nodes": nodes}, "old": small}
+        return plan(spec("olmoe-1b-7b", **pools, **TIGHT))
 
-    nothing = planned(10e9)
-    (least, *_) = (one for one in nothing.relaxations if one.limit == "memory_per_device")
+    (least, *_) = (one for one in planned(10e9).relaxations if one.limit == "memory_per_device")
     made = planned(1.001 * max(present(least.predicted).peak_memory_bytes))
     assert (present(made.predicted).out_of_memory_probability or 0.0) > LIKELY
     assert made.roomier is None
@@ -477,12 +443,10 @@ def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out
         assert min(chances) <= SMALL
 
 
-def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
-    spec: MakeSpec, provenance: Provenance
-) -> None:
+def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage() -> None:
     # The old pool's devices have far less memory: their smaller peak is the one at risk.
     old = {"memory_per_device": 21 * 10**9, "usable_memory_ratio": 1.0}
-    made = plan(spec("olmoe-1b-7b", old=old, **TIGHT), provenance)
+    made = plan(spec("olmoe-1b-7b", old=old, **TIGHT))
     at_risk, peaks = (
         present(present(made.predicted).rank_at_risk),
         present(made.predicted).peak_memory_bytes,
@@ -499,28 +463,3 @@ def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
             TrainPrediction.model_validate(
                 present(made.predicted).model_dump() | {"rank_at_risk": other}
             )
-
-
-def test_searches_for_headroom_keep_all_results(spec: MakeSpec) -> None:
-    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
-    problem = build_pools_problem(
-        spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT), residuals=None
-    )
-    settings = SearchSettings(top=1, clock=time.perf_counter)
-    outcome = search(problem, settings)
-    rooms = present(
-        search_chain_headroom(outcome, settings, full=simulate_chain(outcome.chains[0]))
-    )
-    chances = [chain_memory_risk(one, problem).out_of_memory_probability for one in rooms.chains]
-    assert min(chances) <= SMALL < max(chances)
-    # With a step known that hardly runs out, only what is faster is searched for.
-    known_s = roomiest(rooms.chains, problem).objective_s * (1.0 - 1e-6)
-    known = present(
-        search_chain_headroom(
-            outcome, settings, full=simulate_chain(outcome.chains[0]), known_s=known_s
-        )
-    )
-    assert known.complete_s == pytest.approx(known_s, abs=0.0)
-    for one in known.chains:
-        is_roomy = chain_memory_risk(one, problem).out_of_memory_probability <= SMALL
-        assert not is_roomy or simulate_chain(one).objective_s > known_s

@@ -13,8 +13,9 @@ import pytest
 from tests.expect import present
 from tests.printed import flat
 from tests.tuner.models import MODELS, example_model
+from tests.tuner.search.train.pools.testing import PROVENANCE
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.plans.train import Plan, Provenance
+from tuner.plans.train import Plan
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, loss_prices
@@ -188,16 +189,14 @@ def wrong_words(plan: Plan) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.slow)])
-def test_the_plan_has_the_least_expected_step_of_all_decisions(
-    provenance: Provenance, seeds: tuple[int, ...]
-) -> None:
+def test_the_plan_has_the_least_expected_step_of_all_decisions(seeds: tuple[int, ...]) -> None:
     """Worth its 7 s: plans are held against whatever was found for them."""
     wrong, warned = [], 0
     for seed in seeds:
         spec = spec_of(seed)
         problem = build_pools_problem(spec, residuals=None)
         ranking = rank_for(problem)
-        plan = plan_over_pools(spec, residuals=None, settings=SETTINGS, provenance=provenance)
+        plan = plan_over_pools(spec, residuals=None, settings=SETTINGS, provenance=PROVENANCE)
         assert (plan.decision is None) == (ranking.best is None), seed
         if plan.predicted is None:
             continue

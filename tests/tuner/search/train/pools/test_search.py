@@ -1,6 +1,6 @@
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from profilers.steps.config import LayerKind
 from solvers.partition.problem import Partition, PartitionProblem
 from tests.expect import present
 from tests.solvers.partition.brute_force import partitions
+from tests.tuner.search.train.pools.testing import spec
 from tuner.costs.train.step import price_step
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import certify
@@ -33,19 +34,17 @@ from tuner.search.train.rules import divisors
 from tuner.spec.cluster import Cluster
 from tuner.spec.spec import Spec
 
-MakeSpec = Callable[..., Spec]
 BANDWIDTH, LATENCY = 50e9, 2e-5
 
 
-def run_search(spec: Spec, *, top: int = 1) -> PoolsSearchOutcome:
-    problem = build_pools_problem(spec, residuals=None)
-    return search(problem, SearchSettings(top=top, time_limit_s=300.0, clock=time.perf_counter))
+def run_search(requested: Spec) -> PoolsSearchOutcome:
+    problem = build_pools_problem(requested, residuals=None)
+    return search(problem, SearchSettings(top=1, time_limit_s=300.0, clock=time.perf_counter))
 
 
 def every_partition(problem: PoolsProblem, devices: int) -> list[Partition]:
     """All chains of stages, whatever they cost."""
-    layers = problem.any_pool.model.num_layers
-    unpriced = np.zeros((problem.num_pools, layers))
+    unpriced = np.zeros((problem.num_pools, problem.any_pool.model.num_layers))
     return list(
         partitions(
             PartitionProblem(
@@ -62,9 +61,9 @@ def every_partition(problem: PoolsProblem, devices: int) -> list[Partition]:
     )
 
 
-def every_chain(spec: Spec) -> Iterator[tuple[float, ChainPrice, list[PoolPricing]]]:
+def every_chain(requested: Spec) -> Iterator[tuple[float, ChainPrice, list[PoolPricing]]]:
     """The bound of each column, with the price of every chain of it that fits."""
-    problem = build_pools_problem(spec, residuals=None)
+    problem = build_pools_problem(requested, residuals=None)
     space = pools_space(problem)
     for table, rows in space.tables():
         candidates = space.candidates(table, rows, table.options_TA)
@@ -116,9 +115,9 @@ UNEQUAL = {"old": {"nodes": 1, "devices_per_node": 4}}
     ],
 )
 def test_the_best_partition_of_all_candidates_is_found(
-    spec: MakeSpec, changes: dict[str, Any], widths: tuple[int, ...]
+    changes: dict[str, Any], widths: tuple[int, ...]
 ) -> None:
-    limits = {"recompute": ("none", "full"), "data_parallel_size": widths}
+    limits = {"recompute": ("none", "full"), "data_parallel_size": widths, "zero_stage": (0, 1)}
     requested = spec(limits=limits, **changes)
     chains = list(every_chain(requested))
     best_s = min(price.step_s for _, price, _ in chains)
@@ -144,7 +143,7 @@ def test_the_best_partition_of_all_candidates_is_found(
     ],
 )
 def test_no_chain_beats_its_bound_where_memory_is_short(
-    spec: MakeSpec, dense: int, mtp: int, shares: tuple[float, ...], widths: tuple[int, ...]
+    dense: int, mtp: int, shares: tuple[float, ...], widths: tuple[int, ...]
 ) -> None:
     kinds = (LayerKind.DENSE,) * dense + (LayerKind.MOE,) * (5 - dense)
     limits = {"data_parallel_size": widths, "recompute": ("none",), "zero_stage": (0,)}
@@ -174,7 +173,7 @@ def test_no_chain_beats_its_bound_where_memory_is_short(
 
 
 @pytest.mark.slow
-def test_no_chain_over_three_pools_beats_its_bound(spec: MakeSpec) -> None:
+def test_no_chain_over_three_pools_beats_its_bound() -> None:
     requested = spec(
         sequence_length=4096,
         limits={"data_parallel_size": (2,), "recompute": ("none",), "zero_stage": (0,)},
@@ -202,7 +201,7 @@ def test_no_chain_over_three_pools_beats_its_bound(spec: MakeSpec) -> None:
     assert result.bound_s <= best_s
 
 
-def test_every_decision_of_the_space_is_counted_once(spec: MakeSpec) -> None:
+def test_every_decision_of_the_space_is_counted_once() -> None:
     result = run_search(spec(limits={"recompute": ("none",)}))
     counts, space = result.counts, result.space
     # TP, CP and ETP divide 2, batch and micro-batch 8, experts 8; 3 choices of pools.
@@ -214,7 +213,7 @@ def test_every_decision_of_the_space_is_counted_once(spec: MakeSpec) -> None:
     assert min(counts.priced, counts.bounded, counts.illegal) > 0
 
 
-def test_a_single_pool_costs_what_the_single_pool_model_says(spec: MakeSpec) -> None:
+def test_a_single_pool_costs_what_the_single_pool_model_says() -> None:
     problem = build_pools_problem(spec("olmoe-1b-7b"), residuals=None)
     space = pools_space(problem)
     table, rows = next(iter(space.tables()))
@@ -238,7 +237,7 @@ def test_a_single_pool_costs_what_the_single_pool_model_says(spec: MakeSpec) -> 
         assert own_price.step_s == pytest.approx(float(np.ravel(said.step_s)[0]), rel=1e-9)
 
 
-def test_identical_pools_are_as_fast_as_one_pool_of_all_their_nodes(spec: MakeSpec) -> None:
+def test_identical_pools_are_as_fast_as_one_pool_of_all_their_nodes() -> None:
     halves = spec(
         "olmoe-1b-7b",
         old={"device": "h100-sxm"},
@@ -258,7 +257,7 @@ def test_identical_pools_are_as_fast_as_one_pool_of_all_their_nodes(spec: MakeSp
     assert two_pools.price.step_s == pytest.approx(one.price.step_s, rel=0.02)
 
 
-def test_a_pool_that_is_dead_slow_is_left_out(spec: MakeSpec) -> None:
+def test_a_pool_that_is_dead_slow_is_left_out() -> None:
     problem = build_pools_problem(spec("olmoe-1b-7b"), residuals=None)
     new, old = problem.by_pool
     slow = replace(
@@ -271,7 +270,7 @@ def test_a_pool_that_is_dead_slow_is_left_out(spec: MakeSpec) -> None:
     assert set(result.chains[0].pool_S) == {0}
 
 
-def test_the_faster_pool_holds_more_layers(spec: MakeSpec) -> None:
+def test_the_faster_pool_holds_more_layers() -> None:
     best = run_search(
         spec("olmoe-1b-7b", limits={"data_parallel_size": (2,)}, sequence_length=8192)
     ).chains[0]
@@ -283,7 +282,7 @@ def test_the_faster_pool_holds_more_layers(spec: MakeSpec) -> None:
     assert min(new) > max(old)
 
 
-def test_a_slower_link_never_makes_the_step_shorter(spec: MakeSpec) -> None:
+def test_a_slower_link_never_makes_the_step_shorter() -> None:
     steps_s = [
         run_search(
             spec(
@@ -300,11 +299,11 @@ def test_a_slower_link_never_makes_the_step_shorter(spec: MakeSpec) -> None:
     assert steps_s[0] > steps_s[-1]
 
 
-def test_a_search_out_of_time_says_what_is_open(spec: MakeSpec) -> None:
+def test_a_search_out_of_time_says_what_is_open() -> None:
     ticks = iter(range(10**9))
-    problem = build_pools_problem(spec(), residuals=None)
     result = search(
-        problem, SearchSettings(top=4, time_limit_s=5.0, clock=lambda: float(next(ticks)))
+        build_pools_problem(spec(), residuals=None),
+        SearchSettings(top=4, time_limit_s=5.0, clock=lambda: float(next(ticks))),
     )
     assert result.counts.open > 0
     assert result.chains
@@ -312,7 +311,7 @@ def test_a_search_out_of_time_says_what_is_open(spec: MakeSpec) -> None:
 
 
 def test_what_is_neither_solved_nor_proven_to_fit_nowhere_stays_open(
-    spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     undecided = ChainSolution(chain=None, bound_s=1.0)
     monkeypatch.setattr(pools_search, "solve_chain", lambda *_, **__: undecided)
@@ -325,7 +324,7 @@ def test_what_is_neither_solved_nor_proven_to_fit_nowhere_stays_open(
     assert certificate.status == "unknown"
 
 
-def test_a_batch_of_a_thousand_divisors_is_counted_in_bounded_memory(spec: MakeSpec) -> None:
+def test_a_batch_of_a_thousand_divisors_is_counted_in_bounded_memory() -> None:
     requested = spec("olmoe-1b-7b")
     # 2**15 x 3**2 x 5 x 7 x 11 x 13: 768 divisors, so 590 thousand pairs for each other degree.
     goal = requested.goal.model_copy(update={"global_batch_size": 1_476_034_560})
@@ -340,8 +339,7 @@ def test_a_batch_of_a_thousand_divisors_is_counted_in_bounded_memory(spec: MakeS
     (common,) = {pool.devices_per_node for pool in problem.cluster.pools}
     assert common == devices
     inside, batches = len(divisors(devices)), len(divisors(1_476_034_560))
-    moe = present(problem.any_pool.model.moe)
-    experts = len(divisors(moe.num_experts))
+    experts = len(divisors(present(problem.any_pool.model.moe).num_experts))
     combinations = inside**3 * batches**2 * experts
     counted = space.num_legal + sum(space.illegal.values())
     assert counted == combinations * space.options.num_options * len(space.pools)

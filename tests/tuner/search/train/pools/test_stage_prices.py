@@ -1,10 +1,10 @@
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.search.train.pools.testing import spec
 from tuner.search.train.pools.build_problem import build_pools_problem
 from tuner.search.train.pools.space import pools_space
 from tuner.search.train.pools.stage_prices import (
@@ -16,11 +16,9 @@ from tuner.search.train.pools.stage_prices import (
 )
 from tuner.spec.spec import Spec
 
-MakeSpec = Callable[..., Spec]
 
-
-def on_both(spec: Spec, *, candidate: int) -> list[PoolPricing]:
-    problem = build_pools_problem(spec, residuals=None)
+def on_both(requested: Spec, *, candidate: int) -> list[PoolPricing]:
+    problem = build_pools_problem(requested, residuals=None)
     space = pools_space(problem)
     table, rows = list(space.tables())[-1]
     candidates = space.candidates(table, rows, table.options_TA)
@@ -45,9 +43,7 @@ def taken_apart(on: PoolPricing, layers_S: list[int]) -> list[float]:
 
 
 @each_row("layers_S", [[8, 8], [3, 5, 8], [1, 1, 13, 1]])
-def test_identical_layers_have_the_bytes_of_the_full_price(
-    spec: MakeSpec, layers_S: list[int]
-) -> None:
+def test_identical_layers_have_the_bytes_of_the_full_price(layers_S: list[int]) -> None:
     on = on_both(spec("olmoe-1b-7b"), candidate=0)[0]
     price = chain_price(
         [on], pool_S=[0] * len(layers_S), layers_S=layers_S, between_s=np.zeros((1, 1))
@@ -60,9 +56,7 @@ def test_identical_layers_have_the_bytes_of_the_full_price(
 
 @each_row("model", ["deepseek-v2-lite", "llama-3.1-8b", "glm-4.5-air"])
 @each_row("candidate", [0, 1, -1])
-def test_what_the_solver_counts_never_exceeds_the_full_price(
-    spec: MakeSpec, model: str, candidate: int
-) -> None:
+def test_what_the_solver_counts_never_exceeds_the_full_price(model: str, candidate: int) -> None:
     requested = spec(model)
     layers = requested.model.num_layers
     on = on_both(requested, candidate=candidate)[0]
@@ -74,7 +68,7 @@ def test_what_the_solver_counts_never_exceeds_the_full_price(
             assert counted <= needed * (1.0 + 1e-9)
 
 
-def test_a_send_between_pools_holds_up_every_micro_batch(spec: MakeSpec) -> None:
+def test_a_send_between_pools_holds_up_every_micro_batch() -> None:
     pools = on_both(spec("olmoe-1b-7b"), candidate=0)
     m = float(np.ravel(pools[0].strategies.num_microbatches)[0])
     free, dear = (
