@@ -132,8 +132,7 @@ def plain_loss(config: StepConfig, weights: Weights, tokens: Tensor, targets: Te
             of(f"{prefix}down", ("down_proj", model.hidden_size)),
         )
         if kind == "moe":
-            share = (y @ here["ffn.router.weight"].t()).softmax(-1)
-            best, chosen = share.topk(model.top_k, -1)
+            best, chosen = (y @ here["ffn.router.weight"].t()).softmax(-1).topk(model.top_k, -1)
             best = best / best.sum(-1, keepdim=True)
             for expert in range(model.num_experts):
                 matrices = []

@@ -115,8 +115,7 @@ def test_running_out_of_memory_has_an_exit_code_of_its_own(
 def test_a_run_past_its_deadline_is_killed(
     tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
 ) -> None:
-    done = run_config(tiny_config(steps=100_000), "--deadline", "1")
-    assert done.returncode == -14
+    assert run_config(tiny_config(steps=100_000), "--deadline", "1").returncode == -14
     assert not (tmp_path / "report.json").exists()
 
 
@@ -130,7 +129,6 @@ def test_a_step_that_needs_more_than_its_limit_runs_out_of_memory(
     tiny_config: Callable[..., Fields], run_config: Start
 ) -> None:
     # Blocks of 128 KiB, which are mapped one by one: smaller ones may find room that is left.
-    wide = tiny_config(steps=1, sequence_length=512)
-    done = run_config(wide, "--memory-limit", "64KiB")
+    done = run_config(tiny_config(steps=1, sequence_length=512), "--memory-limit", "64KiB")
     assert done.returncode == 77
     assert "is out of memory" in done.stderr

@@ -55,8 +55,7 @@ def test_json_holds_the_same_as_a_record(capsys: Captured) -> None:
 
 
 def test_a_launch_that_falls_behind_is_a_negative_result(capsys: Captured) -> None:
-    launch = f"{SERVER} --tp 8 --max-running-requests 8"
-    assert run(V3, "--launch", launch) == 1
+    assert run(V3, "--launch", f"{SERVER} --tp 8 --max-running-requests 8") == 1
     shown = capsys.readouterr().out
     assert "FALLS BEHIND   the traffic" in shown
     assert "MISSES         TTFT P90" in shown

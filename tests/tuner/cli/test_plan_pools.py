@@ -41,8 +41,7 @@ def test_the_whole_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     shown = flat(capsys.readouterr().out)
     assert "whole run " in shown
     assert "% of the time trains checkpoints every " in shown
-    plan = read_plan(tmp_path / "plan")
-    assert present(present(plan.predicted).run).cost is not None
+    assert present(present(read_plan(tmp_path / "plan").predicted).run).cost is not None
 
 
 def test_nothing_that_fits_is_exit_code_1_with_ways_out(

@@ -32,8 +32,7 @@ VERSIONS = {"plan": (1,), "profile": (1,)}
 @each_row("kind", GOALS)
 @each_row("version", VERSIONS["plan"])
 def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> None:
-    file = FIXTURES / f"plan-{version}-{kind}.json"
-    values = present(read_accepted(file))
+    values = present(read_accepted(FIXTURES / f"plan-{version}-{kind}.json"))
     assert plan_facts(values).kind == kind
     assert (
         max(VERSIONS["plan"]) == load_goal(kind).plan_type.model_fields["schema_version"].default

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.goals.registry import goal_of_folder
 from tuner.report.page import page_html
@@ -93,8 +94,7 @@ def test_a_hostile_name_changes_nothing(
 ) -> None:
     hostile = "</script><script>document.title='owned'</script><img src=x onerror=document.title=1>"
     folder = copied(serve_folder)
-    text = (folder / "plan.json").read_text(encoding="utf-8")
-    plan = json.loads(text)
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     plan["model"]["name"] = hostile
     plan["predicted"]["breakdown_s"] = {hostile: 0.01, "<a href='https://evil.example'>x</a>": 0.02}
     plan["binding_constraint"] = hostile
@@ -132,8 +132,7 @@ def test_nothing_is_wider_than_a_phone(
         browser, frame, scratch=scratch, switches=("--allow-file-access-from-files",)
     )
     assert said == []
-    found = re.search(r'data-found="(\d+) (\d+)"', dom)
-    assert found is not None
+    found = present(re.search(r'data-found="(\d+) (\d+)"', dom))
     assert int(found[1]) > 0
     assert int(found[2]) <= 390
 

@@ -42,8 +42,7 @@ def levels(**changes: Any) -> CheckpointLevels:
 
 
 def test_the_chosen_levels_are_said_in_a_line() -> None:
-    with_replicas = RUN.model_copy(update={"checkpoint_levels": levels()})
-    assert levels_sentence(with_replicas) == (
+    assert levels_sentence(RUN.model_copy(update={"checkpoint_levels": levels()})) == (
         "every 30 steps (1.00 min) in the memory of every machine and of another machine, 7.00 GiB"
         " a machine; every 120 steps (4.00 min) on shared storage"
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.config.serve import Island
 from tuner.goals.serve_plan import deploy, price_serving_pool
@@ -40,9 +41,8 @@ def planned(folder: Path, traffic: str) -> tuple[ServePlan, ServeSpec]:
 
 
 def simulated(plan: ServePlan, spec: ServeSpec) -> Replay | None:
-    assert plan.decision is not None
     priced_pools = [price_serving_pool(pool, ()) for pool in spec.cluster.pools]
-    return replayed(spec, priced_pools, plan.decision)
+    return replayed(spec, priced_pools, present(plan.decision))
 
 
 @each_row(
@@ -87,8 +87,7 @@ def test_islands_are_simulated_with_their_shares(tmp_path: Path) -> None:
     own = tuple(group.model_copy(update={"island": name, "count": 1}) for name in ("x", "y"))
     shares = tuple(Island(name=name, share_ratio=0.5) for name in ("x", "y"))
     decision = plan.decision.model_copy(update={"instances": own, "islands": shares})
-    replay = simulated(plan.model_copy(update={"decision": decision}), spec)
-    assert replay is not None
+    replay = present(simulated(plan.model_copy(update={"decision": decision}), spec))
     assert replay.as_planned.requests_per_s == pytest.approx(6.0)
 
 
@@ -115,8 +114,7 @@ def test_a_plan_without_replay_draws_its_quantiles_only() -> None:
 
 def test_goodput_is_drawn_over_the_offered_load(tmp_path: Path) -> None:
     plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
-    replay = simulated(plan, spec)
-    assert replay is not None
+    replay = present(simulated(plan, spec))
     figure = goodput_figure(replay)
     _, good = figure.traces
     assert good["x"] == [one.offered for one in replay.rates]

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from profilers.local_ranks import RENDEZVOUS
+from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.cli.refusals import refusal
 from tuner import api
-from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
@@ -86,8 +87,7 @@ def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     )
     assert outcome.accuracy.activation_max_ape is None
     assert outcome.accuracy.predicted_median_ape is not None
-    assert outcome.residual is not None
-    assert outcome.residual.engine == "megatron-lm"
+    assert present(outcome.residual).engine == "megatron-lm"
     records = read_trials(datasheet_plan / TRIALS_NAME)
     assert {record.measured_peak_bytes for record in records} == {2 * 2**20}
     text = (datasheet_plan / "launch/megatron-lm/megatron_args.txt").read_text()
@@ -168,8 +168,7 @@ def test_trials_of_a_plan_on_recorded_routing_say_that_they_route_by_themselves(
     )
     folder = tmp_path / "plan"
     write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
-    outcome = _verify(folder, _command(engine), trials=1)
-    (trial,) = outcome.trials
+    (trial,) = _verify(folder, _command(engine), trials=1).trials
     assert trial.status == "ok"
     assert trial.reason == "expert loads are the router's own, not the recorded ones"
 
@@ -197,8 +196,7 @@ def test_decisions_that_the_targets_refuse_are_one_line(datasheet_plan: Path, en
 def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
     datasheet_plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert frame.run(["verify", str(datasheet_plan)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refusal(capsys, ["verify", datasheet_plan])
     assert "launch its engine with --launcher command" in line
 
 
@@ -227,9 +225,7 @@ def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
 def test_options_that_do_not_fit_are_one_line(
     datasheet_plan: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
-    assert frame.run(["verify", str(datasheet_plan), *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert said in refusal(capsys, ["verify", datasheet_plan, *options])
 
 
 def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> None:
@@ -273,12 +269,10 @@ def test_a_template_that_cannot_be_filled_is_refused(text: str, said: str) -> No
 @pytest.fixture
 def launch(planned: Path, tmp_path: Path) -> Launch:
     plan = read_plan(planned)
-    assert plan.decision is not None
-    assert plan.predicted is not None
     return Launch(
         plan=plan,
-        decision=plan.decision,
-        predicted=plan.predicted,
+        decision=present(plan.decision),
+        predicted=present(plan.predicted),
         steps=3,
         warmup_steps=2,
         folder=tmp_path / "trial",
@@ -333,8 +327,7 @@ def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch
     )
     result = _launcher(FOREVER)(patient)
     assert (result.status, result.reason) == ("ok", "True")
-    assert result.metrics is not None
-    assert 3 < len(result.metrics.steps_s) <= 97
+    assert 3 < len(present(result.metrics).steps_s) <= 97
 
 
 def test_what_a_failed_trial_printed_is_kept(datasheet_plan: Path, tmp_path: Path) -> None:
@@ -386,8 +379,7 @@ def test_ranks_of_a_surrounding_launcher_are_not_handed_on(launch: Launch) -> No
     code = (
         f"import os; assert not {{'RANK', {RENDEZVOUS!r}}} & {{*os.environ}}, 'Error: has a rank'"
     )
-    result = _launcher(code)(launch)
-    assert "reported no step" in result.reason
+    assert "reported no step" in _launcher(code)(launch).reason
 
 
 def test_a_program_that_does_not_exist_is_named(launch: Launch) -> None:

@@ -1,13 +1,13 @@
 """Two trials that fail for one reason end the verification, and the reason is said once."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tuner.verify.testing import FakeLauncher
+from tests.tuner.verify.testing import Launcher, Verify
 from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.plan_text import verified_text
@@ -16,12 +16,10 @@ from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.launcher import NODE_GONE, Launch, LaunchResult, timeout_result
 from tuner.verify.loop import failure_cause, identical_failures, stop_notes
-from tuner.verify.records import TrialRecord, Verified, read_trials
+from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.verification import Effort
 
 Captured = pytest.CaptureFixture[str]
-Launcher = Callable[..., FakeLauncher]
-Verify = Callable[..., Verified]
 
 
 def one(number: int, status: str, reason: str = "") -> TrialRecord:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from profilers.steps.config import StepReport
+from tests.expect import present
 from tests.rows import each_row
 from tuner.engines.reference.step_config import step_config
 from tuner.goals.train_folder import read_plan
@@ -78,8 +79,7 @@ def _left(folder: Path) -> list[psutil.Process]:
 
 def test_a_report_is_read_back_and_the_log_kept(run: Run, tmp_path: Path) -> None:
     file = tmp_path / REPORT_NAME
-    text = f"print('said'); open({str(file)!r}, 'w').write({REPORT.model_dump_json()!r})"
-    result = run(text)
+    result = run(f"print('said'); open({str(file)!r}, 'w').write({REPORT.model_dump_json()!r})")
     assert result.status == "ok"
     assert result.report == REPORT
     assert result.reason == ""
@@ -182,8 +182,7 @@ def test_a_grandchild_outlives_neither_a_crash_nor_a_kill_of_its_parent(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "GRACE_S", 0.3)
-    result = run(TREE + "os.kill(os.getpid(), 9)")
-    assert result.status == "out_of_memory"
+    assert run(TREE + "os.kill(os.getpid(), 9)").status == "out_of_memory"
     assert not _left(tmp_path)
 
 
@@ -217,8 +216,7 @@ def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned()
 
 def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path) -> None:
     plan = read_plan(planned)
-    assert plan.decision is not None
-    config = step_config(plan, plan.decision, steps=3, warmup_steps=1)
+    config = step_config(plan, present(plan.decision), steps=3, warmup_steps=1)
     command = trial_command(config, folder=tmp_path, deadline_s=60.0)
     assert command[1:4] == ("-P", "-m", "profilers.local_ranks")
     assert "--ranks=2" in command
@@ -230,8 +228,7 @@ def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path)
 
 
 def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:
-    file = tmp_path / REPORT_NAME
-    file.write_text(json.dumps(json.loads(REPORT.model_dump_json())))
+    (tmp_path / REPORT_NAME).write_text(json.dumps(json.loads(REPORT.model_dump_json())))
     for code, status in ((1, "crashed"), (0, "ok")):
         ran = CommandRun(exit_code=code, stopped="", wall_s=1.0)
         assert reference_result(ran, tmp_path, deadline_s=9.0, tail="").status == status
@@ -257,9 +254,8 @@ def test_a_trial_that_is_hopeless_after_its_first_steps_is_ended(tmp_path: Path)
     command = (sys.executable, "-S", "-c", SLOW.format(folder=tmp_path))
     result = launch_command(command, folder=tmp_path, deadline_s=60.0, hopeless=hopeless)
     assert (result.status, result.reason) == ("ok", "slower than the best")
-    assert result.metrics is not None
     # The line that is not whole yet is left for later.
-    assert result.metrics.steps_s == seen[-1] == (2.0,)
+    assert present(result.metrics).steps_s == seen[-1] == (2.0,)
     assert result.wall_s < 30.0
     assert not _left(tmp_path)
 
@@ -278,8 +274,6 @@ def test_a_damaged_account_of_steps_says_nothing(tmp_path: Path, text: str) -> N
 
 def test_trials_are_held_to_the_memory_that_the_spec_states(planned: Path, tmp_path: Path) -> None:
     plan = read_plan(planned)
-    assert plan.decision is not None
-    assert plan.predicted is not None
     stated = plan.cluster.pools[0].model_copy(
         update={"memory_per_device": 1000, "usable_memory_ratio": 0.9}
     )
@@ -289,8 +283,8 @@ def test_trials_are_held_to_the_memory_that_the_spec_states(planned: Path, tmp_p
         cluster = plan.cluster.model_copy(update={"pools": (pool,)})
         launch = Launch(
             plan=plan.model_copy(update={"cluster": cluster}),
-            decision=plan.decision,
-            predicted=plan.predicted,
+            decision=present(plan.decision),
+            predicted=present(plan.predicted),
             steps=1,
             warmup_steps=1,
             folder=tmp_path,

@@ -6,27 +6,19 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
-from tests.tuner.verify.testing import FakeLauncher
+from tests.tuner.verify.testing import DecisionSpace, Launcher, Record, Verify
 from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.search import StudySearch
-from tuner.verify.space import TrainSpace
 from tuner.verify.verification import conclude, verified_plan
-
-DecisionSpace = Callable[..., TrainSpace]
-Launcher = Callable[..., FakeLauncher]
-Record = Callable[..., TrialRecord]
-Verify = Callable[..., Verified]
-Join = Callable[..., StudySearch]
 
 
 def _times(folder: Path) -> dict[str, int]:
@@ -49,13 +41,12 @@ def test_the_winner_is_the_fastest_measured_and_recalibration_helps(
     assert result.winner_step_s == min(measured)
     first = result.trials[0]
     assert first.decision == read_plan(planned).decision
-    assert first.measured_step_s is not None
-    assert result.regret_ratio == pytest.approx(first.measured_step_s / min(measured) - 1.0)
+    assert result.regret_ratio == pytest.approx(
+        present(first.measured_step_s) / min(measured) - 1.0
+    )
     accuracy = result.accuracy
-    assert accuracy.predicted_median_ape is not None
-    assert accuracy.recalibrated_median_ape is not None
     # The truth is a combination of the two factors, up to the noise and who is slowest.
-    assert accuracy.recalibrated_median_ape < 0.05 < accuracy.predicted_median_ape
+    assert present(accuracy.recalibrated_median_ape) < 0.05 < present(accuracy.predicted_median_ape)
     assert accuracy.activation_max_ape == 0.0
     assert result.residual is not None
     assert result.residual.num_runs == 8
@@ -118,8 +109,7 @@ def test_trials_that_fail_are_recorded_and_the_study_goes_on(
     # The first choice hung, so nothing can be said about its regret.
     assert result.regret_ratio is None
     assert not result.tie
-    assert result.residual is not None
-    assert result.residual.num_runs == 5
+    assert present(result.residual).num_runs == 5
 
 
 def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
@@ -214,8 +204,7 @@ def test_a_killed_process_is_resumed_without_repeating_a_finished_trial(
         text=True,
         env=os.environ | {"TMPDIR": str(scratch)},
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "hanging\n"
+        assert present(process.stdout).readline() == "hanging\n"
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     finished = _launched_ok(planned)

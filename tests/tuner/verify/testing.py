@@ -4,7 +4,8 @@ The hidden machine is the plan's own with other factors on computation and commu
 that scatter. Its answers are what a perfect model of that machine would predict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,15 @@ from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 from tuner.verify.launcher import Launch, LaunchResult
-from tuner.verify.records import TrialStatus
+from tuner.verify.records import TrialRecord, TrialStatus, Verified
+from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
 
+Record = Callable[..., TrialRecord]
+Verify = Callable[..., Verified]
+DecisionSpace = Callable[..., TrainSpace]
+Join = Callable[..., StudySearch]
+Joined = Callable[..., AbstractContextManager[StudySearch]]
 RELEASE = "0.fake"
 DEVICE = "a hidden machine"
 
@@ -149,3 +157,6 @@ def decision_of(config: StepConfig) -> TrainDecision:
             for stage in config.stages
         ],
     )
+
+
+Launcher = Callable[..., FakeLauncher]

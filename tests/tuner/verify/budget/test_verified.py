@@ -12,9 +12,9 @@ import pytest
 from tests.expect import present
 from tests.printed import flat
 from tests.rows import each_row
-from tests.tuner.verify.testing import FakeLauncher
+from tests.tuner.cli.refusals import refusal
+from tests.tuner.verify.testing import FakeLauncher, Launcher
 from tuner import api
-from tuner.cli import app as frame
 from tuner.cli.plan_text import verified_text
 from tuner.errors import SpecError
 from tuner.goals.train_folder import read_plan, write_plan
@@ -27,7 +27,6 @@ from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 
-Launcher = Callable[..., FakeLauncher]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -146,8 +145,7 @@ def test_a_budget_of_everything_is_as_good_as_none(
     other = Path(shutil.copytree(eight, tmp_path / "other"))
     roomy = Budget(wall_s=1e7, max_devices=8)
     with_budget = _verified(eight, hidden_launcher(eight, noise_ratio=0.02), roomy)
-    without = _verified(other, hidden_launcher(other, noise_ratio=0.02), None)
-    assert with_budget == without
+    assert with_budget == _verified(other, hidden_launcher(other, noise_ratio=0.02), None)
 
 
 def test_going_on_without_a_budget_counts_what_smaller_jobs_said(
@@ -229,15 +227,13 @@ def test_failed_smaller_jobs_are_told_like_any_other(
 
 
 def test_an_impossible_budget_is_one_line_and_exit_code_2(eight: Path, capsys: Captured) -> None:
-    assert frame.run(["verify", str(eight), "--max-devices", "1"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough; give")
-    assert lines[0].endswith("; give --max-devices 2 or more")
-    assert frame.run(["verify", str(eight), "--budget", "1s"]) == 2
-    assert "the shortest trial is predicted to take up to" in capsys.readouterr().err
-    assert frame.run(["verify", str(eight), "--budget", "soon"]) == 2
-    assert capsys.readouterr().err.startswith("moetune: --budget: ")
+    line = refusal(capsys, ["verify", eight, "--max-devices", "1"])
+    assert line.startswith("moetune: --max-devices 1: no trial is small enough; give")
+    assert line.endswith("; give --max-devices 2 or more")
+    assert "the shortest trial is predicted to take up to" in refusal(
+        capsys, ["verify", eight, "--budget", "1s"]
+    )
+    assert refusal(capsys, ["verify", eight, "--budget", "soon"]).startswith("moetune: --budget: ")
     assert not (eight / TRIALS_NAME).exists()
 
 

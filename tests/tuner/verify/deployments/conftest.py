@@ -91,8 +91,7 @@ def write_plan(serve_plan: Callable[..., ServePlan], tmp_path: Path) -> Callable
         while folder.exists():
             folder = tmp_path / f"plan {next(numbers)}"
         folder.mkdir()
-        text = serve_plan(**changes).model_dump_json(indent=2)
-        (folder / "plan.json").write_text(text)
+        (folder / "plan.json").write_text(serve_plan(**changes).model_dump_json(indent=2))
         return folder
 
     return write
@@ -184,8 +183,7 @@ def left_running() -> Callable[[Path], list[int]]:
         marked = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                mark = process.environ().get(TRIAL_MARK, "")
-                if mark.startswith(str(folder.resolve())):
+                if process.environ().get(TRIAL_MARK, "").startswith(str(folder.resolve())):
                     marked.append(process.pid)
         return marked
 

@@ -56,8 +56,7 @@ def test_a_server_that_never_answers_is_ended_at_the_limit(
     left_running: LeftRunning,
 ) -> None:
     folder = write_plan()
-    outcome = verify(folder, server("--health", "503"), client(), start_s=1.0)
-    (trial,) = outcome.trials
+    (trial,) = verify(folder, server("--health", "503"), client(), start_s=1.0).trials
     assert trial.status == "timeout"
     # A machine with much to do may not even have begun to listen: then that is what is said.
     assert "/health did not answer within 1 s: " in trial.reason
@@ -111,8 +110,7 @@ def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:
     folder = write_plan()
-    outcome = verify(folder, server("--die-after", "8"), client(), runs=3)
-    (trial,) = outcome.trials
+    (trial,) = verify(folder, server("--die-after", "8"), client(), runs=3).trials
     assert trial.status == "crashed"
     assert trial.reason == (
         "the server ended with exit code 3 under run 2 of the client:"
@@ -243,8 +241,7 @@ def test_a_server_that_does_not_want_to_end_is_killed(
     monkeypatch.setattr("tuner.verify.termination.GRACE_S", 0.1)
     folder = write_plan()
     deaf = f'bash -c "trap : TERM; {server()} & while true; do wait; done"'
-    outcome = verify(folder, deaf, client())
-    assert outcome.trials[0].status == "ok"
+    assert verify(folder, deaf, client()).trials[0].status == "ok"
     assert left_running(folder) == []
 
 
@@ -278,5 +275,4 @@ def test_deployments_that_never_answer_fail_alike_and_lack_of_memory_does_not(
     assert [one.status for one in outcome.trials] == ["out_of_memory"] * 3
     silent = f"http://127.0.0.1:1/health {NO_RESPONSE} 9 s: nothing listens there"
     fields: dict[str, Any] = {"status": "timeout", "reason": silent}
-    record = ServeTrialRecord.model_construct(**fields)
-    assert failure_cause(record) == "timeout"
+    assert failure_cause(ServeTrialRecord.model_construct(**fields)) == "timeout"

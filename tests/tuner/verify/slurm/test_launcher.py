@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepReport
+from tests.expect import present
 from tests.rows import each_row
 from tuner.errors import SchedulerError
 from tuner.goals.train_folder import read_plan
@@ -101,12 +102,10 @@ def lab(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(slurm_launcher, "SETTLE_S", 0.0)
     plan = read_plan(planned)
-    assert plan.decision is not None
-    assert plan.predicted is not None
     launch = Launch(
         plan=plan,
-        decision=plan.decision,
-        predicted=plan.predicted,
+        decision=present(plan.decision),
+        predicted=present(plan.predicted),
         steps=3,
         warmup_steps=2,
         folder=tmp_path / "trial",
@@ -126,8 +125,7 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(
     for name in (*ours, "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "1")
     lab.runs("time.sleep(1.2)", _report(lab))
-    launcher = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))
-    result = launcher(lab.launch)
+    result = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))(lab.launch)
     assert (result.status, result.report, result.reason) == ("ok", REPORT, "")
     assert lab.messages == ["job 41 submitted", "job 41 runs"]
     (call,) = lab.calls("sbatch")
@@ -145,8 +143,7 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(
 
 def test_devices_are_requested_as_the_user_says(lab: Lab) -> None:
     lab.runs(code=1)
-    once = lab.launcher(options=(("gres", "gpu:8"), ("time", "00:30:00")), requeue=False)
-    once(lab.launch)
+    lab.launcher(options=(("gres", "gpu:8"), ("time", "00:30:00")), requeue=False)(lab.launch)
     words = lab.calls("sbatch")[0].split()
     assert "--no-requeue" in words
     assert [one for one in words if "gpu" in one or "time" in one] == [
@@ -161,8 +158,7 @@ def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
     hopeless = replace(lab.launch, hopeless=lambda steps_s: "slow" if len(steps_s) > 1 else "")
     result = lab.launcher()(hopeless)
     assert (result.status, result.reason) == ("ok", "slow")
-    assert result.metrics is not None
-    assert result.metrics.steps_s == (2.0, 2.5)
+    assert present(result.metrics).steps_s == (2.0, 2.5)
     _is_cancelled(lab)
 
 
