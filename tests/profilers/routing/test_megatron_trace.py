@@ -171,8 +171,7 @@ def test_coarser_passes_keep_the_order_of_time(
     # One expert a step; 2 x 8 counts hold two passes, so eight steps become two of four.
     monkeypatch.setattr(megatron_trace, "MOST_CELLS", 16)
     lines = [line(step, 0, [[step]]) for step in range(8)]
-    stated = {"num_experts": 8}
-    found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
+    found = read_as("megatron-trace", trace(tmp_path, lines), **{"num_experts": 8})
     assert found.count_PLE[:, 0].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert found.transition_MEE is None
 

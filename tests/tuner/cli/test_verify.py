@@ -80,18 +80,12 @@ def test_trials_that_all_failed_are_exit_code_1(
     )
 
 
-def test_existing_trials_are_exit_code_2_without_resume(
+def test_existing_trials_need_resume_and_a_damaged_record_is_named(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
     _verify(planned, hidden_launcher(planned), trials=1)
     line = refusal(capsys, ["verify", planned])
     assert "holds 1 trials already: add --resume to continue, or plan anew" in line
-
-
-def test_a_damaged_record_is_one_line_that_names_it(
-    planned: Path, capsys: Captured, hidden_launcher: Launcher
-) -> None:
-    _verify(planned, hidden_launcher(planned), trials=1)
     (planned / TRIALS_NAME / "0000.json").write_text("{")
     line = refusal(capsys, ["verify", planned, "--resume"])
     assert "0000.json" in line
