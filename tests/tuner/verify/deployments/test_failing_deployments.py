@@ -22,33 +22,6 @@ Verify = Callable[..., ServeVerified]
 LeftRunning = Callable[[Path], list[int]]
 
 
-def test_a_server_that_ends_at_its_start_is_named_by_its_last_line(
-    write_plan: WritePlan, server: Command, client: Command, verify: Verify
-) -> None:
-    folder = write_plan()
-    outcome = verify(folder, server("--say", "RuntimeError: no such weights"), client())
-    (trial,) = outcome.trials
-    assert trial.status == "crashed"
-    assert trial.reason == (
-        "the server ended with exit code 1 before it answered: RuntimeError: no such weights"
-    )
-    (record,) = read_serve_trials(folder)
-    assert record.last_lines == ("RuntimeError: no such weights",)
-    assert outcome.winner is None
-    assert outcome.factors is None
-    # Nothing is verified, so no launch file claims to be.
-    assert not (folder / "launch").exists()
-
-
-def test_lack_of_memory_is_told_from_a_crash(
-    write_plan: WritePlan, server: Command, client: Command, verify: Verify
-) -> None:
-    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    outcome = verify(write_plan(), server("--say", said), client())
-    assert outcome.trials[0].status == "out_of_memory"
-    assert said in outcome.trials[0].reason
-
-
 def test_a_server_that_never_answers_is_ended_at_the_limit(
     write_plan: WritePlan,
     server: Command,
@@ -131,6 +104,13 @@ def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
         (("--text", "[" * 20_000), "run 1: not the JSON of vllm bench serve"),
         (("--text", '{"completed": 0}'), "run 1: vllm bench serve reports no completed request"),
         (("--text", '{"completed": 5}'), "run 1: not the JSON of vllm bench serve: duration: Fi"),
+        (f"{sys.executable} -S -c pass", "the client left no result.json"),
+        # A sparse file: nothing is written to the disk.
+        (
+            f"{sys.executable} -S -c 'import os,sys; os.truncate(os.open(sys.argv[1], 65), 2**40)'"
+            " {result}",
+            "result.json is larger than",
+        ),
     ],
 )
 def test_a_client_that_fails_is_one_line(
@@ -138,28 +118,13 @@ def test_a_client_that_fails_is_one_line(
     server: Command,
     client: Command,
     verify: Verify,
-    options: tuple[str, ...],
+    options: str | tuple[str, ...],
     reason: str,
 ) -> None:
-    outcome = verify(write_plan(), server(), client(*options))
+    bench = options if isinstance(options, str) else client(*options)
+    outcome = verify(write_plan(), server(), bench)
     assert outcome.trials[0].status == "crashed"
-    assert outcome.trials[0].reason.startswith(reason)
-
-
-def test_a_client_that_leaves_nothing_is_told_where_to(
-    write_plan: WritePlan, server: Command, verify: Verify
-) -> None:
-    outcome = verify(write_plan(), server(), f"{sys.executable} -S -c pass")
-    assert "the client left no result.json" in outcome.trials[0].reason
-
-
-def test_a_result_that_is_too_large_is_not_read(
-    write_plan: WritePlan, server: Command, verify: Verify
-) -> None:
-    # A sparse file: nothing is written to the disk.
-    bench = f"{sys.executable} -S -c 'import os,sys; os.truncate(os.open(sys.argv[1], 65), 2**40)'"
-    outcome = verify(write_plan(), server(), f"{bench} {{result}}")
-    assert "result.json is larger than" in outcome.trials[0].reason
+    assert reason in outcome.trials[0].reason
 
 
 @each_row("is_server", [True, False])
@@ -251,6 +216,14 @@ def test_two_deployments_that_fail_alike_end_the_verification(
     folder = write_plan()
     outcome = verify(folder, server("--say", "RuntimeError: no such weights"), client(), trials=3)
     assert [one.status for one in outcome.trials] == ["crashed", "crashed"]
+    # A server that ends at its start is named by its last line.
+    assert outcome.trials[0].reason == (
+        "the server ended with exit code 1 before it answered: RuntimeError: no such weights"
+    )
+    assert read_serve_trials(folder)[0].last_lines == ("RuntimeError: no such weights",)
+    assert (outcome.winner, outcome.factors) == (None, None)
+    # Nothing is verified, so no launch file claims to be.
+    assert not (folder / "launch").exists()
     (stopped,) = (note for note in outcome.notes if note.startswith("stopped: "))
     assert stopped.startswith("stopped: 2 trials failed identically, so 1 of 3 were not launched")
     # Mended, the failures are launched again first, then the one that was left.
@@ -273,6 +246,7 @@ def test_deployments_that_never_answer_fail_alike_and_lack_of_memory_does_not(
     said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     outcome = verify(write_plan(), server("--say", said), client(), trials=3)
     assert [one.status for one in outcome.trials] == ["out_of_memory"] * 3
+    assert said in outcome.trials[0].reason
     silent = f"http://127.0.0.1:1/health {NO_RESPONSE} 9 s: nothing listens there"
     fields: dict[str, Any] = {"status": "timeout", "reason": silent}
     assert failure_cause(ServeTrialRecord.model_construct(**fields)) == "timeout"
