@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from profilers.local_ranks import RENDEZVOUS
 from tests.expect import present, refused
 from tests.rows import each_row
 from tests.tuner.cli.refusals import refusal
+from tests.tuner.verify.testing import SILENT, launch_of, marked
 from tuner import api
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.goals.train_folder import read_plan, write_plan
@@ -26,12 +26,10 @@ from tuner.verify.command import CommandLauncher, fill_template, find_adapter, p
 from tuner.verify.launcher import Launch
 from tuner.verify.loop import HUNG
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.termination import TRIAL_MARK
-from tuner.verify.verification import Effort, Watcher
+from tuner.verify.verification import Effort
 
 Spec = Callable[..., Path]
 
-SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
 SEARCH = {"micro_batch_size": [1, 2], "tensor_model_parallel_size": [1]}
 
 ENGINE = """
@@ -267,16 +265,7 @@ def test_a_template_that_cannot_be_filled_is_refused(text: str, said: str) -> No
 
 @pytest.fixture
 def launch(planned: Path, tmp_path: Path) -> Launch:
-    plan = read_plan(planned)
-    return Launch(
-        plan=plan,
-        decision=present(plan.decision),
-        predicted=present(plan.predicted),
-        steps=3,
-        warmup_steps=2,
-        folder=tmp_path / "trial",
-        deadline_s=60.0,
-    )
+    return launch_of(planned, tmp_path / "trial")
 
 
 def _launcher(text: str, metrics: str = "jsonl") -> CommandLauncher:
@@ -300,24 +289,13 @@ time.sleep(600)
 """
 
 
-def _left(folder: Path) -> list[int]:
-    outcome = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
-                outcome.append(process.pid)
-        except psutil.Error:
-            continue
-    return outcome
-
-
 def test_a_command_that_goes_on_is_ended_when_enough_steps_are_known(launch: Launch) -> None:
     result = _launcher(FOREVER)(launch)
     assert (result.status, result.reason) == ("ok", "")
     assert result.metrics is not None
     assert result.metrics.steps_s == (2.002, 2.003, 2.004)
     assert result.metrics.activation_bytes == (5,)
-    assert not _left(launch.folder)
+    assert not marked(launch.folder)
 
 
 def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch) -> None:

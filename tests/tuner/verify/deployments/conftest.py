@@ -4,7 +4,6 @@ Predicted are a TTFT of 10 ms and a TPOT of 1 ms for all; the tiny server takes 
 never less. The plan asks for prompts of 4 and answers of 5 tokens, which is what the client sends.
 """
 
-import contextlib
 import os
 import shlex
 import socket
@@ -14,10 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
+from tests.tuner.verify.testing import marked
 from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
 from tuner.goals.verify import (
@@ -28,7 +27,6 @@ from tuner.goals.verify import (
 from tuner.plans.serve import Latency, ServeAlternative, ServePlan, ServePrediction
 from tuner.spec.huggingface.read import read_model
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.termination import TRIAL_MARK
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[3] / "examples/models/qwen3-30b-a3b"
@@ -178,13 +176,4 @@ def verify(url: str) -> Callable[..., ServeVerified]:
 @pytest.fixture
 def left_running() -> Callable[[Path], list[int]]:
     """left_running(folder) -> processes that carry the mark of a folder of the plan's."""
-
-    def outcome(folder: Path) -> list[int]:
-        marked = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(TRIAL_MARK, "").startswith(str(folder.resolve())):
-                    marked.append(process.pid)
-        return marked
-
-    return outcome
+    return marked

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from profilers.steps.config import StepReport
 from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.verify.testing import REPORT, launch_of
 from tuner.errors import SchedulerError
-from tuner.goals.train_folder import read_plan
 from tuner.verify import slurm as slurm_launcher
 from tuner.verify.launcher import NODE_GONE, PROGRESS_NAME, REPORT_NAME, Launch
 from tuner.verify.slurm import (
@@ -23,17 +22,6 @@ from tuner.verify.slurm import (
     RESTARTED,
     STARTED_NAME,
     SlurmLauncher,
-)
-
-REPORT = StepReport(
-    device="node-1",
-    libraries={},
-    step_s=(1.0,),
-    losses=(),
-    tokens_per_step=1,
-    memory=(),
-    loads=(),
-    chunks_used=(),
 )
 
 FAKE = """
@@ -101,17 +89,7 @@ def lab(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(slurm_launcher, "SETTLE_S", 0.0)
-    plan = read_plan(planned)
-    launch = Launch(
-        plan=plan,
-        decision=present(plan.decision),
-        predicted=present(plan.predicted),
-        steps=3,
-        warmup_steps=2,
-        folder=tmp_path / "trial",
-        deadline_s=60.0,
-    )
-    return Lab(folder, launch)
+    return Lab(folder, launch_of(planned, tmp_path / "trial"))
 
 
 def _report(lab: Lab) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.tuner.verify.testing import marked
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.termination import SCRATCH_PREFIX, TRIAL_MARK
@@ -61,14 +62,7 @@ def _finished(folder: Path) -> int:
 
 def _marked() -> list[int]:
     """Processes of any trial."""
-    outcome = []
-    for process in psutil.process_iter():
-        try:
-            if f"/{TRIALS_NAME}/{SCRATCH_PREFIX}" in process.environ().get(TRIAL_MARK, ""):
-                outcome.append(process.pid)
-        except psutil.Error:
-            continue
-    return outcome
+    return marked(f"/{TRIALS_NAME}/{SCRATCH_PREFIX}")
 
 
 def _queued_again(cluster: Cluster) -> bool:
