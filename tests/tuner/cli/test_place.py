@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.balance.check import LAUNCHES
+from tests.expect import contains
 from tests.rows import each_row
 from tests.tuner.cli.refusals import output, refusal
 from tuner.cli.app import run
@@ -74,10 +75,13 @@ def test_a_move_is_told_of_without_a_price_too(
     text = text.replace("ranks: 4", "ranks: 4\n  current: current.json\n  max_moved_experts: 2")
     spec.write_text(text.replace("name: chat", f"name: {long_name}"))
     shown = output(capsys, ["plan", spec, "-o", tmp_path / "out", "--time-limit", "1s"])
-    assert "\nMigration\nexperts to load  2\n" in shown
-    assert "EPLB's rule, without the migration limit, would save" in shown
-    assert "  a workload whose  " in shown
-    assert "  code     " in shown
+    contains(
+        shown,
+        "\nMigration\nexperts to load  2\n",
+        "EPLB's rule, without the migration limit, would save",
+        "  a workload whose  ",
+        "  code     ",
+    )
 
 
 def test_a_plan_is_written_with_launch_files_and_pictures_and_told_with_its_time(
@@ -102,8 +106,11 @@ def test_a_plan_is_written_with_launch_files_and_pictures_and_told_with_its_time
     table = np.load(tmp_path / "out" / "launch" / "eplb" / "physical_to_logical_map.npy")
     assert table.tolist() == plan["decision"]["physical_to_logical"]
     shown = output(capsys, ["explain", tmp_path / "out", "--what-if", "none"])
-    assert "Leave-one-out by workload" in shown
-    assert "Objective and bound of every layer, the largest gap first" in shown
+    contains(
+        shown,
+        "Leave-one-out by workload",
+        "Objective and bound of every layer, the largest gap first",
+    )
 
 
 def test_the_planning_s_own_clock_is_what_is_printed(tmp_path: Path) -> None:

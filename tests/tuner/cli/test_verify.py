@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import present
+from tests.expect import contains, present
 from tests.rows import each_row
 from tests.tuner.cli.refusals import output, refusal
 from tests.tuner.verify.testing import FakeLauncher
@@ -45,8 +45,7 @@ def test_each_trial_is_told_on_stderr_as_it_runs(
     first, ended, second, failed = printed.err.splitlines()
     assert first.startswith("launching tp1 ")
     assert first.endswith(" a step predicted")
-    assert "  ok: " in ended
-    assert " measured, " in ended
+    contains(ended, "  ok: ", " measured, ")
     assert second.startswith("launching ")
     assert failed.startswith("  timeout: fake timeout: not measured, ")
 
@@ -59,12 +58,15 @@ def test_resumed_trials_are_concluded_without_launching(
     assert frame.run(["verify", str(planned), "--resume", "--trials", "4"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert f"winner         {short_decision(present(result.winner))}: " in printed.out
-    assert "first choice   " in printed.out
-    assert "recalibrated from the others" in printed.out
-    assert "activations    largest error 0.0 %" in printed.out
-    assert " by the model" in printed.out
-    assert "\n- the profile describes another machine" in printed.out
+    contains(
+        printed.out,
+        f"winner         {short_decision(present(result.winner))}: ",
+        "first choice   ",
+        "recalibrated from the others",
+        "activations    largest error 0.0 %",
+        " by the model",
+        "\n- the profile describes another machine",
+    )
     assert printed.out.rstrip().endswith(f"launch files: {planned / 'launch'}")
     text = output(capsys, ["verify", planned, "--resume", "--trials", "4", "--json"])
     assert text == (planned / VERIFIED_NAME).read_text()
@@ -88,8 +90,7 @@ def test_existing_trials_need_resume_and_a_damaged_record_is_named(
     assert "holds 1 trials already: add --resume to continue, or plan anew" in line
     (planned / TRIALS_NAME / "0000.json").write_text("{")
     line = refusal(capsys, ["verify", planned, "--resume"])
-    assert "0000.json" in line
-    assert "delete it and go on with --resume" in line
+    contains(line, "0000.json", "delete it and go on with --resume")
 
 
 def test_a_slower_first_choice_is_said_with_its_regret(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.expect import present
+from tests.expect import contains, present
 from tests.rows import each_row
 from tuner.goals.registry import goal_of_folder
 from tuner.report.page import page_html
@@ -146,8 +146,7 @@ def test_a_dark_page_is_drawn_in_its_own_ink(
         browser, file, scratch=tmp_path, switches=("--blink-settings=preferredColorScheme=0",)
     )
     assert said == []
-    assert f'data-drawn="{count}"' in dark
-    assert "rgb(230, 234, 239)" in dark
+    contains(dark, f'data-drawn="{count}"', "rgb(230, 234, 239)")
 
 
 def test_a_page_is_printed(train_folder: Path, browser: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from profilers.local_ranks import RENDEZVOUS
-from tests.expect import present, refused
+from tests.expect import contains, present, refused
 from tests.rows import each_row
 from tests.tuner.cli.refusals import refusal
 from tests.tuner.verify.testing import SILENT, launch_of, marked
@@ -320,8 +320,7 @@ def test_what_a_failed_trial_printed_is_kept(datasheet_plan: Path, tmp_path: Pat
     outcome = _verify(datasheet_plan, command, trials=1)
     assert [trial.reason for trial in outcome.trials] == ["RuntimeError: see logs/rank.log"]
     kept = (datasheet_plan / TRIALS_NAME / "0000.log").read_text()
-    assert "== logs/rank.log\nthe cause" in kept
-    assert "== log.txt\nTraceback" in kept
+    contains(kept, "== logs/rank.log\nthe cause", "== log.txt\nTraceback")
 
 
 def test_ends_without_steps_have_a_reason(launch: Launch) -> None:

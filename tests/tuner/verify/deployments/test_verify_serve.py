@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import present
+from tests.expect import contains, present
 from tests.tuner.cli.refusals import output
 from tuner.cli import app as frame
 from tuner.errors import OutputError, PlanUnreadableError
@@ -236,8 +236,7 @@ def test_the_command_line_tells_a_deployment_from_start_to_end(
     assert "trial 1: aggregated 2 x 8 on h100" in shown.err
     assert "1 x 8 aggregated, by devices\n" in shown.out
     assert shown.out.count(", median of 1 run\n") == 2
-    assert " P99 " in shown.out
-    assert "it is the winner" in shown.out
+    contains(shown.out, " P99 ", "it is the winner")
     repeated = [*options, "--trials", "2", "--resume", "--json"]
     resumed = ServeVerified.model_validate_json(output(capsys, ["verify", folder, *repeated]))
     assert resumed.regret_ratio == 0.0
