@@ -6,8 +6,9 @@ Units are SI throughout. A `Measurement` keeps every timed repeat; medians are d
 import ast
 import inspect
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from textwrap import dedent
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -67,17 +68,20 @@ class Record(BaseModel):
         shown = handler(schema)
         described = handler.resolve_ref_schema(shown).get("properties", {})
         for owner in cls.__mro__[: cls.__mro__.index(Record)]:
-            for name, docstring in _attribute_docstrings(owner):
+            for name, docstring in _attribute_docstrings(owner).items():
                 described.get(name, {}).setdefault("description", docstring)
         return shown
 
 
-def _attribute_docstrings(owner: type) -> Iterator[tuple[str, str]]:
+@cache
+def _attribute_docstrings(owner: type) -> Mapping[str, str]:
+    docstrings = {}
     definition = ast.parse(dedent(inspect.getsource(owner))).body[0]
     for field, docstring in pairwise(getattr(definition, "body", ())):
         match field, docstring:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
-                yield name, inspect.cleandoc(text)
+                docstrings[name] = inspect.cleandoc(text)
+    return docstrings
 
 
 class Source(StrEnum):

@@ -28,3 +28,9 @@ def refused(
     assert "\n" not in said
     for part in parts:
         assert part in said
+
+
+def contains(text: str, *parts: str) -> None:
+    """Expect every part in a text, and name those that it lacks."""
+    missing = [part for part in parts if part not in text]
+    assert not missing, f"{missing} are not in {text}"

@@ -79,8 +79,7 @@ def test_sizes_that_fits_have_seen_are_no_checks_of_them() -> None:
     # Between 64 and 128 bytes lie few whole messages, so that sizes are drawn again and again.
     rows = [row(sent(size), knee_s) for size in (64, 80, 96, 112, 128)]
     begun = {r.case.id for r in rows}
-    infill = add_infill(rows, knee_s, count=4 * 12)
-    assert not infill.holdout & begun
+    assert not add_infill(rows, knee_s, count=4 * 12).holdout & begun
     ids = [r.case.id for r in rows]
     assert len(ids) == len(set(ids))
 
@@ -221,8 +220,7 @@ def test_time_goes_to_tables_by_weight() -> None:
     tables = [second_pass(quick(), weight=1.0), second_pass(quick(), weight=3.0)]
     counts = [0, 0]
     for _ in range(140):
-        chosen = present(next_infill(tables, left_s=10.0))
-        place, step = chosen
+        place, step = present(next_infill(tables, left_s=10.0))
         assert step.budget_s == INFILL_S
         tables[place].spent_s += 1.0
         counts[place] += 1

@@ -39,8 +39,7 @@ def test_what_the_second_pass_measured_is_saved_and_tables_stay_complete(tmp_pat
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].complete
     for _ in range(12):
-        chosen = present(coordinator.next_infill())
-        place, step = chosen
+        place, step = present(coordinator.next_infill())
         coordinator.add_infill(place, measured(benchmark, step), seconds=0.0)
     coordinator.save()
     kept = read_profile(tmp_path)
@@ -77,13 +76,11 @@ def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_pass(tmp_path: 
         coordinator.add(table, measured(benchmark, step), seconds=0.0)
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].note == "1 case skipped: the time budget was spent"
-    chosen = present(coordinator.next_infill())
-    place, step = chosen
+    place, step = present(coordinator.next_infill())
     assert step.case.axes["m"] == 10**5
     coordinator.add_infill(place, measured(benchmark, step), seconds=0.0)
     assert coordinator.next_infill() is None
-    header = present(coordinator.close())
-    assert header.tables["gemm"].note == ""
+    assert present(coordinator.close()).tables["gemm"].note == ""
     assert len(read_profile(tmp_path).measurements) == 3
 
 

@@ -52,8 +52,7 @@ def test_a_physical_law_is_recovered_from_its_points() -> None:
 @given(noise=st.lists(st.floats(0.2, 5.0), min_size=len(GRID), max_size=len(GRID)))
 def test_every_measured_point_is_returned_exactly(noise: list[float]) -> None:
     points = {place: model_s(*place) * n for place, n in zip(GRID, noise, strict=True)}
-    curve = fit(GEMM, points)
-    seconds, extrapolated = curve.predict(np.array(list(points), dtype=np.float64))
+    seconds, extrapolated = fit(GEMM, points).predict(np.array(list(points), dtype=np.float64))
     assert seconds == pytest.approx(list(points.values()), rel=1e-6)
     assert not extrapolated.any()
 
@@ -131,8 +130,7 @@ def test_one_disturbed_point_gives_no_column_a_weight_of_its_own() -> None:
     odd = {
         (rows, width): ragged_s(rows, width) for rows, width in ((300, 1001), (2000, 77), (90, 205))
     }
-    agreed = fit(series, full | odd)
-    seconds, _ = agreed.predict(np.array([[1500.0, 333.0]]))
+    seconds, _ = fit(series, full | odd).predict(np.array([[1500.0, 333.0]]))
     assert seconds[0] == pytest.approx(ragged_s(1500, 333), rel=0.05)
 
 

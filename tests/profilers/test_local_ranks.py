@@ -147,8 +147,7 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended(
         "os.kill(os.getpid(), signal.SIGRTMIN + 1)": (163, "rank 1 died with signal 35"),
     }
     for number, (failure, (code, words)) in enumerate(failures.items()):
-        text = f"{failure} if rank else time.sleep(600)"
-        job = _job(jobs, tmp_path / f"{number}", text)
+        job = _job(jobs, tmp_path / f"{number}", f"{failure} if rank else time.sleep(600)")
         begun_s = time.monotonic()
         found, said = job.ended()
         assert (found, len(said.splitlines())) == (code, 1), failure

@@ -85,8 +85,7 @@ def test_json_takes_only_numbers_for_numbers() -> None:
 
 
 def test_numbers_in_memory_may_be_numpys_and_schemas_are_as_without() -> None:
-    made = Outer(count=int(np.int64(3)), times_s=(np.float64(2.5),))
-    assert made.times_s == (2.5,)
+    assert Outer(count=int(np.int64(3)), times_s=(np.float64(2.5),)).times_s == (2.5,)
     with pytest.raises(ValidationError, match="true is not a number"):
         Outer.model_validate({"schema_version": True})
     shown = Outer.model_json_schema()["properties"]

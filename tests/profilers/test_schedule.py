@@ -90,8 +90,7 @@ def test_a_checkpoint_that_would_outlast_the_table_with_its_save_is_skipped() ->
     )
     course = schedule(requested=[], grid=[small, medium, large])
     for expected, load_s, whole_s in ((small, 0.015, 0.3), (medium, 0.12, 1.2)):
-        step = present(course.next(left_s=4.0))
-        assert step.case == expected
+        assert present(course.next(left_s=4.0)).case == expected
         row = Measurement(case=expected, times_s=(load_s,) * 3)
         course.add([row, row.model_copy(update={"rank": 1})], spent_s=whole_s)
     # Five loads of 256 MiB would take 2.4 s, all of it 4.8.

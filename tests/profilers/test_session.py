@@ -179,7 +179,7 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
         measure_profile(
             tmp_path,
             suites=("links", "storage"),
-            budget_s=120.0,
+            budget_s=20.0,
             ranks=2,
             device="cpu",
             extra_cases=(

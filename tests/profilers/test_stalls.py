@@ -122,5 +122,4 @@ def test_every_size_takes_at_least_what_its_quiet_repeats_do(seen: list[list[flo
     found = seconds_with_stalls(seen)
     assert np.all(np.isfinite(found))
     assert np.all(found > 0.0)
-    longest = max(max(times) for times in seen)
-    assert np.all(found <= 2.0 * longest + 1e-9)
+    assert np.all(found <= 2.0 * max(max(times) for times in seen) + 1e-9)

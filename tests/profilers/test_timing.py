@@ -75,8 +75,7 @@ def test_a_run_is_looped_as_long_as_a_repeat_lasts(
         next(count)
         clock.advance(run_s)
 
-    times_s = measure(run, clock=clock, budget_s=1.0, pace=pace)
-    assert times_s == pytest.approx((run_s,) * 5)
+    assert measure(run, clock=clock, budget_s=1.0, pace=pace) == pytest.approx((run_s,) * 5)
     # 2 warm-ups, then 5 repeats; by itself one lasts 1 ms / 1.907 us = 524.3 runs, so 525.
     assert next(count) == 2 + 5 * loops
 
@@ -206,8 +205,7 @@ def growing(clock: FakeClock, *pages: int) -> Callable[[], None]:
 
 def test_repeats_that_waited_for_pages_are_left_out(clock: FakeClock) -> None:
     # Two warm-ups come first; a page is no matter.
-    run = growing(clock, 0, 0, 4096, 1, 0, 8192, 0)
-    times_s = measure(run, clock=clock, budget_s=0.0)
+    times_s = measure(growing(clock, 0, 0, 4096, 1, 0, 8192, 0), clock=clock, budget_s=0.0)
     assert times_s == pytest.approx((1e-3,) * 3, rel=0.03)
 
 

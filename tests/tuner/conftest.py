@@ -276,12 +276,16 @@ def planned(bound_plan: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def hidden_launcher() -> Callable[..., FakeLauncher]:
     """Answer for a plan's folder: hidden_launcher(folder, computation=1.3, ...) -> a launcher."""
+    machines: dict[str, PricedMachine] = {}
 
     def launcher(
         folder: Path, *, computation: float = 1.3, communication: float = 0.7, **options: Any
     ) -> FakeLauncher:
         plan = read_plan(folder)
-        machine = api.machine_of(plan.cluster.pools[0], read_used_profile(folder))
+        machine = machines.get(plan.provenance.spec_sha256)
+        if machine is None:
+            machine = api.machine_of(plan.cluster.pools[0], read_used_profile(folder))
+            machines[plan.provenance.spec_sha256] = machine
         truth = {"computation": computation, "communication": communication}
         residual = machine.residual.model_copy(update=truth)
         hidden = dataclasses.replace(machine, residual=residual)

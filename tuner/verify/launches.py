@@ -86,12 +86,13 @@ class TrialJobs:
 
     def fewest_devices(self) -> int | None:
         """Return the smallest number of devices on which some decision has a job, if any."""
-        jobs = (
-            job
-            for one in self.space.points()
-            for job in (self.whole(one), *self._smaller(one, most_devices=one.num_devices))
-        )
-        return min((job.num_devices for job in jobs), default=None)
+        fewest = min((one.num_devices for one in self.space.points()), default=None)
+        for one in self.space.points():
+            while fewest is not None and (
+                job := next(self._smaller(one, most_devices=fewest - 1), None)
+            ):
+                fewest = job.num_devices
+        return fewest
 
     def _smaller(self, decision: TrainDecision, *, most_devices: int) -> Iterator[TrialJob]:
         """Yield the smaller jobs that fit in memory, the largest first."""

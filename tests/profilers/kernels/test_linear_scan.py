@@ -25,6 +25,7 @@ from profilers.kernels.linear_update import update
 from profilers.records import AXES, Case, Measurement
 from profilers.series import key_of
 from tests.benchmarks import token_mixers
+from tests.expect import present
 from tests.rows import each_row
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
@@ -84,8 +85,7 @@ def test_states_written_token_by_token_give_what_chunks_give() -> None:
             [update(kind, state, *(one[:, [token]] for one in operands)) for token in range(7)],
             dim=1,
         )
-        wanted = scan(kind, *operands, chunk=4)
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), kind
+        assert torch.allclose(found, scan(kind, *operands, chunk=4), rtol=1e-4, atol=1e-5), kind
 
 
 @each_row("kind", (MAMBA2, GATED_DELTA, KDA))
@@ -100,8 +100,7 @@ def test_a_case_runs_both_ways_on_a_processor(kind: Any) -> None:
     )
     prepared = prepare(case, torch.device("cpu"))
     prepared.forward()
-    assert prepared.backward is not None
-    prepared.backward()()
+    present(prepared.backward)()()
 
 
 def test_the_default_grid_asks_a_processor_for_none() -> None:

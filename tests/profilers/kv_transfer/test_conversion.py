@@ -173,10 +173,9 @@ def test_small_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_order_and_range_by_hand() -> None:
     # 2 heads of 1 element, pages of 2 tokens, 3 tokens; the request lies in page 1, then page 0.
-    shape = CacheShape(num_layers=1, num_heads=2, width=1)
     (cache,) = (
         empty_cache(
-            shape,
+            CacheShape(num_layers=1, num_heads=2, width=1),
             rank=ShardRank(stage=0, tensor=0),
             degrees=CacheDegrees(),
             page_format=PageFormat(page_tokens=2, layout=PageLayout.HND, dtype=torch.float32),

@@ -31,11 +31,10 @@ class EmulatedCluster:
 
     def shape(self, node: int, *, rate: str) -> None:
         """Limit what a node sends."""
-        device = f"n{node}"
         limit = ("tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", "30ms")
         _run(
             *("ip", "netns", "exec", self.namespaces[node]),
-            *("tc", "qdisc", "replace", "dev", device, "root", *limit),
+            *("tc", "qdisc", "replace", "dev", f"n{node}", "root", *limit),
         )
 
     def run(

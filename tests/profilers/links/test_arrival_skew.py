@@ -74,8 +74,7 @@ def test_blocks_are_positive_repeats_whose_mean_stays(lost_s: list[float]) -> No
 def test_longer_works_of_stored_profiles_are_predicted_from_the_shorter_ones() -> None:
     by_model: dict[bool, list[float]] = {False: [], True: []}
     on_a_line: dict[bool, list[float]] = {False: [], True: []}
-    profiles = sorted(EXAMPLES.glob("epyc-*/used/profile"))
-    for used in profiles:
+    for used in sorted(EXAMPLES.glob("epyc-*/used/profile")):
         is_quiet = used.parts[-3] == "epyc-held-out-4"
         rows = sorted(
             read_profile(used).rows("rendezvous"), key=lambda row: row.case.axes["work_us"]

@@ -61,8 +61,7 @@ def test_a_repeat_takes_as_long_as_on_the_slowest_rank() -> None:
 def test_shapes_and_their_groups_by_hand() -> None:
     found = [(shape.ranks, shape.stride) for shape in shapes(8)]
     assert found == [(2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1)]
-    groups = members(Shape(ranks=2, stride=2), world=8)
-    assert groups == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert members(Shape(ranks=2, stride=2), world=8) == ((0, 2), (1, 3), (4, 6), (5, 7))
     assert shapes(1) == ()
     with pytest.raises(ValueError, match="do not tile 6"):
         members(Shape(ranks=4, stride=1), world=6)
@@ -130,8 +129,7 @@ def test_rounds_of_links_by_hand() -> None:
 
 
 def test_every_round_is_measured_once_a_size() -> None:
-    benchmark = _benchmark(world=6, local_world=2)
-    cases = benchmark.cases()
+    cases = _benchmark(world=6, local_world=2).cases()
     assert len({case.id for case in cases}) == len(cases)
     trips = [case for case in cases if case.kind == "round_trip"]
     # Three nodes: 3 rounds between them and 1 inside, each measured both ways.

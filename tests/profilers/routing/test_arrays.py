@@ -143,8 +143,7 @@ def test_a_map_without_counts_is_a_placement(tmp_path: Path, refusal: Refusal) -
 
 def test_the_tensor_of_ascends_script_is_logical(tmp_path: Path) -> None:
     torch.save(torch.from_numpy(COUNTS[0]), tmp_path / "a.pt")
-    found = read_as("vllm-ascend", tmp_path / "a.pt", layer_ids=(3, 4))
-    assert found.layer_ids == (3, 4)
+    assert read_as("vllm-ascend", tmp_path / "a.pt", layer_ids=(3, 4)).layer_ids == (3, 4)
 
 
 def test_unknown_names_and_impossible_facts_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from profilers.errors import RecordingUnreadableError
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
 from profilers.routing.store import read_recording
+from tests.expect import present
 from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
@@ -58,22 +59,19 @@ def test_steps_are_passes_and_microbatches_of_a_step_are_summed(tmp_path: Path) 
         [[1, 0, 0, 1], [0, 1, 0, 1]],
     ]
     # {0,1}->{0,1}, {1,2}->{0,2}, {2,3}->{0,3} and {0,3}->{1,3}.
-    assert found.transition_MEE is not None
-    assert found.transition_MEE[0].tolist() == [
+    assert present(found.transition_MEE)[0].tolist() == [
         [1, 2, 0, 1],
         [2, 1, 1, 0],
         [2, 0, 1, 1],
         [1, 1, 0, 2],
     ]
-    assert found.token_LTK is not None
-    assert found.token_LTK[0].tolist() == [[0, 1], [1, 2], [2, 3], [0, 3]]
+    assert present(found.token_LTK)[0].tolist() == [[0, 1], [1, 2], [2, 3], [0, 3]]
 
 
 def test_ranks_are_summed_in_one_recording(tmp_path: Path) -> None:
     for rank in (0, 1):
         trace(tmp_path, [line(7, 0, [[rank, 2]], rank=rank)], rank=rank)
-    found = read_recording(tmp_path)
-    assert found.count_PLE.tolist() == [[[1, 1, 2]]]
+    assert read_recording(tmp_path).count_PLE.tolist() == [[[1, 1, 2]]]
 
 
 def test_other_blocks_are_left_out_and_experts_and_layers_may_be_said(tmp_path: Path) -> None:
@@ -173,8 +171,7 @@ def test_coarser_passes_keep_the_order_of_time(
     # One expert a step; 2 x 8 counts hold two passes, so eight steps become two of four.
     monkeypatch.setattr(megatron_trace, "MOST_CELLS", 16)
     lines = [line(step, 0, [[step]]) for step in range(8)]
-    stated = {"num_experts": 8}
-    found = read_as("megatron-trace", trace(tmp_path, lines), **stated)
+    found = read_as("megatron-trace", trace(tmp_path, lines), **{"num_experts": 8})
     assert found.count_PLE[:, 0].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert found.transition_MEE is None
 

@@ -15,6 +15,7 @@ import torch
 from profilers.errors import RecordingUnreadableError
 from profilers.routing.formats import read_as
 from profilers.routing.store import read_recording
+from tests.expect import present
 from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
@@ -29,12 +30,11 @@ def saved(folder: Path, name: str, content: Any) -> Path:
 
 
 def a_pass(number: int, rank: int, counts: list[list[int]], **more: Any) -> dict[str, Any]:
-    physical = torch.tensor([[0, 0, 0, 0], *counts], dtype=torch.int32)
     return {
         "forward_pass_id": number,
         "rank": rank,
         "gatherer_key": "primary",
-        "global_physical_count": physical,
+        "global_physical_count": torch.tensor([[0, 0, 0, 0], *counts], dtype=torch.int32),
         **more,
     }
 
@@ -62,8 +62,7 @@ def test_the_json_that_the_server_takes_is_read(tmp_path: Path, steps: bool) -> 
 
 def test_ranks_are_summed_by_pass_and_slots_by_expert(tmp_path: Path) -> None:
     first = [a_pass(5, 0, [[1, 2, 3, 4], [1, 2, 3, 4]]), a_pass(6, 0, [[1, 0, 0, 0], [0, 0, 1, 0]])]
-    second = [a_pass(5, 1, [[10, 0, 0, 0], [0, 10, 0, 0]])]
-    for rank, records in enumerate((first, second)):
+    for rank, records in enumerate((first, [a_pass(5, 1, [[10, 0, 0, 0], [0, 10, 0, 0]])])):
         content = {"records": records, "last_physical_to_logical_map": SLOTS}
         saved(tmp_path, f"17.5_{rank}", content)
     found = read_recording(tmp_path)
@@ -87,11 +86,9 @@ def test_tokens_give_transitions_and_samples(tmp_path: Path) -> None:
     content = {"records": [record, idle], "last_physical_to_logical_map": SLOTS}
     found = read_recording(saved(tmp_path, "17_0", content))
     assert found.top_k == 2
-    assert found.token_LTK is not None
-    assert found.token_LTK.tolist() == [[[0, 1], [2, 0]], [[2, 1], [2, 0]]]
+    assert present(found.token_LTK).tolist() == [[[0, 1], [2, 0]], [[2, 1], [2, 0]]]
     # Token 0: {0, 1} to {2, 1}; token 1: {2, 0} to {2, 0}.
-    assert found.transition_MEE is not None
-    assert found.transition_MEE[0].tolist() == [[1, 1, 2], [0, 1, 1], [1, 0, 1]]
+    assert present(found.transition_MEE)[0].tolist() == [[1, 1, 2], [0, 1, 1], [1, 0, 1]]
     assert found.count_PLE.tolist() == [[[2, 1, 1], [1, 1, 2]], [[0, 0, 0], [0, 0, 0]]]
 
 

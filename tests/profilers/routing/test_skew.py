@@ -20,5 +20,4 @@ def test_skew_is_the_most_loaded_expert_over_the_mean() -> None:
 
 
 def test_a_pass_without_tokens_has_no_skew() -> None:
-    found = skew(of([[[300, 100]], [[0, 0]]]))
-    assert found.pass_median == 1.5
+    assert skew(of([[[300, 100]], [[0, 0]]])).pass_median == 1.5

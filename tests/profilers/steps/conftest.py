@@ -90,20 +90,23 @@ def launch(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
 
 
 def observe_all(
-    directory: Path, cases: Mapping[str, Fields], *, ranks: int, metered: Collection[str] = ()
+    directory: Path, cases: Mapping[int, Mapping[str, Fields]], *, metered: Collection[str] = ()
 ) -> Observed:
-    """Run the cases in one job of so many ranks; a rank alone runs them in this process."""
-    written, results = directory / f"cases{ranks}.json", directory / f"results{ranks}.pt"
+    """Run the cases of each number of ranks in one job; a rank alone runs them in this process."""
     named = directory / "metered.json"
-    written.write_text(json.dumps(dict(cases)), encoding="utf-8")
     named.write_text(json.dumps(sorted(metered)), encoding="utf-8")
-    if ranks == 1:
-        main(written, results, named)
-    else:
-        files = (str(written), str(results), str(named))
-        done = launch("tests.profilers.steps.testing", *files, ranks=ranks)
+    for ranks, fields in cases.items():
+        (directory / f"cases{ranks}.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+    if 1 in cases:
+        main(directory / "cases1.json", directory / "results1.pt", named)
+    several = [str(ranks) for ranks in cases if ranks > 1]
+    if several:
+        starter = (str(named), str(directory), *several)
+        done = launch("tests.profilers.steps.testing", *starter, ranks=1)
         assert done.returncode == 0, done.stderr[-4000:]
-    observed: Observed = torch.load(results, weights_only=True)
+    observed: Observed = {}
+    for ranks in cases:
+        observed |= torch.load(directory / f"results{ranks}.pt", weights_only=True)
     return observed
 
 

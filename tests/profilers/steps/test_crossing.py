@@ -44,8 +44,7 @@ def test_the_deal_reaches_as_many_nodes_as_equation_7_counts(
     tokens = 24
     ratio = [float(Fraction(weight, sum(weights))) for weight in weights]
     copies = forced_copies(ratio, tokens=tokens, top_k=top_k)
-    experts_TK = forced_experts(copies, top_k=top_k, seed=(1,))
-    node_TK = experts_TK // (8 // nodes)
+    node_TK = forced_experts(copies, top_k=top_k, seed=(1,)) // (8 // nodes)
     needed = [int(np.any(node_TK == node, axis=1).sum()) for node in range(nodes)]
     of_node = np.array(copies).reshape(nodes, -1).sum(axis=1)
     assert needed == np.minimum(of_node, tokens).tolist()

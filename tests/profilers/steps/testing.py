@@ -1,17 +1,21 @@
 """Run many configurations in one job and keep what tests compare: losses, gradients, loads.
 
     python -P -m profilers.local_ranks --ranks N tests.profilers.steps.testing CASES.json RESULTS.pt
-        [METERED.json]
+    python -P -m tests.profilers.steps.testing METERED.json FOLDER N...
 
-CASES maps a name to a step configuration; rank 0 writes {name: Observed as a dict}. Starting a job
-costs seconds, so layouts share one. METERED names the cases whose activation bytes are wanted,
-which takes longer than their steps; without it all are metered. Gradients are put together again
-under names that do not depend on the layout, such as `layers.1.ffn.routed.gate_up`.
+CASES maps a name to a step configuration; rank 0 writes {name: Observed as a dict}. Importing torch
+costs a rank seconds, so layouts share a job, and the second form imports it once for jobs of
+several numbers of ranks: `casesN.json` in FOLDER become `resultsN.pt`. METERED names the cases
+whose activation bytes are wanted, which takes longer than their steps; without it all are metered.
+Gradients are put together again under names that do not depend on the layout, such as
+`layers.1.ffn.routed.gate_up`.
 """
 
+import gc
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import start_processes
 
+from profilers.local_ranks import rank_environment, rendezvous_folder
 from profilers.steps.config import StepConfig
 from profilers.steps.layout import ParallelState, join
 from profilers.steps.model import StageModel
@@ -141,5 +147,27 @@ def main(cases: Path, results: Path, metered: Path | None = None) -> None:
     dist.destroy_process_group()
 
 
+def fork_ranks(metered: Path, folder: Path, *, ranks: int) -> None:
+    """Run the cases of a number of ranks on copies of this process, which has imported torch."""
+    files = (folder / f"cases{ranks}.json", folder / f"results{ranks}.pt", metered)
+    gc.freeze()  # or every collection would copy the pages that ranks share
+    with rendezvous_folder() as met:
+        environments = [rank_environment(rank, ranks=ranks, folder=met) for rank in range(ranks)]
+        start_processes(  # type: ignore[no-untyped-call]  # of torch
+            _forked, (environments, files), nprocs=ranks, start_method="fork"
+        )
+
+
+def _forked(
+    rank: int, environments: Sequence[Mapping[str, str]], files: tuple[Path, Path, Path]
+) -> None:
+    os.environ.update(environments[rank])
+    main(*files)
+
+
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    first, second, *counts = sys.argv[1:]
+    for count in map(int, counts):
+        fork_ranks(Path(first), Path(second), ranks=count)
+    if not counts:
+        main(Path(first), Path(second))

@@ -1,4 +1,4 @@
-"""Commands that are refused."""
+"""Commands as they are typed: what they print, and how they are refused."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,20 @@ import pytest
 
 from tuner.cli.app import run
 
+Captured = pytest.CaptureFixture[str]
 
-def refusal(capsys: pytest.CaptureFixture[str], words: Sequence[str], *, code: int = 2) -> str:
+
+def output(capsys: Captured, words: Sequence[object], *, code: int = 0) -> str:
+    """Return what a command prints on stdout; what was printed before is dropped."""
+    capsys.readouterr()
+    assert run([str(word) for word in words]) == code
+    return capsys.readouterr().out
+
+
+def refusal(capsys: Captured, words: Sequence[object], *, code: int = 2) -> str:
     """Return the one line that refuses a command, which prints nothing else."""
-    assert run(list(words)) == code
+    capsys.readouterr()
+    assert run([str(word) for word in words]) == code
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()

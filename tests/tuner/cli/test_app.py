@@ -18,7 +18,7 @@ from profilers.store import write_header
 from solvers.errors import RejectedClaimError
 from tests.profilers.testing import fake_machine
 from tests.rows import each_row
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
 from tuner.cli.goals import METRICS, SERVING_FORMATS, TRAINING_FORMATS
@@ -27,8 +27,6 @@ from tuner.engines.registry import metrics_folders
 from tuner.errors import OutputError, SpecError
 from tuner.estimate.registry import NAMES
 from tuner.estimate.serving.registry import READERS
-
-Captured = pytest.CaptureFixture[str]
 
 
 class Record(BaseModel):
@@ -118,15 +116,13 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 
 def test_without_arguments_it_helps(capsys: Captured) -> None:
-    assert frame.run([]) == 0
-    assert "doctor" in capsys.readouterr().out
+    assert "doctor" in output(capsys, [])
 
 
 def test_the_version_is_that_of_the_distribution(capsys: Captured) -> None:
     from importlib.metadata import version
 
-    assert frame.run(["--version"]) == 0
-    assert capsys.readouterr().out == f"{version('moetune')}\n"
+    assert output(capsys, ["--version"]) == f"{version('moetune')}\n"
 
 
 def test_our_own_packages_are_not_strangers() -> None:
@@ -285,8 +281,7 @@ def test_a_path_of_no_letters_is_not_the_folder_at_hand(
         ["report", "p", "--out", ""],
         ["init", "--yes", "--out="],
     ):
-        assert frame.run(words) == 2
-        assert capsys.readouterr().err == "moetune: -o is empty; name what to write\n"
+        assert refusal(capsys, words) == "moetune: -o is empty; name what to write"
     assert not list(tmp_path.iterdir())
 
 

@@ -15,11 +15,9 @@ from profilers.records import Case, Measurement
 from profilers.store import write_profile
 from tests.profilers.testing import fake_profile
 from tests.rows import each_row
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
 from tuner.regress.records import Check
-
-Captured = pytest.CaptureFixture[str]
 
 CHECKOUT = Path(__file__).parents[3]
 BROKEN = "goal: {kind: fly}\n"
@@ -57,20 +55,17 @@ def test_a_slower_profile_exits_1_and_says_which_operation(
     pair: tuple[str, str], capsys: Captured
 ) -> None:
     old, new = pair
-    assert frame.run(["check", "--profile", new, "--baseline", old]) == 1
-    text = capsys.readouterr().out
+    text = output(capsys, ["check", "--profile", new, "--baseline", old], code=1)
     assert "copy device: 10 % slower over its 10 cases, significantly" in text
     assert text.endswith("FAILED: 1 regression\n")
-    assert frame.run(["check", "--profile", old, "--baseline", new]) == 0
-    assert "passed: 1 better" in capsys.readouterr().out
+    assert "passed: 1 better" in output(capsys, ["check", "--profile", old, "--baseline", new])
 
 
 def test_json_is_the_stored_type_with_the_contract_s_fields(
     pair: tuple[str, str], capsys: Captured
 ) -> None:
     old, new = pair
-    assert frame.run(["check", "--profile", new, "--baseline", old, "--json"]) == 1
-    text = capsys.readouterr().out
+    text = output(capsys, ["check", "--profile", new, "--baseline", old, "--json"], code=1)
     (scenario,) = json.loads(text)["scenarios"]
     assert {"name", "verdict", "reason"} <= scenario.keys()
     assert scenario["verdict"] == "regression"
@@ -78,8 +73,7 @@ def test_json_is_the_stored_type_with_the_contract_s_fields(
 
 
 def test_a_scenario_that_cannot_be_read_exits_1(broken: Path, capsys: Captured) -> None:
-    assert frame.run(["check", str(broken)]) == 1
-    assert "goal.kind 'fly' is not one of" in capsys.readouterr().out
+    assert "goal.kind 'fly' is not one of" in output(capsys, ["check", broken], code=1)
 
 
 @each_row(
@@ -131,8 +125,7 @@ def test_nothing_in_the_table_is_a_command_to_github(
     (broken / "::error::z" / "spec.yaml").write_text(spec)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    assert frame.run(["check", str(broken)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = output(capsys, ["check", broken], code=1).splitlines()
     word = lines[0].removeprefix("::stop-commands::")
     assert len(word) == 32
     assert lines[-1] == f"::{word}::"
@@ -163,11 +156,9 @@ def test_verdicts_are_told_before_a_file_fails_to_be_written(
 
 
 def test_the_schema_is_published(capsys: Captured) -> None:
-    assert frame.run(["schema", "check"]) == 0
-    schema = json.loads(capsys.readouterr().out)
+    schema = json.loads(output(capsys, ["schema", "check"]))
     scenario = schema["$defs"]["ScenarioResult"]["properties"]
-    verdict = scenario["verdict"]["$ref"].rpartition("/")[2]
-    assert schema["$defs"][verdict]["enum"] == [
+    assert schema["$defs"][scenario["verdict"]["$ref"].rpartition("/")[2]]["enum"] == [
         "pass",
         "better",
         "drift",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import contains
+from tests.tuner.cli.refusals import output
 from tuner.cli.app import run
 from tuner.compare.comparison import Comparison
 
@@ -15,12 +17,14 @@ Captured = pytest.CaptureFixture[str]
 def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_path: Path) -> None:
     names = [str(CHECKS / name) for name in ("serve-mixed-pool", "serve-disaggregated")]
     out = tmp_path / "figures.csv"
-    assert run(["compare", *names, "--csv", str(out)]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, ["compare", *names, "--csv", out])
     assert f"the reference is {names[0]}: " in " ".join(text.split())
-    assert "\ndecision       with " in text
-    assert "\ntime           term by term: " in text
-    assert "\nbest by cost_per_hour: " in text
+    contains(
+        text,
+        "\ndecision       with ",
+        "\ntime           term by term: ",
+        "\nbest by cost_per_hour: ",
+    )
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert {row["plan"] for row in rows} == set(names)
     assert any(row["name"] == "cost_per_hour" and row["is_objective"] == "True" for row in rows)
@@ -28,14 +32,14 @@ def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_pat
 
 def test_json_is_of_its_schema(capsys: Captured) -> None:
     names = [str(CHECKS / name) for name in ("train-mixtral", "train-qwen3")]
-    assert run(["compare", *names, "--json"]) == 0
-    result = Comparison.model_validate_json(capsys.readouterr().out)
-    assert result.goal == "train"
+    assert (
+        Comparison.model_validate_json(output(capsys, ["compare", *names, "--json"])).goal
+        == "train"
+    )
 
 
 def test_two_goals_are_one_line_and_2(capsys: Captured) -> None:
-    arguments = ["compare", str(CHECKS / "train-qwen3"), str(CHECKS / "place-balance")]
-    assert run(arguments) == 2
+    assert run(["compare", str(CHECKS / "train-qwen3"), str(CHECKS / "place-balance")]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1

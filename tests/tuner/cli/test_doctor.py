@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from tests.rows import each_row
-from tuner.cli import app as frame
+from tests.tuner.cli.refusals import output
 from tuner.cli.environment import Component, examine
 
 INSTALLED = {"numpy": "2.4.6", "pulp": "3.3.2"}
@@ -99,8 +99,7 @@ def test_everything_missing_says_its_cost_and_its_remedy() -> None:
 
 
 def test_the_installed_environment_is_usable(capsys: pytest.CaptureFixture[str]) -> None:
-    assert frame.run(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(output(capsys, ["doctor", "--json"]))
     assert report["usable"] is True
     names = {finding["name"] for finding in report["findings"]}
     assert {"python", "pulp", "CBC", "torch", "torchrun", "Slurm"} <= names
@@ -113,5 +112,4 @@ def test_a_missing_core_piece_is_exit_code_3(
 
     lacking = Component(name="numpy", status="missing", core=True, costs="all", remedy="pip it")
     monkeypatch.setattr(tuner.cli.environment, "examine", lambda: (lacking,))
-    assert frame.run(["doctor"]) == 3
-    assert capsys.readouterr().out.endswith("numpy: all\n    pip it\n")
+    assert output(capsys, ["doctor"], code=3).endswith("numpy: all\n    pip it\n")

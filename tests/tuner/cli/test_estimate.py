@@ -1,6 +1,5 @@
 """`moetune estimate` as a user types it."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +8,10 @@ import pytest
 
 from tests.expect import present
 from tests.rows import each_row
-from tuner.cli import app as frame
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli.estimate_text import estimate_text
 from tuner.estimate.records import Estimate
 
-Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[3]
 LAUNCHES = ROOT / "tests" / "tuner" / "estimate" / "launches"
 
@@ -32,16 +30,14 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: str | Path) -> int:
-    return frame.run(["estimate", *map(str, arguments)])
+def shown(capsys: Captured, spec: Path, launch: str | Path, *options: str, code: int = 0) -> str:
+    return output(capsys, ["estimate", spec, "--launch", launch, *options], code=code)
 
 
 def test_a_person_reads_time_utilisation_memory_and_what_to_change(
     spec: Path, capsys: Captured
 ) -> None:
-    assert run(spec, "--launch", LAUNCHES / "mixtral.sh") == 0
-
-    shown = capsys.readouterr().out
+    text = shown(capsys, spec, LAUNCHES / "mixtral.sh")
     for part in (
         "step time ",
         "MFU  ",
@@ -56,20 +52,17 @@ def test_a_person_reads_time_utilisation_memory_and_what_to_change(
         "ignored        --lr 1e-4, --normalization RMSNorm",
         "note           routing is assumed balanced",
     ):
-        assert part in shown, part
-    assert max(map(len, shown.splitlines())) < 160
-    assumed = "of a run of 7.00 d, assumed as goal.tokens is not stated"
-    assert assumed in " ".join(shown.split())
-
-    text = spec.read_text()
-    spec.write_text(text.replace("kind: train,", "kind: train, tokens: 1e12,"))
-    assert run(spec, "--launch", LAUNCHES / "mixtral.sh") == 0
-    assert " of the run smallest change" in " ".join(capsys.readouterr().out.split())
+        assert part in text, part
+    assert max(map(len, text.splitlines())) < 160
+    assert "of a run of 7.00 d, assumed as goal.tokens is not stated" in " ".join(text.split())
 
 
-def test_a_change_that_ties_is_not_said_to_beat_the_launch(spec: Path, capsys: Captured) -> None:
-    assert run(spec, "--launch", LAUNCHES / "mixtral.sh", "--json") == 0
-    result = Estimate.model_validate(json.loads(capsys.readouterr().out))
+def test_json_holds_a_record_whose_text_calls_no_tie_a_gain(spec: Path, capsys: Captured) -> None:
+    spec.write_text(spec.read_text().replace("kind: train,", "kind: train, tokens: 1e12,"))
+    result = Estimate.model_validate_json(shown(capsys, spec, LAUNCHES / "mixtral.sh", "--json"))
+    assert result.devices == 64
+    assert result.decision.pipeline_model_parallel_size == 4
+    assert " of the run smallest change" in " ".join(estimate_text(result).split())
     for what, ties, begins in (
         (("PP 4",), False, "smallest change that beats it: PP 4"),
         (("PP 4",), True, "best single change (a tie): PP 4"),
@@ -87,14 +80,6 @@ def test_a_change_that_ties_is_not_said_to_beat_the_launch(spec: Path, capsys: C
         assert any("beats" in line for line in lines) != ties
 
 
-def test_json_holds_the_same_as_a_record(spec: Path, capsys: Captured) -> None:
-    assert run(spec, "--launch", LAUNCHES / "mixtral.sh", "--json") == 0
-
-    result = Estimate.model_validate(json.loads(capsys.readouterr().out))
-    assert result.devices == 64
-    assert result.decision.pipeline_model_parallel_size == 4
-
-
 def test_a_pasted_command_is_priced(spec: Path, capsys: Captured) -> None:
     command = (
         "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --bf16 "
@@ -102,14 +87,13 @@ def test_a_pasted_command_is_priced(spec: Path, capsys: Captured) -> None:
         "--use-distributed-optimizer --moe-token-dispatcher-type alltoall --expert-tensor-"
         "parallel-size 1 --global-batch-size 256"
     )
-
-    assert run(spec, "--launch", command) == 0
-    assert "the command: mixtral-8x7b with megatron on 64 x h100-sxm" in capsys.readouterr().out
+    text = shown(capsys, spec, command)
+    assert "the command: mixtral-8x7b with megatron on 64 x h100-sxm" in text
 
 
 def test_what_does_not_fit_is_a_negative_result(spec: Path, capsys: Captured) -> None:
-    assert run(spec, "--launch", "--micro-batch-size 4 --global-batch-size 256 --bf16") == 1
-    assert "DOES NOT FIT" in capsys.readouterr().out
+    launch = "--micro-batch-size 4 --global-batch-size 256 --bf16"
+    assert "DOES NOT FIT" in shown(capsys, spec, launch, code=1)
 
 
 @each_row(
@@ -126,11 +110,7 @@ def test_what_does_not_fit_is_a_negative_result(spec: Path, capsys: Captured) ->
 def test_bad_input_is_one_line_and_exit_code_2(
     spec: Path, capsys: Captured, launch: str, line: str
 ) -> None:
-    assert run(spec, "--launch", launch) == 2
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.strip() == line
+    assert refusal(capsys, ["estimate", spec, "--launch", launch]) == line
 
 
 def test_help_imports_nothing_heavy() -> None:

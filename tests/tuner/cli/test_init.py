@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.rows import each_row
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
 from tuner.goals.train_folder import read_plan
 from tuner.spec.place_read import read_place_spec
@@ -16,13 +14,11 @@ ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "examples" / "models" / "tiny-moe")
 ROUTING = ROOT / "examples" / "routing"
 FLAGS = ("--model", MODEL, "--device", "h100-sxm", "--devices", "2", "--batch", "16")
-Captured = pytest.CaptureFixture[str]
 
 
 def test_flags_alone_write_a_commented_spec(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "spec.yaml"
-    assert frame.run(["init", "-o", str(out), *FLAGS]) == 0
-    assert f"moetune plan {out} -o PLAN" in capsys.readouterr().out
+    assert f"moetune plan {out} -o PLAN" in output(capsys, ["init", "-o", out, *FLAGS])
     assert out.read_text().count("#") > 5
     assert read_spec(out).goal.global_batch_size == 16
 
@@ -38,8 +34,7 @@ def test_a_missing_or_unacceptable_value_is_one_line(tmp_path: Path, capsys: Cap
         (("--goal", "serve", *FLAGS[:6]), "--concurrency or --rate is missing"),
         (("--goal", "serve", *FLAGS[:6], "--rate", "5"), "'5' has no unit"),
     ):
-        assert frame.run(["init", "-o", str(tmp_path / "spec.yaml"), *flags]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refusal(capsys, ["init", "-o", tmp_path / "spec.yaml", *flags])
         if said not in line:
             wrong.append((flags, line))
     assert not wrong
@@ -49,8 +44,7 @@ def test_a_missing_or_unacceptable_value_is_one_line(tmp_path: Path, capsys: Cap
 def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "spec.yaml"
     out.write_text("mine")
-    assert frame.run(["init", "--yes", "-o", str(out), *FLAGS]) == 2
-    assert "--force" in capsys.readouterr().err
+    assert "--force" in refusal(capsys, ["init", "--yes", "-o", out, *FLAGS])
     assert out.read_text() == "mine"
     assert frame.run(["init", "--yes", "--force", "-o", str(out), *FLAGS]) == 0
 
@@ -59,8 +53,7 @@ def test_a_placement_is_asked_for_by_its_recordings(tmp_path: Path, capsys: Capt
     out = tmp_path / "spec.yaml"
     names = ",".join(f"{name}={ROUTING / name}" for name in ("python", "headers"))
     arguments = ["init", "--goal", "place", "--workload", names, "--ranks", "8", "--yes"]
-    assert frame.run([*arguments, "-o", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["goal"]["ranks"] == 8
+    assert json.loads(output(capsys, [*arguments, "-o", out, "--json"]))["goal"]["ranks"] == 8
     assert list(read_place_spec(out).recordings) == ["python", "headers"]
 
 
@@ -96,5 +89,5 @@ def test_a_deployment_is_planned_from_flags(tmp_path: Path) -> None:
 def test_flags_that_make_no_spec_are_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert said in refusal(capsys, ["plan", *arguments, "-o", str(tmp_path / "plan")])
+    assert said in refusal(capsys, ["plan", *arguments, "-o", tmp_path / "plan"])
     assert not (tmp_path / "plan").exists()

@@ -69,8 +69,7 @@ def of_schema(name: str, text: str) -> BaseModel:
     list(commands()),
 )
 def test_every_command_has_it_and_a_published_schema(name: str, command: Any) -> None:
-    flags = [flag for parameter in command.params for flag in parameter.opts]
-    assert "--json" in flags
+    assert "--json" in [flag for parameter in command.params for flag in parameter.opts]
     assert name in BY_COMMAND
     schema = BY_COMMAND[name]
     assert not schema or schema in SCHEMAS

@@ -10,8 +10,7 @@ def test_each_reason_names_its_first_row_and_where_all_are() -> None:
         ("d", "page", "gbs is blank"),
         ("e", "page", None),
     ]
-    found = present(left_out(rows))
-    head, *lines = found.notes
+    head, *lines = present(left_out(rows)).notes
     assert "--json has every row" in head
     assert lines == [
         "2 of lab: gbs is blank (first 'b')",

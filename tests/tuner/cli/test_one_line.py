@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.cli.refusals import refusal
 from tests.tuner.models import MODELS
 from tuner.cli.app import run
 
@@ -75,7 +76,6 @@ def test_every_refusal_is_one_line(
 
 
 def test_a_usage_error_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--nope", "-o", "out"]) == 2
-    said = capsys.readouterr().err
-    assert said.endswith(". Try 'moetune plan --help'.\n")
+    said = refusal(capsys, ["plan", "--nope", "-o", "out"])
+    assert said.endswith(". Try 'moetune plan --help'.")
     assert ".." not in said

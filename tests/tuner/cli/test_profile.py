@@ -5,11 +5,10 @@ import pytest
 
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
+from tests.expect import contains
 from tests.profilers.testing import fake_machine, fake_profile
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
-
-Captured = pytest.CaptureFixture[str]
 
 GEMM = Case(operation="gemm", dtype="fp32", direction="forward", axes={"m": 64, "n": 64, "k": 64})
 
@@ -26,9 +25,7 @@ def _profile(
 
 
 def test_show_prints_the_machine_and_every_case(tmp_path: Path, capsys: Captured) -> None:
-    profile = _profile(tmp_path / "p", 0.001, 0.003, 0.002)
-    assert frame.run(["profile", "show", str(profile)]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, ["profile", "show", _profile(tmp_path / "p", 0.001, 0.003, 0.002)])
     assert "2 x a processor on here, 8.00 GiB each" in text
     # The median of 1, 2 and 3 ms.
     assert GEMM.id in text
@@ -41,35 +38,32 @@ def test_show_writes_every_case_as_csv(tmp_path: Path, capsys: Captured) -> None
     assert out.read_text() == (
         "case,rank,median_s,repeats,status,error,source\n" + GEMM.id + ",0,0.002,3,ok,,measured\n"
     )
-    assert frame.run(["profile", "show", str(profile), "--links", "--csv", str(out)]) == 2
-    assert "--csv is for the cases of a profile" in capsys.readouterr().err
+    assert "--csv is for the cases of a profile" in refusal(
+        capsys, ["profile", "show", profile, "--links", "--csv", out]
+    )
 
 
 def test_show_prints_the_stored_type_as_json(tmp_path: Path, capsys: Captured) -> None:
-    profile = _profile(tmp_path / "p", 0.001)
-    assert frame.run(["profile", "show", str(profile), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["measurements"][0]["times_s"] == [0.001]
+    shown = output(capsys, ["profile", "show", _profile(tmp_path / "p", 0.001), "--json"])
+    assert json.loads(shown)["measurements"][0]["times_s"] == [0.001]
 
 
 def test_diff_exits_1_on_a_significant_slowdown_only(tmp_path: Path, capsys: Captured) -> None:
     fast = _profile(tmp_path / "fast", 0.0010, 0.0011, 0.0010, 0.0011)
     slow = _profile(tmp_path / "slow", 0.0020, 0.0021, 0.0020, 0.0021)
-    assert frame.run(["profile", "diff", str(fast), str(slow)]) == 1
-    text = capsys.readouterr().out
+    text = output(capsys, ["profile", "diff", fast, slow], code=1)
     assert "slower" in text
     assert "x1.95" in text
-    assert frame.run(["profile", "diff", str(slow), str(fast), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"]["faster"] == 1
+    counts = json.loads(output(capsys, ["profile", "diff", slow, fast, "--json"]))["counts"]
+    assert counts["faster"] == 1
     assert frame.run(["profile", "diff", str(fast), str(fast)]) == 0
 
 
 def test_profiles_of_different_machines_are_not_compared(tmp_path: Path, capsys: Captured) -> None:
     one = _profile(tmp_path / "one", 0.001)
     other = _profile(tmp_path / "other", 0.001, device="another processor")
-    line = refusal(capsys, ["profile", "diff", str(one), str(other)])
-    assert "'another processor'" in line
-    assert "--anyway" in line
+    line = refusal(capsys, ["profile", "diff", one, other])
+    contains(line, "'another processor'", "--anyway")
 
 
 def test_different_machines_are_compared_on_request_and_what_differs_is_said(
@@ -77,23 +71,21 @@ def test_different_machines_are_compared_on_request_and_what_differs_is_said(
 ) -> None:
     one = _profile(tmp_path / "one", 0.0010, 0.0011, 0.0010, 0.0011)
     other = _profile(tmp_path / "other", 0.0020, 0.0021, 0.0020, 0.0021, device="another processor")
-    assert frame.run(["profile", "diff", str(one), str(other), "--anyway"]) == 1
-    first, *_ = capsys.readouterr().out.splitlines()
+    first, *_ = output(capsys, ["profile", "diff", one, other, "--anyway"], code=1).splitlines()
     assert first.startswith("not the same machine: device: ")
-    assert frame.run(["profile", "diff", str(one), str(other), "--anyway", "--json"]) == 1
-    assert len(json.loads(capsys.readouterr().out)["differing"]) == 1
+    shown = output(capsys, ["profile", "diff", one, other, "--anyway", "--json"], code=1)
+    assert len(json.loads(shown)["differing"]) == 1
 
 
 @pytest.mark.slow
 def test_a_profile_is_measured_in_silence_where_nobody_watches(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    out = tmp_path / "profile"
     code = frame.run(
         [
             "profile",
             "-o",
-            str(out),
+            str(tmp_path / "profile"),
             "--suite",
             "storage",
             "--budget",
@@ -129,23 +121,23 @@ def test_import_writes_a_profile_that_show_prints(tmp_path: Path, capsys: Captur
     (tmp_path / "run.txt").write_text(NCCL_TESTS)
     out = str(tmp_path / "out")
     arguments = ["profile", "import", "nccl-tests", str(tmp_path / "run.txt"), "-o", out]
-    assert frame.run(arguments) == 0
-    assert "2 x NVIDIA H200 on host" in capsys.readouterr().out
-    assert frame.run(["profile", "show", out]) == 0
-    assert "collective/all_reduce/bytes1024-ranks2-stride1-world2" in capsys.readouterr().out
-    assert frame.run([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tables"]["collective"]["rows"] == 1
+    assert "2 x NVIDIA H200 on host" in output(capsys, arguments)
+    assert "collective/all_reduce/bytes1024-ranks2-stride1-world2" in output(
+        capsys, ["profile", "show", out]
+    )
+    assert json.loads(output(capsys, [*arguments, "--json"]))["tables"]["collective"]["rows"] == 1
 
 
 def test_import_answers_a_wrong_kind_or_option_in_one_line(
     tmp_path: Path, capsys: Captured
 ) -> None:
     out = str(tmp_path / "out")
-    assert frame.run(["profile", "import", "csv", "-o", out]) == 2
-    assert "'csv' is not one of aiconfigurator, nccl-tests" in capsys.readouterr().err
+    assert "'csv' is not one of aiconfigurator, nccl-tests" in refusal(
+        capsys, ["profile", "import", "csv", "-o", out]
+    )
     (tmp_path / "run.txt").write_text("nothing\n")
     assert "lists no ranks" in refusal(
-        capsys, ["profile", "import", "nccl-tests", str(tmp_path / "run.txt"), "-o", out]
+        capsys, ["profile", "import", "nccl-tests", tmp_path / "run.txt", "-o", out]
     )
     assert not (tmp_path / "out").exists()
 
@@ -154,11 +146,8 @@ def test_what_a_profile_holds_does_not_steer_the_terminal(tmp_path: Path, capsys
     steering = "\x1b]0;mine\x07\n\x9b2J"
     first = _profile(tmp_path / "a", 0.001, host=f"host{steering}", kind=f"kind{steering}")
     second = _profile(tmp_path / "b", 0.001, device=f"other{steering}")
-    assert frame.run(["profile", "show", str(first)]) == 0
-    shown = capsys.readouterr().out
-    assert frame.run(["profile", "diff", str(first), str(second), "--anyway"]) == 0
-    compared = capsys.readouterr().out
-    for text in (shown, compared):
+    shown = output(capsys, ["profile", "show", first])
+    for text in (shown, output(capsys, ["profile", "diff", first, second, "--anyway"])):
         assert all(line.isprintable() for line in text.splitlines())
         assert r"\x1b]0;mine\x07\n\x9b2J" in text
     assert r"on host\x1b]0;mine" in shown.splitlines()[0]
@@ -167,8 +156,7 @@ def test_what_a_profile_holds_does_not_steer_the_terminal(tmp_path: Path, capsys
 def test_diff_writes_json_that_every_reader_takes(tmp_path: Path, capsys: Captured) -> None:
     nothing = _profile(tmp_path / "nothing", 0.0, 0.0)
     some = _profile(tmp_path / "some", 0.001, 0.001)
-    assert frame.run(["profile", "diff", str(nothing), str(some), "--json"]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, ["profile", "diff", nothing, some, "--json"])
     assert "Infinity" not in text
     assert json.loads(text)["differences"][0]["ratio"] is None
 

@@ -7,8 +7,9 @@ import pytest
 
 from profilers.records import Case, Measurement, Profile
 from profilers.store import write_profile
+from tests.expect import contains
 from tests.profilers.testing import fake_machine, fake_profile, gemm_row
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import output, refusal
 from tuner.cli import app as frame
 from tuner.cli.profile_text import (
     MOST_LINKS,
@@ -76,9 +77,11 @@ def test_of_many_links_the_slowest_are_listed() -> None:
         if a != b
     )
     profile = _profile(rows, world=nodes, per_node=1)
-    text = links_text(profile)
-    assert f"the {MOST_LINKS} slowest of 90; all of them: --json" in text
-    assert "rank 8 on host-8  rank 9 on host-9" in text
+    contains(
+        links_text(profile),
+        f"the {MOST_LINKS} slowest of 90; all of them: --json",
+        "rank 8 on host-8  rank 9 on host-9",
+    )
     assert len(links_json(profile)) == 90
 
 
@@ -98,8 +101,7 @@ def test_a_gate_does_not_pass_where_nothing_was_compared(
     store = str(tmp_path / "alone")
     write_profile(tmp_path / "alone", fake_profile((gemm_row(8, 1.0),)))
     arguments = ["profile", "show", store, "--stragglers"]
-    assert frame.run(arguments) == 0
-    assert capsys.readouterr().out.startswith("nothing was compared: no two ranks did the same")
+    assert output(capsys, arguments).startswith("nothing was compared: no two ranks did the same")
     assert f"{store}: nothing was compared" in refusal(capsys, [*arguments, "--strict"])
 
 

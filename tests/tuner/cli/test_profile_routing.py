@@ -10,19 +10,12 @@ from profilers.routing.store import read_header, read_recording
 from profilers.store import write_profile
 from tests.profilers.testing import fake_profile, gemm_row
 from tests.rows import each_row
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
 from tuner.cli.profile_import import read_layer_ids
 from tuner.errors import TunerError
 
-Captured = pytest.CaptureFixture[str]
-
 COUNTS = np.array([[0, 0, 0], [9, 3, 0], [4, 4, 4]])
-
-
-def complaint(capsys: Captured, *arguments: object, code: int = 2) -> str:
-    assert frame.run([str(each) for each in arguments]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 @pytest.fixture
@@ -37,8 +30,7 @@ def test_a_dump_becomes_a_stored_recording(
 ) -> None:
     out = tmp_path / kind
     said = ("--workload", "chat", "--model", "tiny", "--layer-ids", "3-4", "--top-k", "2")
-    assert frame.run(["profile", "import", kind, str(dump), "-o", str(out), *said]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, ["profile", "import", kind, dump, "-o", out, *said])
     assert "tiny chat: 2 MoE layers x 3 experts, top 2, 1 passes, 24 token copies" in text
     # Layer 3: 9 of a mean of 4; layer 4 is balanced.
     assert "1.62 in the median layer, 2.25 in the worst" in text
@@ -54,11 +46,9 @@ def test_a_stored_recording_is_shown_and_takes_no_other_folder(
     profile, out = tmp_path / "profile", tmp_path / "chat"
     write_profile(profile, fake_profile([gemm_row(4, 1e-5)]))
     wanted = ["profile", "import", "routing", str(dump), "--workload", "chat", "-o"]
-    assert "is no recording" in complaint(capsys, *wanted, profile, code=3)
+    assert "is no recording" in refusal(capsys, [*wanted, profile], code=3)
     assert frame.run([*wanted, str(out)]) == 0
-    capsys.readouterr()
-    assert frame.run(["profile", "show", str(out), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(output(capsys, ["profile", "show", out, "--json"]))
     assert (shown["workload"], shown["skew"]["worst"]) == ("chat", 2.25)
 
 
@@ -67,17 +57,16 @@ def test_a_stored_recording_can_be_named_anew(tmp_path: Path, dump: Path, capsys
     assert frame.run(["profile", "import", "routing", str(dump), "-o", str(first)]) == 0
     said = ["--workload", "code", "--layer-ids", "7,9"]
     assert frame.run(["profile", "import", "routing", str(first), "-o", str(second), *said]) == 0
-    capsys.readouterr()
     result = read_recording(second)
     assert (result.workload, result.layer_ids) == ("code", (7, 9))
-    found_line = complaint(
-        capsys, "profile", "import", "routing", first, "-o", second, "--experts", 2
+    found_line = refusal(
+        capsys, ["profile", "import", "routing", first, "-o", second, "--experts", 2]
     )
     assert "has 3 experts, not 2" in found_line
     # A trace alone lists chosen experts only; all else says how many there are.
     for kind, path in (("routing", first), ("eplb", dump)):
         more = ("profile", "import", kind, path, "-o", second, "--experts", 5)
-        assert "has 3 experts, not 5" in complaint(capsys, *more)
+        assert "has 3 experts, not 5" in refusal(capsys, more)
 
 
 def test_a_profile_names_the_recordings_in_it(tmp_path: Path, dump: Path, capsys: Captured) -> None:
@@ -85,26 +74,25 @@ def test_a_profile_names_the_recordings_in_it(tmp_path: Path, dump: Path, capsys
     write_profile(profile, fake_profile([gemm_row(4, 1e-5)]))
     inside = profile / "routing" / "chat"
     assert frame.run(["profile", "import", "eplb", str(dump), "-o", str(inside)]) == 0
-    capsys.readouterr()
-    line = complaint(capsys, "profile", "import", "routing", profile, "-o", tmp_path / "out")
+    line = refusal(capsys, ["profile", "import", "routing", profile, "-o", tmp_path / "out"])
     assert f"name one of those in it: {inside}" in line
 
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys: Captured) -> None:
     start = ("profile", "import")
     out = ("-o", tmp_path / "out")
-    assert "needs the path" in complaint(capsys, *start, "sglang", *out)
-    assert "megatron-trace, vllm-ascend" in complaint(capsys, *start, "nope", dump, *out)
-    assert "No such file" in complaint(capsys, *start, "routing", tmp_path / "none", *out)
-    line = complaint(capsys, *start, "routing", dump, *out, "--layer-ids", "4,3")
+    assert "needs the path" in refusal(capsys, [*start, "sglang", *out])
+    assert "megatron-trace, vllm-ascend" in refusal(capsys, [*start, "nope", dump, *out])
+    assert "No such file" in refusal(capsys, [*start, "routing", tmp_path / "none", *out])
+    line = refusal(capsys, [*start, "routing", dump, *out, "--layer-ids", "4,3"])
     assert "need as many ascending ids" in line
-    line = complaint(capsys, *start, "routing", dump, *out, "--system", "h200")
+    line = refusal(capsys, [*start, "routing", dump, *out, "--system", "h200"])
     assert "routing has no option 'system'" in line
-    line = complaint(capsys, *start, "nccl-tests", dump, *out, "--workload", "chat")
+    line = refusal(capsys, [*start, "nccl-tests", dump, *out, "--workload", "chat"])
     assert "nccl-tests has no option 'workload'" in line
-    line = complaint(capsys, *start, "eplb", dump, *out, "--top-k", 9)
+    line = refusal(capsys, [*start, "eplb", dump, *out, "--top-k", 9])
     assert "top_k 9 is more than the 3 experts" in line
-    line = complaint(capsys, *start, "megatron-trace", dump, *out)
+    line = refusal(capsys, [*start, "megatron-trace", dump, *out])
     assert "line 1" in line
     assert not (tmp_path / "out").exists()
 
@@ -125,4 +113,4 @@ def test_what_is_no_layer_is_refused(text: str) -> None:
 def test_the_former_suite_names_the_way_out(tmp_path: Path, capsys: Captured) -> None:
     former = ("profile", "-o", tmp_path / "out", "--suite", "routing")
     for options in ((), ("--model", "m", "--text", "a.txt", "--text", "b.txt", "--passes", 2)):
-        assert "moetune profile import routing" in complaint(capsys, *former, *options)
+        assert "moetune profile import routing" in refusal(capsys, [*former, *options])

@@ -5,52 +5,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import contains, present
+from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
 from tuner.explain import report as report_api
 from tuner.goals.train_folder import read_plan
 from tuner.report.written import Written
 
-Captured = pytest.CaptureFixture[str]
-
 
 def test_the_page_lies_beside_the_plan_unless_another_place_is_named(
     planned: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert frame.run(["report", str(planned), "--no-what-if"]) == 0
     page = planned / "report.html"
-    assert capsys.readouterr().out == f"written: {page}\n"
+    assert output(capsys, ["report", planned, "--no-what-if"]) == f"written: {page}\n"
     other = tmp_path / "deep" / "page.html"
-    assert frame.run(["report", str(planned), "--no-what-if", "-o", str(other)]) == 0
+    told = output(capsys, ["report", planned, "--no-what-if", "--json", "-o", other])
+    written = Written.model_validate_json(told)
     assert other.read_bytes() == page.read_bytes()
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_json_says_what_was_written(planned: Path, capsys: Captured) -> None:
-    assert frame.run(["report", str(planned), "--no-what-if", "--json"]) == 0
-    written = Written.model_validate_json(capsys.readouterr().out)
-    assert written.bytes == (planned / "report.html").stat().st_size
+    assert written.bytes == page.stat().st_size
     assert written.found
     assert {"breakdown", "timeline", "candidates"} <= set(written.figures)
     assert "what-if" not in written.sections
 
 
-def test_what_ifs_are_solved_anew(planned: Path, capsys: Captured) -> None:
+def test_markdown_names_decision_and_price_and_solves_what_ifs_anew(planned: Path) -> None:
     assert frame.run(["report", str(planned), "--format", "md", "--time-limit", "4s"]) == 0
-    capsys.readouterr()
-    text = (planned / "report.md").read_text(encoding="utf-8")
-    assert "### What if" in text
-    assert "4.00 s for their searches" in text
-    assert "as planned" in text
-
-
-def test_markdown_names_the_decision_and_its_price(planned: Path, capsys: Captured) -> None:
-    assert frame.run(["report", str(planned), "--no-what-if", "--format", "md"]) == 0
-    capsys.readouterr()
-    plan = read_plan(planned)
-    assert plan.decision is not None
-    text = (planned / "report.md").read_text(encoding="utf-8")
-    assert f"micro-batch {plan.decision.micro_batch_size}" in text
+    text, plan = (planned / "report.md").read_text(encoding="utf-8"), read_plan(planned)
+    assert f"micro-batch {present(plan.decision).micro_batch_size}" in text
     assert plan.binding_constraint.split(":")[0].replace("_", "\\_") in text
+    assert "### What if" in text
+    contains(text, "4.00 s for their searches", "as planned")
 
 
 def test_a_picture_without_a_browser_is_a_missing_piece(
@@ -63,29 +48,16 @@ def test_a_picture_without_a_browser_is_a_missing_piece(
 
 
 def test_a_folder_without_a_plan_is_unusable_input(tmp_path: Path, capsys: Captured) -> None:
-    assert frame.run(["report", str(tmp_path), "--no-what-if"]) == 2
-    assert "holds no plan.json" in capsys.readouterr().err
+    assert "holds no plan.json" in refusal(capsys, ["report", tmp_path, "--no-what-if"])
 
 
 def test_a_damaged_verification_is_named(planned: Path, capsys: Captured) -> None:
     (planned / "verified.json").write_text("{", encoding="utf-8")
-    assert frame.run(["report", str(planned), "--no-what-if"]) == 2
-    assert "verified.json" in capsys.readouterr().err
+    assert "verified.json" in refusal(capsys, ["report", planned, "--no-what-if"])
 
 
-def test_a_plan_that_found_nothing_is_reported_as_a_negative_result(
-    planned: Path, capsys: Captured
-) -> None:
-    plan = json.loads((planned / "plan.json").read_text(encoding="utf-8"))
-    plan |= {"decision": None, "predicted": None, "alternatives": [], "preferred": None}
-    plan["certificate"] |= {"status": "infeasible", "objective": None, "bound": None}
-    (planned / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    assert frame.run(["report", str(planned), "--no-what-if", "--json"]) == 1
-    assert not Written.model_validate_json(capsys.readouterr().out).found
-
-
-def test_nothing_is_solved_for_a_page_that_would_not_show_it(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_that_found_nothing_is_a_negative_result_and_nothing_is_solved_for_it(
+    planned: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = json.loads((planned / "plan.json").read_text(encoding="utf-8"))
     plan |= {"decision": None, "predicted": None, "alternatives": [], "preferred": None}
@@ -96,13 +68,14 @@ def test_nothing_is_solved_for_a_page_that_would_not_show_it(
         raise AssertionError("solved a question whose answer is thrown away")
 
     monkeypatch.setattr(report_api, "what_ifs", solves)
-    assert frame.run(["report", str(planned)]) == 1
+    told = output(capsys, ["report", planned, "--json"], code=1)
+    assert not Written.model_validate_json(told).found
 
 
 def test_a_question_that_cannot_be_asked_again_names_the_way_without(
     planned: Path, capsys: Captured
 ) -> None:
     (planned / "used" / "spec.yaml").unlink()
-    assert frame.run(["report", str(planned)]) == 2
-    assert capsys.readouterr().err.rstrip().endswith("--no-what-if reports on what is stored")
+    said = refusal(capsys, ["report", planned])
+    assert said.endswith("--no-what-if reports on what is stored")
     assert frame.run(["report", str(planned), "--no-what-if"]) == 0

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tests.rows import each_row
-from tuner.cli import app as frame
+from tests.tuner.cli.refusals import output
 from tuner.cli.schema import SCHEMAS
 
 PRINTED_ONLY = ("comparison", "doctor", "profile-diff", "report")
@@ -14,8 +14,7 @@ PRINTED_ONLY = ("comparison", "doctor", "profile-diff", "report")
 def test_every_schema_is_an_object_with_documented_fields(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert frame.run(["schema", name]) == 0
-    schema = json.loads(capsys.readouterr().out)
+    schema = json.loads(output(capsys, ["schema", name]))
     assert schema["type"] == "object"
     assert "schema_version" in json.dumps(schema) or name in PRINTED_ONLY
     assert schema["additionalProperties"] is False

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import output, refusal
 from tests.tuner.serve_specs import serve_spec
 from tuner.cli.app import run
 from tuner.units import format_s
@@ -21,8 +21,7 @@ def test_examples_are_planned_explained_and_emitted(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / name
-    assert run(["plan", str(EXAMPLES / f"{name}.yaml"), "-o", str(out)]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, ["plan", EXAMPLES / f"{name}.yaml", "-o", out])
     assert "Bound by " in shown
     table = shown[shown.index("\n  mode ") :].splitlines()[2:]
     plan = json.loads((out / "plan.json").read_text())
@@ -35,8 +34,9 @@ def test_examples_are_planned_explained_and_emitted(
     devices = sum(one["count"] * one["devices"] for one in plan["decision"]["instances"])
     expected = json.loads(next(out.glob("launch/*/expected.json")).read_text())
     assert expected["num_devices"] == devices
-    assert run(["explain", str(out), "--what-if", "none"]) == 0
-    assert "Where the time of a decode step goes" in capsys.readouterr().out
+    assert "Where the time of a decode step goes" in output(
+        capsys, ["explain", out, "--what-if", "none"]
+    )
 
 
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

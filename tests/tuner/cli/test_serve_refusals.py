@@ -12,6 +12,7 @@ import pytest
 
 from tests.printed import unwrapped
 from tests.rows import each_row
+from tests.tuner.cli.refusals import output
 from tests.tuner.models import MODELS
 from tuner.cli.app import run
 
@@ -150,9 +151,9 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    assert run(["plan", str(write(**changes)), "-o", str(tmp_path / "out")]) == 1
-    shown = unwrapped(capsys.readouterr().out)
-    assert f"Infeasible because of: {binding}" in shown
+    assert f"Infeasible because of: {binding}" in unwrapped(
+        output(capsys, ["plan", write(**changes), "-o", tmp_path / "out"], code=1)
+    )
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["decision"] is None
     assert plan["binding_constraint"].startswith(binding)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.cli.refusals import refusal
+from tests.tuner.cli.refusals import output, refusal
 from tests.tuner.models import MODELS
 from tuner.cli.app import run
 
@@ -73,8 +73,9 @@ def test_an_import_is_planned_on_as_the_folder_itself_is(
 ) -> None:
     profile = tmp_path / "profile"
     words = ["profile", "import", "aiconfigurator", str(systems), "--system", "h200_sxm"]
-    assert run([*words, "-o", str(profile), "--engine", "sglang", "--json"]) == 0
-    table = json.loads(capsys.readouterr().out)["tables"]["gemm"]
+    table = json.loads(output(capsys, [*words, "-o", profile, "--engine", "sglang", "--json"]))[
+        "tables"
+    ]["gemm"]
     assert (table["rows"], table["note"]) == (12, "12 rows of sglang 1.2.0 cublas")
     stored = pq.read_table(profile / "gemm.parquet").to_pylist()
     # 1e-9 (m + 100) n k / 1000 ms at m = 1, n = k = 1024: 1.06e-4 ms
@@ -98,8 +99,9 @@ def test_several_engines_are_told_apart(
 ) -> None:
     words = ["profile", "import", "aiconfigurator", str(systems)]
     out = ["-o", str(tmp_path / "out")]
-    assert run([*words, *out, "--system", "h900", "--engine", "vllm"]) == 2
-    assert "'h900' has no tables there; those with tables: h200_sxm" in capsys.readouterr().err
+    assert "'h900' has no tables there; those with tables: h200_sxm" in refusal(
+        capsys, [*words, *out, "--system", "h900", "--engine", "vllm"]
+    )
     assert "'lmdeploy' has no tables there" in refusal(
         capsys, [*words, *out, "--engine", "lmdeploy"]
     )
@@ -113,7 +115,6 @@ def test_a_folder_without_tables_is_one_line(
     place: str, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", str(spec), "-o", str(tmp_path / "out"), "--profile", str(tmp_path / place)]
-    assert run(words) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = refusal(capsys, words).splitlines()[-1]
     assert "is neither a stored profile nor a folder of tables" in last
     assert not (tmp_path / "out").exists()

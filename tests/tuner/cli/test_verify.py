@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import contains, present
 from tests.rows import each_row
+from tests.tuner.cli.refusals import output, refusal
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
@@ -43,8 +45,7 @@ def test_each_trial_is_told_on_stderr_as_it_runs(
     first, ended, second, failed = printed.err.splitlines()
     assert first.startswith("launching tp1 ")
     assert first.endswith(" a step predicted")
-    assert "  ok: " in ended
-    assert " measured, " in ended
+    contains(ended, "  ok: ", " measured, ")
     assert second.startswith("launching ")
     assert failed.startswith("  timeout: fake timeout: not measured, ")
 
@@ -57,16 +58,17 @@ def test_resumed_trials_are_concluded_without_launching(
     assert frame.run(["verify", str(planned), "--resume", "--trials", "4"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert result.winner is not None
-    assert f"winner         {short_decision(result.winner)}: " in printed.out
-    assert "first choice   " in printed.out
-    assert "recalibrated from the others" in printed.out
-    assert "activations    largest error 0.0 %" in printed.out
-    assert " by the model" in printed.out
-    assert "\n- the profile describes another machine" in printed.out
+    contains(
+        printed.out,
+        f"winner         {short_decision(present(result.winner))}: ",
+        "first choice   ",
+        "recalibrated from the others",
+        "activations    largest error 0.0 %",
+        " by the model",
+        "\n- the profile describes another machine",
+    )
     assert printed.out.rstrip().endswith(f"launch files: {planned / 'launch'}")
-    assert frame.run(["verify", str(planned), "--resume", "--trials", "4", "--json"]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, ["verify", planned, "--resume", "--trials", "4", "--json"])
     assert text == (planned / VERIFIED_NAME).read_text()
     assert Verified.model_validate_json(text) == result
 
@@ -75,31 +77,20 @@ def test_trials_that_all_failed_are_exit_code_1(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
     _verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=2)
-    capsys.readouterr()
-    assert frame.run(["verify", str(planned), "--resume", "--trials", "2"]) == 1
-    assert "no trial ran: nothing is verified" in capsys.readouterr().out
+    assert "no trial ran: nothing is verified" in output(
+        capsys, ["verify", planned, "--resume", "--trials", "2"], code=1
+    )
 
 
-def test_existing_trials_are_exit_code_2_without_resume(
+def test_existing_trials_need_resume_and_a_damaged_record_is_named(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
     _verify(planned, hidden_launcher(planned), trials=1)
-    capsys.readouterr()
-    assert frame.run(["verify", str(planned)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refusal(capsys, ["verify", planned])
     assert "holds 1 trials already: add --resume to continue, or plan anew" in line
-
-
-def test_a_damaged_record_is_one_line_that_names_it(
-    planned: Path, capsys: Captured, hidden_launcher: Launcher
-) -> None:
-    _verify(planned, hidden_launcher(planned), trials=1)
-    capsys.readouterr()
     (planned / TRIALS_NAME / "0000.json").write_text("{")
-    assert frame.run(["verify", str(planned), "--resume"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "0000.json" in line
-    assert "delete it and go on with --resume" in line
+    line = refusal(capsys, ["verify", planned, "--resume"])
+    contains(line, "0000.json", "delete it and go on with --resume")
 
 
 def test_a_slower_first_choice_is_said_with_its_regret(
@@ -108,8 +99,9 @@ def test_a_slower_first_choice_is_said_with_its_regret(
     result = _verify(planned, hidden_launcher(planned), trials=2)
     slower = result.model_copy(update={"regret_ratio": 0.125, "tie": False})
     assert "first choice   12.5 % behind the winner\n" in verified_text(slower, folder=planned)
-    tied = slower.model_copy(update={"tie": True})
-    assert "behind the winner (a tie: less than the noise)" in verified_text(tied, folder=planned)
+    assert "behind the winner (a tie: less than the noise)" in verified_text(
+        slower.model_copy(update={"tie": True}), folder=planned
+    )
     unknown = slower.model_copy(update={"regret_ratio": None})
     assert "first choice   did not run" in verified_text(unknown, folder=planned)
 
@@ -157,8 +149,7 @@ def test_a_wrong_option_is_one_line(
 
 
 def test_help_lists_every_option(capsys: Captured) -> None:
-    assert frame.run(["verify", "--help"]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, ["verify", "--help"])
     for option in ("--trials", "--steps", "--launcher", "--resume", "--storage", "--json"):
         assert option in text
     for group in ("Options:", "Budget:", "Launchers:", "Resume and parallel workers:"):
@@ -167,10 +158,10 @@ def test_help_lists_every_option(capsys: Captured) -> None:
 
 @pytest.mark.slow
 def test_real_launches_measure_and_leave_a_verified_plan(planned: Path, capsys: Captured) -> None:
-    assert frame.run(["verify", str(planned), "--trials", "2", "--steps", "3", "--json"]) == 0
-    result = Verified.model_validate(json.loads(capsys.readouterr().out))
+    result = Verified.model_validate(
+        json.loads(output(capsys, ["verify", planned, "--trials", "2", "--steps", "3", "--json"]))
+    )
     assert [trial.status for trial in result.trials] == ["ok", "ok"]
     assert all(len(trial.measured_activation_bytes) for trial in result.trials)
-    assert result.accuracy.activation_max_ape is not None
-    assert result.accuracy.activation_max_ape < 0.05
+    assert present(result.accuracy.activation_max_ape) < 0.05
     assert "NOT VERIFIED" not in (planned / "launch/reference/run.sh").read_text()

@@ -39,8 +39,7 @@ def changed(folder: Path, old: str, new: str) -> None:
 
 
 def test_every_verdict_is_given_where_it_belongs(checks: Path, run: Run) -> None:
-    ratios = {"better": 0.9, "drifts": 1.005, "worse": 1.1}
-    for name, ratio in ratios.items():
+    for name, ratio in {"better": 0.9, "drifts": 1.005, "worse": 1.1}.items():
         shutil.copytree(checks / "quick", checks / name)
         changed(checks / name, "step_ratio: 1.0", f"step_ratio: {ratio}")
     shutil.copytree(checks / "quick", checks / "asks")

@@ -155,6 +155,5 @@ def test_profiles_of_other_machines_or_without_repeats_are_incomparable(tmp_path
     (other,) = check_profile(new, old)
     assert other.verdict is ScenarioVerdict.INCOMPARABLE
     assert "device 'gpu' -> 'other'" in other.reason
-    single = stored(tmp_path / "single", 1.0, repeats=1)
-    (nothing,) = check_profile(old, single)
+    (nothing,) = check_profile(old, stored(tmp_path / "single", 1.0, repeats=1))
     assert nothing.verdict is ScenarioVerdict.INCOMPARABLE

@@ -13,8 +13,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @each_row("kind", ["train", "serve", "place"])
 def test_every_kind_of_plan_has_figures_and_equals_itself(kind: str) -> None:
-    plan = json.loads((FIXTURES / f"plan-1-{kind}.json").read_text())
-    seen = plan_facts(plan)
+    seen = plan_facts(json.loads((FIXTURES / f"plan-1-{kind}.json").read_text()))
     assert seen.kind == kind
     assert seen.has_decision
     assert len(seen.figures) >= 2

@@ -124,5 +124,4 @@ def test_a_single_scenario_is_found_in_a_revision(users: Path, tmp_path: Path) -
     single = users / "checks" / "a"
     other = find_other_version("git:HEAD~1", checks=single, scratch=tmp_path)
     (scenario,) = read_checks(single).scenarios
-    then = present(scenario_then(scenario, other))
-    assert then.spec.read_text() == "first\n"
+    assert present(scenario_then(scenario, other)).spec.read_text() == "first\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import contains, present
 from tests.rows import each_row
 from tuner.goals.registry import goal_of_folder
 from tuner.report.page import page_html
@@ -93,8 +94,7 @@ def test_a_hostile_name_changes_nothing(
 ) -> None:
     hostile = "</script><script>document.title='owned'</script><img src=x onerror=document.title=1>"
     folder = copied(serve_folder)
-    text = (folder / "plan.json").read_text(encoding="utf-8")
-    plan = json.loads(text)
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     plan["model"]["name"] = hostile
     plan["predicted"]["breakdown_s"] = {hostile: 0.01, "<a href='https://evil.example'>x</a>": 0.02}
     plan["binding_constraint"] = hostile
@@ -132,8 +132,7 @@ def test_nothing_is_wider_than_a_phone(
         browser, frame, scratch=scratch, switches=("--allow-file-access-from-files",)
     )
     assert said == []
-    found = re.search(r'data-found="(\d+) (\d+)"', dom)
-    assert found is not None
+    found = present(re.search(r'data-found="(\d+) (\d+)"', dom))
     assert int(found[1]) > 0
     assert int(found[2]) <= 390
 
@@ -147,8 +146,7 @@ def test_a_dark_page_is_drawn_in_its_own_ink(
         browser, file, scratch=tmp_path, switches=("--blink-settings=preferredColorScheme=0",)
     )
     assert said == []
-    assert f'data-drawn="{count}"' in dark
-    assert "rgb(230, 234, 239)" in dark
+    contains(dark, f'data-drawn="{count}"', "rgb(230, 234, 239)")
 
 
 def test_a_page_is_printed(train_folder: Path, browser: str, tmp_path: Path) -> None:

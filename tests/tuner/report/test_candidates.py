@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from tests.expect import present
 from tuner.config.train_words import short_decision, train_words
 from tuner.goals.train_folder import read_plan
 from tuner.report.candidates import candidates_figure, rivals_table
@@ -8,7 +9,6 @@ from tuner.report.candidates import candidates_figure, rivals_table
 def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -> None:
     plan = read_plan(train_folder)
     assert plan.predicted is not None
-    assert plan.decision is not None
     figure = candidates_figure(plan, plan.predicted)
     points = {trace["name"]: len(trace["x"]) for trace in figure.traces}
     ties = sum(one.within_band for one in plan.alternatives)
@@ -18,14 +18,13 @@ def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -
     assert points["Pareto front"] == len(plan.pareto)
     chosen = next(trace for trace in figure.traces if trace["name"] == "the plan")
     assert chosen["y"] == [plan.predicted.step_time_s]
-    for part in train_words(plan.decision).split(", "):
+    for part in train_words(present(plan.decision)).split(", "):
         assert part in chosen["hovertext"][0]
 
 
 def test_the_front_trades_memory_for_time(train_folder: Path) -> None:
     plan = read_plan(train_folder)
-    assert plan.predicted is not None
-    figure = candidates_figure(plan, plan.predicted)
+    figure = candidates_figure(plan, present(plan.predicted))
     front = next(trace for trace in figure.traces if trace["name"] == "Pareto front")
     assert list(front["x"]) == sorted(front["x"])
     assert list(front["y"]) == sorted(front["y"], reverse=True)
@@ -33,8 +32,7 @@ def test_the_front_trades_memory_for_time(train_folder: Path) -> None:
 
 def test_every_rival_is_listed_with_why_it_lost(train_folder: Path) -> None:
     plan = read_plan(train_folder)
-    assert plan.predicted is not None
-    chosen, *rivals = rivals_table(plan, plan.predicted).rows
+    chosen, *rivals = rivals_table(plan, present(plan.predicted)).rows
     assert chosen[-1].text.startswith("chosen")
     assert len(rivals) == len(plan.alternatives) > 0
     for row, other in zip(rivals, plan.alternatives, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.goals.place_folder import read_place_plan
 from tuner.goals.train_folder import read_plan
@@ -62,8 +63,7 @@ def hostile(
 ) -> Mapping[str, Report]:
     """A report of each kind."""
     files = (File(path=f"launch/{HOSTILE}", text=HOSTILE, shown_bytes=9),)
-    verified = read_verified_as(Verified, verified_folder)
-    assert verified is not None
+    verified = present(read_verified_as(Verified, verified_folder))
     train = train_report(
         poisoned(read_plan(verified_folder)),
         Evidence(

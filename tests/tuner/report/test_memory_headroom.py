@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.printed import flat
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
@@ -30,9 +31,7 @@ def with_chance(folder: Path, chance: float, *, is_roomier_found: bool = False) 
     """Store another chance in a plan's folder."""
     path = folder / "plan.json"
     plan = Plan.model_validate_json(path.read_text())
-    assert plan.predicted is not None
-    assert plan.decision is not None
-    predicted = plan.predicted.model_copy(
+    predicted = present(plan.predicted).model_copy(
         update={
             "out_of_memory_probability": chance,
             "out_of_memory_at_start_probability": chance / 2,
@@ -40,7 +39,7 @@ def with_chance(folder: Path, chance: float, *, is_roomier_found: bool = False) 
         }
     )
     one = Roomier(
-        decision=plan.decision,
+        decision=present(plan.decision),
         step_time_s=1.014 * predicted.step_time_s,
         slower_ratio=0.014,
         slower_s=12_240.0,
@@ -78,28 +77,23 @@ def test_a_page_begins_with_the_warning_where_the_chance_is_not_small(
 
 
 def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Path) -> None:
-    said = memory_warning(with_chance(own_folder, 0.34, is_roomier_found=True))
-    assert said is not None
+    said = present(memory_warning(with_chance(own_folder, 0.34, is_roomier_found=True)))
     # Of the run: 1.5 h of failed starts and restarts, and 0.34 of 3.4 h.
     in_all = "expected to cost 2.66 h of the run"
     for words in ("34.0 %", "17.0 %", "1.50 h", "66.0 GiB", "0.4 %", "1.4 %", "3.40 h", in_all):
         assert words in said, (words, said)
-    alone = memory_warning(with_chance(own_folder, 0.34))
-    assert alone is not None
+    alone = present(memory_warning(with_chance(own_folder, 0.34)))
     assert "The search for decisions with more headroom was not finished" in alone
 
 
 def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folder: Path) -> None:
     plan = with_chance(own_folder, 0.34)
     for ratio, is_said in ((None, False), (0.07, True)):
-        said = memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio}))
-        assert said is not None
+        said = present(memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio})))
         assert ("No decision found within 7.0 %" in said) == is_said, said
         assert ("was not finished" in said) != is_said, said
         assert "add nodes, or lower usable_memory_ratio" in said
-    nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}))
-    assert nowhere is not None
-    assert nowhere.endswith(
+    assert present(memory_warning(plan.model_copy(update={"no_roomier": True}))).endswith(
         "No decision found has a chance below 5.0 %: add nodes or memory per device."
     )
 
@@ -118,14 +112,13 @@ def test_the_chance_is_said_once_and_without_figures_where_there_is_hardly_any(
 
 def test_the_length_of_a_run_is_said_where_it_is_assumed(own_folder: Path) -> None:
     plan = with_chance(own_folder, 0.34)
-    assert plan.predicted is not None
     for tokens, step_s, words in (
         (None, 7.0, "of a run of 7.00 d, assumed as goal.tokens is not stated"),
         (None, 468.0 * 86400.0, "of a run of 468 d, assumed"),
         (10**12, 7.0, "1.50 h of the run"),
     ):
         goal = plan.goal.model_copy(update={"tokens": tokens})
-        predicted = plan.predicted.model_copy(update={"step_time_s": step_s})
+        predicted = present(plan.predicted).model_copy(update={"step_time_s": step_s})
         said = chance_sentence(predicted, goal)
         assert words in said, said
         update = {"goal": goal, "predicted": predicted}
@@ -134,8 +127,7 @@ def test_the_length_of_a_run_is_said_where_it_is_assumed(own_folder: Path) -> No
 
 def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path) -> None:
     plan = with_chance(own_folder, 0.34)
-    predicted = plan.predicted
-    assert predicted is not None
+    predicted = present(plan.predicted)
     for capacity, is_said in ((80 * 2**30, True), (None, False)):
         one = predicted.model_copy(update={"memory_capacity_bytes": capacity})
         assert ("GiB predicted of the 80.0 GiB" in chance_sentence(one, plan.goal)) == is_said
@@ -145,9 +137,8 @@ def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path
 def preferring(folder: Path, chance: float, **values: float | None) -> Plan:
     """A plan whose decision is another than the fastest."""
     plan = with_chance(folder, chance)
-    assert plan.decision is not None
     one = Preference(
-        fastest=plan.decision.model_copy(update={"zero_stage": 3}),
+        fastest=present(plan.decision).model_copy(update={"zero_stage": 3}),
         fastest_step_s=7.18,
         slower_ratio=0.0247,
         reasons=("fewer pipeline stages (8 instead of 16)",),
@@ -208,17 +199,15 @@ def test_without_a_decision_that_has_room_no_step_is_expected(own_folder: Path) 
         "fastest_expected_step_s": None,
         "fastest_out_of_memory_probability": 0.2,
     }
-    plan = preferring(own_folder, 0.45, **nothing)
-    said = list(trade_words(plan))
+    said = list(trade_words(preferring(own_folder, 0.45, **nothing)))
     assert said[0].startswith("expected steps are not compared: no decision found has a chance")
     assert said[1] == "45.0 % chance of running out of memory instead of 20.0 %"
 
 
 def test_what_was_preferred_to_the_fastest_is_said(own_folder: Path) -> None:
     plan = preferring(own_folder, 0.01)
-    assert plan.preferred is not None
     text = plan_text(plan, folder=own_folder)
-    fastest = short_decision(plan.preferred.fastest)
+    fastest = short_decision(present(plan.preferred).fastest)
     for words in (
         f"preferred 2.5 % slower than the fastest found ({fastest}, 7.18 s)",
         "reason fewer pipeline stages (8 instead of 16)",
@@ -227,8 +216,7 @@ def test_what_was_preferred_to_the_fastest_is_said(own_folder: Path) -> None:
 
 
 def test_a_stored_plan_without_a_chance_is_read_and_says_none(own_folder: Path) -> None:
-    path = own_folder / "plan.json"
-    values = json.loads(path.read_text())
+    values = json.loads((own_folder / "plan.json").read_text())
     for name in [name for name in values["predicted"] if name.startswith("out_of_memory")]:
         del values["predicted"][name]
     values.pop("roomier", None)

@@ -190,8 +190,7 @@ def test_a_number_that_json_lacks_is_not_drawn(
     verified_folder: Path, page_of: Page, parsed: Parsed, copied: Callable[[Path], Path]
 ) -> None:
     folder = copied(verified_folder)
-    text = (folder / "plan.json").read_text(encoding="utf-8")
-    plan = json.loads(text)
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     plan["predicted"]["peak_memory_bytes_band"][0][1] = float("inf")
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     page = parsed(page_of(goal_of_folder(folder).report(folder)))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.plans.folder import plan_kind
 
@@ -27,11 +28,9 @@ def test_a_picture_is_small_enough_for_a_readme(kind: str) -> None:
 
 @each_row("kind", ["verified", "train", "serve", "place"])
 def test_what_is_drawn_is_in_the_reports(shown: Callable[[str], Any], kind: str) -> None:
-    spec = importlib.util.spec_from_file_location("draw", PICTURES / "draw.py")
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(importlib.util.spec_from_file_location("draw", PICTURES / "draw.py"))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     drawn = set(module.SHOWN[plan_kind(shown(kind).folder)])
     # Goodput is played, which reading a folder does not.
     assert drawn - {"goodput"} <= {figure.name for figure in shown(kind).report.figures}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.expect import present
 from tuner.cli.app import run
 from tuner.goals.goal import StoredPlan
 from tuner.goals.registry import read_any_plan
@@ -52,8 +53,7 @@ def test_a_plan_of_any_goal_has_a_table() -> None:
 
 def test_the_front_is_drawn_with_the_region_that_keeps_the_target() -> None:
     plan = _with_front()
-    figure = front_figure(plan)
-    assert figure is not None
+    figure = present(front_figure(plan))
     line, region = figure.layout["shapes"]
     assert (
         line["x0"]
@@ -69,8 +69,7 @@ def test_the_front_is_drawn_with_the_region_that_keeps_the_target() -> None:
         False,
         False,
     ]
-    assert plan.predicted is not None
-    assert star["x"] == [1.0 / plan.predicted.tpot_s.mean]
+    assert star["x"] == [1.0 / present(plan.predicted).tpot_s.mean]
     assert len(figure.table.rows) == 3
     assert front_figure(plan.model_copy(update={"pareto": ()})) is None
 

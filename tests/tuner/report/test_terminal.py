@@ -54,9 +54,8 @@ def test_a_table_that_cannot_wrap_is_stacked() -> None:
 
 
 def test_a_long_table_and_notes_are_cut_unless_wanted_whole() -> None:
-    rows = tuple((word(at),) for at in range(MOST_ROWS + 2))
     blocks = (
-        Table(caption="", header=("",), rows=rows),
+        Table(caption="", header=("",), rows=tuple((word(at),) for at in range(MOST_ROWS + 2))),
         Notes(notes=("first", "second"), counted_as="notes"),
     )
     assert shown(*blocks)[-3:] == [

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.goals.train_folder import read_plan
 from tuner.plans.train import Plan, StagePrediction, TrainPrediction
@@ -26,9 +27,7 @@ def stage(forward_s: float, backward_s: float) -> StagePrediction:
 def plan_of(folder: Path, *, microbatches: int, step_s: float, **causes: float) -> Plan:
     """Two alike stages on two ranks, 1 s forward and 2 s backward."""
     plan = read_plan(folder)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    decision = plan.decision.model_copy(
+    decision = present(plan.decision).model_copy(
         update={
             "pipeline_model_parallel_size": 2,
             "virtual_pipeline_model_parallel_size": 1,
@@ -37,7 +36,7 @@ def plan_of(folder: Path, *, microbatches: int, step_s: float, **causes: float) 
             "schedule": "1f1b",
         }
     )
-    predicted = plan.predicted.model_copy(
+    predicted = present(plan.predicted).model_copy(
         update={
             "stages": (stage(1.0, 2.0), stage(1.0, 2.0)),
             "step_time_s": step_s,
@@ -50,9 +49,7 @@ def plan_of(folder: Path, *, microbatches: int, step_s: float, **causes: float) 
 
 def drawn(plan: Plan) -> dict[str, list[tuple[str, float, float]]]:
     """Return rank, start and length of every bar, by what it is."""
-    assert plan.predicted is not None
-    figure = timeline_figure(plan, plan.predicted)
-    assert figure is not None
+    figure = present(timeline_figure(plan, present(plan.predicted)))
     bars: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
     for trace in figure.traces:
         bars[trace["name"]] += zip(trace["y"], trace["base"], trace["x"], strict=True)
@@ -79,9 +76,7 @@ def test_two_micro_batches_through_two_stages_by_hand(train_folder: Path) -> Non
 
 def test_the_start_of_a_long_step_is_drawn(train_folder: Path) -> None:
     plan = plan_of(train_folder, microbatches=MOST_DRAWN, step_s=1000.0)
-    assert plan.predicted is not None
-    figure = timeline_figure(plan, plan.predicted)
-    assert figure is not None
+    figure = present(timeline_figure(plan, present(plan.predicted)))
     assert "The start of the step is drawn" in figure.reading
     assert 0.0 < figure.layout["xaxis"]["range"][1] < 100.0
     assert sum(len(trace["x"]) for trace in figure.traces) <= 2 * MOST_DRAWN
@@ -99,8 +94,6 @@ def test_the_start_of_a_long_step_is_drawn(train_folder: Path) -> None:
 )
 def test_what_cannot_be_simulated_is_not_drawn(train_folder: Path, changes: dict[str, Any]) -> None:
     plan = plan_of(train_folder, microbatches=3, step_s=9.0)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    plan = plan.model_copy(update={"decision": plan.decision.model_copy(update=changes)})
-    predicted: TrainPrediction = plan.predicted  # type: ignore[assignment]  # asserted above
+    plan = plan.model_copy(update={"decision": present(plan.decision).model_copy(update=changes)})
+    predicted: TrainPrediction = present(plan.predicted)
     assert timeline_figure(plan, predicted) is None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.expect import present
 from tests.printed import flat
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
@@ -28,12 +29,11 @@ def _page(plan: Plan) -> Any:
 
 
 def _preferring(plan: Plan, status: str) -> Plan:
-    assert plan.decision is not None
     gap = 0.125 if status == "feasible" else 0.0
     certificate = plan.certificate.model_copy(
         update={"status": status, "gap_ratio": gap, "decision_gap_ratio": gap + 0.01}
     )
-    fastest = plan.decision.model_copy(update={"zero_stage": 3})
+    fastest = present(plan.decision).model_copy(update={"zero_stage": 3})
     one = Preference(
         fastest=fastest, fastest_step_s=7.0, slower_ratio=0.01, reasons=("fewer stages",)
     )
@@ -45,9 +45,8 @@ def test_the_fastest_is_called_proven_only_where_the_certificate_says_so(
     train_folder: Path, page_of: Page, parsed: Parsed, status: str
 ) -> None:
     plan = _preferring(read_plan(train_folder), status)
-    assert plan.preferred is not None
     said, other = OF_STATUS[status], next(one for name, one in OF_STATUS.items() if name != status)
-    fastest = short_decision(plan.preferred.fastest)
+    fastest = short_decision(present(plan.preferred).fastest)
     page = parsed(page_of(_page(plan)))
     texts = {
         "plan": flat(plan_text(plan, folder=train_folder)),
@@ -66,10 +65,9 @@ def test_memory_of_hosts_stands_on_every_view(
     train_folder: Path, page_of: Page, parsed: Parsed
 ) -> None:
     plan = read_plan(train_folder)
-    assert plan.predicted is not None
     held = HostMemory(parts={"optimizer": 514 << 30, "copies of checkpoints": 6 << 30})
     plan = plan.model_copy(
-        update={"predicted": plan.predicted.model_copy(update={"host_memory": held})}
+        update={"predicted": present(plan.predicted).model_copy(update={"host_memory": held})}
     )
     page = parsed(page_of(_page(plan))).text
     for text in (plan_text(plan, folder=train_folder), explanation(plan), page):
@@ -114,12 +112,11 @@ def test_a_search_that_ended_early_is_not_said_to_fit_nothing(train_folder: Path
         ("infeasible", "Nothing fits", "limit not met"),
         ("unknown", "Not decided", "not decided"),
     ):
-        certificate = plan.certificate.model_copy(update={"status": status})
         one = plan.model_copy(
             update={
                 "decision": None,
                 "predicted": None,
-                "certificate": certificate,
+                "certificate": plan.certificate.model_copy(update={"status": status}),
                 "binding_constraint": binding,
             }
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.expect import contains, present
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.goals.registry import goal_of_folder
 from tuner.plans.serve import ServePlan
@@ -12,17 +13,14 @@ from tuner.verify.deployments.records import ServeTrialRecord
 
 
 def record(plan: ServePlan, number: int, *runs: BenchmarkRun, reason: str = "") -> ServeTrialRecord:
-    decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
-    decision = decisions[number]
-    assert decision is not None
-    assert plan.predicted is not None
+    decision = present([plan.decision, *(other.decision for other in plan.alternatives)][number])
     return ServeTrialRecord(
         number=number,
         origin="alternative" if number else "plan",
         decision=decision,
         status="ok" if runs else "crashed",
         reason=reason,
-        predicted=plan.predicted,
+        predicted=present(plan.predicted),
         runs=runs,
         wall_s=60.0,
         engine=plan.goal.engine.name,
@@ -47,18 +45,19 @@ def test_a_report_says_what_launches_measured(
     serve_folder: Path, serve_plan: ServePlan, copied: Callable[[Path], Path]
 ) -> None:
     folder = copied(serve_folder)
-    before = markdown(goal_of_folder(folder).report(folder))
-    assert "nothing was launched" in before
+    assert "nothing was launched" in markdown(goal_of_folder(folder).report(folder))
     records = [record(serve_plan, 0, run(0.0125))]
     if serve_plan.alternatives:
         records.append(record(serve_plan, 1, reason="the server ended <b>at once</b>"))
-    verified = conclude(serve_plan, records)
-    (folder / "verified.json").write_text(verified.model_dump_json())
+    (folder / "verified.json").write_text(conclude(serve_plan, records).model_dump_json())
     after = markdown(goal_of_folder(folder).report(folder))
     assert "nothing was launched" not in after
-    assert f"Measured: the best of {len(records)} launched." in after
-    assert "Predicted and measured" in after
-    assert "12.5 ms" in after
+    contains(
+        after,
+        f"Measured: the best of {len(records)} launched.",
+        "Predicted and measured",
+        "12.5 ms",
+    )
     assert "<b>" not in after
     assert ("at once" in after) == bool(serve_plan.alternatives)
 
@@ -70,5 +69,4 @@ def test_a_report_says_that_no_launch_held_the_targets(
     verified = conclude(serve_plan, [record(serve_plan, 0, run(1000.0))])
     (folder / "verified.json").write_text(verified.model_dump_json())
     text = markdown(goal_of_folder(folder).report(folder))
-    assert "Of 1 launched, none meets the SLO." in text
-    assert "TPOT" in text
+    contains(text, "Of 1 launched, none meets the SLO.", "TPOT")

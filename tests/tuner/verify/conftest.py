@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tuner.verify.testing import FakeLauncher
+from tests.expect import present
+from tests.tuner.verify.testing import DecisionSpace, FakeLauncher, Join, Joined, Record, Verify
 from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
@@ -26,12 +27,6 @@ from tuner.verify.study.shared import (
     this_worker,
 )
 from tuner.verify.verification import Effort, Watcher
-
-DecisionSpace = Callable[..., TrainSpace]
-Record = Callable[..., TrialRecord]
-Verify = Callable[..., Verified]
-Join = Callable[..., StudySearch]
-Joined = Callable[..., AbstractContextManager[StudySearch]]
 
 
 @pytest.fixture(scope="session")
@@ -57,16 +52,25 @@ def datasheet_plan(datasheet_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(datasheet_folder, tmp_path / "datasheet plan"))
 
 
+def _space_of(folder: Path, **changes: Any) -> TrainSpace:
+    plan = read_plan(folder).model_copy(update=changes)
+    machine = api.machine_of(plan.cluster.pools[0], read_used_profile(folder))
+    return TrainSpace(plan=plan, machine=machine)
+
+
+@pytest.fixture(scope="session")
+def bound_space(bound_plan: Path) -> TrainSpace:
+    """The neighbourhood of the plan that `planned` copies."""
+    return _space_of(bound_plan)
+
+
 @pytest.fixture
-def space() -> DecisionSpace:
+def space(bound_space: TrainSpace) -> DecisionSpace:
     """The neighbourhood of a plan's folder: space(folder, emit=...)."""
 
     def neighbourhood(folder: Path, **changes: Any) -> TrainSpace:
-        plan = read_plan(folder).model_copy(update=changes)
-        return TrainSpace(
-            plan=plan,
-            machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
-        )
+        is_bound = not changes and read_plan(folder) == bound_space.plan
+        return bound_space if is_bound else _space_of(folder, **changes)
 
     return neighbourhood
 
@@ -97,8 +101,7 @@ def verify() -> Verify:
 @pytest.fixture
 def record(planned: Path) -> Record:
     """A trial that ran, 2 s predicted of which 0.5 s communicate: record(3, measured_s=2.2)."""
-    decision = read_plan(planned).decision
-    assert decision is not None
+    decision = present(read_plan(planned).decision)
     default: TrainDecision = decision
 
     def made(number: int, *, measured_s: float | None = 2.0, **changes: Any) -> TrialRecord:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from profilers.local_ranks import RENDEZVOUS
+from tests.expect import contains, present, refused
 from tests.rows import each_row
+from tests.tuner.cli.refusals import refusal
+from tests.tuner.verify.testing import SILENT, launch_of, marked
 from tuner import api
-from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
@@ -25,12 +26,10 @@ from tuner.verify.command import CommandLauncher, fill_template, find_adapter, p
 from tuner.verify.launcher import Launch
 from tuner.verify.loop import HUNG
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.termination import TRIAL_MARK
-from tuner.verify.verification import Effort, Watcher
+from tuner.verify.verification import Effort
 
 Spec = Callable[..., Path]
 
-SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
 SEARCH = {"micro_batch_size": [1, 2], "tensor_model_parallel_size": [1]}
 
 ENGINE = """
@@ -86,8 +85,7 @@ def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     )
     assert outcome.accuracy.activation_max_ape is None
     assert outcome.accuracy.predicted_median_ape is not None
-    assert outcome.residual is not None
-    assert outcome.residual.engine == "megatron-lm"
+    assert present(outcome.residual).engine == "megatron-lm"
     records = read_trials(datasheet_plan / TRIALS_NAME)
     assert {record.measured_peak_bytes for record in records} == {2 * 2**20}
     text = (datasheet_plan / "launch/megatron-lm/megatron_args.txt").read_text()
@@ -168,8 +166,7 @@ def test_trials_of_a_plan_on_recorded_routing_say_that_they_route_by_themselves(
     )
     folder = tmp_path / "plan"
     write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
-    outcome = _verify(folder, _command(engine), trials=1)
-    (trial,) = outcome.trials
+    (trial,) = _verify(folder, _command(engine), trials=1).trials
     assert trial.status == "ok"
     assert trial.reason == "expert loads are the router's own, not the recorded ones"
 
@@ -197,8 +194,7 @@ def test_decisions_that_the_targets_refuse_are_one_line(datasheet_plan: Path, en
 def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
     datasheet_plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert frame.run(["verify", str(datasheet_plan)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refusal(capsys, ["verify", datasheet_plan])
     assert "launch its engine with --launcher command" in line
 
 
@@ -227,9 +223,7 @@ def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
 def test_options_that_do_not_fit_are_one_line(
     datasheet_plan: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
-    assert frame.run(["verify", str(datasheet_plan), *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert said in refusal(capsys, ["verify", datasheet_plan, *options])
 
 
 def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> None:
@@ -265,25 +259,13 @@ def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> N
     ],
 )
 def test_a_template_that_cannot_be_filled_is_refused(text: str, said: str) -> None:
-    with pytest.raises(SpecError) as raised:
+    with refused(SpecError, said):
         parse_template(text)
-    assert said in str(raised.value)
 
 
 @pytest.fixture
 def launch(planned: Path, tmp_path: Path) -> Launch:
-    plan = read_plan(planned)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    return Launch(
-        plan=plan,
-        decision=plan.decision,
-        predicted=plan.predicted,
-        steps=3,
-        warmup_steps=2,
-        folder=tmp_path / "trial",
-        deadline_s=60.0,
-    )
+    return launch_of(planned, tmp_path / "trial")
 
 
 def _launcher(text: str, metrics: str = "jsonl") -> CommandLauncher:
@@ -307,24 +289,13 @@ time.sleep(600)
 """
 
 
-def _left(folder: Path) -> list[int]:
-    outcome = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
-                outcome.append(process.pid)
-        except psutil.Error:
-            continue
-    return outcome
-
-
 def test_a_command_that_goes_on_is_ended_when_enough_steps_are_known(launch: Launch) -> None:
     result = _launcher(FOREVER)(launch)
     assert (result.status, result.reason) == ("ok", "")
     assert result.metrics is not None
     assert result.metrics.steps_s == (2.002, 2.003, 2.004)
     assert result.metrics.activation_bytes == (5,)
-    assert not _left(launch.folder)
+    assert not marked(launch.folder)
 
 
 def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch) -> None:
@@ -333,8 +304,7 @@ def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch
     )
     result = _launcher(FOREVER)(patient)
     assert (result.status, result.reason) == ("ok", "True")
-    assert result.metrics is not None
-    assert 3 < len(result.metrics.steps_s) <= 97
+    assert 3 < len(present(result.metrics).steps_s) <= 97
 
 
 def test_what_a_failed_trial_printed_is_kept(datasheet_plan: Path, tmp_path: Path) -> None:
@@ -350,8 +320,7 @@ def test_what_a_failed_trial_printed_is_kept(datasheet_plan: Path, tmp_path: Pat
     outcome = _verify(datasheet_plan, command, trials=1)
     assert [trial.reason for trial in outcome.trials] == ["RuntimeError: see logs/rank.log"]
     kept = (datasheet_plan / TRIALS_NAME / "0000.log").read_text()
-    assert "== logs/rank.log\nthe cause" in kept
-    assert "== log.txt\nTraceback" in kept
+    contains(kept, "== logs/rank.log\nthe cause", "== log.txt\nTraceback")
 
 
 def test_ends_without_steps_have_a_reason(launch: Launch) -> None:
@@ -386,8 +355,7 @@ def test_ranks_of_a_surrounding_launcher_are_not_handed_on(launch: Launch) -> No
     code = (
         f"import os; assert not {{'RANK', {RENDEZVOUS!r}}} & {{*os.environ}}, 'Error: has a rank'"
     )
-    result = _launcher(code)(launch)
-    assert "reported no step" in result.reason
+    assert "reported no step" in _launcher(code)(launch).reason
 
 
 def test_a_program_that_does_not_exist_is_named(launch: Launch) -> None:

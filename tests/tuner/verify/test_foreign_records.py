@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.verify.testing import SILENT
 from tuner import api
 from tuner.errors import PlanUnreadableError
 from tuner.goals.verify import command_trials
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.verify.records import Verified
-from tuner.verify.verification import Effort, Watcher
-
-SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
+from tuner.verify.verification import Effort
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
-from profilers.steps.config import StepReport
+from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.verify.testing import REPORT, launch_of, marked
 from tuner.engines.reference.step_config import step_config
 from tuner.goals.train_folder import read_plan
 from tuner.verify import termination as ending
@@ -17,7 +18,6 @@ from tuner.verify.launcher import (
     LOG_NAME,
     REPORT_NAME,
     CommandRun,
-    Launch,
     LaunchResult,
     launch_command,
     reference_result,
@@ -25,20 +25,8 @@ from tuner.verify.launcher import (
     trial_command,
     trial_environment,
 )
-from tuner.verify.termination import TRIAL_MARK
 
 Run = Callable[..., LaunchResult]
-
-REPORT = StepReport(
-    device="here",
-    libraries={},
-    step_s=(1.0,),
-    losses=(),
-    tokens_per_step=1,
-    memory=(),
-    loads=(),
-    chunks_used=(),
-)
 
 TREE = """
 import os, signal, subprocess, sys, time
@@ -65,21 +53,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return ran
 
 
-def _left(folder: Path) -> list[psutil.Process]:
-    outcome = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
-                outcome.append(process)
-        except psutil.Error:
-            continue
-    return outcome
-
-
 def test_a_report_is_read_back_and_the_log_kept(run: Run, tmp_path: Path) -> None:
     file = tmp_path / REPORT_NAME
-    text = f"print('said'); open({str(file)!r}, 'w').write({REPORT.model_dump_json()!r})"
-    result = run(text)
+    result = run(f"print('said'); open({str(file)!r}, 'w').write({REPORT.model_dump_json()!r})")
     assert result.status == "ok"
     assert result.report == REPORT
     assert result.reason == ""
@@ -175,16 +151,15 @@ def test_nothing_is_left_of_a_tree_that_hangs_and_does_not_listen(
     assert result.status == "timeout"
     assert result.reason == "no report after 12 s; the trial was ended"
     assert (tmp_path / LOG_NAME).read_text() == "deaf\n"
-    assert not _left(tmp_path)
+    assert not marked(tmp_path)
 
 
 def test_a_grandchild_outlives_neither_a_crash_nor_a_kill_of_its_parent(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "GRACE_S", 0.3)
-    result = run(TREE + "os.kill(os.getpid(), 9)")
-    assert result.status == "out_of_memory"
-    assert not _left(tmp_path)
+    assert run(TREE + "os.kill(os.getpid(), 9)").status == "out_of_memory"
+    assert not marked(tmp_path)
 
 
 def test_ctrl_c_leaves_no_process_behind(
@@ -194,7 +169,7 @@ def test_ctrl_c_leaves_no_process_behind(
     with pytest.raises(KeyboardInterrupt):
         run(TREE + "os.kill(os.getppid(), signal.SIGINT); time.sleep(600)")
     assert (tmp_path / LOG_NAME).read_text() == "deaf\n"
-    assert not _left(tmp_path)
+    assert not marked(tmp_path)
 
 
 def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned() -> None:
@@ -217,8 +192,7 @@ def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned()
 
 def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path) -> None:
     plan = read_plan(planned)
-    assert plan.decision is not None
-    config = step_config(plan, plan.decision, steps=3, warmup_steps=1)
+    config = step_config(plan, present(plan.decision), steps=3, warmup_steps=1)
     command = trial_command(config, folder=tmp_path, deadline_s=60.0)
     assert command[1:4] == ("-P", "-m", "profilers.local_ranks")
     assert "--ranks=2" in command
@@ -230,8 +204,7 @@ def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path)
 
 
 def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:
-    file = tmp_path / REPORT_NAME
-    file.write_text(json.dumps(json.loads(REPORT.model_dump_json())))
+    (tmp_path / REPORT_NAME).write_text(json.dumps(json.loads(REPORT.model_dump_json())))
     for code, status in ((1, "crashed"), (0, "ok")):
         ran = CommandRun(exit_code=code, stopped="", wall_s=1.0)
         assert reference_result(ran, tmp_path, deadline_s=9.0, tail="").status == status
@@ -257,11 +230,10 @@ def test_a_trial_that_is_hopeless_after_its_first_steps_is_ended(tmp_path: Path)
     command = (sys.executable, "-S", "-c", SLOW.format(folder=tmp_path))
     result = launch_command(command, folder=tmp_path, deadline_s=60.0, hopeless=hopeless)
     assert (result.status, result.reason) == ("ok", "slower than the best")
-    assert result.metrics is not None
     # The line that is not whole yet is left for later.
-    assert result.metrics.steps_s == seen[-1] == (2.0,)
+    assert present(result.metrics).steps_s == seen[-1] == (2.0,)
     assert result.wall_s < 30.0
-    assert not _left(tmp_path)
+    assert not marked(tmp_path)
 
 
 def test_steps_that_an_earlier_trial_told_do_not_end_this_one(run: Run, tmp_path: Path) -> None:
@@ -278,8 +250,6 @@ def test_a_damaged_account_of_steps_says_nothing(tmp_path: Path, text: str) -> N
 
 def test_trials_are_held_to_the_memory_that_the_spec_states(planned: Path, tmp_path: Path) -> None:
     plan = read_plan(planned)
-    assert plan.decision is not None
-    assert plan.predicted is not None
     stated = plan.cluster.pools[0].model_copy(
         update={"memory_per_device": 1000, "usable_memory_ratio": 0.9}
     )
@@ -287,14 +257,8 @@ def test_trials_are_held_to_the_memory_that_the_spec_states(planned: Path, tmp_p
     limits = []
     for pool in (stated, silent):
         cluster = plan.cluster.model_copy(update={"pools": (pool,)})
-        launch = Launch(
-            plan=plan.model_copy(update={"cluster": cluster}),
-            decision=plan.decision,
-            predicted=plan.predicted,
-            steps=1,
-            warmup_steps=1,
-            folder=tmp_path,
-            deadline_s=1.0,
+        launch = replace(
+            launch_of(planned, tmp_path), plan=plan.model_copy(update={"cluster": cluster})
         )
         limits.append(launch.step_config().memory_limit_bytes)
     assert limits == [900, None]

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.expect import present
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify import termination as leftovers
 from tuner.verify.termination import TRIAL_MARK, end_leftovers, register_scratch
@@ -200,8 +201,7 @@ with register_scratch(Path({str(trials)!r}), scratch=Path({str(scratch)!r})):
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == b"up\n"
+        assert present(killed.stdout).readline() == b"up\n"
         (guardian,) = psutil.Process(killed.pid).children()
         # It is deaf to what a scheduler sends to all at once.
         guardian.terminate()

@@ -2,20 +2,16 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.loop import launch_threads
 from tuner.verify.verification import Effort, Watcher
-
-Launcher = Callable[..., FakeLauncher]
 
 CRASHED = LaunchResult(status="crashed", reason="", report=None, wall_s=0.0)
 

@@ -1,12 +1,11 @@
 """What may be launched around a plan."""
 
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.expect import present
+from tests.tuner.verify.testing import DecisionSpace
 from tuner.engines.capabilities import intersection, refusals
 from tuner.verify.space import TrainSpace
-
-DecisionSpace = Callable[..., TrainSpace]
 
 
 def test_the_plans_own_decision_is_first_and_its_candidates_are_priced_as_it_priced_them(
@@ -34,8 +33,7 @@ def test_every_point_fits_and_can_be_launched(bound_plan: Path, space: DecisionS
     # Megatron-LM 0.16 has no chunks.
     older = space(bound_plan, emit=("reference", "megatron-lm-0.16"))
     plan = older.plan
-    assert plan.decision is not None
-    named = {plan.decision.chunks, *(other.decision.chunks for other in plan.runners_up)}
+    named = {present(plan.decision).chunks, *(other.decision.chunks for other in plan.runners_up)}
     near = {one.chunks for one in older.points()} - named
     assert all(set(chunks) == {1} for chunks in near)
 
@@ -43,10 +41,7 @@ def test_every_point_fits_and_can_be_launched(bound_plan: Path, space: DecisionS
 def test_degrees_that_a_target_lacks_make_no_neighbour(
     bound_plan: Path, space: DecisionSpace
 ) -> None:
-    one = space(bound_plan)
-    decision = one.plan.decision
-    assert decision is not None
-    sharded = decision.model_copy(update={"zero_stage": 2})
+    sharded = present(space(bound_plan).plan.decision).model_copy(update={"zero_stage": 2})
     points = space(bound_plan, decision=sharded).points()
     assert {other for other in points if other.zero_stage == 2} <= {sharded}
 
@@ -55,9 +50,8 @@ def test_a_plan_of_an_engine_is_tried_with_other_buckets_where_it_has_them(
     bound_plan: Path, space: DecisionSpace
 ) -> None:
     plan = space(bound_plan).plan
-    assert plan.decision is not None
     update = {"overlap_grad_reduce": True, "ddp_bucket_size": 80_000_000, "zero_stage": 0}
-    decision = plan.decision.model_copy(update=update)
+    decision = present(plan.decision).model_copy(update=update)
     for target, sizes in (
         ("megatron-lm", [80_000_000, 40_000_000, 160_000_000]),
         ("torchtitan", [80_000_000]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import present
 from tuner.config.train import TrainDecision
 from tuner.engines.reference.step_config import step_config
 from tuner.goals.train_folder import read_plan
@@ -18,10 +19,8 @@ def test_a_rank_ends_soon_after_the_process_that_wanted_its_report(
     planned: Path, tmp_path: Path
 ) -> None:
     plan = read_plan(planned)
-    decision = plan.decision
-    assert decision is not None
     alone = TrainDecision.model_validate(
-        decision.model_dump()
+        present(plan.decision).model_dump()
         | {"data_parallel_size": 1, "expert_model_parallel_size": 1, "expert_data_parallel_size": 1}
     )
     config = step_config(plan, alone, steps=1_000_000, warmup_steps=0)

@@ -7,6 +7,7 @@ import pytest
 
 from tuner.config.place import PlaceDecision
 from tuner.verify.placement import rows_of_slots, verify_placements
+from tuner.verify.placement_records import PlaceVerified
 
 
 def decision(*rows: Sequence[int]) -> PlaceDecision:
@@ -31,43 +32,24 @@ IN_ORDER = decision([0, 1, 2, 3], [0, 1, 2, 3])
 MIXED = decision([0, 2, 1, 3], [0, 2, 1, 3])
 
 
-def test_the_slowest_rank_of_every_layer_counts() -> None:
-    verified = verify_placements(
-        {"plan": MIXED, "as it runs": IN_ORDER},
-        load_LE=LOAD_LE,
-        time_loads=a_second_a_row,
-        price_loads=None,
-    )
-    plan, runs = verified.trials
-    # In order: 12 and 14 rows; mixed: 10 and 8.
-    assert runs.measured_layer_time_s == 13.0
-    assert plan.measured_layer_time_s == 9.0
-    assert verified.winner == "plan"
-    assert verified.regret_ratio == 0.0
-    assert verified.layers == (3, 4)
-
-
-def test_a_plan_that_loses_has_regret() -> None:
-    verified = verify_placements(
-        {"plan": IN_ORDER, "as it runs": MIXED},
-        load_LE=LOAD_LE,
-        time_loads=a_second_a_row,
-        price_loads=None,
-    )
-    assert verified.winner == "as it runs"
-    assert verified.regret_ratio == pytest.approx(13.0 / 9.0 - 1.0)
-
-
-def test_a_prediction_is_of_the_same_loads() -> None:
-    verified = verify_placements(
-        {"plan": MIXED, "as it runs": IN_ORDER},
+def verified(plan: PlaceDecision, current: PlaceDecision) -> PlaceVerified:
+    return verify_placements(
+        {"plan": plan, "as it runs": current},
         load_LE=LOAD_LE,
         time_loads=a_second_a_row,
         price_loads=lambda rows, active: 0.5 * rows,
     )
-    plan, runs = verified.trials
-    assert plan.predicted_layer_time_s == 4.5
-    assert runs.predicted_layer_time_s == 6.5
+
+
+def test_the_slowest_rank_of_every_layer_counts() -> None:
+    better = verified(MIXED, IN_ORDER)
+    # Mixed: 10 and 8 rows; in order: 12 and 14.
+    assert [one.measured_layer_time_s for one in better.trials] == [9.0, 13.0]
+    assert [one.predicted_layer_time_s for one in better.trials] == [4.5, 6.5]
+    assert (better.winner, better.regret_ratio, better.layers) == ("plan", 0.0, (3, 4))
+    worse = verified(IN_ORDER, MIXED)
+    assert worse.winner == "as it runs"
+    assert worse.regret_ratio == pytest.approx(13.0 / 9.0 - 1.0)
 
 
 def test_replicas_share_rows_and_lose_none() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.benchmarks.engine_layouts import engine_of
 from tests.benchmarks.launched_engine import CHECKOUT, LaunchedEngine
+from tests.expect import present
 from tests.rows import Failures
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
 from tests.tuner.verify.environments import require_environment
@@ -154,11 +155,9 @@ emit: [{engine.name}]
 
 def test_a_stand_in_refuses_to_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     file = engine_of("torchtitan").example / "train_on_cpu.py"
-    spec = importlib.util.spec_from_file_location("train_on_cpu", file)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(importlib.util.spec_from_file_location("train_on_cpu", file))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(SystemExit, match="CUDA"):
         module.stand_in()
@@ -277,8 +276,7 @@ def test_megatron_ends_with_a_last_checkpoint_before_the_time_limit(
     command = _command(engine, folder, steps=10)
     unbroken = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "whole"))
     assert list(unbroken) == list(range(1, 11))
-    schedule = checkpoint_schedule(verified)
-    assert schedule is not None
+    schedule = present(checkpoint_schedule(verified))
     # A minute and a half: one minute.
     left_s = SIGNAL_S + START_S + schedule.ending_s + 90
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left_s))
@@ -369,8 +367,7 @@ def _losses(
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in present(process.stdout):
             said.append(line)
             found = STEP_LOSS[name].search(COLOUR.sub("", line))
             if found is None:

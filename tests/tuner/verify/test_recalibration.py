@@ -1,16 +1,15 @@
 """Two factors from trials, and never a trial's own time in its own prediction."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.expect import present
+from tests.tuner.verify.testing import Record
 from tuner.costs.residuals import residual_for
 from tuner.verify.evidence import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import TrialRecord
 
-Record = Callable[..., TrialRecord]
 Times = list[tuple[float, float]]
 
 PRIOR = residual_for("reference", device="any", device_kind="cpu")
@@ -53,8 +52,7 @@ def test_a_common_factor_comes_back_exactly(record: Record, seconds: Times, a: f
 
 
 def test_alike_trials_cannot_tell_the_factors_apart_so_both_are_one(record: Record) -> None:
-    trials = _trials(record, [(1.0, 0.0)] * 3, a=1.5, b=9.0)
-    assert factors(trials) == pytest.approx((1.5, 1.5))
+    assert factors(_trials(record, [(1.0, 0.0)] * 3, a=1.5, b=9.0)) == pytest.approx((1.5, 1.5))
 
 
 @given(seconds=several, own=st.floats(0.01, 100.0), chosen=st.integers(0, 3))
@@ -100,11 +98,9 @@ def test_no_trial_is_an_impossible_argument() -> None:
 
 
 def test_the_fitted_residual_corrects_the_one_that_the_plan_was_made_with(record: Record) -> None:
-    seconds = [(1.0, 0.1), (1.0, 1.0), (0.2, 1.0), (2.0, 0.5)]
-    trials = _trials(record, seconds, a=1.2, b=1.2)
+    trials = _trials(record, [(1.0, 0.1), (1.0, 1.0), (0.2, 1.0), (2.0, 0.5)], a=1.2, b=1.2)
     prior = PRIOR.model_copy(update={"computation": 2.0, "communication": 0.5})
-    result = fitted_residual(trials, prior=prior)
-    assert result is not None
+    result = present(fitted_residual(trials, prior=prior))
     assert (result.computation, result.communication) == pytest.approx((2.4, 0.6))
     assert (result.engine, result.release, result.device_kind) == ("reference", "2.0", "cpu")
     assert result.num_runs == 4

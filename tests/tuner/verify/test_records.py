@@ -1,18 +1,16 @@
 """Trial records on disk: what is damaged is named, and nothing is guessed."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.verify.testing import Record
 from tuner.errors import PlanUnreadableError
 from tuner.plans import folder
 from tuner.plans.folder import TRIALS_NAME, write_trial
-from tuner.verify.records import TrialRecord, read_trials
-
-Record = Callable[..., TrialRecord]
+from tuner.verify.records import read_trials
 
 
 def test_records_come_back_as_they_were_written_in_order(planned: Path, record: Record) -> None:

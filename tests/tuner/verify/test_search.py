@@ -1,18 +1,15 @@
 """The study: what it proposes, and what is left of it after kills and damage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from tests.expect import present
+from tests.tuner.verify.testing import DecisionSpace, Join, Record
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.spec.search import Search
 from tuner.verify.records import LaunchRequest, Proposal, TrialRecord
 from tuner.verify.search import StudySearch, Waiting
-from tuner.verify.space import TrainSpace
 from tuner.verify.study.shared import StudySnapshot, this_worker
-
-DecisionSpace = Callable[..., TrainSpace]
-Record = Callable[..., TrialRecord]
-Join = Callable[..., StudySearch]
 
 NARROW = Search(
     micro_batch_size=(2, 4),
@@ -100,8 +97,7 @@ def test_records_with_gaps_keep_their_numbers(
     one = space(planned)
     decisions = list(one.points())
     finished = [record(3, decision=decisions[0]), record(9, decision=decisions[4])]
-    proposal = _next(join(one, planned, finished))
-    assert proposal is not None
+    proposal = present(_next(join(one, planned, finished)))
     assert proposal.number == 10
     assert proposal.decision not in (decisions[0], decisions[4])
 
@@ -110,11 +106,8 @@ def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
     planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     one = space(planned)
-    assert one.plan.decision is not None
-    strange = one.plan.decision.model_copy(update={"fp8_recipe": "of another release"})
-    proposal = _next(join(one, planned, [record(0, decision=strange)]))
-    assert proposal is not None
-    assert proposal.number == 1
+    strange = present(one.plan.decision).model_copy(update={"fp8_recipe": "of another release"})
+    assert present(_next(join(one, planned, [record(0, decision=strange)]))).number == 1
 
 
 def test_a_study_of_other_choices_goes_on(
@@ -122,7 +115,5 @@ def test_a_study_of_other_choices_goes_on(
 ) -> None:
     one = space(planned)
     finished = [reply for _, reply in _run(join(one, planned), record, 2)]
-    other = space(planned, search=NARROW)
-    proposal = _next(join(other, planned, finished))
-    assert proposal is not None
+    proposal = present(_next(join(space(planned, search=NARROW), planned, finished)))
     assert proposal.decision not in {reply.decision for reply in finished}

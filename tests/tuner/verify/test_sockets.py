@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.verify.testing import SILENT
 from tuner import api
-from tuner.verify.verification import Effort, Watcher
+from tuner.verify.verification import Effort
 
-SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
 LOOK_S = 0.3
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner.verify import termination as ending
 from tuner.verify.termination import (
@@ -66,8 +67,7 @@ def deaf() -> Iterator[Deaf]:
                 text=True,
             )
             started.enter_context(process)
-            heard = process.stdout
-            assert heard is not None
+            heard = present(process.stdout)
             assert heard.readline() == "deaf\n"
 
             def listen() -> None:

@@ -4,22 +4,47 @@ The hidden machine is the plan's own with other factors on computation and commu
 that scatter. Its answers are what a perfect model of that machine would predict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
+from tests.expect import present
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.goals.train_folder import read_plan
 from tuner.search.reference.decisions import decision, degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 from tuner.verify.launcher import Launch, LaunchResult
-from tuner.verify.records import TrialStatus
+from tuner.verify.records import TrialRecord, TrialStatus, Verified
+from tuner.verify.search import StudySearch
+from tuner.verify.space import TrainSpace
+from tuner.verify.termination import TRIAL_MARK
+from tuner.verify.verification import Watcher
 
+Record = Callable[..., TrialRecord]
+Verify = Callable[..., Verified]
+DecisionSpace = Callable[..., TrainSpace]
+Join = Callable[..., StudySearch]
+Joined = Callable[..., AbstractContextManager[StudySearch]]
+SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
+REPORT = StepReport(
+    device="here",
+    libraries={},
+    step_s=(1.0,),
+    losses=(),
+    tokens_per_step=1,
+    memory=(),
+    loads=(),
+    chunks_used=(),
+)
+"""Of one step."""
 RELEASE = "0.fake"
 DEVICE = "a hidden machine"
 
@@ -149,3 +174,30 @@ def decision_of(config: StepConfig) -> TrainDecision:
             for stage in config.stages
         ],
     )
+
+
+Launcher = Callable[..., FakeLauncher]
+
+
+def launch_of(planned: Path, folder: Path) -> Launch:
+    """Three steps of a plan's own choice."""
+    plan = read_plan(planned)
+    return Launch(
+        plan=plan,
+        decision=present(plan.decision),
+        predicted=present(plan.predicted),
+        steps=3,
+        warmup_steps=2,
+        folder=folder,
+        deadline_s=60.0,
+    )
+
+
+def marked(where: Path | str) -> list[int]:
+    """Find the processes that carry the mark of a trial in a place."""
+    place, found = str(where.resolve()) if isinstance(where, Path) else where, []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if place in process.environ().get(TRIAL_MARK, ""):
+                found.append(process.pid)
+    return found

@@ -133,14 +133,17 @@ class CandidateCosts:
         self, layer: int, option: RecomputeOption, *, expert_rank: int | None = None
     ) -> LayerActivations:
         """Bytes of a layer on an expert rank; None: on its most-loaded one."""
-        return layer_activations(
-            self.work,
-            self.degrees,
-            layer=layer,
-            recompute=option.recompute,
-            chunks=option.chunks,
-            expert_rank=expert_rank,
-        )
+        key = (self._signature(layer), option, expert_rank)
+        if key not in self._activations:
+            self._activations[key] = layer_activations(
+                self.work,
+                self.degrees,
+                layer=layer,
+                recompute=option.recompute,
+                chunks=option.chunks,
+                expert_rank=expert_rank,
+            )
+        return self._activations[key]
 
     def state(self, layer: int) -> ModelStates:
         """Bytes of a layer's parameters, gradients and optimizer state."""
@@ -274,6 +277,10 @@ class CandidateCosts:
 
     @cached_property
     def _times(self) -> dict[tuple[object, RecomputeOption], PassTime]:
+        return {}
+
+    @cached_property
+    def _activations(self) -> dict[tuple[object, RecomputeOption, int | None], LayerActivations]:
         return {}
 
     @cached_property

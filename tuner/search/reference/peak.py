@@ -19,6 +19,7 @@ first layers are much larger than its last ones may need less.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from profilers.steps.config import LayerKind, Recompute
 from tuner.config.train import TrainDecision
@@ -121,6 +122,12 @@ def _backward_bytes(
         stage: unit_state(_units(costs, decision, stage), work, degrees).gradients
         for stage in stages
     }
+    # Every backward of a stage but its first adds the same.
+    added = cache(
+        lambda stage, is_first: _backward_peak(
+            costs, decision, stage, expert_rank, is_first=is_first
+        )
+    )
     largest, begun = 0, set[int]()
     for moment in moments(degrees, num_microbatches=costs.num_microbatches, rank=stages[0]):
         resident = sum(
@@ -128,7 +135,7 @@ def _backward_bytes(
             for count, stage in zip(moment.resident, stages, strict=True)
         )
         stage = stages[moment.chunk]
-        peak = _backward_peak(costs, decision, stage, expert_rank, is_first=stage not in begun)
+        peak = added(stage, stage not in begun)
         largest = max(largest, resident + sum(gradients[one] for one in begun) + peak)
         begun.add(stage)
     return largest

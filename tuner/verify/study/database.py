@@ -363,7 +363,7 @@ def _begin(file: Path, study_name: str, former: Sequence[FrozenTrial]) -> None:
 
 def _statements(study_name: str, former: Sequence[FrozenTrial]) -> list[str]:
     """Return the statements that write a new study."""
-    memory = RDBStorage("sqlite://")
+    memory = RDBStorage("sqlite://", skip_compatibility_check=True)
     optuna.create_study(study_name=study_name, storage=memory).add_trials(former)
     with memory.engine.connect() as connection:
         source = connection.connection.driver_connection

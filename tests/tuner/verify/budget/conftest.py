@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from profilers.records import Profile
+from tests.expect import present
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plans.train import Plan
@@ -36,8 +37,7 @@ class Site:
 
     @property
     def machine(self) -> PricedMachine:
-        assert self.space.machine is not None
-        return self.space.machine
+        return present(self.space.machine)
 
     @property
     def plan(self) -> Plan:

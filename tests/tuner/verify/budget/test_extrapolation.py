@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tuner.costs.residuals import residual_for
 from tuner.report.content import Evidence
 from tuner.report.markdown import markdown
@@ -24,8 +25,7 @@ def _concluded(wide: Any, records: list[TrialRecord]) -> Verified:
 
 def _small(wide: Any, machine: Any, devices: int, *, number: int = 0) -> TrialRecord:
     decision = wide.plan.decision
-    job = wide.jobs(max_devices=devices).job(decision)
-    assert job is not None
+    job = present(wide.jobs(max_devices=devices).job(decision))
     record: TrialRecord = machine.record(number, decision, job.scale)
     return record
 
@@ -33,17 +33,14 @@ def _small(wide: Any, machine: Any, devices: int, *, number: int = 0) -> TrialRe
 def test_a_smaller_job_corrects_the_prediction_of_the_whole_one(wide: Any, hidden: Hidden) -> None:
     record = _small(wide, hidden(7), 8)
     result = _concluded(wide, [record])
-    assert record.measured_step_s is not None
-    ratio = record.measured_step_s / record.predicted_step_s
+    ratio = present(record.measured_step_s) / record.predicted_step_s
     whole = wide.space.predicted(wide.plan.decision)
-    said = result.winner_extrapolated
-    assert said is not None
+    said = present(result.winner_extrapolated)
     assert result.winner_step_s == said.step_time_s == pytest.approx(ratio * whole.step_time_s)
     # One trial has no error of its own: the model's band remains.
     assert said.step_time_s_band == pytest.approx([ratio * end for end in whole.step_time_s_band])
     assert said.unseen
-    sampled = wide.space.measured(record)
-    assert sampled[0] == pytest.approx(said.step_time_s)
+    assert wide.space.measured(record)[0] == pytest.approx(said.step_time_s)
 
 
 def test_a_whole_job_counts_before_smaller_ones_and_larger_before_them(
@@ -83,8 +80,7 @@ def test_the_plans_choice_without_a_trial_wins_unless_one_was_faster_than_it_can
     assert result.winner == own
     # All trials took half as long again, so it will.
     assert result.winner_step_s == pytest.approx(1.5 * own_s, rel=0.01)
-    assert result.winner_extrapolated is not None
-    assert result.winner_extrapolated.unseen == ("any job of this decision",)
+    assert present(result.winner_extrapolated).unseen == ("any job of this decision",)
     assert (result.regret_ratio, result.tie) == (None, False)
     (line,) = result.notes
     assert line.startswith("the plan's own choice was not launched and stays the winner: ")
@@ -114,8 +110,7 @@ def test_stated_errors_hold_nine_of_ten_truths_of_hidden_machines(
             num_steps=machine.num_steps,
         )
         for trial in _concluded(wide, machine.spent(spending, trials=6)).trials:
-            assert trial.extrapolated is not None
-            low_s, high_s = trial.extrapolated.step_time_s_band
+            low_s, high_s = present(trial.extrapolated).step_time_s_band
             inside.append(low_s <= machine.step_s(trial.decision, None) <= high_s)
     assert len(inside) >= 2 * len(seeds)
     assert np.mean(inside) >= 0.9

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import present
 from tests.rows import each_row
 from tuner import api
 from tuner.engines.files import launch_files
@@ -82,8 +83,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
 ) -> None:
     folder = sixteen if target == "megatron-lm" else plan_for(target)
     plan = read_plan(folder)
-    price = build_pricer(TrainSpace(plan=plan), used=folder / "used")
-    assert price is not None
+    price = present(build_pricer(TrainSpace(plan=plan), used=folder / "used"))
     decisions = [plan.decision, *(one.decision for one in plan.runners_up)]
     seen = 0
     for decision in decisions:
@@ -106,8 +106,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
 
 def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
     plan = read_plan(sixteen)
-    price = build_pricer(TrainSpace(plan=plan), used=sixteen / "used")
-    assert price is not None
+    price = present(build_pricer(TrainSpace(plan=plan), used=sixteen / "used"))
     known = [(plan.decision, plan.predicted)]
     known += [(one.decision, one.predicted) for one in plan.runners_up]
     assert len(known) > 3
@@ -123,8 +122,7 @@ def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
 
 def test_fewer_layers_cost_less(sixteen: Path) -> None:
     plan = read_plan(sixteen)
-    price = build_pricer(TrainSpace(plan=plan), used=sixteen / "used")
-    assert price is not None
+    price = present(build_pricer(TrainSpace(plan=plan), used=sixteen / "used"))
     decision = next(
         one.decision for one in plan.runners_up if one.decision.pipeline_model_parallel_size == 1
     )
@@ -140,8 +138,7 @@ def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
     slower = plan.predicted.model_copy(update={"step_time_s": 2.0 * plan.predicted.step_time_s})
     stale: Plan = plan.model_copy(update={"predicted": slower})
     space = TrainSpace(plan=stale)
-    price = build_pricer(space, used=sixteen / "used")
-    assert price is not None
+    price = present(build_pricer(space, used=sixteen / "used"))
     assert stale.decision is not None
     with pytest.raises(OutsideProfileError, match="plan anew to launch smaller jobs"):
         price(stale, stale.decision)
@@ -170,7 +167,6 @@ def test_the_users_engine_is_launched_smaller_by_its_own_command(
         assert record.scale is not None
         assert (len(record.scale.layers), record.scale.num_devices) == (layers, world)
         assert world <= 8
-    assert result.winner is not None
-    assert result.winner.num_devices == 16
+    assert present(result.winner).num_devices == 16
     stored: dict[str, Any] = json.loads((sixteen / "verified.json").read_text())
     assert stored["winner_extrapolated"]["error_ratio"] > 0.0

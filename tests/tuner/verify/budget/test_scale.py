@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import LayerKind, Recompute
+from tests.expect import present
 from tuner.config.train import TrainDecision
 from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
@@ -42,8 +43,7 @@ def job(wide: Any) -> Callable[..., tuple[Plan, TrainDecision]]:
                 "dense_ffn_size": 128,
             }
         )
-        assert plan.decision is not None
-        fields = plan.decision.model_dump() | {
+        fields = present(plan.decision).model_dump() | {
             "tensor_model_parallel_size": 1,
             "sequence_parallel": False,
             "pipeline_model_parallel_size": len(layout) // virtual,

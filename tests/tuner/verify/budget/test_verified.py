@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.expect import contains, present
 from tests.printed import flat
 from tests.rows import each_row
-from tests.tuner.verify.testing import FakeLauncher
+from tests.tuner.cli.refusals import refusal
+from tests.tuner.verify.testing import FakeLauncher, Launcher
 from tuner import api
-from tuner.cli import app as frame
 from tuner.cli.plan_text import verified_text
 from tuner.errors import SpecError
 from tuner.goals.train_folder import read_plan, write_plan
@@ -26,7 +27,6 @@ from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 
-Launcher = Callable[..., FakeLauncher]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -55,7 +55,7 @@ def eight_plan(
         emit=("reference", "megatron-lm", "slurm"),
     )
     store_profile(folder / "profile", profile_for(path))
-    made = api.plan(path)
+    made = api.plan(path, top=4)
     write_plan(folder / "plan", made.plan, spec=made.spec, profiles=made.profiles)
     return folder / "plan"
 
@@ -72,8 +72,11 @@ def small_jobs(
 ) -> tuple[Path, Verified]:
     """What a verification by jobs of four devices has found, and its folder; read only."""
     folder = Path(shutil.copytree(eight_plan, tmp_path_factory.mktemp("small") / "plan"))
-    launcher = hidden_launcher(folder, noise_ratio=0.01)
-    return folder, _verified(folder, launcher, Budget(max_devices=4))
+    launcher = hidden_launcher(folder, computation=1.5, communication=0.6, noise_ratio=0.02)
+    result = _verified(folder, launcher, Budget(max_devices=4))
+    records = read_trials(folder / TRIALS_NAME)
+    assert [one.scale.decision for one in records if one.scale] == launcher.launched
+    return folder, result
 
 
 def _verified(
@@ -98,36 +101,43 @@ def _verified(
 
 
 def test_smaller_jobs_are_launched_recorded_and_extrapolated(
-    eight: Path, hidden_launcher: Launcher
-) -> None:
-    launcher = hidden_launcher(eight, computation=1.5, communication=0.6, noise_ratio=0.02)
-    result = _verified(eight, launcher, Budget(max_devices=4))
-    assert result.trials
-    records = read_trials(eight / TRIALS_NAME)
-    assert [one.scale.decision for one in records if one.scale] == launcher.launched
-    plan = read_plan(eight)
-    for trial, launched in zip(result.trials, launcher.launched, strict=True):
-        assert trial.scale is not None
-        assert launched.num_devices <= 4 < trial.decision.num_devices == 8
-        assert trial.measured_step_s is not None
-        assert trial.extrapolated is not None
-        # What is extrapolated is the whole job's step, and the band is around it.
-        low_s, high_s = trial.extrapolated.step_time_s_band
-        assert low_s < trial.extrapolated.step_time_s < high_s
-        assert trial.extrapolated.error_ratio < 0.6
-    assert result.winner in [plan.decision, *(one.decision for one in plan.runners_up)]
-    assert result.winner_extrapolated is not None
-    assert result.winner_step_s == result.winner_extrapolated.step_time_s
-    assert result.accuracy.activation_max_ape == 0.0
-
-
-def test_what_is_emitted_is_the_whole_job_and_says_it_was_not_launched(
     small_jobs: tuple[Path, Verified],
 ) -> None:
-    folder, _ = small_jobs
+    folder, result = small_jobs
+    assert result.trials
+    plan = read_plan(folder)
+    for trial in result.trials:
+        assert present(trial.scale).num_devices <= 4 < trial.decision.num_devices == 8
+        assert trial.measured_step_s is not None
+        # What is extrapolated is the whole job's step, and the band is around it.
+        whole = present(trial.extrapolated)
+        low_s, high_s = whole.step_time_s_band
+        assert low_s < whole.step_time_s < high_s
+        assert whole.error_ratio < 0.6
+    assert result.winner in [plan.decision, *(one.decision for one in plan.runners_up)]
+    assert result.winner_step_s == present(result.winner_extrapolated).step_time_s
+    assert result.accuracy.activation_max_ape == 0.0
+    for record in read_trials(folder / TRIALS_NAME):
+        assert TrialRecord.model_validate_json(record.model_dump_json()) == record
+
+
+def test_files_text_and_report_are_of_the_whole_job_and_say_it_was_not_launched(
+    small_jobs: tuple[Path, Verified],
+) -> None:
+    folder, result = small_jobs
     args = (folder / "launch" / "megatron-lm" / "megatron_args.txt").read_text()
-    assert "--num-layers 8" in args
-    assert "this configuration was not among them" in args
+    contains(args, "--num-layers 8", "this configuration was not among them")
+    contains(
+        flat(verified_text(result, folder=folder)),
+        ", on 4 of 8 devices",
+        "extrapolated tp",
+        " ± ",
+        " (90 % error band), from 4 of 8 devices",
+        "%, extrapolated first choice ",
+    )
+    evidence = Evidence(verified=result, trials=read_trials(folder / TRIALS_NAME))
+    report = markdown(train_report(read_plan(folder), evidence))
+    assert "extrapolated from smaller jobs; no job of its own size was launched" in report
 
 
 def test_a_budget_of_everything_is_as_good_as_none(
@@ -135,8 +145,8 @@ def test_a_budget_of_everything_is_as_good_as_none(
 ) -> None:
     other = Path(shutil.copytree(eight, tmp_path / "other"))
     roomy = Budget(wall_s=1e7, max_devices=8)
-    with_budget = _verified(eight, hidden_launcher(eight, noise_ratio=0.02), roomy)
-    without = _verified(other, hidden_launcher(other, noise_ratio=0.02), None)
+    with_budget = _verified(eight, hidden_launcher(eight, noise_ratio=0.02), roomy, trials=3)
+    without = _verified(other, hidden_launcher(other, noise_ratio=0.02), None, trials=3)
     assert with_budget == without
 
 
@@ -218,35 +228,14 @@ def test_failed_smaller_jobs_are_told_like_any_other(
     assert all(trial.extrapolated is None for trial in result.trials)
 
 
-def test_text_says_scale_extrapolation_and_error(small_jobs: tuple[Path, Verified]) -> None:
-    folder, result = small_jobs
-    text = flat(verified_text(result, folder=folder))
-    assert ", on 4 of 8 devices" in text
-    assert "extrapolated tp" in text
-    assert " ± " in text
-    assert " (90 % error band), from 4 of 8 devices" in text
-    assert "%, extrapolated first choice " in text
-
-
-def test_the_report_says_what_is_extrapolated(
-    small_jobs: tuple[Path, Verified],
-) -> None:
-    folder, result = small_jobs
-    evidence = Evidence(verified=result, trials=read_trials(folder / TRIALS_NAME))
-    text = markdown(train_report(read_plan(folder), evidence))
-    assert "extrapolated from smaller jobs; no job of its own size was launched" in text
-
-
 def test_an_impossible_budget_is_one_line_and_exit_code_2(eight: Path, capsys: Captured) -> None:
-    assert frame.run(["verify", str(eight), "--max-devices", "1"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough; give")
-    assert lines[0].endswith("; give --max-devices 2 or more")
-    assert frame.run(["verify", str(eight), "--budget", "1s"]) == 2
-    assert "the shortest trial is predicted to take up to" in capsys.readouterr().err
-    assert frame.run(["verify", str(eight), "--budget", "soon"]) == 2
-    assert capsys.readouterr().err.startswith("moetune: --budget: ")
+    line = refusal(capsys, ["verify", eight, "--max-devices", "1"])
+    assert line.startswith("moetune: --max-devices 1: no trial is small enough; give")
+    assert line.endswith("; give --max-devices 2 or more")
+    assert "the shortest trial is predicted to take up to" in refusal(
+        capsys, ["verify", eight, "--budget", "1s"]
+    )
+    assert refusal(capsys, ["verify", eight, "--budget", "soon"]).startswith("moetune: --budget: ")
     assert not (eight / TRIALS_NAME).exists()
 
 
@@ -257,15 +246,3 @@ def test_a_plan_of_nothing_smaller_still_takes_whole_jobs(
         _verified(eight, hidden_launcher(eight), Budget(wall_s=1.0))
     result = _verified(eight, hidden_launcher(eight), Budget(wall_s=1e7), trials=2)
     assert [trial.scale for trial in result.trials] == [None, None]
-
-
-def test_records_of_smaller_jobs_read_back_as_they_were(
-    small_jobs: tuple[Path, Verified],
-) -> None:
-    folder, _ = small_jobs
-    records = read_trials(folder / TRIALS_NAME)
-    assert records
-    for record in records:
-        assert TrialRecord.model_validate_json(record.model_dump_json()) == record
-        assert record.scale is not None
-        assert record.scale.decision.num_devices <= 4

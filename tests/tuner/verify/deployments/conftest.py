@@ -4,7 +4,6 @@ Predicted are a TTFT of 10 ms and a TPOT of 1 ms for all; the tiny server takes 
 never less. The plan asks for prompts of 4 and answers of 5 tokens, which is what the client sends.
 """
 
-import contextlib
 import os
 import shlex
 import socket
@@ -14,10 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
+from tests.tuner.verify.testing import marked
 from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
 from tuner.goals.verify import (
@@ -28,7 +27,6 @@ from tuner.goals.verify import (
 from tuner.plans.serve import Latency, ServeAlternative, ServePlan, ServePrediction
 from tuner.spec.huggingface.read import read_model
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.termination import TRIAL_MARK
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[3] / "examples/models/qwen3-30b-a3b"
@@ -91,8 +89,7 @@ def write_plan(serve_plan: Callable[..., ServePlan], tmp_path: Path) -> Callable
         while folder.exists():
             folder = tmp_path / f"plan {next(numbers)}"
         folder.mkdir()
-        text = serve_plan(**changes).model_dump_json(indent=2)
-        (folder / "plan.json").write_text(text)
+        (folder / "plan.json").write_text(serve_plan(**changes).model_dump_json(indent=2))
         return folder
 
     return write
@@ -179,14 +176,4 @@ def verify(url: str) -> Callable[..., ServeVerified]:
 @pytest.fixture
 def left_running() -> Callable[[Path], list[int]]:
     """left_running(folder) -> processes that carry the mark of a folder of the plan's."""
-
-    def outcome(folder: Path) -> list[int]:
-        marked = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                mark = process.environ().get(TRIAL_MARK, "")
-                if mark.startswith(str(folder.resolve())):
-                    marked.append(process.pid)
-        return marked
-
-    return outcome
+    return marked

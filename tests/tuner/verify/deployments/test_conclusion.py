@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated
 from tuner.config.serve import ServeDecision
@@ -86,14 +87,12 @@ def test_goodput_is_judged_by_the_device_with_its_noise(serve_plan: Plan) -> Non
         return [record(plan, place, *each) for place, each in enumerate(runs)]
 
     # 80 / 8 = 10 against 176 / 16 = 11: 10 % more, and no noise.
-    records = measured([80.0] * 3, [176.0] * 3)
-    result = conclude(plan, records)
+    result = conclude(plan, measured([80.0] * 3, [176.0] * 3))
     assert result.winner == plan.alternatives[0].decision
     assert result.regret_ratio == pytest.approx(0.1)
     assert not result.tie
     # The same medians with runs that differ by half: a tie.
-    noisy = measured([60.0, 80.0, 100.0], [120.0, 176.0, 220.0])
-    assert conclude(plan, noisy).tie
+    assert conclude(plan, measured([60.0, 80.0, 100.0], [120.0, 176.0, 220.0])).tie
 
 
 def test_equal_devices_are_ordered_by_the_time_of_a_request(serve_plan: Plan) -> None:
@@ -116,8 +115,7 @@ def test_equal_devices_are_ordered_by_the_time_of_a_request(serve_plan: Plan) ->
 def test_money_decides_where_the_goal_is_cost(serve_plan: Plan, predicted: ServePrediction) -> None:
     plan = serve_plan((8, 16), objective="cost")
     cheap = predicted.model_copy(update={"cost_per_hour": 24.0})
-    records = [record(plan, 0, run()), record(plan, 1, run(), predicted=cheap)]
-    result = conclude(plan, records)
+    result = conclude(plan, [record(plan, 0, run()), record(plan, 1, run(), predicted=cheap)])
     assert result.winner == plan.alternatives[0].decision
     # 48 an hour against 24.
     assert result.regret_ratio == pytest.approx(1.0)
@@ -146,8 +144,7 @@ def test_factors_are_medians_and_each_deployment_is_judged_by_the_others(
 
 def test_a_run_that_holds_by_luck_is_outvoted(serve_plan: Plan) -> None:
     plan = serve_plan(slo=SLO)
-    split = record(plan, 0, run(), run(ttft_s=0.06), run())
-    result = conclude(plan, [split])
+    result = conclude(plan, [record(plan, 0, run(), run(ttft_s=0.06), run())])
     assert result.winner == plan.decision
     assert "some runs of a deployment meet the SLOs and others do not" in result.notes
 
@@ -209,14 +206,12 @@ def test_the_prefix_cache_is_spoken_of(serve_plan: Plan) -> None:
 
 def test_measured_hits_are_compared_with_those_that_the_plan_counts_on(serve_plan: Plan) -> None:
     plan = serve_plan()
-    assert plan.predicted is not None
     hits = PlannedHits(ratio=0.283, ratio_band=(0.113, 0.289), instances=4, ranks=16)
-    predicted = plan.predicted.model_copy(update={"prefix_hits": hits})
+    predicted = present(plan.predicted).model_copy(update={"prefix_hits": hits})
     plan = plan.model_copy(update={"predicted": predicted})
-    concluded = conclude(plan, [record(plan, 0, run(prefix_hit_ratio=0.12))])
     assert (
         "12.0 % of the prompt tokens were in the prefix cache, planned 28.3 % (11.3 % to 28.9 %)"
-        in concluded.notes
+        in conclude(plan, [record(plan, 0, run(prefix_hit_ratio=0.12))]).notes
     )
 
 
@@ -270,8 +265,7 @@ def test_single_token_answers_have_no_tpot_to_compare(
     plan = serve_plan()
     nothing = predicted.model_copy(update={"tpot_s": Latency(mean=0, p50=0, p90=0, p99=0)})
     result = conclude(plan, [record(plan, 0, run(tpot_s=0.0), predicted=nothing)])
-    assert result.factors is not None
-    assert result.factors.tpot == 1.0
+    assert present(result.factors).tpot == 1.0
 
 
 def test_the_most_good_requests_win_where_their_rate_is_the_goal(serve_plan: Plan) -> None:
@@ -295,14 +289,12 @@ def test_what_two_deployments_show_corrects_later_plans(serve_plan: Plan) -> Non
         record(plan, 0, run(ttft_s=0.015, tpot_s=0.002)),
         record(plan, 1, run(ttft_s=0.015, tpot_s=0.002)),
     ]
-    first = conclude(plan, records).residual
-    assert first is not None
+    first = present(conclude(plan, records).residual)
     assert (first.engine, first.num_deployments) == (plan.goal.engine.name, 2)
     assert (first.ttft.factor, first.tpot.factor) == pytest.approx((1.5, 2.0))
     # A plan that was corrected already: its factor goes on.
     provenance = plan.provenance.model_copy(update={"residual": first})
-    again = conclude(plan.model_copy(update={"provenance": provenance}), records).residual
-    assert again is not None
+    again = present(conclude(plan.model_copy(update={"provenance": provenance}), records).residual)
     assert (again.ttft.factor, again.tpot.factor) == pytest.approx((2.25, 4.0))
     single = [record(plan, place, run(tpot_s=0.0)) for place in (0, 1)]
     assert conclude(plan, single).residual is None

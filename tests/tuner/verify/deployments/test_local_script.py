@@ -36,8 +36,7 @@ def test_instances_and_router_are_started_awaited_measured_and_ended(
     engine = programs / "python"
     engine.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -S {HERE}/tiny_server.py "$@"\n')
     engine.chmod(0o755)
-    bash = shutil.which("bash")
-    assert bash is not None
+    assert shutil.which("bash") is not None
     folder = write_plan(devices=(16, 8))
     by = deployment_trials(
         folder=folder,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.launched_engine import CHECKOUT
+from tests.expect import present
 from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.goals.serve_trial import Reached
@@ -81,7 +82,5 @@ def test_vllm_serves_what_is_emitted(
     assert trial.status == "ok", (trial.reason, messages)
     assert trial.failed_ratio == 0.0
     # Slack for a loaded machine: a wrong model of the engine is off by more.
-    assert trial.measured_ttft_s is not None
-    assert trial.measured_tpot_s is not None
-    assert 0.2 < trial.measured_ttft_s / trial.predicted_ttft_s < 20.0
-    assert 0.2 < trial.measured_tpot_s / trial.predicted_tpot_s < 20.0
+    assert 0.2 < present(trial.measured_ttft_s) / trial.predicted_ttft_s < 20.0
+    assert 0.2 < present(trial.measured_tpot_s) / trial.predicted_tpot_s < 20.0

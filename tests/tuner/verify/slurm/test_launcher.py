@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from profilers.steps.config import StepReport
+from tests.expect import present
 from tests.rows import each_row
+from tests.tuner.verify.testing import REPORT, launch_of
 from tuner.errors import SchedulerError
-from tuner.goals.train_folder import read_plan
 from tuner.verify import slurm as slurm_launcher
 from tuner.verify.launcher import NODE_GONE, PROGRESS_NAME, REPORT_NAME, Launch
 from tuner.verify.slurm import (
@@ -22,17 +22,6 @@ from tuner.verify.slurm import (
     RESTARTED,
     STARTED_NAME,
     SlurmLauncher,
-)
-
-REPORT = StepReport(
-    device="node-1",
-    libraries={},
-    step_s=(1.0,),
-    losses=(),
-    tokens_per_step=1,
-    memory=(),
-    loads=(),
-    chunks_used=(),
 )
 
 FAKE = """
@@ -100,19 +89,7 @@ def lab(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(slurm_launcher, "SETTLE_S", 0.0)
-    plan = read_plan(planned)
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    launch = Launch(
-        plan=plan,
-        decision=plan.decision,
-        predicted=plan.predicted,
-        steps=3,
-        warmup_steps=2,
-        folder=tmp_path / "trial",
-        deadline_s=60.0,
-    )
-    return Lab(folder, launch)
+    return Lab(folder, launch_of(planned, tmp_path / "trial"))
 
 
 def _report(lab: Lab) -> str:
@@ -126,8 +103,7 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(
     for name in (*ours, "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "1")
     lab.runs("time.sleep(1.2)", _report(lab))
-    launcher = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))
-    result = launcher(lab.launch)
+    result = lab.launcher(options=(("partition", "gpu"), ("cpus-per-task", "3")))(lab.launch)
     assert (result.status, result.report, result.reason) == ("ok", REPORT, "")
     assert lab.messages == ["job 41 submitted", "job 41 runs"]
     (call,) = lab.calls("sbatch")
@@ -145,8 +121,7 @@ def test_a_trial_is_submitted_by_a_name_awaited_and_read(
 
 def test_devices_are_requested_as_the_user_says(lab: Lab) -> None:
     lab.runs(code=1)
-    once = lab.launcher(options=(("gres", "gpu:8"), ("time", "00:30:00")), requeue=False)
-    once(lab.launch)
+    lab.launcher(options=(("gres", "gpu:8"), ("time", "00:30:00")), requeue=False)(lab.launch)
     words = lab.calls("sbatch")[0].split()
     assert "--no-requeue" in words
     assert [one for one in words if "gpu" in one or "time" in one] == [
@@ -161,8 +136,7 @@ def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
     hopeless = replace(lab.launch, hopeless=lambda steps_s: "slow" if len(steps_s) > 1 else "")
     result = lab.launcher()(hopeless)
     assert (result.status, result.reason) == ("ok", "slow")
-    assert result.metrics is not None
-    assert result.metrics.steps_s == (2.0, 2.5)
+    assert present(result.metrics).steps_s == (2.0, 2.5)
     _is_cancelled(lab)
 
 

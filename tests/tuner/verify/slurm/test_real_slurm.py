@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.tuner.verify.testing import marked
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.termination import SCRATCH_PREFIX, TRIAL_MARK
@@ -61,14 +62,7 @@ def _finished(folder: Path) -> int:
 
 def _marked() -> list[int]:
     """Processes of any trial."""
-    outcome = []
-    for process in psutil.process_iter():
-        try:
-            if f"/{TRIALS_NAME}/{SCRATCH_PREFIX}" in process.environ().get(TRIAL_MARK, ""):
-                outcome.append(process.pid)
-        except psutil.Error:
-            continue
-    return outcome
+    return marked(f"/{TRIALS_NAME}/{SCRATCH_PREFIX}")
 
 
 def _queued_again(cluster: Cluster) -> bool:
@@ -171,8 +165,7 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
 
     records = read_trials(two_nodes / TRIALS_NAME)
     # What Slurm lost with its controller's memory has failed, and nothing else has.
-    failed = [one for one in records if one.status != "ok"]
-    assert len(failed) <= 1, verifying.said()
+    assert len([one for one in records if one.status != "ok"]) <= 1, verifying.said()
     assert len({record.decision for record in records}) == 8
     outcome = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
     assert (len(outcome.trials), outcome.winner is not None) == (8, True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import contains
 from tests.rows import each_row
 from tuner.engines.launchers.shape import LaunchShape
 from tuner.verify.slurm import (
@@ -99,25 +100,24 @@ def test_a_run_is_ended_at_its_deadline(job: Callable[..., Done], tmp_path: Path
 
 
 def test_a_job_whose_trial_has_gone_runs_nothing(job: Callable[..., Done], tmp_path: Path) -> None:
-    folder = tmp_path / "it's a trial"
-    moved = _job(tmp_path / "gone")
-    (folder / JOB_NAME).write_text(moved)
+    ((tmp_path / "it's a trial") / JOB_NAME).write_text(_job(tmp_path / "gone"))
     assert job("exit 0").returncode == 1
 
 
 def test_nodes_meet_at_the_first_one(tmp_path: Path) -> None:
-    text = _job(tmp_path, limit_s=60.0)
-    assert '--node-rank="$SLURM_NODEID" --rdzv-backend=static' in text
-    assert "--nnodes=2 --nproc-per-node=1" in text
-    assert "timeout 60 srun" in text
-    assert "--deadline=90" in text
+    contains(
+        _job(tmp_path, limit_s=60.0),
+        '--node-rank="$SLURM_NODEID" --rdzv-backend=static',
+        "--nnodes=2 --nproc-per-node=1",
+        "timeout 60 srun",
+        "--deadline=90",
+    )
     single = _job(tmp_path, ONE)
     assert "torch.distributed.run" not in single
     assert "profilers.local_ranks" not in single
 
 
 def test_ranks_of_one_node_meet_through_a_file(tmp_path: Path) -> None:
-    shape = LaunchShape(nodes=1, devices_per_node=2, device_kind="cpu")
-    text = _job(tmp_path, shape)
+    text = _job(tmp_path, LaunchShape(nodes=1, devices_per_node=2, device_kind="cpu"))
     assert "-P -m profilers.local_ranks --ranks=2 profilers.steps step.json" in text
     assert "torch.distributed.run" not in text

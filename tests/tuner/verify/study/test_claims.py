@@ -1,7 +1,7 @@
 """Two workers on one study, step by step: claims, leases, and results that come too late."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 
+from tests.tuner.verify.testing import DecisionSpace, Join, Joined, Record
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
-from tuner.verify.records import LaunchRequest, Proposal, TrialRecord, read_trials
+from tuner.verify.records import LaunchRequest, Proposal, read_trials
 from tuner.verify.search import RequestSource, StudySearch, Waiting
-from tuner.verify.space import TrainSpace
 from tuner.verify.study.database import StudyDatabase, open_study
 from tuner.verify.study.shared import (
     CLAIM,
@@ -24,11 +24,6 @@ from tuner.verify.study.shared import (
     former_trials,
     this_worker,
 )
-
-DecisionSpace = Callable[..., TrainSpace]
-Record = Callable[..., TrialRecord]
-Join = Callable[..., StudySearch]
-Joined = Callable[..., AbstractContextManager[StudySearch]]
 
 
 def _up_to(trials: int) -> RequestSource:
@@ -143,8 +138,7 @@ def test_a_record_that_could_not_be_written_is_written_by_the_next(
 def test_a_study_that_somebody_is_at_is_joined_only_when_asked_to(
     planned: Path, space: DecisionSpace, join: Join, ghost: Callable[[], Worker]
 ) -> None:
-    dead = join(space(planned), planned, may_join=False, worker=ghost())
-    begun = _proposed(dead)
+    begun = _proposed(join(space(planned), planned, may_join=False, worker=ghost()))
     alive = join(space(planned), planned, may_join=False, worker=this_worker())
     assert _proposed(alive).decision == begun.decision
     with pytest.raises(StudyError, match=r"another `moetune verify` .* add --resume to join"):
@@ -176,8 +170,7 @@ def test_records_that_are_not_of_the_study_are_refused(
     planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     one = join(space(planned), planned)
-    proposal = _proposed(one)
-    assert _answer(one, proposal, record)
+    assert _answer(one, _proposed(one), record)
     (kept,) = read_trials(planned / TRIALS_NAME)
     for strange in (kept.model_copy(update={"measured_step_s": 9.0}), record(7)):
         with pytest.raises(PlanUnreadableError, match=rf"move {STUDY_NAME}\* away and go on with"):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.expect import present
 from tuner.verify.study.shared import (
     Lease,
     LeaseWatch,
@@ -86,8 +87,7 @@ def test_a_killed_process_that_nobody_has_waited_for_has_gone() -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        worker = Worker.model_validate_json(process.stdout.readline())
+        worker = Worker.model_validate_json(present(process.stdout).readline())
         if not worker.place:
             pytest.skip("this system does not tell boots and processes apart")
         assert not process_has_gone(worker)

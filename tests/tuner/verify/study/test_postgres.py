@@ -1,7 +1,6 @@
 """A study in PostgreSQL: what is refused, what stays secret, what broken connections leave."""
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,18 +9,14 @@ import pytest
 from optuna.exceptions import StorageInternalError
 
 from tests.rows import each_row
+from tests.tuner.verify.testing import DecisionSpace, Join, Record
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plans.folder import trial_file
-from tuner.verify.records import LaunchRequest, Proposal, TrialRecord, read_trials
+from tuner.verify.records import LaunchRequest, Proposal, read_trials
 from tuner.verify.search import RequestSource, StudySearch
-from tuner.verify.space import TrainSpace
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase, open_study
 from tuner.verify.study.shared import StudySnapshot, former_trials, this_worker
-
-DecisionSpace = Callable[..., TrainSpace]
-Record = Callable[..., TrialRecord]
-Join = Callable[..., StudySearch]
 
 
 class Server(NamedTuple):
