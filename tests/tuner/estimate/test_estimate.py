@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import present
+from tests.tuner.estimate.conftest import predict
 from tuner.costs.train.calibration import GENERIC_BAND
 from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_lm import read as megatron
@@ -147,7 +148,7 @@ def test_the_risk_of_running_out_uses_the_whole_device_memory(spec_of: MakeSpec)
 
     def result(**changes: float) -> Estimate:
         cluster = Cluster(pools=(pool.model_copy(update=changes),))
-        return estimate(spec.model_copy(update={"cluster": cluster}), launch)
+        return predict(spec.model_copy(update={"cluster": cluster}), launch)
 
     usual, careful = result(), result(usable_memory_ratio=0.5)
     peak = usual.peak_memory_bytes
@@ -194,7 +195,7 @@ def test_recorded_imbalance_makes_a_step_longer(spec_of: MakeSpec, mixtral: Esti
         name="uneven", num_experts=8, top_k=2, layer_ids=(0,), load_ratios=(uneven,)
     )
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    result = estimate(spec.model_copy(update={"routing": record}), launch)
+    result = predict(spec.model_copy(update={"routing": record}), launch)
 
     assert result.step_time_s > mixtral.step_time_s
     assert not any("balanced" in note for note in result.notes)
@@ -209,12 +210,12 @@ def test_a_link_matrix_changes_no_price_and_that_is_said(
     named = pool.model_copy(update={"link_matrix": Path("links.csv")})
     spec = spec.model_copy(update={"cluster": Cluster(pools=(named,))})
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    result = estimate(spec, launch)
+    result = predict(spec, launch)
     assert result.step_time_s == mixtral.step_time_s
     assert any(note.startswith("link_matrix has no effect here") for note in result.notes)
 
 
-def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
+def test_every_engine_is_priced(spec_of: MakeSpec, mixtral: Estimate) -> None:
     titan = torchtitan.read((LAUNCHES / "llama3-70b.toml").read_text(), source="t.toml")
     small = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="d.toml")
     zero = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
@@ -228,18 +229,19 @@ def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
         (bridge, spec_of("llama-3.1-405b", nodes=128)),
         (deepseek, spec_of("deepseek-v3", nodes=128)),
     ):
-        result = estimate(spec, launch)
+        result = predict(spec, launch)
         assert 0.01 < result.utilisation.mfu_ratio < 0.9
         assert result.engine == launch.engine
         assert result.decision.num_devices == result.devices
         assert Estimate.model_validate_json(result.model_dump_json()) == result
+    assert Estimate.model_validate_json(mixtral.model_dump_json()) == mixtral
 
 
 def test_a_pipeline_that_runs_empty_more_often_waits_more(spec_of: MakeSpec) -> None:
     text = (LAUNCHES / "deepseek-16b.toml").read_text()
     spec = spec_of("deepseek-v2-lite", nodes=2)
-    often = estimate(spec, torchtitan.read(text, source="t.toml"))
-    once = estimate(
+    often = predict(spec, torchtitan.read(text, source="t.toml"))
+    once = predict(
         spec,
         torchtitan.read(
             text.replace("local_batch_size = 8", "local_batch_size = 64"), source="t.toml"

@@ -173,6 +173,7 @@ def differences(
 ) -> Iterator[str]:
     setup = pricing_setup(spec, None)
     before, _ = build_configuration(launch, spec)
+    obeyed: dict[str, tuple[Configuration, Configuration]] = {}
     for group in groups(before, spec, setup):
         after = applied(before, group)
         if not is_proposed(after, before, setup):
@@ -185,7 +186,11 @@ def differences(
         if to_decision(own, spec.model) != to_decision(after, spec.model):
             yield f"{said}: {to_decision(own, spec.model)}, not {to_decision(after, spec.model)}"
             continue
-        promised, found = price_configurations((after, own), setup)
+        obeyed[said] = after, own
+    afters, owns = (
+        price_configurations(side, setup) for side in zip(*obeyed.values(), strict=True)
+    )
+    for said, promised, found in zip(obeyed, afters, owns, strict=True):
         if found.step_s != pytest.approx(promised.step_s, rel=1e-9):
             yield f"{said}: {found.step_s} s, not {promised.step_s}"
         if found.peak_bytes_P.max() != pytest.approx(promised.peak_bytes_P.max(), rel=1e-9):

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.estimate.conftest import predict
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
-from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.estimate.estimate import shipped_residuals
 from tuner.estimate.records import Estimate
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
@@ -35,7 +36,7 @@ def launched(
         f'[activation_checkpoint]\nmode = "{mode}"\nselective_ac_option = "op"\n'
         f"[compile]\nenable = true\ncomponents = [{components}]\n{sections}"
     )
-    return estimate(spec, read(text, source="t.toml"), residuals=shipped_residuals())
+    return predict(spec, read(text, source="t.toml"), residuals=shipped_residuals())
 
 
 @each_row(

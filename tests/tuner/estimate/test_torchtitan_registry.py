@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.estimate.conftest import predict
 from tuner.engines.reading.launch import Graphs
 from tuner.engines.torchtitan.config_registry import registered_sections, registry_paths
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
-from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.estimate.estimate import shipped_residuals
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -159,7 +160,7 @@ def test_checkpointing_by_operation_does_not_keep_what_nvfp4_gemms_return(
     tokens = " --training.num_tokens_per_microbatch_per_dp_rank 65536"
     command = COMMAND.replace("8 -m", "4 -m")
     launch = read(command + name + tokens, source="run.sh", beside=_beside(NVFP4))
-    priced = estimate(spec, launch, residuals=shipped_residuals())
+    priced = predict(spec, launch, residuals=shipped_residuals())
     assert priced.peak_memory_bytes / GIB == pytest.approx(gib, rel=0.1), name
     low, high = priced.step_time_s_band
     assert low < seconds < high

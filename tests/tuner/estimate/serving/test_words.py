@@ -222,7 +222,7 @@ def test_the_longest_length_that_fits_is_no_number(deployment: Made) -> None:
     # One device has room for its weights, and not for the longest request beside them.
     one = deployment(model="qwen3-30b-a3b", extra="quantization: bf16", device="h100-sxm", nodes=1)
     stated, found = (
-        one.estimate(f"vllm serve m --gpu-memory-utilization 0.81{more}")
+        one.predict(f"vllm serve m --gpu-memory-utilization 0.81{more}")
         for more in ("", " --max-model-len auto")
     )
     assert "the engine wants room" in stated.misfit
@@ -243,9 +243,9 @@ def test_a_quantization_method_is_weights_or_refused_with_the_way_out(deployment
         launch = own.read(f"vllm serve m -tp 4 --quantization {method}")
         assert launch.quantization == "", method
         assert any("goal.quantization" in note for note in launch.notes), method
-        assert own.estimate(f"vllm serve m -tp 4 -q {method}").quantization == spec_format
+        assert own.predict(f"vllm serve m -tp 4 -q {method}").quantization == spec_format
     with pytest.raises(SpecError, match="means weights of 4 bits, the spec"):
-        deployment().estimate("vllm serve m -tp 4 -q awq")
+        deployment().predict("vllm serve m -tp 4 -q awq")
 
 
 def test_options_come_from_the_file_that_a_command_names_or_writes(deployment: Made) -> None:
