@@ -432,7 +432,7 @@ def test_counts_generated_configs_as_transformers_does(
     folder = tmp_path_factory.mktemp(architecture)
 
     @given(configs(architecture))
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=8)
     def agree(config: dict[str, Any]) -> None:
         file = folder / "config.json"
         file.write_text(json.dumps(config))
