@@ -283,8 +283,7 @@ def hidden_launcher() -> Callable[..., FakeLauncher]:
         plan = read_plan(folder)
         machine = api.machine_of(plan.cluster.pools[0], read_used_profile(folder))
         truth = {"computation": computation, "communication": communication}
-        residual = machine.residual.model_copy(update=truth)
-        hidden = dataclasses.replace(machine, residual=residual)
+        hidden = dataclasses.replace(machine, residual=machine.residual.model_copy(update=truth))
         return FakeLauncher(api.work_of(plan), hidden, **options)
 
     return launcher

@@ -167,8 +167,7 @@ def test_a_share_of_a_period_is_a_ratio_a_second() -> None:
         ".5% per month": 0.005 / (30 * 86400.0),
         "2e-1% per 10d": 0.002 / (10 * 86400.0),
     }
-    result = {text: parse_share_per_s(text) for text in wanted}
-    assert result == pytest.approx(wanted)
+    assert {text: parse_share_per_s(text) for text in wanted} == pytest.approx(wanted)
 
 
 @each_row(

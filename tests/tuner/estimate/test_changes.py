@@ -142,9 +142,7 @@ def test_what_the_manifest_refuses_is_not_proposed(spec_of: MakeSpec) -> None:
         "--expert-model-parallel-size": "8",
         "--use-distributed-optimizer": "",
     }
-    result = read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8))
-
-    for change in all_changes(result):
+    for change in all_changes(read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8))):
         decision = change.decision
         # Overlap in a pipeline needs interleaving, in the engine and so in every proposal.
         overlaps = decision.a2a_overlap and decision.pipeline_model_parallel_size > 1

@@ -36,8 +36,7 @@ TITAN = (
 
 def failing(spec: Spec, **changes: Any) -> Spec:
     """Let the devices of a spec fail every two months, or as changed."""
-    stated = FAILING.model_copy(update=changes)
-    goal = spec.goal.model_copy(update={"reliability": stated})
+    goal = spec.goal.model_copy(update={"reliability": FAILING.model_copy(update=changes)})
     return spec.model_copy(update={"goal": goal})
 
 
@@ -340,8 +339,7 @@ def test_sharded_launches_save_in_the_background_where_their_release_can(spec: S
     ):
         flags = f"--save /shared --save-interval 80 {sharding} --micro-batch-size"
         launch = megatron.read(text.replace("--micro-batch-size", flags, 1), source="run.sh")
-        own = spec.model_copy(update={"emit": (emit,)})
-        change = present(checkpoints_of(own, launch).change)
+        change = present(checkpoints_of(spec.model_copy(update={"emit": (emit,)}), launch).change)
         assert any("--async-save" in line for line in change.lines) == is_told, (sharding, emit)
 
 
@@ -362,5 +360,4 @@ def test_time_lost_to_waiting_for_a_node_is_said_of_spares(
     assert "with 2 more spare nodes (goal.reliability.spare_nodes)" in said
     assert "of the time advances training" not in said.split("spares ")[0].split("checkpoints ")[-1]
     # Where nodes are back at once nothing waits.
-    at_once = checkpoints_of(spec, saving_rarely(IN_BACKGROUND))
-    assert at_once.more_spare_nodes == 0
+    assert checkpoints_of(spec, saving_rarely(IN_BACKGROUND)).more_spare_nodes == 0

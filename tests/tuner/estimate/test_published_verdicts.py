@@ -178,8 +178,7 @@ LLAMA = (
 def test_parameters_are_fp32_where_no_flag_says_otherwise(spec_of: MakeSpec) -> None:
     # NVIDIA/Megatron-LM#1000: about 20 TFLOP/s on A100, 11.9 minutes a step; 16 bytes a parameter.
     spec = spec_of("llama-3.1-70b", nodes=2, device="a100-80gb-sxm", global_batch_size=128)
-    launch = megatron.read(LLAMA, source="run.sh")
-    priced = predict(spec, launch, residuals=shipped_residuals())
+    priced = predict(spec, megatron.read(LLAMA, source="run.sh"), residuals=shipped_residuals())
     low, high = priced.step_time_s_band
     assert low < 11.9 * 60.0 < high
     rank = priced.memory[0]

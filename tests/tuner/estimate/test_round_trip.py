@@ -180,8 +180,7 @@ def differences(
             continue
         lines = flag_lines(launch, before, after)
         said = f"{[change.what for change in group]} by {lines}"
-        changed = edit(text, lines)
-        again = read_text(changed, format_name=str(launch.engine), source="launch")
+        again = read_text(edit(text, lines), format_name=str(launch.engine), source="launch")
         own, _ = build_configuration(again, spec)
         if to_decision(own, spec.model) != to_decision(after, spec.model):
             yield f"{said}: {to_decision(own, spec.model)}, not {to_decision(after, spec.model)}"

@@ -121,8 +121,7 @@ def test_what_no_file_says_of_a_config_is_the_specs(spec_of: MakeSpec) -> None:
     assert (configured.sequence, configured.micro_batch, configured.global_batch) == (1024, 3, 24)
     assert any("unknown" in note and "config_registry.py" in note for note in notes)
     stated = " --training.local_batch_size 2 --training.seq_len 512"
-    launch = read(COMMAND + "unknown" + stated, source="run.sh")
-    configured, _ = build_configuration(launch, spec)
+    configured, _ = build_configuration(read(COMMAND + "unknown" + stated, source="run.sh"), spec)
     assert (configured.sequence, configured.micro_batch, configured.global_batch) == (512, 2, 16)
 
 

@@ -115,8 +115,7 @@ def test_the_share_of_useful_time_is_that_of_the_simulation() -> None:
             assert error < 0.01 * expected
             # 4.5 standard errors of 8 lives (t distribution) are left once in 500.
             assert abs(float(np.mean(ratios)) - expected) < 4.5 * error
-            off = abs(float(np.mean(waiting)) - float(found.waiting_ratio))
-            assert off <= 4.5 * waiting_error
+            assert abs(float(np.mean(waiting)) - float(found.waiting_ratio)) <= 4.5 * waiting_error
     failures.check()
 
 
@@ -217,8 +216,7 @@ def test_a_cycle_takes_its_seconds_from_bytes_and_bandwidths() -> None:
 
 def test_an_asynchronous_write_is_done_before_the_next_begins() -> None:
     # The best interval would be sqrt(2 * 0.18 * 24.4 h) = 180 s, the write takes 235 s.
-    found = cycle(BIG, _whole(asynchronous=True), step_s=10.0)
-    assert found.work_s == pytest.approx(235.0)
+    assert cycle(BIG, _whole(asynchronous=True), step_s=10.0).work_s == pytest.approx(235.0)
     with_interval = cycle(BIG, _whole(asynchronous=True, interval_s=60.0), step_s=10.0)
     assert with_interval.work_s == pytest.approx(235.0)
 

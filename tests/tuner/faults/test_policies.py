@@ -169,8 +169,7 @@ def test_plan_and_forecast_have_the_same_share() -> None:
 
 def test_where_shared_storage_is_chosen_nothing_changes() -> None:
     run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
-    slow = replace(HOST, node_bytes_per_s=1e8, replicas=(1,))
-    model = replace(BESIDE, host=slow)
+    model = replace(BESIDE, host=replace(HOST, node_bytes_per_s=1e8, replicas=(1,)))
     made = forecast(run, jobs=JOBS, reliability=model)
     assert present(made.checkpoint_levels).levels == (Level.SHARED,)
     without = forecast(run, jobs=JOBS, reliability=replace(model, host=None))
@@ -214,8 +213,7 @@ def test_no_host_interval_beside_a_stated_one_is_better() -> None:
     failures = Failures()
     for model, stated_steps in ((MODEL, 100), (FRAGILE, 150), (FEW_STEPS, 64)):
         stated = replace(model, interval_s=10.0 * stated_steps)
-        choice = choose_policy(JOBS, stated, step_s=10.0)
-        for one in choice.by_replicas:
+        for one in choose_policy(JOBS, stated, step_s=10.0).by_replicas:
             seconds = run_seconds(JOBS, stated, replicas=one.policy.replicas, step_s=10.0)
             rates = failure_rates(JOBS, stated)
             divisors = [steps for steps in range(1, stated_steps) if stated_steps % steps == 0]
@@ -260,8 +258,7 @@ def test_what_is_not_possible_says_why() -> None:
             assert any(message in reason for reason in choice.left_out), choice.left_out
             assert len(choice.left_out) == 1
             assert len(choice.by_replicas) == left
-        host = present(model.host)
-        needed = replace(model, host=replace(host, is_optional=False, replicas=(1,)))
+        needed = replace(model, host=replace(present(model.host), is_optional=False, replicas=(1,)))
         run = TrainingRun(step_s=step_s, tokens_per_step=1, tokens=None, devices_per_node=8)
         made = forecast(run, jobs=jobs, reliability=needed)
         with failures.of(message, "needed"):

@@ -80,6 +80,5 @@ def test_an_assumed_checkpoint_bandwidth_is_noted_once(tmp_path: Path) -> None:
     assert "assumed to be 2.00 GB/s a machine" in told[0]
     reliability = present(spec.goal.reliability)
     known = reliability.model_copy(update={"checkpoint": Checkpoint(bandwidth=1e10)})
-    goal = spec.goal.model_copy(update={"reliability": known})
-    spec = spec.model_copy(update={"goal": goal})
+    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"reliability": known})})
     assert not [one for one in analytic_notes(spec, {}, calibrated=True) if "checkpoint" in one]

@@ -226,8 +226,7 @@ def test_spares_are_those_that_the_spec_keeps_back_and_no_other_unused_machines(
 def test_the_usual_rate_of_all_machines_writes_and_reads_a_checkpoint() -> None:
     # 140 GB over 16 machines of 2 GB/s: 4.375 s; the copy of 140 GB / 128 at 50 GB/s: 0.021875 s.
     found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
-    strategies = _strategies(data=[128.0])
-    jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=STATED)
+    jobs = jobs_on_pool(_strategies(data=[128.0]), parameters=1e10, pool=POOL, stated=STATED)
     assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([4.375])
     assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([4.396875])
 

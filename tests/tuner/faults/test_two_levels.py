@@ -196,8 +196,7 @@ def test_rare_failures_cost_no_digits() -> None:
         for rate in (1e-9, 1e-12):
             rates = FailureRates(process_per_s=rate, node_per_s=2 * rate, together_per_s=3 * rate)
             shares = level_shares(policy, times, rates)
-            from_host = rates.process_per_s + rates.node_per_s
-            host_cost_s = from_host * lost_s / period_s
+            host_cost_s = (rates.process_per_s + rates.node_per_s) * lost_s / period_s
             host_cost_s += rates.process_per_s * 60.0 + rates.node_per_s * 120.0
             host_cost_s += newest_shared * (
                 rates.process_per_s * (100.0 - 60.0) + rates.node_per_s * (200.0 - 120.0)

@@ -69,8 +69,7 @@ def placed(folder: Path) -> str:
         slots_per_rank=(len(row) // RANKS,) * RANKS,
     )
     (folder / "place").mkdir()
-    plan = sample_placement(decision).plan.model_dump_json()
-    (folder / "place" / "plan.json").write_text(plan)
+    (folder / "place" / "plan.json").write_text(sample_placement(decision).plan.model_dump_json())
     return "placement: place/plan.json"
 
 
@@ -84,8 +83,7 @@ def test_a_placement_is_priced_served_and_emitted(tmp_path: Path) -> None:
     assert any("as placed in" in note for note in made.plan.provenance.notes)
     assert any("in order of ids" in note for note in alone.provenance.notes)
     out = tmp_path / "out"
-    written = write_serve_plan(out, made.plan, spec=made.spec)
-    assert "used/placement.json" in written.files
+    assert "used/placement.json" in write_serve_plan(out, made.plan, spec=made.spec).files
     scripts = [file.read_text() for file in (out / "launch" / "vllm").glob("*.sh")]
     assert any("moetune_placement" in text for text in scripts)
     assert any(f'"num_redundant_experts": {12 - EXPERTS}' in text for text in scripts)

@@ -114,12 +114,9 @@ def test_a_new_plan_keeps_nothing_of_the_former_one(
         launch=hidden_launcher(planned),
     )
     assert (planned / VERIFIED_NAME).exists()
-    mine = planned / "launch" / "slurm" / "notes of the user.txt"
-    mine.write_text("keep")
-    fewer = made.plan.model_copy(update={"emit": ("reference",)})
-    written = _write(planned, made, fewer)
-    left = _contents(planned).keys()
-    assert left == {*written.files, "launch/slurm/notes of the user.txt"}
+    (planned / "launch" / "slurm" / "notes of the user.txt").write_text("keep")
+    written = _write(planned, made, made.plan.model_copy(update={"emit": ("reference",)}))
+    assert _contents(planned).keys() == {*written.files, "launch/slurm/notes of the user.txt"}
     assert not (planned / "launch" / "megatron-lm").exists()
     assert not (planned / VERIFIED_NAME).exists()
     assert not (planned / TRIALS_NAME).exists()
@@ -142,8 +139,7 @@ def test_only_files_inside_its_own_folders_are_ever_removed(
 
 def test_a_damaged_former_plan_is_replaced(planned: Path, made: api.Planned) -> None:
     (planned / PLAN_NAME).write_text("{")
-    written = _write(planned, made)
-    assert read_plan(planned) == written
+    assert read_plan(planned) == _write(planned, made)
 
 
 def test_a_plan_can_be_made_again_from_the_profile_that_it_holds(

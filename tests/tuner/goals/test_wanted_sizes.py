@@ -84,8 +84,7 @@ def test_a_placement_looks_up_the_type_of_its_weights(tmp_path: Path) -> None:
 
 
 def test_what_prices_nothing_looks_up_nothing() -> None:
-    wanted = api.wanted_sizes(EXAMPLES / "placement" / "balance.yaml")
-    assert wanted == WantedSizes(cases=())
+    assert api.wanted_sizes(EXAMPLES / "placement" / "balance.yaml") == WantedSizes(cases=())
 
 
 def test_a_profile_of_the_listed_sizes_prices_the_plan(

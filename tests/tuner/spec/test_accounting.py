@@ -41,8 +41,7 @@ NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
 
 
 def architecture_of(name: str) -> str:
-    config = json.loads((MODELS / name / "config.json").read_text())
-    return str(config["architectures"][0])
+    return str(json.loads((MODELS / name / "config.json").read_text())["architectures"][0])
 
 
 ONE_OF_EACH = sorted({architecture_of(name): name for name in reversed(NAMES)}.values())

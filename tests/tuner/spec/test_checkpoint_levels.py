@@ -108,8 +108,7 @@ def test_a_log_parts_what_takes_a_machine_from_software(
     log.write_text("component,count\ndevice,4\nnode,2\nlink,1\nsoftware,6\n")
     stated_log = {"path": str(log), "devices": 16, "period": "1000h"}
     one = _read(tiny_spec(), {"log": stated_log})
-    both = _read(tiny_spec(), {"log": stated_log, "checkpoint": {"levels": "auto"}})
-    for stated in (one, both):
+    for stated in (one, _read(tiny_spec(), {"log": stated_log, "checkpoint": {"levels": "auto"}})):
         # Four machines of four devices, as in the cluster, for 1000 hours; software loses none.
         assert stated.device_mtbf == pytest.approx(16_000 * HOUR / 4)
         assert stated.node_mtbf == pytest.approx(4000 * HOUR / 3)

@@ -72,8 +72,7 @@ def test_a_domain_that_is_not_stated_is_that_of_the_devices_servers_or_racks() -
         stated = {"name": "a", "device": device, "nodes": nodes, "devices_per_node": each}
         assert Pool.model_validate(stated).domain == domain, stated
         assert Pool.model_validate({**stated, "scale_up_domain": each}).domain == each
-    unknown = Pool(name="a", device="tomorrow-1", nodes=2, devices_per_node=4)
-    assert unknown.domain == 4
+    assert Pool(name="a", device="tomorrow-1", nodes=2, devices_per_node=4).domain == 4
 
 
 def test_memory_of_a_host_is_stated_with_what_no_job_may_take() -> None:

@@ -103,8 +103,7 @@ def test_a_bad_record_is_refused_by_field_and_value(
 
 def test_a_stored_recording_and_an_engines_dump_say_the_same(tmp_path: Path) -> None:
     passes = [[[1, 2, 3, 4], [5, 5, 10, 0]], [[3, 2, 1, 4], [0, 5, 10, 5]]]
-    changes = {"passes": passes, "logical_count": np.sum(passes, axis=0).tolist()}
-    plain = written(tmp_path, changes)
+    plain = written(tmp_path, {"passes": passes, "logical_count": np.sum(passes, axis=0).tolist()})
     write_recording(tmp_path / "stored", read_recording(plain))
     record = read_routing(tmp_path / "stored")
     assert record == read_routing(plain)

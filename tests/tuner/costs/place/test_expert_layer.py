@@ -116,8 +116,7 @@ def test_sending_a_token_once_costs_less_than_once_an_expert() -> None:
     # Eight experts on at most two nodes.
     merged = seconds(made, copies, reach=Reach(ranks=6.5, domains=1.9))
     assert merged < 0.5 * seconds(made, copies)
-    closer = seconds(made, copies, reach=Reach(ranks=4.0, domains=1.2))
-    assert closer < merged
+    assert seconds(made, copies, reach=Reach(ranks=4.0, domains=1.2)) < merged
 
 
 def test_one_rank_exchanges_nothing() -> None:

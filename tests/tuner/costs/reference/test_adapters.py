@@ -164,8 +164,7 @@ def test_a_step_keeps_the_bytes_that_are_predicted(precision: str) -> None:
             prices=Free(curves={}),
             residual=residual_for("reference", device="", device_kind="cpu"),
         )
-        costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
-        predicted = predict(costs, decision)
+        predicted = predict(CandidateCosts(work=work, degrees=degrees, machine=machine), decision)
         case = (targets, stage)
         assert predicted.activation_bytes[0] == pytest.approx(meter.peak_bytes, rel=0.01), case
         (own,) = predicted.stages

@@ -70,9 +70,7 @@ def test_every_regime_has_a_band_for_new_pairs_that_holds_the_prediction() -> No
 
 def test_what_is_predicted_from_datasheets_may_take_longer() -> None:
     for engine in get_args(EngineName):
-        from_kernels = found(engine)
-        from_sheet = found(engine, has_kernels=False)
-        assert from_sheet.tpot.high_ratio > from_kernels.tpot.high_ratio
+        assert found(engine, has_kernels=False).tpot.high_ratio > found(engine).tpot.high_ratio
 
 
 def test_a_release_a_generation_or_a_mode_without_any_row_widens_the_band_and_is_named() -> None:
@@ -155,8 +153,7 @@ def test_most_known_pairs_have_a_narrower_band_than_new_ones_of_their_engine() -
 
 
 def test_what_ships_holds_pairs_that_were_left_out_as_often_as_the_target_asks() -> None:
-    held = {(one.mode, one.kernels): one for one in shipped().coverages}
-    whole = held["aggregated", "tables"]
+    whole = {(one.mode, one.kernels): one for one in shipped().coverages}["aggregated", "tables"]
     assert whole.pairs >= 13
     assert whole.ttft >= 0.78
     assert whole.tpot >= 0.78

@@ -151,8 +151,7 @@ def test_sparse_attention_without_a_table_looks_at_what_its_indexer_picks() -> N
     assert long - short == pytest.approx(more, rel=1e-6)
     assert short > scored
     # Attention itself no longer grows; with all tokens kept it would.
-    every = float(sparse(65536).decode_s(many, np.array([65536.0]))[0])
-    assert every > 2.0 * long
+    assert float(sparse(65536).decode_s(many, np.array([65536.0]))[0]) > 2.0 * long
     assert {"index_scores", "sparse_core"} <= one.machine.estimated
 
 
@@ -175,8 +174,7 @@ def test_chunks_are_prompts_of_their_own() -> None:
     assert chunked.prompt_s(np.array([8192.0])) == pytest.approx(one)
     assert chunked.prompt_s(np.array([32768.0])) == pytest.approx(4 * one)
     many, past = np.array([64.0]), np.array([32768.0])
-    half = np.array([4096.0])
-    assert chunked.decode_s(many, past) == pytest.approx(whole.decode_s(many, half))
+    assert chunked.decode_s(many, past) == pytest.approx(whole.decode_s(many, np.array([4096.0])))
     short = np.array([1000.0])
     assert chunked.decode_s(many, short) == pytest.approx(whole.decode_s(many, short))
 

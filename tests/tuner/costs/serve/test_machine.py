@@ -106,9 +106,7 @@ def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
 
 
 def test_one_rank_needs_no_collective() -> None:
-    machine = ServingMachine(sheet=H200, tables=None)
-    found = machine.seconds(reduction(AT, ranks=1))
-    assert float(found[0]) == 0.0
+    assert float(ServingMachine(sheet=H200, tables=None).seconds(reduction(AT, ranks=1))[0]) == 0.0
 
 
 def test_the_faster_of_nccl_and_the_engines_own_kernel_counts(build: Build) -> None:
@@ -136,8 +134,7 @@ def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
     machine = ServingMachine(sheet=H200, tables=None)
     at = np.array([1e6])
     inside = machine.seconds(reduction(at, ranks=8))
-    beyond = machine.seconds(reduction(at, ranks=16))
-    assert float(beyond[0]) > float(inside[0]) + 20e-6
+    assert float(machine.seconds(reduction(at, ranks=16))[0]) > float(inside[0]) + 20e-6
 
 
 def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Build) -> None:
@@ -163,8 +160,7 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     at_last = present(machine.deepep_s(np.array([1024.0, 1025.0]), hidden=64, top_k=2, ranks=16)[1])
     assert at_last == pytest.approx([8 * 5e-5, np.inf])
     # A few more ranks than were measured are like those; fewer, or many more, are not.
-    near = present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24))
-    assert near == pytest.approx(found)
+    assert present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24)) == pytest.approx(found)
     assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=8) is None
     assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=64) is None
 

@@ -16,8 +16,7 @@ AT = np.array([8.0])
 
 
 def gemm(build: Build, time_s: float, **named: str) -> Arrays:
-    rows = [({"m": m, "n": 64, "k": 64}, time_s) for m in (1, 8, 64)]
-    return build("gemm", rows, **named)
+    return build("gemm", [({"m": m, "n": 64, "k": 64}, time_s) for m in (1, 8, 64)], **named)
 
 
 def gemm_s(tables_of: list[Arrays], *, software: str, dtype: str) -> float:

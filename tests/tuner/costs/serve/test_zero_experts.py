@@ -127,16 +127,14 @@ def test_weights_by_hand() -> None:
     # In decode steps a second copy of the up-projection of keys and values is kept.
     attention += 512 * 64 * 256
     layer = 2 * (attention + 3 * 6144 * 12288) + 768 * 6144 + 512 * 3 * 6144 * 2048
-    total = weight_bytes(LONGCAT, BF16, InstanceDegrees())
-    assert total == 2 * (28 * layer + 2 * 131_072 * 6144)
+    assert weight_bytes(LONGCAT, BF16, InstanceDegrees()) == 2 * (28 * layer + 2 * 131_072 * 6144)
 
 
 def test_a_pipeline_keeps_layers_together_that_a_shortcut_joins() -> None:
     assert (LONGCAT.num_layers, LONGCAT.most_stages) == (56, 28)
     # Eight stages: four of four layers of LongCat, and four of three.
     assert stage_ratio(LONGCAT, InstanceDegrees(pipeline=8)) == 4 / 28
-    plain = replace(LONGCAT, stage_unit=1)
-    assert stage_ratio(plain, InstanceDegrees(pipeline=8)) == 7 / 56
+    assert stage_ratio(replace(LONGCAT, stage_unit=1), InstanceDegrees(pipeline=8)) == 7 / 56
 
 
 def test_its_draft_layer_is_dense() -> None:

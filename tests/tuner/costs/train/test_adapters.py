@@ -255,8 +255,7 @@ def test_columns_of_several_kinds_are_priced_as_each_alone() -> None:
         SHEET.generation, precision=GemmPrecision.BF16, software=Software.TRANSFORMERS
     )
     found = price_step(shape, together, HARDWARE, constants, one_stage(LLAMA)).step_s
-    alone = [number(step(one).step_s) for one in kinds]
-    assert np.asarray(found) == pytest.approx(alone)
+    assert np.asarray(found) == pytest.approx([number(step(one).step_s) for one in kinds])
     peaks = price_memory(
         shape,
         together,

@@ -35,8 +35,7 @@ def _visible(
 
 
 def test_the_engines_own_size_grows_with_the_ranks() -> None:
-    actual = np.asarray(default_bucket(np.array([8.0, 40.0, 512.0])))
-    assert actual.tolist() == [40e6, 40e6, 512e6]
+    assert np.asarray(default_bucket(np.array([8.0, 40.0, 512.0]))).tolist() == [40e6, 40e6, 512e6]
 
 
 def test_by_hand() -> None:

@@ -239,8 +239,7 @@ def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> 
 
 
 def test_models_of_attention_alone_have_shares_of_one() -> None:
-    model = example_model("mixtral-8x7b")
-    shape = to_shape(model, mtp_layers=0)
+    shape = to_shape(example_model("mixtral-8x7b"), mtp_layers=0)
     assert (shape.moe_attention, shape.moe_linear, shape.dense_network) == (1.0, 0.0, 1.0)
     assert not shape.has_linear
     assert float(shape.expert_hidden) == shape.hidden

@@ -144,8 +144,7 @@ def test_sharded_state_takes_16_bytes_of_a_parameter() -> None:
     strategy = Strategies(
         sequence=8192.0, micro_batch=2.0, num_microbatches=1.0, data=data, zero_stage=3.0
     )
-    constants = MemoryConstants(gathers_master=1.0)
-    price = _price(LLAMA_8B, strategy, _stages([32.0], [0.0]), constants)
+    price = _price(LLAMA_8B, strategy, _stages([32.0], [0.0]), MemoryConstants(gathers_master=1.0))
     parameters = 32 * 218_112_000 + 2 * 128256 * 4096
     slope = np.diff(price.total_PC[0]) / np.diff(1.0 / data) / parameters
     assert slope == pytest.approx([16.0] * 4, rel=2e-3)
@@ -180,8 +179,7 @@ def test_tied_embeddings_count_once_on_one_rank_and_twice_on_two() -> None:
     two = dataclasses.replace(one, pipeline=2.0)
     apart = _price(TOY, one, _stages([8.0], [0.0])).weights_PC.sum()
     assert apart - _price(tied, one, _stages([8.0], [0.0])).weights_PC.sum() == 2 * 65_536
-    on_two = _stages([4.0, 4.0], [0.0, 0.0])
-    assert _price(tied, two, on_two).weights_PC.sum() == apart
+    assert _price(tied, two, _stages([4.0, 4.0], [0.0, 0.0])).weights_PC.sum() == apart
 
 
 def test_predicted_tokens_bring_a_layer_a_projection_an_embedding_and_logits() -> None:
@@ -506,8 +504,7 @@ def test_recompute_chunks_and_sharding_never_cost_memory_and_load_never_saves_an
     assert (total(recompute_full=0.0, optimizer_offload=1.0) <= plain + slack).all()
     assert (total(recompute_full=0.0, gradient_bytes=2.0) <= plain + slack).all()
     assert (total(recompute_full=0.0, expert_imbalance_p99=2.0) >= plain - slack).all()
-    chunked = total(recompute_full=1.0, chunks=4.0)
-    assert (chunked <= total(recompute_full=1.0) + slack).all()
+    assert (total(recompute_full=1.0, chunks=4.0) <= total(recompute_full=1.0) + slack).all()
 
 
 def test_units_are_shared_by_pipelines_of_any_depth() -> None:

@@ -274,8 +274,7 @@ def test_sharding_parameters_costs_gathers_between_nodes() -> None:
 def test_a_faster_part_never_makes_a_step_slower(
     name: str, factor: float, model: ModelShape, tensor: float, pipeline: float
 ) -> None:
-    value = float(np.asarray(getattr(MACHINE, name)))
-    faster = replace(MACHINE, **{name: value * factor})
+    faster = replace(MACHINE, **{name: float(np.asarray(getattr(MACHINE, name))) * factor})
     # A faster product alone makes one more type's element; both peaks belong together.
     if name in ("matmul_flop_per_s", "attention_flop_per_s"):
         faster = replace(
@@ -284,8 +283,7 @@ def test_a_faster_part_never_makes_a_step_slower(
             attention_flop_per_s=989e12 * factor,
         )
     degrees: dict[str, Any] = {"tensor": tensor, "pipeline": pipeline, "data": 8.0, "expert": 8.0}
-    before = step_s(model, MACHINE, **degrees)
-    assert step_s(model, faster, **degrees) <= before * (1 + 1e-12)
+    assert step_s(model, faster, **degrees) <= step_s(model, MACHINE, **degrees) * (1 + 1e-12)
 
 
 def test_columns_are_priced_independently() -> None:

@@ -312,8 +312,7 @@ def test_optimizer_states_have_the_bytes_of_their_types() -> None:
     ),
 )
 def test_types_that_the_engine_refuses_are_refused(flags: str, named: str) -> None:
-    least = "--micro-batch-size 1 --bf16 "
-    assert named in said(megatron.read, least + flags), flags
+    assert named in said(megatron.read, "--micro-batch-size 1 --bf16 " + flags), flags
 
 
 @each_row(

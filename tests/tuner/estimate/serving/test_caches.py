@@ -293,8 +293,7 @@ def test_whole_prompts_take_what_waits_and_not_what_a_step_may_hold(deployment: 
         " --max-prefill-tokens 260768"
     )
     # 1.5 MiB of each of these tokens are more than the device has (SGLang 0.5.23).
-    result = made.predict(start)
-    assert "default share of memory, -1.1" in result.misfit
+    assert "default share of memory, -1.1" in made.predict(start).misfit
     assert made.predict(f"{start} --mem-fraction-static 0.95").fits
 
 

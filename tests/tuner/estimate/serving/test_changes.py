@@ -69,8 +69,7 @@ def test_the_longest_request_that_has_room_is_a_change(deployment: Made) -> None
 
 
 def test_no_change_makes_it_fit_only_where_none_does(deployment: Made) -> None:
-    made = deployment(nodes=1, slo="{}", traffic=SHORT)
-    few = made.estimate("vllm serve m -tp 1")
+    few = deployment(nodes=1, slo="{}", traffic=SHORT).estimate("vllm serve m -tp 1")
     assert not few.fits
     assert {"TP 1 -> 2", "PP 1 -> 2"} <= {what.partition(",")[0] for what in whats(few)}
     none = deployment(model="deepseek-v3", nodes=1, slo="{}", traffic=SHORT)

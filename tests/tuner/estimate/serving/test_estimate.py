@@ -64,8 +64,7 @@ def test_a_stated_cache_counts_whatever_the_share_and_must_fit_beside_the_steps(
     tight = made.predict(f"{stated} 79G")
     assert not tight.fits
     assert "give the engine a smaller cache" in tight.misfit
-    small = made.predict(f"{stated} 1M")
-    assert "has no room for a request" in small.misfit
+    assert "has no room for a request" in made.predict(f"{stated} 1M").misfit
 
 
 def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deployment: Made) -> None:
@@ -80,8 +79,7 @@ def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deploymen
 
 def test_a_model_far_too_large_gets_a_degree_that_fits(deployment: Made) -> None:
     result = deployment(model="deepseek-v3", device="h200-sxm", extra="quantization: fp8_block")
-    change = present(result.estimate(f"{START} -tp 2").smallest_change)
-    assert change.instance.devices == 8
+    assert present(result.estimate(f"{START} -tp 2").smallest_change).instance.devices == 8
     nowhere = deployment(model="deepseek-v3", nodes=1, extra="quantization: bf16")
     assert nowhere.estimate(f"{START} -tp 8").changes == ()
 
@@ -100,8 +98,7 @@ def test_a_launch_that_falls_behind_says_how_many_would_do(deployment: Made) -> 
 
 
 def test_copies_behind_one_command_share_the_traffic(deployment: Made) -> None:
-    made = deployment(model="llama-3.1-8b")
-    result = made.predict(f"{START} -dp 4 --max-num-seqs 64")
+    result = deployment(model="llama-3.1-8b").predict(f"{START} -dp 4 --max-num-seqs 64")
     assert result.instance.count == 4
     assert result.load.devices == 4
 
@@ -272,8 +269,7 @@ def test_all_to_all_backends_and_two_batch_overlap_are_priced(deployment: Made) 
     dispatched, halved = made.estimate(start), made.predict(f"{start} --enable-two-batch-overlap")
     assert halved.instance.two_batch_overlap
     assert "--enable-two-batch-overlap" in halved.flags_understood
-    times = {mean_tpot_s(one) for one in (gathered, dispatched, halved)}
-    assert len(times) == 3
+    assert len({mean_tpot_s(one) for one in (gathered, dispatched, halved)}) == 3
     assert "with two-batch overlap" in {one.what for one in dispatched.changes}
     assert "all-to-all allgather -> deepep_low_latency" in {one.what for one in gathered.changes}
 

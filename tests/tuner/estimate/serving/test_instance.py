@@ -476,8 +476,7 @@ def test_caches_and_weights_on_hosts_are_counted_by_node(deployment: Made) -> No
 def test_a_host_holds_what_its_launches_ask_for_or_they_do_not_fit(deployment: Made) -> None:
     made = deployment()
     asked = f"{ON_HOSTS} --kv-offloading-size 256"
-    text = words_of(serving_estimate_sections(made.estimate(asked)))
-    assert "cluster.pools[].host" in text
+    assert "cluster.pools[].host" in words_of(serving_estimate_sections(made.estimate(asked)))
     for memory, instances, fits in ((320, 1, True), (320, 2, False), (128, 1, False)):
         pool = made.spec.cluster.pools[0].model_copy(update={"host": Host(memory=memory * GIB)})
         spec = replace(made.spec, cluster=Cluster(pools=(pool,)))

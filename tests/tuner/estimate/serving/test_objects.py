@@ -386,8 +386,7 @@ services:
 def test_compose_services_are_read_from_image_entrypoint_and_command(
     read: Callable[..., Any], command: str
 ) -> None:
-    launch = read(COMPOSE.replace("COMMAND", command))
-    degrees = launch.setting.degrees
+    degrees = read(COMPOSE.replace("COMMAND", command)).setting.degrees
     assert (degrees.attention_tensor, degrees.expert) == (4, 4), command
 
 
@@ -452,8 +451,7 @@ def test_a_scripted_entrypoint_gets_its_arguments(read: Callable[..., Any]) -> N
     apart = SCRIPTED.replace("OTHER", "--kv-cache-dtype fp8")
     with pytest.raises(SpecError, match=r"starts 2 servers.*keep one branch.*--kv-cache-dtype"):
         read(apart)
-    decided = apart.replace("source /etc/links.sh", "LINKED=1")
-    assert read(decided).kv_cache_dtype == "bf16"
+    assert read(apart.replace("source /etc/links.sh", "LINKED=1")).kv_cache_dtype == "bf16"
     shifted = SCRIPTED.replace("source /etc/links.sh", "shift; shift").replace("OTHER", "x")
     assert read(shifted).setting.degrees.attention_tensor == 4
     pod = (

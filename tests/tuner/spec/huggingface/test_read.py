@@ -40,8 +40,7 @@ def refusal(path: Path) -> str:
 def test_reads_the_folder_or_the_file_and_names_the_model_by_it(tmp_path: Path) -> None:
     assert read_model(MODELS / "tiny-moe") == read_model(MODELS / "tiny-moe" / "config.json")
     assert read_model(MODELS / "glm-4.5").name == "glm-4.5"
-    other = written(tmp_path, {}).rename(tmp_path / "my model.json")
-    assert read_model(other).name == "my model"
+    assert read_model(written(tmp_path, {}).rename(tmp_path / "my model.json")).name == "my model"
 
 
 def test_reads_what_decides_public_models() -> None:

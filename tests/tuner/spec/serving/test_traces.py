@@ -235,8 +235,7 @@ def test_a_trace_by_hand(
 
 
 def test_poisson_arrivals_have_a_dispersion_of_one_at_every_window(write: Write) -> None:
-    rng = np.random.default_rng(5)
-    times = np.cumsum(rng.exponential(0.05, size=40_000))
+    times = np.cumsum(np.random.default_rng(5).exponential(0.05, size=40_000))
     summary = described(write(burst([(float(time_s), 5, 5) for time_s in times])))
     assert summary.rate_per_s == pytest.approx(20.0, rel=0.02)
     assert summary.gap_cv == pytest.approx(1.0, rel=0.02)

@@ -142,8 +142,7 @@ def test_slots_beyond_the_experts_are_copies_wherever_they_are_stated(
     (tmp_path / "balancer.yaml").write_text("num_slots: 264\nlayer_updates_per_iter: 0\n")
     for balancer in ({"num_slots": 264, "layer_updates_per_iter": 1}, "./balancer.yaml"):
         options = PLAIN | wide | {"moe_config": {"load_balancer": balancer}}
-        launch = read(options, model="deepseek-v3")
-        assert launch.setting.redundant_experts == 8, balancer
+        assert read(options, model="deepseek-v3").setting.redundant_experts == 8, balancer
 
 
 def test_a_file_of_options_is_read_by_itself(deployment: Made, tmp_path: Path) -> None:
