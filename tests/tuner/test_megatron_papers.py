@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import LayerKind
+from tests.expect import present
 from tests.rows import each_row
 from tuner.backtest.measured import flop_per_token
 from tuner.config.columns import Strategies
@@ -177,9 +178,7 @@ def _days(gpt: Gpt, *, gpus: int, batch: int, tera: int, tokens: float) -> float
         step_s=step_s, tokens_per_step=batch * SEQUENCE, tokens=tokens, devices_per_node=8
     )
     jobs = Jobs(devices=float(gpus), nodes=gpus / 8.0, checkpoint_bytes=0.0, writers=float(gpus))
-    found = forecast(run, jobs=jobs, reliability=None)
-    assert found.wall_clock_s is not None
-    return found.wall_clock_s / DAY
+    return present(forecast(run, jobs=jobs, reliability=None).wall_clock_s) / DAY
 
 
 # 2205.05198, table 5: model, GPUs, batch, seconds, MFU, HFU in percent, both with sequence

@@ -167,8 +167,7 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
     header = sending.header.model_copy(update={"machine": machine})
     sending = sending.model_copy(update={"header": header})
     level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=sending, obstacle="")
-    assert level is not None
-    assert level.node_bytes_per_s == pytest.approx(8e10)
+    assert present(level).node_bytes_per_s == pytest.approx(8e10)
 
 
 def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> None:

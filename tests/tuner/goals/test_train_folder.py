@@ -288,9 +288,7 @@ def test_launchers_ask_for_as_many_devices_as_the_plan(planned: Path) -> None:
 
 
 def _value(pattern: str, text: str) -> str:
-    result = re.search(pattern, text)
-    assert result is not None, pattern
-    return result[1]
+    return present(re.search(pattern, text))[1]
 
 
 def test_the_second_of_two_writers_of_one_plan_is_refused(tmp_path: Path) -> None:

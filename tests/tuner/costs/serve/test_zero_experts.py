@@ -76,9 +76,8 @@ def test_engines_say_whether_they_compute_them() -> None:
 
 def test_router_experts_and_exchange_follow_the_copies() -> None:
     tokens_Q = np.array([64.0, 4096.0])
-    plain = replace(EXPERTS, zero=0, top_k=8)
     without, skipped, computed = (
-        instance(plain, engine="trtllm"),
+        instance(replace(EXPERTS, zero=0, top_k=8), engine="trtllm"),
         instance(EXPERTS, engine="trtllm"),
         instance(EXPERTS, engine="vllm"),
     )

@@ -145,8 +145,7 @@ def _step_s(*, data: float, bucket: float, **changes: Numbers) -> float:
 
 def test_the_engines_own_size_stated_changes_no_price() -> None:
     for data in (8.0, 64.0, 1024.0):
-        own = float(default_bucket(data))
-        assert _step_s(data=data, bucket=own) == pytest.approx(
+        assert _step_s(data=data, bucket=float(default_bucket(data))) == pytest.approx(
             _step_s(data=data, bucket=0.0), rel=1e-12
         )
 

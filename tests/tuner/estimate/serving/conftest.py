@@ -29,10 +29,9 @@ class Deployment:
     spec: ServeSpec
 
     def read(self, text: str) -> ServingLaunch:
-        pool = pool_named(self.spec, None)
         return read_serving_text(
             text,
-            surroundings(self.spec, pool),
+            surroundings(self.spec, pool_named(self.spec, None)),
             engine=self.spec.goal.engine.name,
             source="launch.sh",
         )

@@ -585,8 +585,7 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
         ),
     ):
         result = read_router(text, source="the command", beside=FILES.get)
-        assert result is not None, text
-        assert str(result).partition(" by ")[2] == said, text
+        assert str(present(result)).partition(" by ")[2] == said, text
     for text in (
         "vllm serve m",
         "# vllm-router --policy random",
@@ -618,8 +617,7 @@ def test_routing_to_ranks_is_read_where_the_release_does_it() -> None:
     ):
         result = read_router(text, source="the command")
         assert result is not None, text
-        assert result.router is not None, text
-        assert (result.finds_ranks, result.router.ranks) == (finds, ranks), text
+        assert (result.finds_ranks, present(result.router).ranks) == (finds, ranks), text
         assert bool(result.cautions(8)) == ("--dp-aware" in text), text
         assert bool(result.cautions(4)) == ("--dp-aware" in text or ranks is not None), text
     with refused(SpecError, match="intra-node-data-parallel-size 0"):
