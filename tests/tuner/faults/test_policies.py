@@ -93,8 +93,7 @@ def test_no_intervals_are_better_than_the_chosen_ones() -> None:
 
 
 @pytest.mark.slow
-def test_no_intervals_are_better_in_any_case() -> None:
-    failures = Failures()
+def test_no_intervals_are_better_in_any_case(failures: Failures) -> None:
     for row in (
         (JOBS, FRAGILE, 60.0),
         (JOBS, BESIDE, 60.0),
@@ -102,7 +101,6 @@ def test_no_intervals_are_better_in_any_case() -> None:
     ):
         with failures.of(row):
             _compare_with_enumeration(row, most_steps=50, most_segments=70)
-    failures.check()
 
 
 def _compare_with_enumeration(
@@ -190,8 +188,7 @@ def test_stated_intervals_are_kept() -> None:
         assert choose_policy(JOBS, stated, step_s=10.0).ratio < free.ratio
 
 
-def test_a_stated_shared_interval_moves_by_a_step_or_two_percent() -> None:
-    failures = Failures()
+def test_a_stated_shared_interval_moves_by_a_step_or_two_percent(failures: Failures) -> None:
     one_copy = replace(HOST, replicas=(1,))
     # Also intervals whose only divisors are far from the best host interval, and no whole steps.
     for stated_s in (40.0, 70.0, 130.0, 470.0, 1000.0, 1013.0, 1990.0, 20_000.0):
@@ -206,11 +203,9 @@ def test_a_stated_shared_interval_moves_by_a_step_or_two_percent() -> None:
     slow = replace(QUICK, host=replace(one_copy, save_bytes_per_s=2e8), interval_s=85.0)
     policy = choose_policy(JOBS, slow, step_s=10.0).by_replicas[0].policy
     assert (policy.segment_steps, policy.shared_interval_steps) == (5, 10)
-    failures.check()
 
 
-def test_no_host_interval_beside_a_stated_one_is_better() -> None:
-    failures = Failures()
+def test_no_host_interval_beside_a_stated_one_is_better(failures: Failures) -> None:
     for model, stated_steps in ((MODEL, 100), (FRAGILE, 150), (FEW_STEPS, 64)):
         stated = replace(model, interval_s=10.0 * stated_steps)
         for one in choose_policy(JOBS, stated, step_s=10.0).by_replicas:
@@ -230,10 +225,9 @@ def test_no_host_interval_beside_a_stated_one_is_better() -> None:
                     ).training
                     for steps in divisors
                 )
-    failures.check()
 
 
-def test_what_is_not_possible_says_why() -> None:
+def test_what_is_not_possible_says_why(failures: Failures) -> None:
     small = replace(HOST, memory_bytes=150e9)
     odd = replace(JOBS, nodes=255.0)
     single = replace(JOBS, nodes=1.0, devices=8.0, writers=8.0)
@@ -242,7 +236,6 @@ def test_what_is_not_possible_says_why() -> None:
     quick = replace(BESIDE, host=replace(HOST, interval_s=0.3))
     crowded = replace(BESIDE, interval_s=200.0)
     unable = replace(MODEL, host=replace(HOST, obstacle="torchtitan has none"))
-    failures = Failures()
     for jobs, model, step_s, message, left in (
         (JOBS, replace(MODEL, host=small), 10.0, "1 replica take 205 GiB of a node's memory", 1),
         (odd, MODEL, 10.0, "groups of 2 nodes, into which 255 nodes cannot be divided", 1),
@@ -267,7 +260,6 @@ def test_what_is_not_possible_says_why() -> None:
             assert "\n" not in made.reason
             assert present(made.checkpoint_levels).levels == ()
             assert math.isinf(float(goodput_step_s(step_s, jobs=jobs, reliability=needed)))
-    failures.check()
 
 
 def test_copies_that_wait_for_a_write_need_memory() -> None:

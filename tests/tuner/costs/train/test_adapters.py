@@ -306,8 +306,9 @@ def test_what_peft_adapts_of_hybrids_is_what_is_counted() -> None:
     assert counted == pytest.approx(adapted_by_peft)
 
 
-def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first() -> None:
-    failures = Failures()
+def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first(
+    failures: Failures,
+) -> None:
     for name, layers, inputs, values in (
         # Queries and keys 2 x 2048, values and gate 2 x 4096, two numbers of 32 heads.
         ("qwen3-next-80b-a3b", 36, 2048 + 12352, 4096 + 2048),
@@ -320,7 +321,6 @@ def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first
         count = num_adapter_parameters(shape, strategy(tune, Stack.MEGATRON, model))
         with failures.of(name):
             assert number(count) == pytest.approx(16 * layers * (inputs + values))
-    failures.check()
 
 
 LINEAR_TARGETS = {
@@ -329,8 +329,7 @@ LINEAR_TARGETS = {
 }
 
 
-def test_adapters_of_linear_attention_take_time_and_keep_what_they_read() -> None:
-    failures = Failures()
+def test_adapters_of_linear_attention_take_time_and_keep_what_they_read(failures: Failures) -> None:
     for name, (first, last) in LINEAR_TARGETS.items():
         model = example_model(name)
         alone, read, written, both = (
@@ -349,4 +348,3 @@ def test_adapters_of_linear_attention_take_time_and_keep_what_they_read() -> Non
             assert kept[1] - kept[0] == pytest.approx(normed, rel=0.02)
             assert kept[2] - kept[0] == pytest.approx(outputs, rel=0.02)
             assert kept[3] - kept[0] == pytest.approx(normed + outputs, rel=0.02)
-    failures.check()
