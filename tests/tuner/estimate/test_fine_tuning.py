@@ -25,13 +25,17 @@ LAUNCH = (
 )
 
 
+LORA = Adapters(method="lora", rank=16, targets=("q_proj", "k_proj", "v_proj"))
+
+
+READ = read_text(LAUNCH, format_name="megatron", source="launch.sh")
+
+
 def test_adapters_take_less_time_and_memory_and_a_note_says_so(
     spec_of: Callable[..., Spec],
 ) -> None:
-    tune = Adapters(method="lora", rank=16, targets=("q_proj", "k_proj", "v_proj"))
-    launch = read_text(LAUNCH, format_name="megatron", source="launch.sh")
     full, tuned = (
-        predict(spec_of("llama-3.1-8b", nodes=1, tune=chosen), launch) for chosen in ("full", tune)
+        predict(spec_of("llama-3.1-8b", nodes=1, tune=chosen), READ) for chosen in ("full", LORA)
     )
     assert tuned.step_time_s < 0.9 * full.step_time_s
     peaks = [max(rank.total_bytes for rank in one.memory) for one in (full, tuned)]
@@ -41,11 +45,10 @@ def test_adapters_take_less_time_and_memory_and_a_note_says_so(
 
 
 def test_checkpoints_hold_the_adapters_alone(spec_of: Callable[..., Spec]) -> None:
-    tune = Adapters(method="lora", rank=16, targets=("q_proj", "k_proj", "v_proj"))
     launch = f"{LAUNCH} --save /shared --save-interval 500"
     failing = Reliability.model_validate({"device_mtbf": 5e6, "restart": 300.0})
     stated = []
-    for chosen in ("full", tune):
+    for chosen in ("full", LORA):
         spec = spec_of("llama-3.1-8b", nodes=1, tune=chosen)
         goal = spec.goal.model_copy(update={"reliability": failing})
         read = read_text(launch, format_name="megatron", source="launch.sh")
@@ -57,9 +60,8 @@ def test_checkpoints_hold_the_adapters_alone(spec_of: Callable[..., Spec]) -> No
 
 def test_a_launch_cannot_say_qlora(spec_of: Callable[..., Spec]) -> None:
     spec = spec_of("llama-3.1-8b", nodes=1, tune=Adapters(method="qlora", rank=16))
-    launch = read_text(LAUNCH, format_name="megatron", source="launch.sh")
     with pytest.raises(SpecError, match=r"4 bits \(qlora\) are priced on replicas"):
-        estimate(spec, launch)
+        estimate(spec, READ)
 
 
 # Launches whose samples are not packed: the length that they state is the longest of one.

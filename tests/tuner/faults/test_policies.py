@@ -140,11 +140,13 @@ def test_the_best_level_depends_on_what_fails() -> None:
     assert choose_policy(JOBS, replace(BESIDE, host=slow), step_s=10.0).chosen is None
 
 
+RUN = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
+
+
 def test_plan_and_forecast_have_the_same_share() -> None:
-    run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
     for model in (MODEL, BESIDE, replace(MODEL, repair_s=24 * HOUR, in_process_restart_s=30.0)):
         choice = choose_policy(JOBS, model, step_s=10.0)
-        made = forecast(run, jobs=JOBS, reliability=model)
+        made = forecast(RUN, jobs=JOBS, reliability=model)
         objective_s = float(goodput_step_s(10.0, jobs=JOBS, reliability=model))
         assert made.effective_step_s == pytest.approx(objective_s, rel=1e-14)
         assert made.effective_time_ratio == choice.ratio
@@ -166,11 +168,10 @@ def test_plan_and_forecast_have_the_same_share() -> None:
 
 
 def test_where_shared_storage_is_chosen_nothing_changes() -> None:
-    run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
     model = replace(BESIDE, host=replace(HOST, node_bytes_per_s=1e8, replicas=(1,)))
-    made = forecast(run, jobs=JOBS, reliability=model)
+    made = forecast(RUN, jobs=JOBS, reliability=model)
     assert present(made.checkpoint_levels).levels == (Level.SHARED,)
-    without = forecast(run, jobs=JOBS, reliability=replace(model, host=None))
+    without = forecast(RUN, jobs=JOBS, reliability=replace(model, host=None))
     assert made.model_copy(update={"checkpoint_levels": None}) == without
     assert "checkpoint_levels" not in without.model_dump()
     assert "checkpoint_levels" in made.model_dump()

@@ -96,20 +96,21 @@ def test_a_release_a_generation_or_a_mode_without_any_row_widens_the_band_and_is
     )
 
 
+QWEN3_32B_BANDS = found("vllm", decoder=QWEN3_32B, generation="hopper")
+
+
 def test_a_pair_whose_runs_are_all_of_one_generation_is_new_to_others() -> None:
-    own = found("vllm", decoder=QWEN3_32B, generation="hopper")
-    assert (own.lacking, own.note) == ((), "")
+    assert (QWEN3_32B_BANDS.lacking, QWEN3_32B_BANDS.note) == ((), "")
     other = found("vllm", decoder=QWEN3_32B, generation="blackwell")
     assert other.lacking == ("blackwell devices",)
-    assert is_wider(other, own)
+    assert is_wider(other, QWEN3_32B_BANDS)
 
 
 def test_a_device_without_runs_has_neither_the_band_of_a_pair_elsewhere_nor_its_vendors() -> None:
-    own = found("vllm", decoder=QWEN3_32B, generation="hopper")
     ampere, cdna3 = (
         found("vllm", decoder=QWEN3_32B, generation=name) for name in ("ampere", "cdna3")
     )
-    assert is_wider(ampere, own)
+    assert is_wider(ampere, QWEN3_32B_BANDS)
     assert is_wider(ampere, found("vllm", generation="hopper"))
     assert is_wider(cdna3, ampere)
     assert cdna3.tpot.high_ratio == pytest.approx(NEW_VENDOR * ampere.tpot.high_ratio)

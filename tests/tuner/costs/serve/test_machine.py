@@ -190,9 +190,11 @@ def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
     assert seconds(f"generation/{LOAD}") == pytest.approx(500e-6)
 
 
+MOE_AXES = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+
+
 def mxfp4(build: Build, software: str, written: str, time_s: float) -> Arrays:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
-    row = ({"tokens": 16, **axes}, time_s)
+    row = ({"tokens": 16, **MOE_AXES}, time_s)
     return build("moe", [row], software=software, kind=LOAD, dtype=written)
 
 
@@ -245,12 +247,11 @@ def test_weights_that_are_unpacked_take_what_was_measured() -> None:
 
 
 def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
     rows = {"fp8": 1e-6, "int4_wo": 4e-6}
     tables = kernel_tables(
         "x",
         [
-            build("moe", [({"tokens": 16, **axes}, time_s)], kind=LOAD, dtype=dtype)
+            build("moe", [({"tokens": 16, **MOE_AXES}, time_s)], kind=LOAD, dtype=dtype)
             for dtype, time_s in rows.items()
         ],
     )
@@ -263,8 +264,7 @@ def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) 
 
 
 def test_experts_of_two_matrices_have_rows_of_their_own(build: Build) -> None:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
-    row = {"tokens": 16, **axes}
+    row = {"tokens": 16, **MOE_AXES}
     gated, ungated = (
         build("moe", [(row, time_s)], kind=kind, dtype="bf16", software=software)
         for kind, time_s, software in ((LOAD, 3e-6, "vllm"), (f"{LOAD}/nongated", 2e-6, "trtllm"))
@@ -281,8 +281,7 @@ def test_experts_of_two_matrices_have_rows_of_their_own(build: Build) -> None:
 
 
 def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> None:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
-    row = ({"tokens": 16, **axes}, 1e-6)
+    row = ({"tokens": 16, **MOE_AXES}, 1e-6)
     tables = kernel_tables("x", [build("moe", [row], kind=LOAD, dtype="fp8_block")])
     half = SharedMachine(
         sheet=H200, tables=tables, share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5)

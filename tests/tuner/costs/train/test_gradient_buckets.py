@@ -123,8 +123,10 @@ CONSTANTS = uncalibrated(
 )
 
 
+QWEN3 = example_model("qwen3-30b-a3b")
+
+
 def _step_s(*, data: float, bucket: float, **changes: Numbers) -> float:
-    model = example_model("qwen3-30b-a3b")
     strategies = Strategies(
         **{
             "sequence": 4096.0,
@@ -137,9 +139,9 @@ def _step_s(*, data: float, bucket: float, **changes: Numbers) -> float:
         }
     )
     stages = stages_of_layouts(
-        model, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
+        QWEN3, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
     )
-    step = price_step(shape_of_model(model, mtp_layers=0), strategies, MACHINE, CONSTANTS, stages)
+    step = price_step(shape_of_model(QWEN3, mtp_layers=0), strategies, MACHINE, CONSTANTS, stages)
     return float(np.ravel(step.step_s)[0])
 
 
@@ -164,15 +166,14 @@ def test_a_size_means_nothing_without_overlap_or_with_sharded_parameters() -> No
 
 def test_sizes_are_priced_together() -> None:
     sizes = np.array([0.0, 40e6, 160e6])
-    model = example_model("qwen3-30b-a3b")
     stages = stages_of_layouts(
-        model, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
+        QWEN3, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
     )
     one = Strategies(
         sequence=4096.0, micro_batch=1.0, num_microbatches=2.0, data=1024.0, expert=8.0
     )
     many = replace(one, bucket_parameters=sizes)
     together = price_step(
-        shape_of_model(model, mtp_layers=0), many, MACHINE, CONSTANTS, stages
+        shape_of_model(QWEN3, mtp_layers=0), many, MACHINE, CONSTANTS, stages
     ).step_s
     assert np.ravel(together).tolist() == [_step_s(data=1024.0, bucket=size) for size in sizes]

@@ -283,10 +283,12 @@ def test_a_pipeline_is_priced(deployment: Made) -> None:
     assert piped.kv_tokens > 2 * plain.kv_tokens
 
 
+REPEATED = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
+
+
 def test_a_launch_without_a_prefix_cache_computes_every_prompt(deployment: Made) -> None:
-    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
-    cached = deployment(traffic=traffic).predict(f"{START} -tp 4")
-    whole = deployment(traffic=traffic).predict(f"{START} -tp 4 --no-enable-prefix-caching")
+    cached = deployment(traffic=REPEATED).predict(f"{START} -tp 4")
+    whole = deployment(traffic=REPEATED).predict(f"{START} -tp 4 --no-enable-prefix-caching")
     assert cached.load.ttft_s.p50 < 0.6 * whole.load.ttft_s.p50
     assert any("has no prefix cache" in note for note in whole.notes)
 
@@ -320,8 +322,7 @@ def test_a_session_finds_its_prefix_on_one_rank_unless_the_router_reaches_it(
 
 
 def test_tensorrt_llm_finds_prefixes_on_its_ranks_where_it_is_told_to(deployment: Made) -> None:
-    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
-    made = deployment(engine="trtllm", traffic=traffic)
+    made = deployment(engine="trtllm", traffic=REPEATED)
     start = "trtllm-serve serve m --tp_size 4 --ep_size 4 --enable_attention_dp"
     plain, told = (
         made.predict(f"{start} --attention-dp-config.{option}")
