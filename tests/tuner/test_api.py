@@ -25,14 +25,13 @@ from tuner.spec.read import read_spec
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort, Watcher
 
-Fields = dict[str, Any]
 Launcher = Callable[..., FakeLauncher]
 Spec = Callable[..., Path]
 Store = Callable[[Path, Profile], Path]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
-SMALL: Fields = {
+SMALL: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "micro_batch_size": 2,

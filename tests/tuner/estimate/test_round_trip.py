@@ -21,7 +21,6 @@ from tuner.estimate.prices import PricingSetup, price_configurations
 from tuner.estimate.registry import read_text
 from tuner.spec.spec import Spec
 
-MakeSpec = Callable[..., Spec]
 PAIRS: Final = 40
 """Of each launch, beside all single changes."""
 
@@ -201,7 +200,7 @@ def differences(
     [("megatron", MEGATRON_LAUNCHES), ("torchtitan", TORCHTITAN_LAUNCHES)],
 )
 def test_every_change_is_obeyed(
-    spec_of: MakeSpec, engine: str, launches: dict[str, tuple[str, int, str]]
+    spec_of: Callable[..., Spec], engine: str, launches: dict[str, tuple[str, int, str]]
 ) -> None:
     failures = []
     for name, (model, nodes, text) in launches.items():

@@ -17,7 +17,6 @@ from tuner.errors import SpecError
 from tuner.verify.deployments.conclusion import conclude
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe" / "config.json"
-TRAFFIC = {"rate": "1/s", "input_tokens": 256, "output_tokens": 32}
 
 RESIDUAL = ServeResidual(
     engine="vllm",
@@ -45,7 +44,7 @@ def deployment(tmp_path: Path, **changes: Any) -> Path:
     goal = {
         "kind": "serve",
         "engine": {"name": "vllm"},
-        "traffic": TRAFFIC,
+        "traffic": {"rate": "1/s", "input_tokens": 256, "output_tokens": 32},
         "slo": {"ttft": {"p90": "5s"}, "tpot": {"p90": "500ms"}},
         "max_model_len": 1024,
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.models import MODELS
 from tuner.errors import SpecError
@@ -112,9 +112,8 @@ def test_long_outputs_are_said_to_run_longest(tmp_path: Path) -> None:
 
 def test_drafts_need_a_model_with_heads_for_them(tmp_path: Path) -> None:
     drafts = "speculative: {method: mtp, draft_tokens: 2, acceptance: 0.8}"
-    with pytest.raises(SpecError, match="has no heads for further tokens") as caught:
+    with refused(SpecError, "has no heads for further tokens"):
         deployed(tmp_path, extra=drafts)
-    assert "\n" not in str(caught.value)
 
 
 def test_tensorrt_parts_prompts_that_no_budget_holds(tmp_path: Path) -> None:

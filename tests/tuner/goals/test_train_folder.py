@@ -26,7 +26,6 @@ from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, VERIFIED_NAME, write_fold
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.verification import Effort, Watcher
 
-Launcher = Callable[..., FakeLauncher]
 Spec = Callable[..., Path]
 
 
@@ -100,7 +99,7 @@ def test_a_plan_without_a_decision_has_no_launch_files(tmp_path: Path, made: api
 
 
 def test_a_new_plan_keeps_nothing_of_the_former_one(
-    planned: Path, made: api.Planned, hidden_launcher: Launcher
+    planned: Path, made: api.Planned, hidden_launcher: Callable[..., FakeLauncher]
 ) -> None:
     api.verify(
         planned,

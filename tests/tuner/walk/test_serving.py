@@ -314,9 +314,6 @@ def _deployments() -> list[tuple[str, ServeDecision]]:
     ]
 
 
-Read = tuple[str, GroupShape, ServingLaunch | SpecError]
-
-
 def _targets(engine: str, number: int, *, every: bool) -> Iterator[str]:
     """Yield whose files of a deployment are read: the engine's own, and others in turn."""
     yield engine
@@ -325,7 +322,7 @@ def _targets(engine: str, number: int, *, every: bool) -> Iterator[str]:
             yield target
 
 
-def _read_back(*, every: bool) -> Iterator[Read]:
+def _read_back(*, every: bool) -> Iterator[tuple[str, GroupShape, ServingLaunch | SpecError]]:
     """Yield what is read of every group in the files of targets that start servers."""
     for engine in ENGINES:
         for number, (what, decision) in enumerate(_deployments()):

@@ -16,7 +16,6 @@ from tuner.spec.linear_attention import LinearAttention, LinearName
 from tuner.spec.sparse_attention import Indexer
 
 Build = Callable[..., Arrays]
-H200 = find_device("h200-sxm")
 FP8_CACHE = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="fp8")
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 N, PAST = np.array([4.0]), np.array([100.0])
@@ -53,7 +52,7 @@ DELTA = linear_mixer(
 def layer(
     attention: DecoderAttention, tables: Sequence[Arrays], *, formats: Formats = BF16
 ) -> AttentionLayer:
-    machine = ServingMachine(sheet=H200, tables=kernel_tables("x", tables))
+    machine = ServingMachine(sheet=find_device("h200-sxm"), tables=kernel_tables("x", tables))
     return AttentionLayer(
         attention=attention,
         hidden=4096,

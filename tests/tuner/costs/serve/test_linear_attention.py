@@ -21,7 +21,6 @@ from tuner.spec.linear_attention import LinearAttention, LinearName
 from tuner.spec.sparse_attention import Indexer
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
-H200 = find_device("h200-sxm")
 
 
 def block(
@@ -53,7 +52,7 @@ def layer(attention: DecoderAttention, *, tensor: int = 1, hidden: int = 4096) -
         hidden=hidden,
         formats=BF16,
         tensor=tensor,
-        machine=ServingMachine(sheet=H200, tables=None),
+        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
         software="vllm",
     )
 

@@ -38,8 +38,6 @@ FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
 )
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
-H200 = find_device("h200-sxm")
-MXFP4 = replace(BF16, experts="mxfp4")
 MIB = 2.0**20
 GIB = 2.0**30
 
@@ -50,7 +48,7 @@ def iteration(decoder: Decoder, formats: Formats = FP8, **named: int) -> Iterati
         formats=formats,
         degrees=InstanceDegrees(**named),
         engine="sglang",
-        machine=ServingMachine(sheet=H200, tables=None),
+        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
 
 
@@ -71,7 +69,7 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 
 def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch() -> None:
-    own = replace(iteration(GPT_OSS_120B, MXFP4), engine="trtllm")
+    own = replace(iteration(GPT_OSS_120B, replace(BF16, experts="mxfp4")), engine="trtllm")
     few, many = (
         step_reserve(own, step_tokens=8192, running=running, captured=8) for running in (8, 1024)
     )

@@ -21,7 +21,6 @@ FP8 = Formats(
 )
 N = np.array([1.0, 4.0, 32.0, 128.0, 512.0])
 PAST = np.full_like(N, 2000.0)
-SHEET = find_device("h200-sxm")
 HOST = HostTimes(step_s=1e-3, tensor_step_s=0.0, sequence_s=0.0, request_s=0.0)
 
 
@@ -31,7 +30,7 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
         formats=FP8,
         degrees=InstanceDegrees(**named),
         engine="sglang",
-        machine=ServingMachine(sheet=SHEET, tables=None),
+        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
 
 

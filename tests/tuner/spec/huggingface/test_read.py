@@ -18,7 +18,6 @@ from tuner.spec.model import Mixer, ModelSpec, Moe, QkNorm
 from tuner.spec.sparse_attention import Indexer
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
-NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
 
 
 def written(folder: Path, changes: dict[str, Any], *, base: str = "tiny-moe") -> Path:
@@ -100,7 +99,7 @@ NEEDED_OF_HYBRIDS = ("hidden_size", "num_attention_heads", "vocab_size", "layer_
 NEEDED_OF_LONGCAT = ("hidden_size", "num_layers", "zero_expert_num", "rms_norm_eps")
 
 
-@each_row("name", NAMES)
+@each_row("name", sorted(path.parent.name for path in MODELS.glob("*/config.json")))
 def test_a_missing_field_is_named(name: str, tmp_path: Path) -> None:
     text = (MODELS / name / "config.json").read_text()
     is_nested = "text_config" in json.loads(text)
