@@ -23,6 +23,7 @@ from profilers.records import Case, Measurement, Profile
 from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
 from profilers.work import PASSES, work
+from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tests.tuner.formulas import Formulas
 from tests.tuner.verify.testing import FakeLauncher
@@ -252,8 +253,7 @@ def bound_spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     roomy = _write_spec(folder, pool={"devices_per_node": 2}, **changes)
     _store_profile(folder / "profile", _profile_for(roomy))
     unbound = api.plan(roomy).plan.predicted
-    assert unbound is not None
-    memory_bytes = int(0.9 * max(unbound.peak_memory_bytes) / USABLE_RATIO)
+    memory_bytes = int(0.9 * max(present(unbound).peak_memory_bytes) / USABLE_RATIO)
     pool = {"devices_per_node": 2, "memory_per_device": f"{memory_bytes}B"}
     return _write_spec(folder, pool=pool, **changes)
 
@@ -287,8 +287,7 @@ def hidden_launcher() -> Callable[..., FakeLauncher]:
             machine = api.machine_of(plan.cluster.pools[0], read_used_profile(folder))
             machines[plan.provenance.spec_sha256] = machine
         truth = {"computation": computation, "communication": communication}
-        residual = machine.residual.model_copy(update=truth)
-        hidden = dataclasses.replace(machine, residual=residual)
+        hidden = dataclasses.replace(machine, residual=machine.residual.model_copy(update=truth))
         return FakeLauncher(api.work_of(plan), hidden, **options)
 
     return launcher

@@ -25,14 +25,13 @@ from tuner.spec.read import read_spec
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort, Watcher
 
-Fields = dict[str, Any]
 Launcher = Callable[..., FakeLauncher]
 Spec = Callable[..., Path]
 Store = Callable[[Path, Profile], Path]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
-SMALL: Fields = {
+SMALL: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "micro_batch_size": 2,
@@ -165,8 +164,7 @@ def test_a_single_profile_of_another_device_is_noted(
     tiny_spec: Spec, analytic_profile: Profile, store_profile: Store, tmp_path: Path
 ) -> None:
     store_profile(tmp_path / "profile", analytic_profile)
-    spec = tiny_spec(pool={"device": "H200"}, search=SMALL)
-    notes = _plan(spec).plan.provenance.notes
+    notes = _plan(tiny_spec(pool={"device": "H200"}, search=SMALL)).plan.provenance.notes
     assert "the profile was measured on 'Fake 9000', the pool says 'H200'" in notes
 
 
@@ -218,8 +216,7 @@ def test_an_operation_that_was_never_measured_is_named(
 def test_several_pools_are_refused_in_one_line(tiny_spec: Spec) -> None:
     path = tiny_spec()
     spec = yaml.safe_load(path.read_text())
-    pool = spec["cluster"]["pools"][0]
-    spec["cluster"]["pools"].append(pool | {"name": "there"})
+    spec["cluster"]["pools"].append(spec["cluster"]["pools"][0] | {"name": "there"})
     path.write_text(yaml.safe_dump(spec))
     for question in (api.plan, api.wanted_sizes):
         with pytest.raises(
@@ -248,8 +245,7 @@ def test_what_the_reader_must_know_is_noted(
     )
     fewer = _on(analytic_profile, world=2, oversubscribed=True)
     header = fewer.header.model_copy(update={"tables": analytic_profile.header.tables | tables})
-    stored = store_profile(tmp_path / "profile", fewer)
-    write_header(stored, header)
+    write_header(store_profile(tmp_path / "profile", fewer), header)
     provenance = _plan(tiny_spec(search=SMALL)).plan.provenance
     said = "\n".join(provenance.notes)
     assert "routing is assumed balanced: no recording was given (goal.routing)" in said

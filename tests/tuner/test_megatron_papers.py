@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import LayerKind
+from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.simulate.played import idle_s, most_held
 from tuner.backtest.measured import flop_per_token
@@ -95,8 +96,7 @@ class Gpt:
         Full recomputation runs every layer's forward pass, a third of its operations, again.
         """
         whole = flop_per_token(self.shape, sequence=SEQUENCE, is_causal=False)
-        no_head = replace(self.shape, vocab=0.0)
-        layers = flop_per_token(no_head, sequence=SEQUENCE, is_causal=False)
+        layers = flop_per_token(replace(self.shape, vocab=0.0), sequence=SEQUENCE, is_causal=False)
         return batch * SEQUENCE * (whole + (layers / 3.0 if recomputed else 0.0))
 
 
@@ -149,8 +149,7 @@ def test_operations_of_an_iteration_are_equation_3(
 
 def test_gpt_3_takes_34_days_on_1024_gpus() -> None:
     # Section 5.1: 8 T P / (n X) with 300e9 tokens and 140 TFLOP/s, attention's square left out.
-    counted = num_parameters(GPT_3.spec)
-    by_formula = 8 * 300e9 * counted / (1024 * 140e12) / DAY
+    by_formula = 8 * 300e9 * num_parameters(GPT_3.spec) / (1024 * 140e12) / DAY
     assert by_formula == pytest.approx(34, abs=0.5)
     assert _days(GPT_3, gpus=1024, batch=1536, tera=140, tokens=300e9) == pytest.approx(34, abs=1.0)
 
@@ -180,9 +179,7 @@ def _days(gpt: Gpt, *, gpus: int, batch: int, tera: int, tokens: float) -> float
         step_s=step_s, tokens_per_step=batch * SEQUENCE, tokens=tokens, devices_per_node=8
     )
     jobs = Jobs(devices=float(gpus), nodes=gpus / 8.0, checkpoint_bytes=0.0, writers=float(gpus))
-    found = forecast(run, jobs=jobs, reliability=None)
-    assert found.wall_clock_s is not None
-    return found.wall_clock_s / DAY
+    return present(forecast(run, jobs=jobs, reliability=None).wall_clock_s) / DAY
 
 
 # 2205.05198, table 5: model, GPUs, batch, seconds, MFU, HFU in percent, both with sequence

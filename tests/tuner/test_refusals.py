@@ -68,8 +68,7 @@ def test_a_precision_that_a_target_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_one_target_lacks_is_refused_with_those_that_can(tmp_path: Path) -> None:
-    config = ROOT / "examples/models/qwen3-30b-a3b/config.json"
-    spec = read_spec(_spec(tmp_path, model=config))
+    spec = read_spec(_spec(tmp_path, model=ROOT / "examples/models/qwen3-30b-a3b/config.json"))
     with pytest.raises(SpecError, match=r"reference cannot build .*targets that can: megatron-lm"):
         refuse_unpriced(spec)
 

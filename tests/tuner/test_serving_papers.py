@@ -24,6 +24,7 @@ from solvers.instances.problem import (
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
+from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.formulas import crossover_load, prefill_ttft_s
 from tuner.costs.serve.kv_transfer import rank_kv_bytes
@@ -144,8 +145,7 @@ def deployment(
 def solved(problem: InstancesProblem) -> InstancePlan:
     outcome = INSTANCES.solve(problem, time_limit_s=60.0)
     assert outcome.status is Status.OPTIMAL
-    assert outcome.solution is not None
-    return outcome.solution
+    return present(outcome.solution)
 
 
 @each_row(

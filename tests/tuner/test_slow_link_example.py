@@ -45,8 +45,7 @@ def test_the_whole_example_has_the_same_plan(planned: Planned) -> None:
 
 @pytest.mark.slow
 def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
-    placement = present(planned.plan.placement)
-    (order,) = placement.node_orders
+    (order,) = present(planned.plan.placement).node_orders
     assert order.spare == ("node-5",)
     assert sorted(order.nodes) == [f"node-{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
     assert order.bound_s <= order.step_time_after_s < 0.95 * order.step_time_before_s

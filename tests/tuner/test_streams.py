@@ -40,8 +40,7 @@ def _failures(
 def test_streams_that_are_closed_or_full_change_no_exit_code(
     tmp_path: Path, redirections: tuple[str, ...]
 ) -> None:
-    commands = {"plan absent.yaml -o {tmp}/x": 2}
-    assert _failures(commands, tmp_path, redirections=redirections) == []
+    assert _failures({"plan absent.yaml -o {tmp}/x": 2}, tmp_path, redirections=redirections) == []
 
 
 BEHIND_STDOUT = (">/dev/full", ">/dev/full 2>/dev/full", ">/dev/full 2>&-")

@@ -30,8 +30,7 @@ def test_every_public_recipe_is_there() -> None:
 @each_row("name", RECIPES)
 def test_the_price_of_a_public_recipe_is_the_stored_one(name: str) -> None:
     spec = read_spec(WORKED / name / "spec.yaml")
-    launch = read_launch(str(WORKED / name / "public.sh"))
-    found = estimate(spec, launch, residuals=shipped())
+    found = estimate(spec, read_launch(str(WORKED / name / "public.sh")), residuals=shipped())
     assert found.step_time_s == pytest.approx(stored_step_s(name, "estimate.txt"), rel=0.01)
 
 

@@ -17,6 +17,7 @@ Not covered: three knobs at once that only save time; use `moetune plan`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from tuner.config.train import TrainDecision
@@ -62,7 +63,7 @@ class Changes:
     num_tried: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Search:
     """The launch and everything that limits how it may be changed."""
 
@@ -80,13 +81,17 @@ class _Search:
 
     def is_better(self, one: PricedConfiguration) -> bool:
         """Say whether a configuration beats the launch, and leaves memory as it or a plan does."""
-        if not self.fits(one):
-            return False
         leaves_memory = leaves_reserve(one, self.setup)
-        if not self.fits(self.baseline):
-            return leaves_memory or self.fills_devices
+        if not self.baseline_fits:
+            return (leaves_memory or self.fills_devices) and self.fits(one)
         leaves_memory |= bool(one.peak_bytes_P.max() <= self.baseline.peak_bytes_P.max())
-        return leaves_memory and one.step_s < self.baseline.step_s * (1 - LEAST_GAIN_RATIO)
+        is_faster = one.step_s < self.baseline.step_s * (1 - LEAST_GAIN_RATIO)
+        return leaves_memory and is_faster and self.fits(one)
+
+    @cached_property
+    def baseline_fits(self) -> bool:
+        """Whether the launch as it is has the memory."""
+        return self.fits(self.baseline)
 
     def fits(self, one: PricedConfiguration) -> bool:
         """Say whether every pipeline rank and every host has the memory."""
@@ -155,7 +160,7 @@ def find_changes(
         accepted=frozenset(manifest_refusals(baseline.configuration, setup)),
         host_copies=host_copies,
     )
-    fits = search.fits(baseline)
+    fits = search.baseline_fits
     every = tuple(
         change
         for change in knob_changes(baseline.configuration, setup.model, setup.sheet.generation)

@@ -10,7 +10,7 @@ difference of the once-a-step part is exposed gradient reduction and parameter a
 ZeRO-2 and 3 move inside the passes is a part of the step's price.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -25,7 +25,7 @@ from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher, Traini
 from tuner.engines.reading.mistakes import joined
 from tuner.errors import SpecError
 from tuner.estimate import environment
-from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
+from tuner.estimate.changes import LEAST_GAIN_RATIO, Changes, find_changes, manifest_refusals
 from tuner.estimate.checkpoints import copies_of_launch, failure_notes, price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
@@ -57,6 +57,8 @@ from tuner.spec.spec import Spec
 from tuner.spec.tune import adapters_words
 from tuner.units import format_bytes, format_flop_per_s
 
+Advise = Callable[..., Changes]
+
 FP32_NOTE: Final = (
     "fp32: GEMMs are priced on vector units (PyTorch allows no TF32 unless the program does; those"
     " of Transformer Engine may use it), and parameters are their own master"
@@ -75,6 +77,7 @@ def estimate(
     *,
     residuals: Residuals | None = None,
     measured: MeasuredProfile | None = None,
+    advise: Advise = find_changes,
 ) -> Estimate:
     """Price a launch and look for the smallest change that beats it.
 
@@ -83,6 +86,7 @@ def estimate(
         launch: from tuner/estimate/registry.py.
         residuals: corrections and bands; None: generic constants.
         measured: profile of the pool's machines; what it lacks is priced from the datasheet.
+        advise: looks for changes of the launch, which takes most of the time.
 
     Raises:
         SpecError: the launch contradicts itself, the model or the cluster.
@@ -112,9 +116,7 @@ def estimate(
     ratios = setup.ratios(configuration).widened(stretch)
     checkpoints = price_checkpoints(spec, launch, priced, setup)
     copies = copies_of_launch(spec, launch, priced, setup)
-    changes = find_changes(
-        launch, priced, setup, limits=spec.search, ratios=ratios, host_copies=copies
-    )
+    changes = advise(launch, priced, setup, limits=spec.search, ratios=ratios, host_copies=copies)
     host = host_memory(
         {
             **{what: float(size[0]) for what, size in host_parts((configuration,), setup).items()},

@@ -39,7 +39,7 @@ from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import OF_FAMILY, MemoryConstants, memory_constants
 from tuner.costs.train.prices import CAUSES_IN_PASSES, MemoryPrice, StepPrice
-from tuner.costs.train.shapes import Hardware, ModelShape, stacked
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
@@ -266,7 +266,7 @@ def _price_uniform(
     )
     host_C = np.zeros(len(uniform))
     if setup.host_limit_bytes is not None:
-        host_C = host_C + sum(host_parts(uniform, setup).values())
+        host_C = host_C + sum(_host_parts(uniform, setup, strategies, stages).values())
     return [
         PricedConfiguration(
             configuration=one,
@@ -293,12 +293,21 @@ def host_parts(
     uniform: Sequence[Configuration], setup: PricingSetup
 ) -> Mapping[str, npt.NDArray[np.float64]]:
     """Bytes of a node's memory by what each configuration offloads there."""
+    strategies = stacked([to_strategies(one, setup) for one in uniform])
+    stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
+    return _host_parts(uniform, setup, strategies, stages)
+
+
+def _host_parts(
+    uniform: Sequence[Configuration], setup: PricingSetup, strategies: Strategies, stages: Stages
+) -> Mapping[str, npt.NDArray[np.float64]]:
+    """Return `host_parts` of configurations whose columns are there already."""
     one = uniform[0]
     return offloaded_bytes(
         model_shape(one, setup),
-        stacked([to_strategies(each, setup) for each in uniform]),
+        strategies,
         setup.hardware(PRECISION_OF[one.priced_precision]),
-        stages_of_layouts(setup.model, [_layout(each) for each in uniform]),
+        stages,
         constants=_memory_constants(one, setup),
         devices_per_node=setup.pool.devices_per_node,
         inside_C=np.array([pipeline_inside(each.rank_order) for each in uniform]),

@@ -91,8 +91,7 @@ def test_adapters_that_a_row_does_not_state_are_refused(cells: dict[str, str], r
 
 def test_both_are_predicted_within_a_tenth_though_nothing_was_fitted_to_them() -> None:
     runs = [build_run(row_of(cells)) for cells in (BRIDGE, AUTOMODEL)]
-    found = predictions(runs, residual_set=ResidualSet(default=shipped()))
-    for one in found:
+    for one in predictions(runs, residual_set=ResidualSet(default=shipped())):
         assert one.step_s == pytest.approx(present(one.run.measured_s), rel=0.1)
 
 

@@ -141,8 +141,7 @@ def test_megatron_fsdp_shards_eight_bit_parameters_once(rows: dict[str, Row]) ->
 
     def stored(precision: str, sharding: str) -> float:
         texts = {"release": "nemo-26.04", "precision": precision, "zero_or_fsdp": sharding}
-        run = build_run(replace(row, texts={**row.texts, **texts}))
-        return float(run.strategy.weight_bytes)
+        return float(build_run(replace(row, texts={**row.texts, **texts})).strategy.weight_bytes)
 
     assert stored("FP8-CS", "FSDP") == stored("FP8", "FSDP=2") == 1.0
     assert stored("MXFP8", "FSDP") == stored("BF16", "FSDP") == stored("FP8-CS", "DDP") == 2.0

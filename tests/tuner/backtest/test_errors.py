@@ -39,8 +39,7 @@ def test_nothing_predicted_says_nothing() -> None:
 
 def test_regret_is_what_the_predicted_best_costs_more() -> None:
     # Predicted best is the second, measured 1.2 against the best, 1.0; it is among the best three.
-    case = [_row(3.0, 1.0), _row(1.0, 1.2), _row(2.0, 1.5), _row(4.0, 1.1)]
-    result = summarise_errors(case)
+    result = summarise_errors([_row(3.0, 1.0), _row(1.0, 1.2), _row(2.0, 1.5), _row(4.0, 1.1)])
     assert result.choice_regret == pytest.approx(0.2)
     # Best three by prediction: 1.2, 1.5, 1.0.
     assert result.choice_regret_top3 == pytest.approx(0.0)

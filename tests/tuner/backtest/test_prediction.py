@@ -48,8 +48,7 @@ def test_all_rows_are_counted_and_none_is_dropped(rows: tuple[Row, ...]) -> None
 
 
 def test_predictions_are_of_the_right_size(rows: tuple[Row, ...]) -> None:
-    result = backtest(rows, residual_set=ResidualSet())
-    for row in result.rows:
+    for row in backtest(rows, residual_set=ResidualSet()).rows:
         if row.predicted is not None and row.measured is not None:
             assert 0.4 < row.predicted / row.measured < 2.5
 

@@ -34,8 +34,7 @@ def test_a_band_is_the_conformal_quantile_of_what_was_held_out() -> None:
     # 19 recipes off by 1, 2, ... 19 percent: ceil(20 * 0.9) = 18 of them are to be held.
     size_C = np.arange(1, 20) / 100.0
     regimes = [_regime("nemo", "26.04")] * 19
-    groups = [f"g{place}" for place in range(19)]
-    bands = error_bands(regimes, groups, dict.fromkeys(KEYS, size_C))
+    bands = error_bands(regimes, [f"g{place}" for place in range(19)], dict.fromkeys(KEYS, size_C))
     low, high = narrowest_band(_regime("nemo", "26.04"), bands)
     assert high == pytest.approx(math.exp(0.18), abs=1e-4)
     assert low == pytest.approx(math.exp(-0.18), abs=1e-4)
@@ -77,8 +76,7 @@ def test_a_new_generation_errs_like_the_worst_that_was_held_out() -> None:
     regimes = [_regime("nemo", generation="hopper")] * 10
     regimes += [_regime("nemo", generation="blackwell")] * 90
     size_C = np.array([0.7] * 10 + [0.1] * 90)
-    groups = [f"g{place}" for place in range(100)]
-    bands = error_bands(regimes, groups, dict.fromkeys(KEYS, size_C))
+    bands = error_bands(regimes, [f"g{place}" for place in range(100)], dict.fromkeys(KEYS, size_C))
     known = narrowest_band(_regime("nemo", generation="blackwell"), bands)
     new = narrowest_band(_regime("nemo", generation="ampere"), bands)
     assert (known[1], new[1]) == pytest.approx((math.exp(0.1), math.exp(0.7)), abs=1e-3)

@@ -68,8 +68,7 @@ def test_an_outlier_pulls_little() -> None:
 
 def test_constants_stay_inside_their_bounds() -> None:
     problem = _problem(WORK_CK @ np.array([50.0, 50.0]), high=2.0)
-    values_KC = problem.values(fit(problem).offset_P)
-    assert values_KC.max() <= 2.0
+    assert problem.values(fit(problem).offset_P).max() <= 2.0
 
 
 def test_slopes_are_derivatives_of_the_logarithm() -> None:

@@ -69,8 +69,7 @@ def test_a_factor_is_applied_to_its_engine_alone() -> None:
     result = pairs({"llama-3.1-8b": 1.5, "llama-3.1-70b": 1.5})
     residuals = fit(result, origin="here")
     before = result[0]
-    ours = apply_residuals(before.latency, before.launch, residuals)
-    assert ours.tpot_s > before.latency.tpot_s
+    assert apply_residuals(before.latency, before.launch, residuals).tpot_s > before.latency.tpot_s
     other = replace(
         before.launch, engine=parse_launch({**CELLS, "backend": "sglang"}, number=1).engine
     )

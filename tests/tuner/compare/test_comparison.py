@@ -60,8 +60,7 @@ def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:
     )
     assert result.plans[1].decision_changes == train_changes(present(plan.decision), other.decision)
     assert result.plans[1].question_changes == ()
-    band = result.plans[1].ratios["step_time_s"].band
-    assert band == pytest.approx(other.ratio_band)
+    assert result.plans[1].ratios["step_time_s"].band == pytest.approx(other.ratio_band)
     assert any(one.is_tie for one in result.plans) == other.within_band
 
 
@@ -76,8 +75,7 @@ def test_only_beyond_the_band_is_a_plan_worse() -> None:
         "best by tokens_per_s: plan; tied with it, within the band of the ratio: near;"
         " worse beyond the band: far"
     )
-    against = present(result.plans[0].against_best)
-    assert against.ratio == pytest.approx(1.0 / 3.0)
+    assert present(result.plans[0].against_best).ratio == pytest.approx(1.0 / 3.0)
 
 
 def test_two_engines_are_different_specs() -> None:

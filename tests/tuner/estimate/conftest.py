@@ -4,6 +4,10 @@ from typing import Any
 
 import pytest
 
+from tuner.engines.reading.launch import LaunchSettings
+from tuner.estimate.changes import Changes
+from tuner.estimate.estimate import estimate
+from tuner.estimate.records import Estimate
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
@@ -30,3 +34,9 @@ def spec_of() -> Callable[..., Spec]:
         )
 
     return make
+
+
+def predict(spec: Spec, launch: LaunchSettings, **given: Any) -> Estimate:
+    """Estimate a launch without changes of it, which take most of the time."""
+    none = Changes(smallest=None, best_pair=None, by_knob=(), num_tried=0)
+    return estimate(spec, launch, advise=lambda *_, **__: none, **given)

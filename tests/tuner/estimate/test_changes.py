@@ -129,9 +129,11 @@ def test_every_change_is_launched_by_its_lines_and_brings_what_it_promised(
         assert change.peak_memory_bytes <= result.memory_limit_bytes
 
 
+EXPERTS = COMMON | {"--expert-model-parallel-size": "8", "--use-distributed-optimizer": ""}
+
+
 def test_deepep_is_not_proposed_where_it_does_not_run(spec_of: MakeSpec) -> None:
-    flags = COMMON | {"--expert-model-parallel-size": "8", "--use-distributed-optimizer": ""}
-    on_a100 = read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8, device="a100-80gb"))
+    on_a100 = read_and_estimate(EXPERTS, spec_of("mixtral-8x7b", nodes=8, device="a100-80gb"))
 
     assert all(one.decision.dispatcher == "alltoall" for one in all_changes(on_a100))
 
@@ -142,9 +144,7 @@ def test_what_the_manifest_refuses_is_not_proposed(spec_of: MakeSpec) -> None:
         "--expert-model-parallel-size": "8",
         "--use-distributed-optimizer": "",
     }
-    result = read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8))
-
-    for change in all_changes(result):
+    for change in all_changes(read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8))):
         decision = change.decision
         # Overlap in a pipeline needs interleaving, in the engine and so in every proposal.
         overlaps = decision.a2a_overlap and decision.pipeline_model_parallel_size > 1
@@ -162,10 +162,9 @@ def test_a_hopeless_launch_reports_that_no_small_change_helps(spec_of: MakeSpec)
 
 
 def test_the_same_launch_gives_the_same_estimate(spec_of: MakeSpec) -> None:
-    flags = COMMON | {"--expert-model-parallel-size": "8", "--use-distributed-optimizer": ""}
     spec = spec_of("mixtral-8x7b", nodes=2)
 
-    assert read_and_estimate(flags, spec) == read_and_estimate(flags, spec)
+    assert read_and_estimate(EXPERTS, spec) == read_and_estimate(EXPERTS, spec)
 
 
 def test_examples_in_the_tree_are_launches(spec_of: MakeSpec) -> None:

@@ -118,8 +118,7 @@ def test_launches_agree_with_the_devices_of_the_spec_or_are_refused(spec_of: Mak
 
 
 def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeSpec) -> None:
-    flags = "--sequence-parallel --tp-comm-overlap"
-    launch = megatron.read(LAUNCH + flags, source="run.sh")
+    launch = megatron.read(LAUNCH + "--sequence-parallel --tp-comm-overlap", source="run.sh")
     own, notes = build_configuration(launch, spec_of("llama-3.1-8b", nodes=8))
 
     assert (own.sequence_parallel, own.overlap_tensor) == (False, False)

@@ -54,8 +54,7 @@ def test_an_overlap_that_one_queue_hinders_says_what_must_change(
     tmp_path: Path, spec_of: Callable[..., Spec]
 ) -> None:
     # Hopper with TP 2 in one hardware queue, as Megatron-LM asserts: the overlap wants 32.
-    export = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
-    result = _overlaps(_found(tmp_path, spec_of, export, tensor=2))
+    result = _overlaps(_found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", tensor=2))
     assert result, "the overlap is not offered, so this test says nothing"
     for change in result:
         (line,) = change.environment

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import present
+from tests.tuner.estimate.conftest import predict
 from tuner.costs.train.calibration import GENERIC_BAND
 from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_lm import read as megatron
@@ -110,10 +111,12 @@ def test_the_smallest_change_is_one_knob_can_be_launched_and_does_what_was_predi
         assert len(mixtral.best_pair.what) == 2
 
 
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+
 def test_recomputation_costs_time_saves_memory_and_counts_in_hfu_only(spec_of: MakeSpec) -> None:
     spec = spec_of("llama-3.1-8b", nodes=1)
-    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    without, with_full = estimated("", spec), estimated(full, spec)
+    without, with_full = estimated("", spec), estimated(FULL, spec)
 
     assert with_full.step_time_s > without.step_time_s
     assert with_full.peak_memory_bytes < without.peak_memory_bytes
@@ -124,8 +127,7 @@ def test_recomputation_costs_time_saves_memory_and_counts_in_hfu_only(spec_of: M
 
 
 def test_changes_undo_what_is_in_vain_or_does_not_fit(spec_of: MakeSpec) -> None:
-    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    result = estimated(f"{full} --seq-length 2048", spec_of("llama-3.1-8b", nodes=1))
+    result = estimated(f"{FULL} --seq-length 2048", spec_of("llama-3.1-8b", nodes=1))
 
     assert present(result.smallest_change).lines == (
         "remove --recompute-granularity",
@@ -139,15 +141,17 @@ def test_changes_undo_what_is_in_vain_or_does_not_fit(spec_of: MakeSpec) -> None
     assert present(result.smallest_change).peak_memory_bytes <= result.memory_limit_bytes
 
 
+MIXTRAL = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+
+
 def test_the_risk_of_running_out_uses_the_whole_device_memory(spec_of: MakeSpec) -> None:
     """What a plan may use is its own limit and changes no chance; what there is does."""
     spec = spec_of("mixtral-8x7b", nodes=8)
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     (pool,) = spec.cluster.pools
 
     def result(**changes: float) -> Estimate:
         cluster = Cluster(pools=(pool.model_copy(update=changes),))
-        return estimate(spec.model_copy(update={"cluster": cluster}), launch)
+        return predict(spec.model_copy(update={"cluster": cluster}), MIXTRAL)
 
     usual, careful = result(), result(usable_memory_ratio=0.5)
     peak = usual.peak_memory_bytes
@@ -166,8 +170,7 @@ def test_the_risk_of_running_out_uses_the_whole_device_memory(spec_of: MakeSpec)
 def test_limits_of_the_spec_hold_for_changes_too(spec_of: MakeSpec, mixtral: Estimate) -> None:
     spec = spec_of("mixtral-8x7b", nodes=8)
     limits = Search(virtual_pipeline_model_parallel_size=(1,), pipeline_model_parallel_size=(4,))
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    result = estimate(spec.model_copy(update={"search": limits}), launch)
+    result = estimate(spec.model_copy(update={"search": limits}), MIXTRAL)
     changes = [*result.changes, *([result.best_pair] if result.best_pair else [])]
 
     assert all(one.decision.virtual_pipeline_model_parallel_size == 1 for one in changes)
@@ -193,8 +196,7 @@ def test_recorded_imbalance_makes_a_step_longer(spec_of: MakeSpec, mixtral: Esti
     record = RoutingRecord(
         name="uneven", num_experts=8, top_k=2, layer_ids=(0,), load_ratios=(uneven,)
     )
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    result = estimate(spec.model_copy(update={"routing": record}), launch)
+    result = predict(spec.model_copy(update={"routing": record}), MIXTRAL)
 
     assert result.step_time_s > mixtral.step_time_s
     assert not any("balanced" in note for note in result.notes)
@@ -208,13 +210,12 @@ def test_a_link_matrix_changes_no_price_and_that_is_said(
     (pool,) = spec.cluster.pools
     named = pool.model_copy(update={"link_matrix": Path("links.csv")})
     spec = spec.model_copy(update={"cluster": Cluster(pools=(named,))})
-    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    result = estimate(spec, launch)
+    result = predict(spec, MIXTRAL)
     assert result.step_time_s == mixtral.step_time_s
     assert any(note.startswith("link_matrix has no effect here") for note in result.notes)
 
 
-def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
+def test_every_engine_is_priced(spec_of: MakeSpec, mixtral: Estimate) -> None:
     titan = torchtitan.read((LAUNCHES / "llama3-70b.toml").read_text(), source="t.toml")
     small = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="d.toml")
     zero = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
@@ -228,18 +229,19 @@ def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
         (bridge, spec_of("llama-3.1-405b", nodes=128)),
         (deepseek, spec_of("deepseek-v3", nodes=128)),
     ):
-        result = estimate(spec, launch)
+        result = predict(spec, launch)
         assert 0.01 < result.utilisation.mfu_ratio < 0.9
         assert result.engine == launch.engine
         assert result.decision.num_devices == result.devices
         assert Estimate.model_validate_json(result.model_dump_json()) == result
+    assert Estimate.model_validate_json(mixtral.model_dump_json()) == mixtral
 
 
 def test_a_pipeline_that_runs_empty_more_often_waits_more(spec_of: MakeSpec) -> None:
     text = (LAUNCHES / "deepseek-16b.toml").read_text()
     spec = spec_of("deepseek-v2-lite", nodes=2)
-    often = estimate(spec, torchtitan.read(text, source="t.toml"))
-    once = estimate(
+    often = predict(spec, torchtitan.read(text, source="t.toml"))
+    once = predict(
         spec,
         torchtitan.read(
             text.replace("local_batch_size = 8", "local_batch_size = 64"), source="t.toml"

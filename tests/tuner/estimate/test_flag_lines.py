@@ -97,9 +97,7 @@ def test_toml_and_json_have_words_of_their_own(spec_of: MakeSpec) -> None:
 )
 def test_layouts_are_read_back_as_they_were_written(layers: int, stages: int, mtp: int) -> None:
     placed = balanced(layers, stages, mtp_layers=mtp)
-    text = layout_text(placed)
-
-    assert pipeline_layout(text, said="x") == placed
+    assert pipeline_layout(layout_text(placed), said="x") == placed
 
 
 @given(st.lists(st.integers(min_value=0, max_value=4), min_size=1, max_size=12))

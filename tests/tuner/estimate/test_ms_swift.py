@@ -5,9 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.estimate.conftest import predict
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import Estimate
 from tuner.estimate.registry import read_launch
+from tuner.estimate.stated_model import with_stated_tune
 from tuner.spec.cluster import Cluster
 from tuner.spec.spec import Spec
 from tuner.spec.tune import Adapters
@@ -51,7 +53,7 @@ def test_peaks_are_those_of_its_examples(
         f"NNODES={nodes} NPROC_PER_NODE=8 megatron sft --model m --max_length 8192 {flags} {packed}"
     )
     spec = spec_of(model, nodes=nodes, device="a100-80gb-sxm")
-    found = _peak_gib(estimate(spec, read_launch(command)))
+    found = _peak_gib(predict(spec, read_launch(command)))
     assert not (abs(found / stated_gib - 1.0) > 0.10), (flags, found, stated_gib)
 
 
@@ -89,7 +91,7 @@ def test_peaks_of_adapters_are_those_of_its_examples(spec_of: Callable[..., Spec
     ):
         command = f"NPROC_PER_NODE={devices} megatron sft --model m {adapted} {flags} {FULL}"
         spec = spec_of(model, nodes=1, device="a100-80gb-sxm")
-        found = _peak_gib(estimate(spec, read_launch(command)))
+        found = _peak_gib(predict(spec, read_launch(command)))
         if abs(found / stated_gib - 1.0) > 0.10:
             wrong.append((flags, found, stated_gib))
     assert not wrong
@@ -123,7 +125,7 @@ def test_peaks_of_preference_training_are_those_of_its_examples(
             f" --sequence_parallel true --global_batch_size 4 {flags} {FULL}"
         )
         spec = spec_of(model, nodes=1, device="a100-80gb-sxm")
-        found = _peak_gib(estimate(spec, read_launch(command)))
+        found = _peak_gib(predict(spec, read_launch(command)))
         if abs(found / stated_gib - 1.0) > 0.10:
             wrong.append((flags, found, stated_gib))
     assert not wrong
@@ -135,7 +137,7 @@ def test_a_reference_adds_its_weights_and_its_forward_passes(
     spec = spec_of("qwen2.5-7b", nodes=1, device="a100-80gb-sxm", global_batch_size=16)
     words = "NPROC_PER_NODE=8 megatron {} --model m --max_length 4096 --packing true"
     plain, dpo, kto, rm = (
-        estimate(spec, read_launch(words.format(method)))
+        predict(spec, read_launch(words.format(method)))
         for method in ("sft", *(f"rlhf --rlhf_type {kind}" for kind in ("dpo", "kto", "rm")))
     )
     assert dpo.memory[0].weight_bytes == 2 * plain.memory[0].weight_bytes
@@ -146,8 +148,8 @@ def test_a_reference_adds_its_weights_and_its_forward_passes(
     assert 0.2 * plain.step_time_s < once_s < 0.4 * plain.step_time_s
     adapted = words.format("rlhf --rlhf_type dpo") + " --tuner_type lora"
     alone = words.format("sft") + " --tuner_type lora"
-    assert _peak_gib(estimate(spec, read_launch(adapted))) == pytest.approx(
-        _peak_gib(estimate(spec, read_launch(alone)))
+    assert _peak_gib(predict(spec, read_launch(adapted))) == pytest.approx(
+        _peak_gib(predict(spec, read_launch(alone)))
     )
 
 
@@ -160,8 +162,7 @@ def test_pairs_are_counted_as_sequences_and_advised_as_samples(
     )
     spec = spec_of("qwen2.5-7b", nodes=1, global_batch_size=16)
     pairs = estimate(spec, read_launch(words.format("rlhf --rlhf_type rm", 1, 64)))
-    plain = estimate(spec, read_launch(words.format("sft", 2, 128)))
-    assert pairs.step_time_s == plain.step_time_s
+    assert pairs.step_time_s == estimate(spec, read_launch(words.format("sft", 2, 128))).step_time_s
     sizes = [
         (change.what, line)
         for change in pairs.changes
@@ -175,7 +176,7 @@ def test_pairs_are_counted_as_sequences_and_advised_as_samples(
 
 def test_a_launch_that_trains_adapters_is_priced_as_such(spec_of: Callable[..., Spec]) -> None:
     spec = spec_of("qwen3-235b-a22b", nodes=1)
-    result = estimate(spec, read_launch(LORA))
+    result = predict(spec, read_launch(LORA))
     # 235B in bf16 over 8 expert ranks, attention over 4: "8 * 80GiB", of which all is taken where
     # all samples have the longest length.
     assert 74.0 < _peak_gib(result) < 79.6
@@ -184,7 +185,7 @@ def test_a_launch_that_trains_adapters_is_priced_as_such(spec_of: Callable[..., 
     # What the spec states of a pool is kept, and a launch that it refuses says what that rests on.
     (pool,) = spec.cluster.pools
     stated = pool.model_copy(update={"usable_memory_ratio": 0.95})
-    refused = estimate(
+    refused = predict(
         spec.model_copy(update={"cluster": Cluster(pools=(stated,))}), read_launch(LORA)
     )
     assert not refused.fits
@@ -198,16 +199,16 @@ def test_adapters_of_the_launch_count_and_others_of_the_spec_are_noted(
 ) -> None:
     launch = read_launch(LORA)
     same = Adapters(method="lora", rank=8, alpha=32.0, targets=("all-linear",))
-    agreed = estimate(spec_of("qwen3-235b-a22b", nodes=1, tune=same), launch)
-    assert not any("goal.tune" in note for note in agreed.notes)
+    agreed, notes = with_stated_tune(launch, spec_of("qwen3-235b-a22b", nodes=1, tune=same))
+    assert not notes
     for tune, said in (
         ("full", "goal.tune says all weights"),
         (Adapters(method="lora", rank=16, targets=("all-linear",)), "goal.tune says LoRA"),
         (Adapters(method="lora", rank=8, targets=("attention",)), "on attention; the launch's"),
     ):
-        other = estimate(spec_of("qwen3-235b-a22b", nodes=1, tune=tune), launch)
-        assert any(said in note for note in other.notes)
-        assert _peak_gib(other) == _peak_gib(agreed)
+        other, (note,) = with_stated_tune(launch, spec_of("qwen3-235b-a22b", nodes=1, tune=tune))
+        assert said in note
+        assert other.goal.tune == agreed.goal.tune
 
 
 def test_weights_are_those_of_the_checkpoint(spec_of: Callable[..., Spec]) -> None:
@@ -216,7 +217,7 @@ def test_weights_are_those_of_the_checkpoint(spec_of: Callable[..., Spec]) -> No
     )
     command += " --pipeline_model_parallel_size 2"
     spec = spec_of("qwen3-235b-a22b", nodes=4, device="ascend-910b")
-    result = estimate(spec, read_launch(command))
+    result = predict(spec, read_launch(command))
     # 30.23 GiB were allocated when a run of this layout failed to copy its experts (issue 9403 of
     # modelscope/ms-swift); the weights are 28.3.
     assert result.memory[0].weight_bytes / GIB == pytest.approx(28.5, abs=0.3)

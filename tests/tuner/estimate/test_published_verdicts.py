@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.estimate.conftest import MODELS
+from tests.tuner.estimate.conftest import MODELS, predict
 from tuner.engines.megatron_bridge.read import read_container
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.peft import read as trainer
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.configuration import build_configuration
-from tuner.estimate.estimate import estimate, pricing_setup, shipped_residuals
+from tuner.estimate.estimate import pricing_setup, shipped_residuals
 from tuner.estimate.prices import PricedConfiguration, price_configurations
 from tuner.spec.spec import Spec
 
@@ -178,13 +178,12 @@ LLAMA = (
 def test_parameters_are_fp32_where_no_flag_says_otherwise(spec_of: MakeSpec) -> None:
     # NVIDIA/Megatron-LM#1000: about 20 TFLOP/s on A100, 11.9 minutes a step; 16 bytes a parameter.
     spec = spec_of("llama-3.1-70b", nodes=2, device="a100-80gb-sxm", global_batch_size=128)
-    launch = megatron.read(LLAMA, source="run.sh")
-    priced = estimate(spec, launch, residuals=shipped_residuals())
+    priced = predict(spec, megatron.read(LLAMA, source="run.sh"), residuals=shipped_residuals())
     low, high = priced.step_time_s_band
     assert low < 11.9 * 60.0 < high
     rank = priced.memory[0]
     assert rank.weight_bytes == rank.gradient_bytes == rank.optimizer_bytes // 2
-    halved = estimate(spec, megatron.read(f"{LLAMA}--bf16", source="run.sh"))
+    halved = predict(spec, megatron.read(f"{LLAMA}--bf16", source="run.sh"))
     assert halved.step_time_s < 0.2 * priced.step_time_s
 
 

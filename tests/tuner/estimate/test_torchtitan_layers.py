@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.estimate.conftest import predict
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
-from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.estimate.estimate import shipped_residuals
 from tuner.estimate.records import Estimate
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
@@ -35,7 +36,7 @@ def launched(
         f'[activation_checkpoint]\nmode = "{mode}"\nselective_ac_option = "op"\n'
         f"[compile]\nenable = true\ncomponents = [{components}]\n{sections}"
     )
-    return estimate(spec, read(text, source="t.toml"), residuals=shipped_residuals())
+    return predict(spec, read(text, source="t.toml"), residuals=shipped_residuals())
 
 
 @each_row(
@@ -87,8 +88,7 @@ def test_kernels_wait_for_counts_and_checkpoints_repeat_grouped_gemms(spec_of: M
     }
     assert waiting[8, "standard"] == pytest.approx(waiting[8, "deepep"], rel=0.05)
     assert waiting[8, "standard"] > 0.1 > waiting[1, "standard"]
-    whole = launched(spec, batch=4, expert=8, compiled=("model", "loss"))
-    assert whole.breakdown_s["host"] < 0.05
+    assert launched(spec, batch=4, expert=8, compiled=("model", "loss")).breakdown_s["host"] < 0.05
     parts = {
         mode: launched(spec, batch=4, expert=1, mode=mode).breakdown_s["recompute"]
         for mode in ("selective", "full")
@@ -123,8 +123,7 @@ def test_hybridep_runs_over_whole_buffers_or_waits_for_the_host(spec_of: MakeSpe
     own = '[model]\nmoe_comm_backend = "hybridep"\n'
 
     def found(said: str) -> Estimate:
-        sections = own + said
-        return launched(spec, batch=4, expert=4, mode="full", dispatcher="", sections=sections)
+        return launched(spec, batch=4, expert=4, mode="full", dispatcher="", sections=own + said)
 
     whole, half = (found(f"non_blocking_capacity_factor = {share}\n") for share in (1.0, 0.5))
     low, high = whole.step_time_s_band

@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.estimate.conftest import predict
 from tuner.engines.reading.launch import Graphs
 from tuner.engines.torchtitan.config_registry import registered_sections, registry_paths
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
-from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.estimate.estimate import shipped_residuals
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
-GIB = 2**30
 COMMAND = "torchrun --nproc_per_node 8 -m torchtitan.train --module own --config "
 REGISTRY = """
 from torchtitan.trainer import Trainer
@@ -120,8 +120,7 @@ def test_what_no_file_says_of_a_config_is_the_specs(spec_of: MakeSpec) -> None:
     assert (configured.sequence, configured.micro_batch, configured.global_batch) == (1024, 3, 24)
     assert any("unknown" in note and "config_registry.py" in note for note in notes)
     stated = " --training.local_batch_size 2 --training.seq_len 512"
-    launch = read(COMMAND + "unknown" + stated, source="run.sh")
-    configured, _ = build_configuration(launch, spec)
+    configured, _ = build_configuration(read(COMMAND + "unknown" + stated, source="run.sh"), spec)
     assert (configured.sequence, configured.micro_batch, configured.global_batch) == (512, 2, 16)
 
 
@@ -159,8 +158,8 @@ def test_checkpointing_by_operation_does_not_keep_what_nvfp4_gemms_return(
     tokens = " --training.num_tokens_per_microbatch_per_dp_rank 65536"
     command = COMMAND.replace("8 -m", "4 -m")
     launch = read(command + name + tokens, source="run.sh", beside=_beside(NVFP4))
-    priced = estimate(spec, launch, residuals=shipped_residuals())
-    assert priced.peak_memory_bytes / GIB == pytest.approx(gib, rel=0.1), name
+    priced = predict(spec, launch, residuals=shipped_residuals())
+    assert priced.peak_memory_bytes / (2**30) == pytest.approx(gib, rel=0.1), name
     low, high = priced.step_time_s_band
     assert low < seconds < high
 

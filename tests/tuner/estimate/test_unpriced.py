@@ -72,6 +72,9 @@ def test_coefficients_and_buckets_that_cannot_be_are_refused(spec_of: MakeSpec) 
     assert DEADLOCK not in _notes("", spec)
 
 
+RECIPE = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
+
+
 def test_settings_that_differ_and_buckets_are_named_and_priced(spec_of: MakeSpec) -> None:
     spec = spec_of("mixtral-8x7b", nodes=2)
     bare = _notes("", spec)
@@ -93,14 +96,12 @@ def test_settings_that_differ_and_buckets_are_named_and_priced(spec_of: MakeSpec
         assert build_configuration(launch, spec)[0].ddp_bucket_size == size
     launch = megatron.read(f"{MIXTRAL}--ddp-bucket-size 80000000", source="run.sh")
     assert any("has no effect without --overlap-grad-reduce" in note for note in launch.notes)
-    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
-    bridge = megatron.read_yaml(f"{text}ddp: {{bucket_size: 80000000}}\n", source="recipe.yaml")
+    bridge = megatron.read_yaml(f"{RECIPE}ddp: {{bucket_size: 80000000}}\n", source="recipe.yaml")
     assert bridge.ddp_bucket_size == 80_000_000
 
 
 def test_settings_of_recipes_and_of_emitted_files_are_the_priced_ones(spec_of: MakeSpec) -> None:
-    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
-    launch = megatron.read_yaml(text, source="recipe.yaml")
+    launch = megatron.read_yaml(RECIPE, source="recipe.yaml")
     assert launch.differing_settings == {}
     assert launch.balance == "the recipe"
     model = read_model(MODELS / "mixtral-8x7b" / "config.json")

@@ -37,8 +37,7 @@ def test_intervals_cover_the_true_rate_as_often_as_they_say() -> None:
     generator = np.random.default_rng(3)
     covered = 0
     for _ in range(400):
-        count = int(generator.poisson(12.0))
-        low, high = poisson_interval(count)
+        low, high = poisson_interval(int(generator.poisson(12.0)))
         covered += low <= 12.0 <= high
     # Exact intervals cover at least as often.
     assert 0.87 <= covered / 400 <= 0.97

@@ -53,8 +53,7 @@ def _generator_shares(losses: Losses) -> list[float]:
     return list(np.linalg.lstsq(system, np.append(np.zeros(last + 1), 1.0), rcond=None)[0])
 
 
-def test_the_chain_is_that_of_its_generator() -> None:
-    failures = Failures()
+def test_the_chain_is_that_of_its_generator(failures: Failures) -> None:
     for spare in (0, 1, 3):
         for idle in (0, 2):
             for load in (0.01, 0.5, 4.0):
@@ -72,7 +71,6 @@ def test_the_chain_is_that_of_its_generator() -> None:
                     assert times.last_spare == pytest.approx(shares_K[spare])
                     assert times.fewer == pytest.approx(sum(shares_K[spare + 1 : -1]))
                     assert times.waiting == pytest.approx(shares_K[-1], abs=1e-12)
-    failures.check()
 
 
 def _waiting_row(spare_nodes: int) -> tuple[float, float]:
@@ -119,7 +117,7 @@ def test_processes_that_fail_take_no_node() -> None:
     assert (continued.switches_per_s, continued.fewer, continued.waiting) == (0.0, 0.0, 0.0)
 
 
-def test_only_losses_of_nodes_count_where_a_node_is_missed() -> None:
+def test_only_losses_of_nodes_count_where_a_node_is_missed(failures: Failures) -> None:
     # A node lost takes its copies along: the run restarts from shared storage, whether it goes on
     # with as many nodes or with fewer, and no failure of processes changes what that costs.
     quick = replace(MODEL, process_mtbf_s=64 * HOUR, in_process_restart_s=30.0)
@@ -130,7 +128,6 @@ def test_only_losses_of_nodes_count_where_a_node_is_missed() -> None:
         is_optional=False,
         interval_s=60.0,
     )
-    failures = Failures()
     for name, model in (("shared", quick), ("host", replace(quick, host=host))):
         own = run_shares(JOBS, model, step_s=STEP_S)
         shares = layout_shares(own, JOBS, model, step_s=STEP_S)
@@ -144,11 +141,9 @@ def test_only_losses_of_nodes_count_where_a_node_is_missed() -> None:
     with failures.of("replicas"):
         assert shares.node_restart_s < shares.shared_restart_s
         assert 0.1 < shares.node_lost_s / shares.shared_lost_s < 0.5
-    failures.check()
 
 
-def test_the_parts_of_a_continued_run_fit_into_its_time() -> None:
-    failures = Failures()
+def test_the_parts_of_a_continued_run_fit_into_its_time(failures: Failures) -> None:
     for name, one in TABLE.items():
         made = continued_run(one.losses, shares_of(one.full), shares_of(one.fewer))
         parts = (made.training, made.slower, made.checkpoints, made.restarting, made.waiting)
@@ -158,7 +153,6 @@ def test_the_parts_of_a_continued_run_fit_into_its_time() -> None:
             assert 0.9 < sum(parts) < 1.0
             faster = replace(shares_of(one.fewer), step_s=STEP_S)
             assert continued_run(one.losses, shares_of(one.full), faster).training > made.training
-    failures.check()
 
 
 def _failures(one: Row, rates: FailureRates, *, seed: int, stream: int) -> Iterator[Failure]:
@@ -195,21 +189,17 @@ def _against_simulation(one: Row, *, runs: int, hours: int) -> None:
     assert sum(each.returns for each in simulated)
 
 
-def test_some_simulated_runs_train_the_same_share() -> None:
-    failures = Failures()
+def test_some_simulated_runs_train_the_same_share(failures: Failures) -> None:
     for name in ("no spare", "two spares, often", "copies on hosts, a spare"):
         with failures.of(name):
             _against_simulation(TABLE[name], runs=6, hours=800)
-    failures.check()
 
 
 @pytest.mark.slow
-def test_all_simulated_runs_train_the_same_share() -> None:
-    failures = Failures()
+def test_all_simulated_runs_train_the_same_share(failures: Failures) -> None:
     for name, one in TABLE.items():
         with failures.of(name):
             _against_simulation(one, runs=16, hours=1500)
-    failures.check()
 
 
 def test_the_formula_finds_when_waiting_is_better() -> None:

@@ -172,15 +172,17 @@ HABITS = Habits(
 )
 
 
+FAST = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
+
+
 def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
     # 64 devices of 256 h fail every 4 h; 15e12 bytes at 250 GB/s take 60 s, no copy worth naming.
-    storage = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
     reliability = FailureModel(
         device_mtbf_s=256 * HOUR,
         restart_s=600.0,
         repair_s=2 * HOUR,
         interval_s=1800.0,
-        storage=storage,
+        storage=FAST,
     )
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0, spare_nodes=1.0)
     run = TrainingRun(step_s=10.0, tokens_per_step=1, tokens=180 * 400.0, devices_per_node=8)
@@ -212,9 +214,8 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
 
 def test_the_band_follows_the_work_that_failures_take_away() -> None:
     # No waiting and hardly a restart: every failure (8 h apart) costs half of two hours on average.
-    storage = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
     reliability = FailureModel(
-        device_mtbf_s=512 * HOUR, restart_s=60.0, interval_s=2 * HOUR, storage=storage
+        device_mtbf_s=512 * HOUR, restart_s=60.0, interval_s=2 * HOUR, storage=FAST
     )
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0)
     run = TrainingRun(step_s=10.0, tokens_per_step=1, tokens=720 * 200.0, devices_per_node=8)

@@ -35,8 +35,7 @@ def test_a_step_costs_its_share_of_checkpoints_failures_and_restarts() -> None:
 
 
 def test_without_failures_a_step_is_a_step() -> None:
-    steps = np.array([1.0, 2.5])
-    assert goodput_step_s(steps, jobs=JOBS, reliability=None).tolist() == [1.0, 2.5]
+    assert goodput_step_s(np.array([1.0, 2.5]), jobs=JOBS, reliability=None).tolist() == [1.0, 2.5]
 
 
 def test_columns_differ_in_everything_a_configuration_decides() -> None:

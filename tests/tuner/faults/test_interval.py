@@ -98,8 +98,7 @@ def _cycle(habits: Habits) -> CheckpointCycle:
     )
 
 
-def test_the_share_of_useful_time_is_that_of_the_simulation() -> None:
-    failures = Failures()
+def test_the_share_of_useful_time_is_that_of_the_simulation(failures: Failures) -> None:
     for name, habits in GRID.items():
         found = _cycle(habits)
         expected = float(found.effective_ratio)
@@ -115,9 +114,7 @@ def test_the_share_of_useful_time_is_that_of_the_simulation() -> None:
             assert error < 0.01 * expected
             # 4.5 standard errors of 8 lives (t distribution) are left once in 500.
             assert abs(float(np.mean(ratios)) - expected) < 4.5 * error
-            off = abs(float(np.mean(waiting)) - float(found.waiting_ratio))
-            assert off <= 4.5 * waiting_error
-    failures.check()
+            assert abs(float(np.mean(waiting)) - float(found.waiting_ratio)) <= 4.5 * waiting_error
 
 
 def test_the_share_follows_from_the_equation_by_hand() -> None:
@@ -217,8 +214,7 @@ def test_a_cycle_takes_its_seconds_from_bytes_and_bandwidths() -> None:
 
 def test_an_asynchronous_write_is_done_before_the_next_begins() -> None:
     # The best interval would be sqrt(2 * 0.18 * 24.4 h) = 180 s, the write takes 235 s.
-    found = cycle(BIG, _whole(asynchronous=True), step_s=10.0)
-    assert found.work_s == pytest.approx(235.0)
+    assert cycle(BIG, _whole(asynchronous=True), step_s=10.0).work_s == pytest.approx(235.0)
     with_interval = cycle(BIG, _whole(asynchronous=True, interval_s=60.0), step_s=10.0)
     assert with_interval.work_s == pytest.approx(235.0)
 
@@ -229,8 +225,7 @@ def test_a_checkpoint_follows_a_whole_step() -> None:
     assert cycle(BIG, _whole(interval_s=600.0), step_s=90.0).work_s == 600.0
 
 
-def test_a_stated_interval_shorter_than_a_step_is_not_possible() -> None:
-    failures = Failures()
+def test_a_stated_interval_shorter_than_a_step_is_not_possible(failures: Failures) -> None:
     short = _whole(interval_s=60.0)
     both = replace(
         short,
@@ -250,7 +245,6 @@ def test_a_stated_interval_shorter_than_a_step_is_not_possible() -> None:
     # Of several candidates, those with shorter steps are left.
     together_s = goodput_step_s(np.array([30.0, 60.0, 90.0]), jobs=BIG, reliability=short)
     assert np.isfinite(together_s).tolist() == [True, True, False]
-    failures.check()
 
 
 def test_one_node_cannot_write_faster_than_its_cards() -> None:

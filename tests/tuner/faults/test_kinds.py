@@ -58,8 +58,7 @@ def test_waiting_without_spares_is_exact() -> None:
     for devices in ((64, 64), (200, 8), (400, 100)):
         kinds = [job(n, spares=0) for n in devices]
         loads = [n / 1e6 * 5_000.0 for n in devices]
-        together = jobs_together(kinds, checkpoint_bytes=1e12)
-        found = waiting_ratio(together, RELIABILITY)
+        found = waiting_ratio(jobs_together(kinds, checkpoint_bytes=1e12), RELIABILITY)
         assert found == pytest.approx(waiting_of_chain(loads, [0, 0]), rel=1e-9)
         # By hand: a job of both waits as one of a kind without spares would, a / (1 + a).
         assert found == pytest.approx(sum(loads) / (1.0 + sum(loads)))

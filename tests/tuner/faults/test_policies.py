@@ -93,8 +93,7 @@ def test_no_intervals_are_better_than_the_chosen_ones() -> None:
 
 
 @pytest.mark.slow
-def test_no_intervals_are_better_in_any_case() -> None:
-    failures = Failures()
+def test_no_intervals_are_better_in_any_case(failures: Failures) -> None:
     for row in (
         (JOBS, FRAGILE, 60.0),
         (JOBS, BESIDE, 60.0),
@@ -102,7 +101,6 @@ def test_no_intervals_are_better_in_any_case() -> None:
     ):
         with failures.of(row):
             _compare_with_enumeration(row, most_steps=50, most_segments=70)
-    failures.check()
 
 
 def _compare_with_enumeration(
@@ -142,11 +140,13 @@ def test_the_best_level_depends_on_what_fails() -> None:
     assert choose_policy(JOBS, replace(BESIDE, host=slow), step_s=10.0).chosen is None
 
 
+RUN = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
+
+
 def test_plan_and_forecast_have_the_same_share() -> None:
-    run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
     for model in (MODEL, BESIDE, replace(MODEL, repair_s=24 * HOUR, in_process_restart_s=30.0)):
         choice = choose_policy(JOBS, model, step_s=10.0)
-        made = forecast(run, jobs=JOBS, reliability=model)
+        made = forecast(RUN, jobs=JOBS, reliability=model)
         objective_s = float(goodput_step_s(10.0, jobs=JOBS, reliability=model))
         assert made.effective_step_s == pytest.approx(objective_s, rel=1e-14)
         assert made.effective_time_ratio == choice.ratio
@@ -168,12 +168,10 @@ def test_plan_and_forecast_have_the_same_share() -> None:
 
 
 def test_where_shared_storage_is_chosen_nothing_changes() -> None:
-    run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
-    slow = replace(HOST, node_bytes_per_s=1e8, replicas=(1,))
-    model = replace(BESIDE, host=slow)
-    made = forecast(run, jobs=JOBS, reliability=model)
+    model = replace(BESIDE, host=replace(HOST, node_bytes_per_s=1e8, replicas=(1,)))
+    made = forecast(RUN, jobs=JOBS, reliability=model)
     assert present(made.checkpoint_levels).levels == (Level.SHARED,)
-    without = forecast(run, jobs=JOBS, reliability=replace(model, host=None))
+    without = forecast(RUN, jobs=JOBS, reliability=replace(model, host=None))
     assert made.model_copy(update={"checkpoint_levels": None}) == without
     assert "checkpoint_levels" not in without.model_dump()
     assert "checkpoint_levels" in made.model_dump()
@@ -191,8 +189,7 @@ def test_stated_intervals_are_kept() -> None:
         assert choose_policy(JOBS, stated, step_s=10.0).ratio < free.ratio
 
 
-def test_a_stated_shared_interval_moves_by_a_step_or_two_percent() -> None:
-    failures = Failures()
+def test_a_stated_shared_interval_moves_by_a_step_or_two_percent(failures: Failures) -> None:
     one_copy = replace(HOST, replicas=(1,))
     # Also intervals whose only divisors are far from the best host interval, and no whole steps.
     for stated_s in (40.0, 70.0, 130.0, 470.0, 1000.0, 1013.0, 1990.0, 20_000.0):
@@ -207,15 +204,12 @@ def test_a_stated_shared_interval_moves_by_a_step_or_two_percent() -> None:
     slow = replace(QUICK, host=replace(one_copy, save_bytes_per_s=2e8), interval_s=85.0)
     policy = choose_policy(JOBS, slow, step_s=10.0).by_replicas[0].policy
     assert (policy.segment_steps, policy.shared_interval_steps) == (5, 10)
-    failures.check()
 
 
-def test_no_host_interval_beside_a_stated_one_is_better() -> None:
-    failures = Failures()
+def test_no_host_interval_beside_a_stated_one_is_better(failures: Failures) -> None:
     for model, stated_steps in ((MODEL, 100), (FRAGILE, 150), (FEW_STEPS, 64)):
         stated = replace(model, interval_s=10.0 * stated_steps)
-        choice = choose_policy(JOBS, stated, step_s=10.0)
-        for one in choice.by_replicas:
+        for one in choose_policy(JOBS, stated, step_s=10.0).by_replicas:
             seconds = run_seconds(JOBS, stated, replicas=one.policy.replicas, step_s=10.0)
             rates = failure_rates(JOBS, stated)
             divisors = [steps for steps in range(1, stated_steps) if stated_steps % steps == 0]
@@ -232,10 +226,9 @@ def test_no_host_interval_beside_a_stated_one_is_better() -> None:
                     ).training
                     for steps in divisors
                 )
-    failures.check()
 
 
-def test_what_is_not_possible_says_why() -> None:
+def test_what_is_not_possible_says_why(failures: Failures) -> None:
     small = replace(HOST, memory_bytes=150e9)
     odd = replace(JOBS, nodes=255.0)
     single = replace(JOBS, nodes=1.0, devices=8.0, writers=8.0)
@@ -244,7 +237,6 @@ def test_what_is_not_possible_says_why() -> None:
     quick = replace(BESIDE, host=replace(HOST, interval_s=0.3))
     crowded = replace(BESIDE, interval_s=200.0)
     unable = replace(MODEL, host=replace(HOST, obstacle="torchtitan has none"))
-    failures = Failures()
     for jobs, model, step_s, message, left in (
         (JOBS, replace(MODEL, host=small), 10.0, "1 replica take 205 GiB of a node's memory", 1),
         (odd, MODEL, 10.0, "groups of 2 nodes, into which 255 nodes cannot be divided", 1),
@@ -260,8 +252,7 @@ def test_what_is_not_possible_says_why() -> None:
             assert any(message in reason for reason in choice.left_out), choice.left_out
             assert len(choice.left_out) == 1
             assert len(choice.by_replicas) == left
-        host = present(model.host)
-        needed = replace(model, host=replace(host, is_optional=False, replicas=(1,)))
+        needed = replace(model, host=replace(present(model.host), is_optional=False, replicas=(1,)))
         run = TrainingRun(step_s=step_s, tokens_per_step=1, tokens=None, devices_per_node=8)
         made = forecast(run, jobs=jobs, reliability=needed)
         with failures.of(message, "needed"):
@@ -270,7 +261,6 @@ def test_what_is_not_possible_says_why() -> None:
             assert "\n" not in made.reason
             assert present(made.checkpoint_levels).levels == ()
             assert math.isinf(float(goodput_step_s(step_s, jobs=jobs, reliability=needed)))
-    failures.check()
 
 
 def test_copies_that_wait_for_a_write_need_memory() -> None:

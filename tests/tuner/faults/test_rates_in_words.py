@@ -36,6 +36,9 @@ def stated(tmp_path: Path, text: str) -> Reliability:
     return present(read_spec(file).goal.reliability)
 
 
+JOBS = Jobs(devices=64, nodes=8, checkpoint_bytes=1e12, writers=64)
+
+
 def test_nodes_lost_a_week_are_a_mean_time_between_failures(tmp_path: Path) -> None:
     # One in a hundred nodes a week: a node fails every hundred weeks, eight nodes every 12.5.
     found = stated(tmp_path, "{nodes_lost: 1% per week, restart: 10min}")
@@ -43,8 +46,7 @@ def test_nodes_lost_a_week_are_a_mean_time_between_failures(tmp_path: Path) -> N
     assert found.device_mtbf is None
     failures = resolved(found, host_bytes_per_s=5e10, profile=None)
     assert failures.device_mtbf_s == math.inf
-    jobs = Jobs(devices=64, nodes=8, checkpoint_bytes=1e12, writers=64)
-    assert 1.0 / failure_rate_per_s(jobs, failures) == pytest.approx(12.5 * WEEK_S)
+    assert 1.0 / failure_rate_per_s(JOBS, failures) == pytest.approx(12.5 * WEEK_S)
     same = stated(tmp_path, "{node_mtbf: 100w, restart: 10min}")
     assert same.node_mtbf_s == pytest.approx(found.node_mtbf_s)
 
@@ -52,9 +54,8 @@ def test_nodes_lost_a_week_are_a_mean_time_between_failures(tmp_path: Path) -> N
 def test_devices_and_nodes_add_up(tmp_path: Path) -> None:
     found = stated(tmp_path, "{device_mtbf: 50000h, nodes_lost: 1%/7d, restart: 10min}")
     failures = resolved(found, host_bytes_per_s=5e10, profile=None)
-    jobs = Jobs(devices=64, nodes=8, checkpoint_bytes=1e12, writers=64)
     wanted = 64 / (50_000 * 3600.0) + 8 * 0.01 / WEEK_S
-    assert failure_rate_per_s(jobs, failures) == pytest.approx(wanted)
+    assert failure_rate_per_s(JOBS, failures) == pytest.approx(wanted)
 
 
 def test_what_says_nothing_or_twice_is_refused() -> None:
@@ -80,6 +81,5 @@ def test_an_assumed_checkpoint_bandwidth_is_noted_once(tmp_path: Path) -> None:
     assert "assumed to be 2.00 GB/s a machine" in told[0]
     reliability = present(spec.goal.reliability)
     known = reliability.model_copy(update={"checkpoint": Checkpoint(bandwidth=1e10)})
-    goal = spec.goal.model_copy(update={"reliability": known})
-    spec = spec.model_copy(update={"goal": goal})
+    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"reliability": known})})
     assert not [one for one in analytic_notes(spec, {}, calibrated=True) if "checkpoint" in one]

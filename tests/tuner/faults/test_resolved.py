@@ -56,11 +56,13 @@ def _row(kind: str, time_s: float, *, operation: str = "storage") -> Measurement
     return Measurement(case=case, times_s=(time_s,))
 
 
+RESOLVED = resolved(STATED, host_bytes_per_s=5e10, profile=None)
+
+
 def test_nothing_stated_or_measured_takes_the_usual_rate_of_a_machine() -> None:
-    found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
-    assert found.storage.node_write_bytes_per_s == USUAL_NODE_BYTES_PER_S
-    assert found.storage.node_read_bytes_per_s == USUAL_NODE_BYTES_PER_S
-    assert (found.node_mtbf_s, found.repair_s, found.interval_s) == (math.inf, 0.0, None)
+    assert RESOLVED.storage.node_write_bytes_per_s == USUAL_NODE_BYTES_PER_S
+    assert RESOLVED.storage.node_read_bytes_per_s == USUAL_NODE_BYTES_PER_S
+    assert (RESOLVED.node_mtbf_s, RESOLVED.repair_s, RESOLVED.interval_s) == (math.inf, 0.0, None)
 
 
 def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> None:
@@ -124,7 +126,6 @@ def test_a_restart_also_reads_weights_that_no_checkpoint_holds() -> None:
     # Adapters of 1e8 parameters beside 1e10 frozen ones: 1.2 GB and 20 GB. 1.2 GB are written at
     # 2 GB/s a machine by one of them in 0.6 s; 21.2 GB are read in 10.6 s and copied by eight
     # devices at 50 GB/s in 0.053 s.
-    found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
     jobs = jobs_on_pool(
         _strategies(data=[8.0]),
         parameters=1e10,
@@ -134,8 +135,8 @@ def test_a_restart_also_reads_weights_that_no_checkpoint_holds() -> None:
         saved=SavedBytes(trained=12.0, reread=2.0),
     )
     assert (jobs.checkpoint_bytes, jobs.read_bytes) == (1.2e9, 2.12e10)
-    assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([0.6])
-    assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([10.653])
+    assert np.asarray(write_s(jobs, RESOLVED.storage)).tolist() == pytest.approx([0.6])
+    assert np.asarray(read_s(jobs, RESOLVED.storage)).tolist() == pytest.approx([10.653])
 
 
 def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
@@ -167,8 +168,7 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
     header = sending.header.model_copy(update={"machine": machine})
     sending = sending.model_copy(update={"header": header})
     level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=sending, obstacle="")
-    assert level is not None
-    assert level.node_bytes_per_s == pytest.approx(8e10)
+    assert present(level).node_bytes_per_s == pytest.approx(8e10)
 
 
 def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> None:
@@ -225,11 +225,9 @@ def test_spares_are_those_that_the_spec_keeps_back_and_no_other_unused_machines(
 
 def test_the_usual_rate_of_all_machines_writes_and_reads_a_checkpoint() -> None:
     # 140 GB over 16 machines of 2 GB/s: 4.375 s; the copy of 140 GB / 128 at 50 GB/s: 0.021875 s.
-    found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
-    strategies = _strategies(data=[128.0])
-    jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=STATED)
-    assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([4.375])
-    assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([4.396875])
+    jobs = jobs_on_pool(_strategies(data=[128.0]), parameters=1e10, pool=POOL, stated=STATED)
+    assert np.asarray(write_s(jobs, RESOLVED.storage)).tolist() == pytest.approx([4.375])
+    assert np.asarray(read_s(jobs, RESOLVED.storage)).tolist() == pytest.approx([4.396875])
 
 
 def test_a_restart_inside_processes_is_done_where_it_is_shorter() -> None:

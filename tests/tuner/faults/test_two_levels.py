@@ -35,8 +35,7 @@ def _one_level_ratio(
     return float(ratio)
 
 
-def test_one_level_is_the_formula_of_one_level() -> None:
-    failures = Failures()
+def test_one_level_is_the_formula_of_one_level(failures: Failures) -> None:
     for mean_s in (600.0, 1e4, 1e6, 1e9):
         for is_async in (False, True):
             for restart_s in (0.0, 40.0, 900.0):
@@ -51,12 +50,10 @@ def test_one_level_is_the_formula_of_one_level() -> None:
                 with failures.of(mean_s, is_async, restart_s):
                     assert shares.training == pytest.approx(expected, rel=1e-9)
                     assert shares.host_restores == 0.0
-    failures.check()
 
 
-def test_free_copies_that_no_failure_spares_change_nothing() -> None:
+def test_free_copies_that_no_failure_spares_change_nothing(failures: Failures) -> None:
     # Every failure takes a node, and no other node has its copy: segments are one long one.
-    failures = Failures()
     for mean_s in (400.0, 1e4, 1e7, 1e10):
         for host, background_s in ((6, 0.0), (3, 35.0), (2, 50.0), (1, 100.0), (1, 120.0)):
             times = seconds(
@@ -70,11 +67,9 @@ def test_free_copies_that_no_failure_spares_change_nothing() -> None:
             with failures.of(mean_s, host, background_s):
                 assert shares.training == pytest.approx(expected, rel=1e-9)
                 assert shares.host_restores == pytest.approx(0.0, abs=1e-12)
-    failures.check()
 
 
-def test_the_chain_of_restarts_has_the_same_share() -> None:
-    failures = Failures()
+def test_the_chain_of_restarts_has_the_same_share(failures: Failures) -> None:
     for name, one in TABLE.items():
         for often in (1.0, 4.0):
             own = replace(
@@ -88,7 +83,6 @@ def test_the_chain_of_restarts_has_the_same_share() -> None:
             with failures.of(name, often):
                 shares = level_shares(own.policy, own.seconds, own.rates)
                 assert shares.training == pytest.approx(training_share(own), rel=1e-9)
-    failures.check()
 
 
 def test_where_hardly_a_failure_takes_the_copies_hosts_are_the_only_level() -> None:
@@ -155,24 +149,20 @@ def _host_restores(run: SimulatedRun) -> int:
     return run.restores.count(Level.HOST)
 
 
-def test_a_few_simulated_runs_agree_with_the_renewal_model() -> None:
-    failures = Failures()
+def test_a_few_simulated_runs_agree_with_the_renewal_model(failures: Failures) -> None:
     for name, one in TABLE.items():
         with failures.of(name):
             _against_simulation(one, runs=120, most_error=0.12)
-    failures.check()
 
 
 @pytest.mark.slow
-def test_two_thousand_simulated_runs_agree_with_the_renewal_model() -> None:
-    failures = Failures()
+def test_two_thousand_simulated_runs_agree_with_the_renewal_model(failures: Failures) -> None:
     for name, one in TABLE.items():
         with failures.of(name):
             _against_simulation(one, runs=2000, most_error=0.03)
-    failures.check()
 
 
-def test_rare_failures_cost_no_digits() -> None:
+def test_rare_failures_cost_no_digits(failures: Failures) -> None:
     # To first order a failure of a class costs half of what it loses, and its restart. Ten segments
     # of 41 s, the last one of 42 s.
     policy = SavePolicy(
@@ -183,7 +173,6 @@ def test_rare_failures_cost_no_digits() -> None:
     # segment, so that eight of them wait for it, and each for those before it.
     hardly = [46.0 + 41.0 * j for j in range(9)]
     long = [355.0 + 5.0 * j for j in range(9)]
-    failures = Failures()
     for write_s, host_at in ((30.0, hardly), (350.0, long)):
         times = seconds(stall_s=(1.0, 2.0), durable_after_s=(5.0, write_s))
         # From one shared copy to the next, and what each newest copy holds.
@@ -196,8 +185,7 @@ def test_rare_failures_cost_no_digits() -> None:
         for rate in (1e-9, 1e-12):
             rates = FailureRates(process_per_s=rate, node_per_s=2 * rate, together_per_s=3 * rate)
             shares = level_shares(policy, times, rates)
-            from_host = rates.process_per_s + rates.node_per_s
-            host_cost_s = from_host * lost_s / period_s
+            host_cost_s = (rates.process_per_s + rates.node_per_s) * lost_s / period_s
             host_cost_s += rates.process_per_s * 60.0 + rates.node_per_s * 120.0
             host_cost_s += newest_shared * (
                 rates.process_per_s * (100.0 - 60.0) + rates.node_per_s * (200.0 - 120.0)
@@ -207,7 +195,6 @@ def test_rare_failures_cost_no_digits() -> None:
             close = 20 * 900 * 900 * rate * rate + 1e-13
             with failures.of(write_s, rate):
                 assert shares.training == pytest.approx(expected, rel=close)
-    failures.check()
 
 
 def test_what_restarts_from_hosts_repeat_by_hand() -> None:
@@ -223,8 +210,7 @@ def test_what_restarts_from_hosts_repeat_by_hand() -> None:
     assert host_lost_s(policy, times) == pytest.approx(21.0 / 2 + 2.0, rel=1e-2)
 
 
-def test_copies_on_hosts_queue_behind_a_write_to_shared_storage() -> None:
-    failures = Failures()
+def test_copies_on_hosts_queue_behind_a_write_to_shared_storage(failures: Failures) -> None:
     for segments, host_s, shared_s in product(
         (1, 2, 3, 5, 40), (0.0, 2.0, 11.5, 20.0), (0.0, 3.0, 21.0, 50.0, 84.0, 300.0)
     ):
@@ -249,11 +235,9 @@ def test_copies_on_hosts_queue_behind_a_write_to_shared_storage() -> None:
         )
         with failures.of(segments, host_s, shared_s):
             assert queued_copies(policy, own) == max(1, most)
-    failures.check()
 
 
-def test_what_is_worse_is_never_better() -> None:
-    failures = Failures()
+def test_what_is_worse_is_never_better(failures: Failures) -> None:
     for name, one in TABLE.items():
         now = level_shares(one.policy, one.seconds, one.rates).training
         rates = one.rates
@@ -272,7 +256,6 @@ def test_what_is_worse_is_never_better() -> None:
             assert 0.0 < now < 1.0
             assert shares.lost > 0.0
             assert 0.0 <= shares.host_restores < 1.0
-    failures.check()
 
 
 def test_a_hopeless_run_trains_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from profilers.records import Case, Measurement
-from profilers.store import write_profile
+from profilers.store import read_profile, write_profile
 from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner import api
@@ -17,7 +17,6 @@ from tuner.errors import SpecError
 from tuner.verify.deployments.conclusion import conclude
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe" / "config.json"
-TRAFFIC = {"rate": "1/s", "input_tokens": 256, "output_tokens": 32}
 
 RESIDUAL = ServeResidual(
     engine="vllm",
@@ -45,40 +44,44 @@ def deployment(tmp_path: Path, **changes: Any) -> Path:
     goal = {
         "kind": "serve",
         "engine": {"name": "vllm"},
-        "traffic": TRAFFIC,
+        "traffic": {"rate": "1/s", "input_tokens": 256, "output_tokens": 32},
         "slo": {"ttft": {"p90": "5s"}, "tpot": {"p90": "500ms"}},
         "max_model_len": 1024,
     }
     return written(tmp_path / "spec.yaml", goal=goal | changes, emit=["vllm", "local"])
 
 
-@pytest.fixture
-def profile(tmp_path: Path, formula_s: Callable[[Case], float]) -> Path:
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory, formula_s: Callable[[Case], float]) -> Path:
     """The sizes that the spec looks up, and copies, on two ranks."""
+    folder = tmp_path_factory.mktemp("profile")
+    wanted = api.wanted_sizes(deployment(folder))
+    assert wanted.unmeasured == ()
     cases = (
-        *api.wanted_sizes(deployment(tmp_path)).cases,
+        *wanted.cases,
         *(
             Case(operation="copy", kind="device", axes={"bytes": 2**power})
             for power in (16, 20, 24)
         ),
     )
     rows = [Measurement(case=case, times_s=(formula_s(case),)) for case in cases]
-    write_profile(tmp_path / "profile", fake_profile(rows, machine=fake_machine(world=2)))
-    return tmp_path / "profile"
+    write_profile(folder / "profile", fake_profile(rows, machine=fake_machine(world=2)))
+    return folder / "profile"
 
 
-def test_every_kernel_that_a_step_runs_can_be_measured(tmp_path: Path) -> None:
-    wanted = api.wanted_sizes(deployment(tmp_path))
-    assert {"gemm", "grouped_gemm", "attention", "decode_attention"} == {
-        case.operation for case in wanted.cases
-    }
-    assert wanted.unmeasured == ()
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, profile: Path) -> api.Deployed:
+    return api.deploy(deployment(tmp_path_factory.mktemp("made")), profiles=profile)
+
+
+def test_every_kernel_that_a_step_runs_can_be_measured(profile: Path) -> None:
+    measured = {one.case.operation for one in read_profile(profile).measurements}
+    assert measured == {"gemm", "grouped_gemm", "attention", "decode_attention", "copy"}
 
 
 def test_a_deployment_is_planned_on_the_profile_and_started_by_the_build_for_processors(
-    tmp_path: Path, profile: Path
+    tmp_path: Path, made: api.Deployed
 ) -> None:
-    made = api.deploy(deployment(tmp_path), profiles=profile)
     (group,) = present(made.plan.decision).instances
     assert (group.ep, group.pp, group.attention_dp) == (1, 1, 1)
     api.write(tmp_path / "plan", made)
@@ -137,21 +140,19 @@ def test_disaggregated_ranks_need_a_machine_each(tmp_path: Path, profile: Path) 
     assert 1.3 <= seconds["decode"] / seconds["aggregated"] <= 2.1
 
 
-def test_a_plan_holds_its_profile_and_stands_for_it(tmp_path: Path, profile: Path) -> None:
-    made = api.deploy(deployment(tmp_path), profiles=profile)
+def test_a_plan_holds_its_profile_and_stands_for_it(tmp_path: Path, made: api.Deployed) -> None:
     api.write(tmp_path / "plan", made)
     assert (tmp_path / "plan" / "used" / "profile" / "gemm.parquet").is_file()
-    again = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan")
+    again = api.deploy(made.spec.path, profiles=tmp_path / "plan")
     assert again.plan.decision == made.plan.decision
     assert again.plan.predicted == made.plan.predicted
 
 
-def test_what_launches_said_corrects_later_plans(tmp_path: Path, profile: Path) -> None:
-    made = api.deploy(deployment(tmp_path), profiles=profile)
+def test_what_launches_said_corrects_later_plans(tmp_path: Path, made: api.Deployed) -> None:
     api.write(tmp_path / "plan", made)
     verified = conclude(made.plan, ()).model_copy(update={"residual": RESIDUAL})
     (tmp_path / "plan" / "verified.json").write_text(verified.model_dump_json())
-    again = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan").plan
+    again = api.deploy(made.spec.path, profiles=tmp_path / "plan").plan
     assert again.provenance.residual == RESIDUAL
     notes = " ".join(again.provenance.notes)
     assert "corrected by 3 deployments of vllm 0.32.0: TTFT x 1.5, TPOT x 0.8" in notes
@@ -182,10 +183,11 @@ def test_a_training_plan_stands_for_its_profile_alone(tmp_path: Path) -> None:
     assert plan.provenance.residual is None
 
 
-def test_the_given_profile_counts_before_the_pool_s_own(tmp_path: Path, profile: Path) -> None:
-    made = api.deploy(deployment(tmp_path), profiles=profile)
+def test_the_given_profile_counts_before_the_pool_s_own(
+    tmp_path: Path, profile: Path, made: api.Deployed
+) -> None:
     api.write(tmp_path / "plan", made)
-    keys = yaml.safe_load((tmp_path / "spec.yaml").read_text())
+    keys = yaml.safe_load(made.spec.path.read_text())
     keys["cluster"]["pools"][0]["profile"] = str(profile)
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(keys))
     verified = conclude(made.plan, ()).model_copy(update={"residual": RESIDUAL})

@@ -63,8 +63,7 @@ def test_a_verified_plans_folder_corrects_later_plans_of_its_engine(tmp_path: Pa
     # Another engine does not take it, and the plan's own trials start from what it holds.
     assert trial_residual(later.cluster.pools[0], (kept,), "megatron-lm") is None
     space = decision_space(later, read_profile(stored_profile(kept)))
-    assert space.machine is not None
-    assert space.machine.residual == later.provenance.residual
+    assert present(space.machine).residual == later.provenance.residual
 
 
 def test_a_damaged_verification_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.models import MODELS
 from tuner.errors import SpecError
@@ -69,8 +69,7 @@ def placed(folder: Path) -> str:
         slots_per_rank=(len(row) // RANKS,) * RANKS,
     )
     (folder / "place").mkdir()
-    plan = sample_placement(decision).plan.model_dump_json()
-    (folder / "place" / "plan.json").write_text(plan)
+    (folder / "place" / "plan.json").write_text(sample_placement(decision).plan.model_dump_json())
     return "placement: place/plan.json"
 
 
@@ -84,8 +83,7 @@ def test_a_placement_is_priced_served_and_emitted(tmp_path: Path) -> None:
     assert any("as placed in" in note for note in made.plan.provenance.notes)
     assert any("in order of ids" in note for note in alone.provenance.notes)
     out = tmp_path / "out"
-    written = write_serve_plan(out, made.plan, spec=made.spec)
-    assert "used/placement.json" in written.files
+    assert "used/placement.json" in write_serve_plan(out, made.plan, spec=made.spec).files
     scripts = [file.read_text() for file in (out / "launch" / "vllm").glob("*.sh")]
     assert any("moetune_placement" in text for text in scripts)
     assert any(f'"num_redundant_experts": {12 - EXPERTS}' in text for text in scripts)
@@ -114,9 +112,8 @@ def test_long_outputs_are_said_to_run_longest(tmp_path: Path) -> None:
 
 def test_drafts_need_a_model_with_heads_for_them(tmp_path: Path) -> None:
     drafts = "speculative: {method: mtp, draft_tokens: 2, acceptance: 0.8}"
-    with pytest.raises(SpecError, match="has no heads for further tokens") as caught:
+    with refused(SpecError, "has no heads for further tokens"):
         deployed(tmp_path, extra=drafts)
-    assert "\n" not in str(caught.value)
 
 
 def test_tensorrt_parts_prompts_that_no_budget_holds(tmp_path: Path) -> None:

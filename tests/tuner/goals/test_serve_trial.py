@@ -51,9 +51,8 @@ def test_a_deployment_on_a_pool_with_its_own_engine_is_launched_as_that_engines(
     )
     for number, (pool, engine) in enumerate((("h100", "vllm"), ("h200", "sglang"))):
         reached = Reached(url="http://127.0.0.1:8000")
-        decision = aggregated(pool=pool)
         launch = prepared_launch(
-            verified.plan, decision, verified.predicted, number, tmp_path, reached
+            verified.plan, aggregated(pool=pool), verified.predicted, number, tmp_path, reached
         )
         assert Path(launch.values["launch"]).name == engine
         launch.folder.mkdir()

@@ -26,7 +26,6 @@ from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, VERIFIED_NAME, write_fold
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.verification import Effort, Watcher
 
-Launcher = Callable[..., FakeLauncher]
 Spec = Callable[..., Path]
 
 
@@ -67,6 +66,9 @@ def test_what_it_used_is_copied_to_the_byte(tmp_path: Path, made: api.Planned) -
     assert (folder / "used/config.json").read_bytes() == made.spec.model_path.read_bytes()
     (profile,) = made.profiles.values()
     assert _contents(folder / "used/profile") == _contents(profile)
+    # Scripts can be executed, and the rest cannot.
+    assert (folder / "launch/reference/run.sh").stat().st_mode & 0o111
+    assert not (folder / "launch/reference/step.json").stat().st_mode & 0o111
     assert read_used_profile(folder).header.machine.device == "Fake 9000"
 
 
@@ -85,13 +87,6 @@ def test_the_profiles_of_several_pools_are_all_copied(tmp_path: Path, made: api.
     assert not (folder / "used/profiles/0").exists()
 
 
-def test_scripts_can_be_executed_and_the_rest_cannot(tmp_path: Path, made: api.Planned) -> None:
-    _write(tmp_path / "plan", made)
-    launch = tmp_path / "plan" / "launch"
-    assert (launch / "reference/run.sh").stat().st_mode & 0o111
-    assert not (launch / "reference/step.json").stat().st_mode & 0o111
-
-
 def test_a_plan_without_a_decision_has_no_launch_files(tmp_path: Path, made: api.Planned) -> None:
     certificate = made.plan.certificate.model_copy(update={"status": "infeasible"})
     nothing = made.plan.model_copy(
@@ -104,7 +99,7 @@ def test_a_plan_without_a_decision_has_no_launch_files(tmp_path: Path, made: api
 
 
 def test_a_new_plan_keeps_nothing_of_the_former_one(
-    planned: Path, made: api.Planned, hidden_launcher: Launcher
+    planned: Path, made: api.Planned, hidden_launcher: Callable[..., FakeLauncher]
 ) -> None:
     api.verify(
         planned,
@@ -114,12 +109,9 @@ def test_a_new_plan_keeps_nothing_of_the_former_one(
         launch=hidden_launcher(planned),
     )
     assert (planned / VERIFIED_NAME).exists()
-    mine = planned / "launch" / "slurm" / "notes of the user.txt"
-    mine.write_text("keep")
-    fewer = made.plan.model_copy(update={"emit": ("reference",)})
-    written = _write(planned, made, fewer)
-    left = _contents(planned).keys()
-    assert left == {*written.files, "launch/slurm/notes of the user.txt"}
+    (planned / "launch" / "slurm" / "notes of the user.txt").write_text("keep")
+    written = _write(planned, made, made.plan.model_copy(update={"emit": ("reference",)}))
+    assert _contents(planned).keys() == {*written.files, "launch/slurm/notes of the user.txt"}
     assert not (planned / "launch" / "megatron-lm").exists()
     assert not (planned / VERIFIED_NAME).exists()
     assert not (planned / TRIALS_NAME).exists()
@@ -142,8 +134,7 @@ def test_only_files_inside_its_own_folders_are_ever_removed(
 
 def test_a_damaged_former_plan_is_replaced(planned: Path, made: api.Planned) -> None:
     (planned / PLAN_NAME).write_text("{")
-    written = _write(planned, made)
-    assert read_plan(planned) == written
+    assert _write(planned, made) == read_plan(planned)
 
 
 def test_a_plan_can_be_made_again_from_the_profile_that_it_holds(
@@ -189,20 +180,8 @@ def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path: Path, made: api
     assert (tmp_path / "plan").read_text() == "mine"
 
 
-def _truncated(text: str) -> str:
-    return text[: len(text) // 2]
-
-
-def _unknown_key(text: str) -> str:
-    return json.dumps(json.loads(text) | {"bogus": 1})
-
-
-def _other_version(text: str) -> str:
-    return json.dumps(json.loads(text) | {"schema_version": 2})
-
-
-def _no_decision(text: str) -> str:
-    return json.dumps(json.loads(text) | {"decision": None})
+def _with(field: str, value: object) -> Callable[[str], str]:
+    return lambda text: json.dumps(json.loads(text) | {field: value})
 
 
 def _broken_decision(text: str) -> str:
@@ -211,19 +190,17 @@ def _broken_decision(text: str) -> str:
     return json.dumps(fields)
 
 
-def _deeply_nested(_text: str) -> str:
-    return "[" * 100_000
-
-
 @each_row(
     ("damage", "said"),
     [
-        (_truncated, "Invalid JSON"),
-        (_unknown_key, "bogus: Extra inputs are not permitted"),
-        (_other_version, "is not 1, the newest that this version reads"),
-        (_no_decision, "disagrees with the decision"),
+        (lambda text: text[: len(text) // 2], "Invalid JSON"),
+        (_with("bogus", 1), "bogus: Extra inputs are not permitted"),
+        (_with("schema_version", 2), "is not 1, the newest that this version reads"),
+        (_with("decision", None), "disagrees with the decision"),
         (_broken_decision, "ETP"),
-        (_deeply_nested, "Invalid JSON"),
+        (lambda _text: "[" * 100_000, "Invalid JSON"),
+        # Bytes that are no text.
+        (lambda _text: "\udcff\udcfe\x00" * 50, "Invalid JSON"),
         (lambda _text: "", "Invalid JSON"),
         (lambda _text: "[]", "Input should be an object"),
     ],
@@ -232,7 +209,8 @@ def test_a_damaged_plan_is_refused_in_one_line(
     bound_plan: Path, planned: Path, damage: Callable[[str], str], said: str
 ) -> None:
     file = planned / PLAN_NAME
-    file.write_text(damage((bound_plan / PLAN_NAME).read_text()))
+    damaged = damage((bound_plan / PLAN_NAME).read_text())
+    file.write_bytes(damaged.encode(errors="surrogateescape"))
     with pytest.raises(PlanUnreadableError) as raised:
         read_plan(planned)
     message = str(raised.value)
@@ -240,12 +218,6 @@ def test_a_damaged_plan_is_refused_in_one_line(
     assert said in message
     assert "write it anew" in message
     assert len(message) < 600
-
-
-def test_bytes_that_are_no_text_are_one_line(planned: Path) -> None:
-    (planned / PLAN_NAME).write_bytes(b"\xff\xfe\x00" * 50)
-    with pytest.raises(PlanUnreadableError, match="Invalid JSON"):
-        read_plan(planned)
 
 
 def test_a_missing_plan_a_folder_and_a_giant_are_one_line(
@@ -292,9 +264,7 @@ def test_launchers_ask_for_as_many_devices_as_the_plan(planned: Path) -> None:
 
 
 def _value(pattern: str, text: str) -> str:
-    result = re.search(pattern, text)
-    assert result is not None, pattern
-    return result[1]
+    return present(re.search(pattern, text))[1]
 
 
 def test_the_second_of_two_writers_of_one_plan_is_refused(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def test_lengths_follow_the_prompts_of_the_traffic() -> None:
 
 def placement(tmp_path: Path, **goal: str) -> Path:
     keys = yaml.safe_load((EXAMPLES / "placement" / "balance.yaml").read_text())
-    for workload in keys["goal"]["workloads"]:
-        workload["path"] = str(EXAMPLES / "placement" / workload["path"])
-    keys["goal"] |= goal
+    (workload, *_) = keys["goal"]["workloads"]
+    path = str(EXAMPLES / "placement" / workload["path"])
+    keys["goal"] |= {"workloads": [workload | {"path": path}], **goal}
     keys["model"] = str(tmp_path / "config.json")
     model = json.loads((EXAMPLES / "models" / "qwen3-30b-a3b" / "config.json").read_text())
     (tmp_path / "config.json").write_text(
@@ -70,9 +70,9 @@ def placement(tmp_path: Path, **goal: str) -> Path:
     )
     pool = {"name": "p", "device": "h100-sxm", "nodes": 2, "devices_per_node": 4}
     keys["cluster"] = {"pools": [pool]}
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(keys))
-    return path
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(keys))
+    return spec
 
 
 def test_a_placement_looks_up_the_type_of_its_weights(tmp_path: Path) -> None:
@@ -84,8 +84,7 @@ def test_a_placement_looks_up_the_type_of_its_weights(tmp_path: Path) -> None:
 
 
 def test_what_prices_nothing_looks_up_nothing() -> None:
-    wanted = api.wanted_sizes(EXAMPLES / "placement" / "balance.yaml")
-    assert wanted == WantedSizes(cases=())
+    assert api.wanted_sizes(EXAMPLES / "placement" / "balance.yaml") == WantedSizes(cases=())
 
 
 def test_a_profile_of_the_listed_sizes_prices_the_plan(

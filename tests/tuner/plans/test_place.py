@@ -11,8 +11,7 @@ STORED = Path(__file__).parents[3] / "examples/checks/place-balance/plan.json"
 
 
 def test_predictions_are_of_the_goals_workloads() -> None:
-    text = STORED.read_text(encoding="utf-8")
-    plan = PlacePlan.model_validate_json(text)
+    plan = PlacePlan.model_validate_json(STORED.read_text(encoding="utf-8"))
     assert plan.predicted is not None
     name = next(iter(plan.predicted.imbalance))
     other = plan.predicted.model_copy(update={"imbalance": {"another": 1.0, name: 1.0}})

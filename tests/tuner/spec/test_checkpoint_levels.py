@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.rows import Failures
 from tuner.errors import SpecError
 from tuner.spec.goal import Checkpoint, Reliability
@@ -91,11 +91,8 @@ def test_nonsense_is_refused_in_one_line(
     ):
         stated: dict[str, Any] = {"device_mtbf": "50000h", "checkpoint": checkpoint}
         stated |= more
-        with failures.of(checkpoint, more), pytest.raises(SpecError) as caught:
+        with failures.of(checkpoint, more), refused(SpecError, message):
             _read(tiny_spec(), stated)
-        with failures.of(checkpoint, more, "words"):
-            assert message in str(caught.value)
-            assert "\n" not in str(caught.value)
     with pytest.raises(SpecError, match="no machine is said to be lost"):
         _read(tiny_spec(), {"process_mtbf": "1000h", "checkpoint": {"levels": "auto"}})
     assert _read(tiny_spec(), {"process_mtbf": "1000h"}).node_mtbf_s is None
@@ -108,8 +105,7 @@ def test_a_log_parts_what_takes_a_machine_from_software(
     log.write_text("component,count\ndevice,4\nnode,2\nlink,1\nsoftware,6\n")
     stated_log = {"path": str(log), "devices": 16, "period": "1000h"}
     one = _read(tiny_spec(), {"log": stated_log})
-    both = _read(tiny_spec(), {"log": stated_log, "checkpoint": {"levels": "auto"}})
-    for stated in (one, both):
+    for stated in (one, _read(tiny_spec(), {"log": stated_log, "checkpoint": {"levels": "auto"}})):
         # Four machines of four devices, as in the cluster, for 1000 hours; software loses none.
         assert stated.device_mtbf == pytest.approx(16_000 * HOUR / 4)
         assert stated.node_mtbf == pytest.approx(4000 * HOUR / 3)

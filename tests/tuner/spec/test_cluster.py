@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -51,9 +52,8 @@ def test_a_pool_describes_a_device_or_names_a_datasheet() -> None:
     ],
 )
 def test_a_description_that_lacks_something_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(ValidationError, match=re.escape(said)):
         read(DEVICE | change)
-    assert said in str(raised.value)
 
 
 def test_a_domain_that_is_not_stated_is_that_of_the_devices_servers_or_racks() -> None:
@@ -72,8 +72,7 @@ def test_a_domain_that_is_not_stated_is_that_of_the_devices_servers_or_racks() -
         stated = {"name": "a", "device": device, "nodes": nodes, "devices_per_node": each}
         assert Pool.model_validate(stated).domain == domain, stated
         assert Pool.model_validate({**stated, "scale_up_domain": each}).domain == each
-    unknown = Pool(name="a", device="tomorrow-1", nodes=2, devices_per_node=4)
-    assert unknown.domain == 4
+    assert Pool(name="a", device="tomorrow-1", nodes=2, devices_per_node=4).domain == 4
 
 
 def test_memory_of_a_host_is_stated_with_what_no_job_may_take() -> None:

@@ -77,8 +77,7 @@ def test_sacct_gives_failures_and_is_read_again_from_what_a_plan_keeps(tmp_path:
     assert read(tmp_path, log.model_dump_json()) == log
     # Plans of older releases have the times of failures, too.
     older = log.model_dump() | {"clock_s": [3600.0, 7200.0]}
-    known = read(tmp_path, json.dumps(older))
-    assert known.model_dump_json() == log.model_dump_json()
+    assert read(tmp_path, json.dumps(older)).model_dump_json() == log.model_dump_json()
 
 
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
@@ -209,8 +208,7 @@ def test_machines_of_a_log_are_by_default_those_of_the_cluster(
         observed = {"path": str(log), "devices": 64, "period": "10d"} | stated
         keys["goal"]["reliability"] = {"restart": "10min", "log": observed}
         file.write_text(yaml.safe_dump(keys))
-        goal = read_spec(file).goal
-        assert present(goal.reliability).node_mtbf == nodes * 10 * 86_400.0 / 2
+        assert present(read_spec(file).goal.reliability).node_mtbf == nodes * 10 * 86_400.0 / 2
     keys["goal"]["reliability"]["log"].pop("devices_per_node")
     file.write_text(yaml.safe_dump(keys))
     with refused(SpecError, match=r"log\.devices_per_node: state how many"):
@@ -219,5 +217,4 @@ def test_machines_of_a_log_are_by_default_those_of_the_cluster(
     log.write_text("component,count\ndevice,2\n", encoding="utf-8")
     keys["goal"]["reliability"]["log"]["components"] = ["device"]
     file.write_text(yaml.safe_dump(keys))
-    devices = present(read_spec(file).goal.reliability)
-    assert devices.device_mtbf == 64 * 10 * 86_400.0 / 2
+    assert present(read_spec(file).goal.reliability).device_mtbf == 64 * 10 * 86_400.0 / 2

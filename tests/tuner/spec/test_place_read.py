@@ -184,16 +184,18 @@ def test_tokens_of_a_pass_need_the_experts_of_a_token(tmp_path: Path) -> None:
     assert "how many experts a token has" in refusal(path)
 
 
-def test_an_engine_that_takes_no_placement_is_named(tmp_path: Path) -> None:
-    line = refusal(spec_file(tmp_path, "  ranks: 4\n", emit="[slurm]"))
-    assert "'slurm' takes no placement" in line
-
-
-def test_what_an_engine_cannot_take_is_refused_before_anything_is_solved(tmp_path: Path) -> None:
-    line = refusal(spec_file(tmp_path, "  ranks: 3\n  slots_per_rank: [2, 4, 2]\n"))
-    assert "every rank as many" in line
-    line = refusal(spec_file(tmp_path, "  ranks: 4\n  slots_per_rank: 3\n", emit="[megatron]"))
-    assert "one copy of an expert" in line
+@each_row(
+    ("goal", "emit", "says"),
+    [
+        ("  ranks: 4\n", "[slurm]", "'slurm' takes no placement"),
+        ("  ranks: 3\n  slots_per_rank: [2, 4, 2]\n", "[eplb]", "every rank as many"),
+        ("  ranks: 4\n  slots_per_rank: 3\n", "[megatron]", "one copy of an expert"),
+    ],
+)
+def test_what_an_engine_cannot_take_is_refused_before_anything_is_solved(
+    tmp_path: Path, goal: str, emit: str, says: str
+) -> None:
+    assert says in refusal(spec_file(tmp_path, goal, emit=emit))
 
 
 def test_an_engine_that_counts_moe_layers_wants_all_of_them(tmp_path: Path) -> None:
@@ -201,18 +203,6 @@ def test_an_engine_that_counts_moe_layers_wants_all_of_them(tmp_path: Path) -> N
     model = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe"
     path.write_text(f"model: {model}\n{path.read_text()}")
     assert "each of the 4 MoE layers" in refusal(path)
-
-
-def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:
-    path = spec_file(tmp_path, "  ranks: 4\n")
-    recording(tmp_path / "code.json", experts=16, layers=(1, 2, 3))
-    assert "16 experts, 'chat' has 8" in refusal(path)
-    recording(tmp_path / "code.json", layers=(1, 3))
-    assert "layers 1, 3, 'chat' has 1, 2; layer 2 is in one of them only" in refusal(path)
-    # As many from the same first to the same last.
-    recording(tmp_path / "chat.json", layers=(1, 2, 3, 4, 5, 6, 8))
-    recording(tmp_path / "code.json", layers=(1, 2, 3, 4, 5, 7, 8))
-    assert "layer 6 is in one of them only" in refusal(path)
 
 
 def test_a_layer_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -274,6 +264,11 @@ def test_the_running_placement_is_read_in_every_form(tmp_path: Path, form: str) 
         ),
         ("[[0, 1, 2], [0, 1, 2]]", "3 slots, which the 4 ranks"),
         ("[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1]]", "rows differ in length"),
+        (
+            '{"decision": {"layer_ids": [5], "physical_to_logical": [[0, 1, 2, 3, 4, 5, 6, 7]]}}',
+            "layer 1 was recorded and is not placed there (1 layers are); name the placement of"
+            " the model that was recorded",
+        ),
         ('{"other": 1}', "no placement in it"),
         ('{"decision": {"tp": 1}}', "current.json: no placement in it; expected"),
         ('{"decision": {"layer_ids": [[0]], "physical_to_logical": [[0]]}}', "no placement in it"),
@@ -330,6 +325,10 @@ def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path)
     expect("'code' has 9 experts, 'chat' has 8")
     recording(tmp_path / "code.json", layers=(1, 3))
     expect("'code' has layers 1, 3, 'chat' has 1, 2; layer 2 is in one of them only")
+    # As many from the same first to the same last.
+    recording(tmp_path / "chat.json", layers=(1, 2, 3, 4, 5, 6, 8))
+    recording(tmp_path / "code.json", layers=(1, 2, 3, 4, 5, 7, 8))
+    expect("layer 6 is in one of them only")
     path.write_text(path.read_text().replace("goal:", f"{head}goal:", 1))
     for name in ("chat", "code"):
         recording(tmp_path / f"{name}.json")
@@ -342,16 +341,6 @@ def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path)
         recording(tmp_path / f"{name}.json", experts=64, top_k=6, layers=(0, 1))
     expect("layer 0 was recorded, which has no experts in deepseek-v2-lite", "--layer-ids")
     assert not wrong
-
-
-def test_a_running_placement_of_other_layers_is_refused(tmp_path: Path) -> None:
-    path = spec_file(tmp_path, "  ranks: 4\n  current: running.json\n")
-    rows = {"decision": {"physical_to_logical": [list(range(8))], "layer_ids": [5]}}
-    (tmp_path / "running.json").write_text(json.dumps(rows))
-    assert refusal(path).endswith(
-        "layer 1 was recorded and is not placed there (1 layers are); name the placement of"
-        " the model that was recorded"
-    )
 
 
 def test_rules_that_an_engine_lacks_are_one_line_with_those_it_has(tmp_path: Path) -> None:

@@ -313,11 +313,8 @@ def follows() -> Mapping[str, str]:
     return FOLLOWS
 
 
-Report = Callable[[list[str]], None]
-
-
 @pytest.fixture
-def none_of() -> Report:
+def none_of() -> Callable[[list[str]], None]:
     """Fail with every line of a list."""
 
     def check(failures: list[str]) -> None:

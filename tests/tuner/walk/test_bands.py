@@ -8,6 +8,8 @@ from typing import Final
 import pytest
 
 from tests.expect import present
+from tests.tuner.estimate.conftest import predict
+from tests.tuner.estimate.serving.conftest import no_changes
 from tuner.backtest.columns import build_run
 from tuner.backtest.prediction import ResidualSet, predictions
 from tuner.backtest.rows import Row, read_rows
@@ -15,7 +17,6 @@ from tuner.backtest.serving.backtest import backtest_serving
 from tuner.config.serve import Role
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm import read as megatron
-from tuner.estimate.estimate import estimate
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.plan_ratios import serve_ratio_band, train_ratio_band
@@ -75,7 +76,7 @@ def training_bands(folder: Path, model: str, device: str, gpu: str) -> dict[str,
     spec = read_spec(path)
     plan = plan_training(path, with_unlaunchable=False).plan
     flags = EXPERTS if model == "qwen3-30b-a3b" else "--tensor-model-parallel-size 2 "
-    told = estimate(spec, megatron.read(LAUNCH + flags, source="run.sh"), residuals=shipped())
+    told = predict(spec, megatron.read(LAUNCH + flags, source="run.sh"), residuals=shipped())
     (row,) = predictions(
         [build_run(published_row(model, gpu))], residual_set=ResidualSet(default=shipped())
     )
@@ -140,7 +141,9 @@ def serving_bands(
         source="launch.sh",
     )
     assert launch.role is Role.AGGREGATED
-    told = estimate_serving(spec, launch, serving_pool=price_serving_pool(pool, ()))
+    told = estimate_serving(
+        spec, launch, serving_pool=price_serving_pool(pool, ()), advise=no_changes
+    )
     plan = deploy(path, time_limit_s=20.0).plan
     (row,) = backtest_serving([cells | {"backend_version": told.release}]).rows
     stated = over(present(plan.predicted).tpot_s_band, present(plan.predicted).tpot_s.mean)

@@ -314,19 +314,15 @@ def _deployments() -> list[tuple[str, ServeDecision]]:
     ]
 
 
-Read = tuple[str, GroupShape, ServingLaunch | SpecError]
-
-
 def _targets(engine: str, number: int, *, every: bool) -> Iterator[str]:
     """Yield whose files of a deployment are read: the engine's own, and others in turn."""
     yield engine
-    others = [target for target in READ_BY if target not in ENGINES]
-    for place, target in enumerate(others):
+    for place, target in enumerate([target for target in READ_BY if target not in ENGINES]):
         if every or (number + place - ENGINES.index(engine)) % len(ENGINES) == 0:
             yield target
 
 
-def _read_back(*, every: bool) -> Iterator[Read]:
+def _read_back(*, every: bool) -> Iterator[tuple[str, GroupShape, ServingLaunch | SpecError]]:
     """Yield what is read of every group in the files of targets that start servers."""
     for engine in ENGINES:
         for number, (what, decision) in enumerate(_deployments()):
@@ -438,8 +434,7 @@ def test_every_emitted_router_reads_back_to_its_policies(none_of: Any, *, every:
                     decode_policy=policy if apart else None,
                     cache_threshold=threshold,
                 )
-                decision = routed(by_role=apart, **wanted.model_dump())
-                verified = _verified(decision, engine)
+                verified = _verified(routed(by_role=apart, **wanted.model_dump()), engine)
                 for target in _targets(engine, number, every=every):
                     name = ROUTER_FILES[target]
                     if target == "dynamo":

@@ -196,12 +196,10 @@ def test_every_emitted_file_reads_back_to_its_decision(
         verified = _verified(pair, decision, target)
         want = same_launch(pair.model, decision)
         with_slurm = every or number % 3 == 0
-        launches = _launches(tmp_path / str(number), target, verified, with_slurm=with_slurm)
-        for path in launches:
+        for path in _launches(tmp_path / str(number), target, verified, with_slurm=with_slurm):
             at = f"{target}/{path.name} ({pair.field}, {name})"
             try:
-                launch = read_launch(str(path))
-                own, _ = build_configuration(launch, _spec(pair, decision))
+                own, _ = build_configuration(read_launch(str(path)), _spec(pair, decision))
                 found = same_launch(pair.model, to_decision(own, pair.model))
             except SpecError as error:
                 failures.append(f"{at}: {error}")

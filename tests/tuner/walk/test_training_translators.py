@@ -126,8 +126,7 @@ def test_a_field_moves_a_column_of_its_decision(pairs: Any, none_of: Any) -> Non
 def _launched(folder: Path, pair: Any, decision: TrainDecision) -> Configuration:
     verified = sample_verified(pair.model, decision, emit=("megatron-lm",))
     write_emitted(folder, emit("megatron-lm", verified))
-    launch = read_launch(str(folder / "run.sh"))
-    return build_configuration(launch, _spec(pair, decision))[0]
+    return build_configuration(read_launch(str(folder / "run.sh")), _spec(pair, decision))[0]
 
 
 def test_a_launch_and_its_decision_are_the_same_columns(
@@ -142,8 +141,7 @@ def test_a_launch_and_its_decision_are_the_same_columns(
         if refused or decision.fp8_recipe:
             continue
         own = _launched(tmp_path / str(number), pair, decision)
-        spec = _spec(pair, decision)
-        found = _columns(to_strategies(own, pricing_setup(spec, None)))
+        found = _columns(to_strategies(own, pricing_setup(_spec(pair, decision), None)))
         wanted = _of_decision(pair, estimated.to_decision(own, pair.model))
         direct = _of_decision(pair, decision)
         compared += 1
@@ -316,7 +314,6 @@ def test_a_published_row_and_a_decision_are_the_same_columns(
         ]
     # Of a level of recomputation the pairs print modules, which are a field of their own.
     assert set(_CELLS) - compared <= {"stage_recompute"}
-    said = {*_CELLS, *ROW, *UNPRICED, *follows}
-    assert said == set(TrainDecision.model_fields)
+    assert {*_CELLS, *ROW, *UNPRICED, *follows} == set(TrainDecision.model_fields)
     assert not set(_CELLS) & set(ROW)
     none_of(failures)

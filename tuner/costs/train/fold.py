@@ -57,8 +57,8 @@ def weighted_sum(
 
 def per_device(stage_SC: Grid, strategies: Strategies) -> Grid:
     """Sum the stages of every pipeline device: [P, C], or [P, 1] where all columns agree."""
-    pipeline = np.ravel(np.asarray(strategies.pipeline, dtype=np.float64))
-    degrees = np.unique(pipeline)
+    pipeline = np.ravel(np.asarray(strategies.pipeline)).astype(np.int64)
+    degrees = np.flatnonzero(np.bincount(pipeline))
     if len(degrees) == 1:
         return _folded(stage_SC, int(degrees[0]))
     num_stages = stage_SC.shape[0]

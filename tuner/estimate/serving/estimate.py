@@ -1,7 +1,7 @@
 """Predicts a serving launch under a spec: price it, simulate the traffic, try changes."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -26,7 +26,12 @@ from tuner.estimate.serving.instance import (
     to_plan_instances,
     with_goal,
 )
-from tuner.estimate.serving.records import ServingEstimate, ServingLoad, ServingMemory
+from tuner.estimate.serving.records import (
+    ServingChange,
+    ServingEstimate,
+    ServingLoad,
+    ServingMemory,
+)
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
@@ -44,6 +49,8 @@ _MODE: Final[Mapping[Role, Mode]] = {
 }
 """The mode whose error bands apply, by role; other roles take those of disaggregated mode."""
 
+
+Advise = Callable[[EstimateInputs, ServingLoad | None], tuple[ServingChange, ...]]
 
 OTHER_LOG_RATIO: Final = 0.1
 """Difference from which on the logs of two releases are both named."""
@@ -84,6 +91,7 @@ def estimate_serving(
     serving_pool: ServingPool,
     instances: int = 1,
     release: str = "",
+    advise: Advise = price_changes,
 ) -> ServingEstimate:
     """Predict a launch under the spec's traffic, and find changes that beat it.
 
@@ -93,6 +101,7 @@ def estimate_serving(
         serving_pool: the priced pool.
         instances: equal launches that share the traffic.
         release: of the engine, whose memory rule counts; empty: the newest.
+        advise: prices changes of the launch, which takes most of the time.
 
     Raises:
         SpecError: the traffic cannot be read, or there are fewer devices than instances take.
@@ -116,7 +125,7 @@ def estimate_serving(
     misfit = misfit or ("" if host is None or host.fits else f"host memory: {host.words}")
     has_room = not misfit
     load = simulate_load(inputs, option) if has_room else None
-    changes = price_changes(inputs, load)
+    changes = advise(inputs, load)
     around = serving_pool.bands(
         launch.engine,
         release=release or release_on(inputs.goal, serving_pool.pool).release,

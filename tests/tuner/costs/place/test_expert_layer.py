@@ -80,19 +80,20 @@ ATTENTION_FLOP = Counted(
 )
 
 
+SINGLE = machine(ranks=1)
+
+
 def test_many_tokens_take_what_their_gemms_take() -> None:
-    made = machine(ranks=1)
     # 6 h f operations a copy at 989 TFLOP/s, half to all of the peak, and what moves on top.
     at_peak_s = 65_536 * 6 * 4096 * 14336 / 989e12
-    assert at_peak_s < seconds(made, [65_536.0]) < 2.5 * at_peak_s
+    assert at_peak_s < seconds(SINGLE, [65_536.0]) < 2.5 * at_peak_s
 
 
 def test_few_tokens_take_what_reading_the_weights_takes() -> None:
-    made = machine(ranks=1)
     # 3 h f weights of 2 bytes at 3.35 TB/s.
-    read_s = made.expert_bytes / 3.35e12
-    assert made.expert_bytes == 3 * 4096 * 14336 * 2
-    assert read_s < seconds(made, [4.0]) < 3.0 * read_s
+    read_s = SINGLE.expert_bytes / 3.35e12
+    assert SINGLE.expert_bytes == 3 * 4096 * 14336 * 2
+    assert read_s < seconds(SINGLE, [4.0]) < 3.0 * read_s
 
 
 def test_the_most_loaded_rank_sets_the_time() -> None:
@@ -116,13 +117,11 @@ def test_sending_a_token_once_costs_less_than_once_an_expert() -> None:
     # Eight experts on at most two nodes.
     merged = seconds(made, copies, reach=Reach(ranks=6.5, domains=1.9))
     assert merged < 0.5 * seconds(made, copies)
-    closer = seconds(made, copies, reach=Reach(ranks=4.0, domains=1.2))
-    assert closer < merged
+    assert seconds(made, copies, reach=Reach(ranks=4.0, domains=1.2)) < merged
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    made = machine(ranks=1)
-    priced = layer_seconds(made, copies_PLG=np.array([[[64.0]]]), active_PLG=np.array([[[8.0]]]))
+    priced = layer_seconds(SINGLE, copies_PLG=np.array([[[64.0]]]), active_PLG=np.array([[[8.0]]]))
     assert priced.all_to_all_PL[0, 0] == 0.0
 
 

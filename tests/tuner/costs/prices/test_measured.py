@@ -46,8 +46,7 @@ def measured(curves: Mapping[Series, Curve]) -> MeasuredPrices:
 
 def test_gemms_come_from_the_curve_once_per_shape() -> None:
     curve = Product()
-    prices = measured({series("gemm"): curve})
-    actual = prices.seconds(gemm(np.array([2.0, 2.0, 3.0]), 5.0, 7.0))
+    actual = measured({series("gemm"): curve}).seconds(gemm(np.array([2.0, 2.0, 3.0]), 5.0, 7.0))
     assert actual == pytest.approx([70.0, 70.0, 105.0])
     assert curve.requested == [2]
 

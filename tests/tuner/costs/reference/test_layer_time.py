@@ -145,12 +145,10 @@ def test_no_arrival_skew_without_collectives_or_compute(
         known = {"rendezvous": 1e9, operation: 1.0}
         return table_of(lambda case: known.get(case.operation, 0.0))
 
-    isolated = layer_ops(tiny_work(layers="m"), cut(), layer=0, chunks=1)
-    for ops in isolated:
+    for ops in layer_ops(tiny_work(layers="m"), cut(), layer=0, chunks=1):
         assert not set(pass_time(ops, only("gemm")).by_part()) & COMMUNICATION
     # Sends between stages are no meetings: a pipeline's slack absorbs them.
-    sends = boundary_ops(tiny_work(), cut(pipeline=2))
-    assert pass_time(sends, only("collective")).total_s == 2.0
+    assert pass_time(boundary_ops(tiny_work(), cut(pipeline=2)), only("collective")).total_s == 2.0
     # Where only the all-to-all takes time, there is no skew: three there, two back.
     _, inside = layer_ops(tiny_work(layers="m"), cut(data=2, expert=2), layer=0, chunks=1)
     assert pass_time(inside, only("collective")).total_s == 5.0

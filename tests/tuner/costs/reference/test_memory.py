@@ -134,8 +134,7 @@ def test_the_most_loaded_expert_rank_is_counted_unless_one_is_named(
 
 @each_row("chunks", [1, 2, 8])
 def test_a_chunk_keeps_its_share_of_the_experts(tiny_work: Make, cut: Cut, chunks: int) -> None:
-    actual = chunk_bytes(tiny_work(layers="m"), cut(), layer=0, chunks=chunks)
-    assert actual == EXPERTS // chunks
+    assert chunk_bytes(tiny_work(layers="m"), cut(), layer=0, chunks=chunks) == EXPERTS // chunks
 
 
 def test_as_many_copies_fit_as_their_bytes_allow(tiny_work: Make, cut: Cut) -> None:
@@ -146,8 +145,7 @@ def test_as_many_copies_fit_as_their_bytes_allow(tiny_work: Make, cut: Cut) -> N
     assert most_chunk_copies(work, cut(), free_bytes=one_copy - 1) == 0
     assert most_chunk_copies(work, cut(), free_bytes=-5) == 0
     # Ranks that sort rows again keep two orders of 8 bytes; fp32 has no cast weight.
-    shared = cut(data=2, expert=2)
-    assert most_chunk_copies(work, shared, free_bytes=10 * (one_copy + 16)) == 10
+    assert most_chunk_copies(work, cut(data=2, expert=2), free_bytes=10 * (one_copy + 16)) == 10
     wide = tiny_work(layers="m", batch={"precision": "fp32"})
     assert most_chunk_copies(wide, cut(), free_bytes=10 * (264 + 1792)) == 10
 
@@ -195,8 +193,7 @@ def test_state_is_sharded_as_far_as_the_stage_says(
 ) -> None:
     units = [Unit(parameters=1000, ranks=4, stride=1)]
     state = unit_state(units, tiny_work(), cut(data=4, zero_stage=zero_stage))
-    actual = (state.parameters, state.gradients, state.optimizer, state.gathered)
-    assert actual == expected
+    assert (state.parameters, state.gradients, state.optimizer, state.gathered) == expected
     assert state.total == sum(expected)
 
 
@@ -240,5 +237,4 @@ def test_recomputing_more_keeps_less_and_more_chunks_add_less(
         transients = [_counted(work, degrees, level, chunks).transient for chunks in (2, 4, 8)]
         assert transients == sorted(transients, reverse=True)
         assert min(transients) >= 0
-        saved = {_counted(work, degrees, level, chunks).saved for chunks in (1, 2, 4, 8)}
-        assert len(saved) == 1
+        assert len({_counted(work, degrees, level, chunks).saved for chunks in (1, 2, 4, 8)}) == 1

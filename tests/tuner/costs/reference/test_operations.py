@@ -77,8 +77,7 @@ def test_tensor_ranks_share_heads_and_gather_the_sequence(tiny_work: Make, cut: 
     assert _ids(outside, "collective", in_backward=True) == [scatter, gather]
     # Both lay rows out anew, forward and backward: 2 * 2 copies of what is exchanged.
     for in_backward in (False, True):
-        copies = _ids(outside, "copy", in_backward=in_backward)
-        assert copies == ["copy/device/bytes16384"] * 2
+        assert _ids(outside, "copy", in_backward=in_backward) == ["copy/device/bytes16384"] * 2
 
 
 def test_expert_ranks_send_counts_and_rows(tiny_work: Make, cut: Cut) -> None:
@@ -185,8 +184,7 @@ def test_most_loaded_rows_are_at_least_the_mean_and_no_row_is_lost(
 ) -> None:
     expert = data_.draw(st.sampled_from([e for e in (1, 2, 4, 8) if tensor * data % e == 0]))
     total = sum(skew)
-    load = (tuple(share / total for share in skew),)
-    work = tiny_work(layers="m", batch={"load_ratio": load})
+    work = tiny_work(layers="m", batch={"load_ratio": (tuple(share / total for share in skew),)})
     degrees = cut(tensor=tensor, data=data, expert=expert)
     received = work.received(degrees, 0)
     # Every sequence sends 64 * 2 copies; the group holds expert / tensor ranks' sequences.

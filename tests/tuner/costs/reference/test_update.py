@@ -92,8 +92,7 @@ def test_the_optimizer_updates_what_the_rank_owns(
     tiny_work: Make, cut: Cut, table_of: TableOf, zero_stage: int, updated: int
 ) -> None:
     table = table_of(lambda case: float(case.axes["parameters"]) if case.kind == "adamw" else 0.0)
-    degrees = cut(data=8, expert=2, zero_stage=zero_stage)
-    time = update_time((UNIT,), tiny_work(), degrees, table)
+    time = update_time((UNIT,), tiny_work(), cut(data=8, expert=2, zero_stage=zero_stage), table)
     assert time.once_s[Part.OPTIMIZER] == updated
 
 

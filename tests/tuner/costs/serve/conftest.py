@@ -8,8 +8,6 @@ import pytest
 from profilers.arrays import Arrays
 from profilers.records import AXES, Source
 
-Build = Callable[..., Arrays]
-
 
 def arrays_of(
     operation: str,
@@ -38,5 +36,5 @@ def arrays_of(
 
 
 @pytest.fixture
-def build() -> Build:
+def build() -> Callable[..., Arrays]:
     return arrays_of

@@ -70,9 +70,7 @@ def test_every_regime_has_a_band_for_new_pairs_that_holds_the_prediction() -> No
 
 def test_what_is_predicted_from_datasheets_may_take_longer() -> None:
     for engine in get_args(EngineName):
-        from_kernels = found(engine)
-        from_sheet = found(engine, has_kernels=False)
-        assert from_sheet.tpot.high_ratio > from_kernels.tpot.high_ratio
+        assert found(engine, has_kernels=False).tpot.high_ratio > found(engine).tpot.high_ratio
 
 
 def test_a_release_a_generation_or_a_mode_without_any_row_widens_the_band_and_is_named() -> None:
@@ -98,20 +96,21 @@ def test_a_release_a_generation_or_a_mode_without_any_row_widens_the_band_and_is
     )
 
 
+QWEN3_32B_BANDS = found("vllm", decoder=QWEN3_32B, generation="hopper")
+
+
 def test_a_pair_whose_runs_are_all_of_one_generation_is_new_to_others() -> None:
-    own = found("vllm", decoder=QWEN3_32B, generation="hopper")
-    assert (own.lacking, own.note) == ((), "")
+    assert (QWEN3_32B_BANDS.lacking, QWEN3_32B_BANDS.note) == ((), "")
     other = found("vllm", decoder=QWEN3_32B, generation="blackwell")
     assert other.lacking == ("blackwell devices",)
-    assert is_wider(other, own)
+    assert is_wider(other, QWEN3_32B_BANDS)
 
 
 def test_a_device_without_runs_has_neither_the_band_of_a_pair_elsewhere_nor_its_vendors() -> None:
-    own = found("vllm", decoder=QWEN3_32B, generation="hopper")
     ampere, cdna3 = (
         found("vllm", decoder=QWEN3_32B, generation=name) for name in ("ampere", "cdna3")
     )
-    assert is_wider(ampere, own)
+    assert is_wider(ampere, QWEN3_32B_BANDS)
     assert is_wider(ampere, found("vllm", generation="hopper"))
     assert is_wider(cdna3, ampere)
     assert cdna3.tpot.high_ratio == pytest.approx(NEW_VENDOR * ampere.tpot.high_ratio)
@@ -155,8 +154,7 @@ def test_most_known_pairs_have_a_narrower_band_than_new_ones_of_their_engine() -
 
 
 def test_what_ships_holds_pairs_that_were_left_out_as_often_as_the_target_asks() -> None:
-    held = {(one.mode, one.kernels): one for one in shipped().coverages}
-    whole = held["aggregated", "tables"]
+    whole = {(one.mode, one.kernels): one for one in shipped().coverages}["aggregated", "tables"]
     assert whole.pairs >= 13
     assert whole.ttft >= 0.78
     assert whole.tpot >= 0.78

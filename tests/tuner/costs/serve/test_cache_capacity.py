@@ -87,8 +87,7 @@ def test_sglangs_own_share_follows_its_formula() -> None:
     # A floor of 10 GiB for small chunks.
     assert share(InstanceDegrees(), tokens=2048, captured=8) == pytest.approx(0.875)
     # Eight data ranks with chunks of 16,384 tokens each leave nothing, as the engine then says.
-    many = InstanceDegrees(attention_data=8)
-    assert share(many, tokens=8 * 16_384, captured=512) < 0.0
+    assert share(InstanceDegrees(attention_data=8), tokens=8 * 16_384, captured=512) < 0.0
 
 
 def test_sglangs_largest_graph_follows_the_memory_of_a_device() -> None:

@@ -28,8 +28,7 @@ def test_windows_keep_what_is_in_flight_and_a_block_more() -> None:
     # 18 layers of each kind, 8 heads of 64 in bf16, blocks of 16 tokens.
     assert pool.block_bytes == 18 * 16 * 2 * 8 * 64 * 2
     # 131,072 / 16, and ceil((127 + 8,192) / 16) + 1.
-    found = pool.request_bytes(131_072, in_flight=8192)
-    assert found == (8192 + 521) * pool.block_bytes
+    assert pool.request_bytes(131_072, in_flight=8192) == (8192 + 521) * pool.block_bytes
     # Once it decodes, a request keeps its window alone.
     assert pool.request_bytes(131_072) == (8192 + 9) * pool.block_bytes
 

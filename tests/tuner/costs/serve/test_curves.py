@@ -57,8 +57,7 @@ def test_a_value_lies_between_its_neighbours_or_beyond_the_last(
     times: list[float], at: float
 ) -> None:
     sizes = np.array([2**n for n in range(len(times))])
-    curve = build_curve(sizes, np.array(times))
-    found = float(curve.seconds(np.array([at]))[0])
+    found = float(build_curve(sizes, np.array(times)).seconds(np.array([at]))[0])
     if at <= sizes[-1]:
         assert min(times) * (1 - 1e-9) <= found <= max(times) * (1 + 1e-9)
     else:

@@ -22,12 +22,14 @@ from tuner.spec.accounting import kv_bytes_per_token
 ONE = CacheDegrees()
 
 
+DEEPSEEK = example_model("deepseek-v3")
+
+
 def test_deepseek_keeps_576_elements_a_token_and_layer() -> None:
     # 61 layers x 576 x 2 bytes; 4096 tokens are 288 MB
-    spec = example_model("deepseek-v3")
-    actual = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=4096, bytes_per_element=2.0)
+    actual = rank_kv_bytes(DEEPSEEK, prefill=ONE, decode=ONE, tokens=4096, bytes_per_element=2.0)
     assert actual.whole == 61 * 576 * 2 * 4096
-    assert cache_shape(spec).is_latent
+    assert cache_shape(DEEPSEEK).is_latent
 
 
 def test_windowed_layers_keep_their_window_only() -> None:
@@ -39,6 +41,9 @@ def test_windowed_layers_keep_their_window_only() -> None:
     kept = windowed * window + (spec.num_layers - windowed) * 5000
     whole = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=5000, bytes_per_element=1.0)
     assert whole.peak_rank == pytest.approx(each * kept)
+
+
+MIXTRAL = example_model("mixtral-8x7b")
 
 
 @each_row(
@@ -56,10 +61,9 @@ def test_windowed_layers_keep_their_window_only() -> None:
 def test_the_most_loaded_ranks_of_a_gqa_cache(
     prefill: int, decode: int, sent: float, received: float
 ) -> None:
-    spec = example_model("mixtral-8x7b")
-    whole = 100 * kv_bytes_per_token(spec, bytes_per_element=2.0)
+    whole = 100 * kv_bytes_per_token(MIXTRAL, bytes_per_element=2.0)
     actual = rank_kv_bytes(
-        spec,
+        MIXTRAL,
         prefill=CacheDegrees(tensor=prefill),
         decode=CacheDegrees(tensor=decode),
         tokens=100,
@@ -70,10 +74,9 @@ def test_the_most_loaded_ranks_of_a_gqa_cache(
 
 
 def test_every_decode_rank_receives_a_whole_latent() -> None:
-    spec = example_model("deepseek-v3")
-    whole = 128 * kv_bytes_per_token(spec, bytes_per_element=1.0)
+    whole = 128 * kv_bytes_per_token(DEEPSEEK, bytes_per_element=1.0)
     actual = rank_kv_bytes(
-        spec,
+        DEEPSEEK,
         prefill=CacheDegrees(tensor=8),
         decode=CacheDegrees(tensor=4),
         tokens=128,
@@ -85,9 +88,8 @@ def test_every_decode_rank_receives_a_whole_latent() -> None:
 
 
 def test_a_pipeline_shares_layers() -> None:
-    spec = example_model("mixtral-8x7b")
     actual = rank_kv_bytes(
-        spec, prefill=CacheDegrees(pipeline=2), decode=ONE, tokens=10, bytes_per_element=2.0
+        MIXTRAL, prefill=CacheDegrees(pipeline=2), decode=ONE, tokens=10, bytes_per_element=2.0
     )
     assert actual.sent == pytest.approx(actual.received / 2)
 

@@ -21,7 +21,6 @@ from tuner.spec.linear_attention import LinearAttention, LinearName
 from tuner.spec.sparse_attention import Indexer
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
-H200 = find_device("h200-sxm")
 
 
 def block(
@@ -53,7 +52,7 @@ def layer(attention: DecoderAttention, *, tensor: int = 1, hidden: int = 4096) -
         hidden=hidden,
         formats=BF16,
         tensor=tensor,
-        machine=ServingMachine(sheet=H200, tables=None),
+        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
         software="vllm",
     )
 
@@ -151,8 +150,7 @@ def test_sparse_attention_without_a_table_looks_at_what_its_indexer_picks() -> N
     assert long - short == pytest.approx(more, rel=1e-6)
     assert short > scored
     # Attention itself no longer grows; with all tokens kept it would.
-    every = float(sparse(65536).decode_s(many, np.array([65536.0]))[0])
-    assert every > 2.0 * long
+    assert float(sparse(65536).decode_s(many, np.array([65536.0]))[0]) > 2.0 * long
     assert {"index_scores", "sparse_core"} <= one.machine.estimated
 
 
@@ -175,8 +173,7 @@ def test_chunks_are_prompts_of_their_own() -> None:
     assert chunked.prompt_s(np.array([8192.0])) == pytest.approx(one)
     assert chunked.prompt_s(np.array([32768.0])) == pytest.approx(4 * one)
     many, past = np.array([64.0]), np.array([32768.0])
-    half = np.array([4096.0])
-    assert chunked.decode_s(many, past) == pytest.approx(whole.decode_s(many, half))
+    assert chunked.decode_s(many, past) == pytest.approx(whole.decode_s(many, np.array([4096.0])))
     short = np.array([1000.0])
     assert chunked.decode_s(many, short) == pytest.approx(whole.decode_s(many, short))
 

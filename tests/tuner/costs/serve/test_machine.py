@@ -106,9 +106,7 @@ def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
 
 
 def test_one_rank_needs_no_collective() -> None:
-    machine = ServingMachine(sheet=H200, tables=None)
-    found = machine.seconds(reduction(AT, ranks=1))
-    assert float(found[0]) == 0.0
+    assert float(ServingMachine(sheet=H200, tables=None).seconds(reduction(AT, ranks=1))[0]) == 0.0
 
 
 def test_the_faster_of_nccl_and_the_engines_own_kernel_counts(build: Build) -> None:
@@ -136,8 +134,7 @@ def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
     machine = ServingMachine(sheet=H200, tables=None)
     at = np.array([1e6])
     inside = machine.seconds(reduction(at, ranks=8))
-    beyond = machine.seconds(reduction(at, ranks=16))
-    assert float(beyond[0]) > float(inside[0]) + 20e-6
+    assert float(machine.seconds(reduction(at, ranks=16))[0]) > float(inside[0]) + 20e-6
 
 
 def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Build) -> None:
@@ -163,8 +160,7 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     at_last = present(machine.deepep_s(np.array([1024.0, 1025.0]), hidden=64, top_k=2, ranks=16)[1])
     assert at_last == pytest.approx([8 * 5e-5, np.inf])
     # A few more ranks than were measured are like those; fewer, or many more, are not.
-    near = present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24))
-    assert near == pytest.approx(found)
+    assert present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24)) == pytest.approx(found)
     assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=8) is None
     assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=64) is None
 
@@ -194,9 +190,11 @@ def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
     assert seconds(f"generation/{LOAD}") == pytest.approx(500e-6)
 
 
+MOE_AXES = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+
+
 def mxfp4(build: Build, software: str, written: str, time_s: float) -> Arrays:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
-    row = ({"tokens": 16, **axes}, time_s)
+    row = ({"tokens": 16, **MOE_AXES}, time_s)
     return build("moe", [row], software=software, kind=LOAD, dtype=written)
 
 
@@ -249,12 +247,11 @@ def test_weights_that_are_unpacked_take_what_was_measured() -> None:
 
 
 def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
     rows = {"fp8": 1e-6, "int4_wo": 4e-6}
     tables = kernel_tables(
         "x",
         [
-            build("moe", [({"tokens": 16, **axes}, time_s)], kind=LOAD, dtype=dtype)
+            build("moe", [({"tokens": 16, **MOE_AXES}, time_s)], kind=LOAD, dtype=dtype)
             for dtype, time_s in rows.items()
         ],
     )
@@ -267,8 +264,7 @@ def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) 
 
 
 def test_experts_of_two_matrices_have_rows_of_their_own(build: Build) -> None:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
-    row = {"tokens": 16, **axes}
+    row = {"tokens": 16, **MOE_AXES}
     gated, ungated = (
         build("moe", [(row, time_s)], kind=kind, dtype="bf16", software=software)
         for kind, time_s, software in ((LOAD, 3e-6, "vllm"), (f"{LOAD}/nongated", 2e-6, "trtllm"))
@@ -285,8 +281,7 @@ def test_experts_of_two_matrices_have_rows_of_their_own(build: Build) -> None:
 
 
 def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> None:
-    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
-    row = ({"tokens": 16, **axes}, 1e-6)
+    row = ({"tokens": 16, **MOE_AXES}, 1e-6)
     tables = kernel_tables("x", [build("moe", [row], kind=LOAD, dtype="fp8_block")])
     half = SharedMachine(
         sheet=H200, tables=tables, share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5)

@@ -123,11 +123,10 @@ def test_hybrids_cache_keys_of_some_layers_and_a_state_of_the_others(
     assert drafted == pytest.approx(4 * state_bytes / 8)
 
 
-def test_engines_keep_states_of_qwen3_next_in_different_types() -> None:
+def test_engines_keep_states_of_qwen3_next_in_different_types(failures: Failures) -> None:
     # 36 layers of 32 heads of 128 x 128, and 3 inputs of 8,192 channels in bf16.
     narrow = 36 * (32 * 128 * 128 * 2 + 3 * 8192 * 2)
     wide, one = narrow + 36 * 32 * 128 * 128 * 2, InstanceDegrees()
-    failures = Failures()
     for name, engine, width in (
         ("qwen3-next-80b-a3b", "vllm", 2.0),
         ("qwen3-next-80b-a3b", "trtllm", 2.0),
@@ -144,7 +143,6 @@ def test_engines_keep_states_of_qwen3_next_in_different_types() -> None:
         with failures.of(name, engine):
             assert {layer.state_bytes for _, layer in step.attention_layers} == {width}
             assert "next" not in name or kept == (narrow if width == 2.0 else wide)
-    failures.check()
 
 
 def test_indexers_cache_a_key_of_their_own() -> None:

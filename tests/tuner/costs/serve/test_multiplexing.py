@@ -11,7 +11,6 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
 from tuner.devices.catalogue import find_device
 
-SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 LLAMA = Decoder(
     name="llama3-8b",
     hidden=4096,
@@ -51,7 +50,7 @@ def stretch(whole: Iteration, running: float, share: DeviceShare) -> float:
     return step_s(on_share(whole, share), running) / step_s(whole, running)
 
 
-@each_row("ratio", SHARES)
+@each_row("ratio", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8))
 def test_semi_pds_measured_curve_lies_between_few_and_many_sequences(
     whole: Iteration, ratio: float
 ) -> None:

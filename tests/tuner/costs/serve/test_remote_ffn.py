@@ -90,8 +90,7 @@ def test_halves_take_as_long_as_the_busier_side_and_at_most_both(decoder: Decode
         cell = _cell(decoder, attention, ffn, link=link, halves=True)
         one = replace(cell, two_batch_overlap=False).linear_split(0.5 * N)
         attention_s = 2.0 * (one.compute_Q + cell.decode_s(0.5 * N, PAST))
-        rest_s = cell.head_s(N) + cell.scheduler_s
-        found_s = step_s(cell, N, PAST) - rest_s
+        found_s = step_s(cell, N, PAST) - (cell.head_s(N) + cell.scheduler_s)
         assert (found_s >= attention_s - 1e-12).all()
         assert (found_s >= 2.0 * one.all_to_all_Q - 1e-12).all()
         assert (found_s <= attention_s + 2.0 * one.all_to_all_Q + 1e-12).all()

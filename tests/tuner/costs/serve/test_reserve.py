@@ -38,8 +38,6 @@ FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
 )
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
-H200 = find_device("h200-sxm")
-MXFP4 = replace(BF16, experts="mxfp4")
 MIB = 2.0**20
 GIB = 2.0**30
 
@@ -50,26 +48,28 @@ def iteration(decoder: Decoder, formats: Formats = FP8, **named: int) -> Iterati
         formats=formats,
         degrees=InstanceDegrees(**named),
         engine="sglang",
-        machine=ServingMachine(sheet=H200, tables=None),
+        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
 
 
 WIDE = iteration(DEEPSEEK_V3, attention_data=8, expert=8)
 
 
+BASE = iteration(LLAMA_8B, BF16)
+
+
 def test_activations_of_a_dense_model_by_hand() -> None:
     # 8192 tokens: two streams of 4096 and three rows of 14336, at two bytes.
-    own = iteration(LLAMA_8B, BF16)
-    found = activation_bytes(own, tokens=8192.0, running=1.0, sampler_bytes=38.0)
+    found = activation_bytes(BASE, tokens=8192.0, running=1.0, sampler_bytes=38.0)
     assert found == 8192 * 2 * (2 * 4096 + 3 * 14336)
     # A Llama-3.1-8B with 20,000 tokens a step peaks 2.07 GiB above its weights (issue 10517); its
     # release compiled nothing, so that the loop over layers kept the input of the one that ran.
-    long = activation_bytes(own, tokens=20_000.0, running=1.0, sampler_bytes=38.0, hidden_states=3)
+    long = activation_bytes(BASE, tokens=20_000.0, running=1.0, sampler_bytes=38.0, hidden_states=3)
     assert long == pytest.approx(2.07 * GIB, rel=0.01)
 
 
 def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch() -> None:
-    own = replace(iteration(GPT_OSS_120B, MXFP4), engine="trtllm")
+    own = replace(iteration(GPT_OSS_120B, replace(BF16, experts="mxfp4")), engine="trtllm")
     few, many = (
         step_reserve(own, step_tokens=8192, running=running, captured=8) for running in (8, 1024)
     )
@@ -139,9 +139,8 @@ def test_context_and_communicators_are_what_many_devices_were_seen_to_take() -> 
 def test_graphs_grow_with_layers_and_captured_batches() -> None:
     # 1, 2, 4, 8, 16, ... 256: 35 of them, as vLLM's log counts (pull request 11349).
     assert [captured_sizes(most) for most in (0, 1, 4, 8, 256, 512)] == [0, 1, 3, 4, 35, 51]
-    own = iteration(LLAMA_8B, BF16)
     none, some = (
-        step_reserve(own, step_tokens=2048, running=256, captured=most).graphs for most in (0, 8)
+        step_reserve(BASE, step_tokens=2048, running=256, captured=most).graphs for most in (0, 8)
     )
     assert none == 0.0
     assert some == 4 * 32 * 0.4 * 2**20
@@ -154,23 +153,24 @@ def test_data_ranks_do_not_multiply_what_graphs_take() -> None:
     assert small == large
 
 
+LOW = replace(WIDE, a2a_backend=A2aBackend.LOW_LATENCY)
+
+
 def test_low_latency_buffers_follow_the_published_layout() -> None:
     # 256 experts, 128 tokens, rows of 2 * 7168 + 4 * 56 bytes, two of either buffer: 1.9 GB.
     assert low_latency_bytes(hidden=7168, experts=256, tokens=128) == 4 * 256 * 128 * 14560
-    low = replace(WIDE, a2a_backend=A2aBackend.LOW_LATENCY)
     assert all_to_all_buffer_bytes(WIDE, tokens=64) == 0.0
     # Beside them those of normal kernels, which do not grow.
-    grown = all_to_all_buffer_bytes(low, tokens=256) - all_to_all_buffer_bytes(low, tokens=128)
+    grown = all_to_all_buffer_bytes(LOW, tokens=256) - all_to_all_buffer_bytes(LOW, tokens=128)
     assert grown == 4 * 256 * 128 * 14560
 
 
 def test_the_cap_counts_drafts_and_is_a_power_of_two() -> None:
     assert [dispatch_cap(tokens) for tokens in (1, 128, 129, 96 * 4)] == [128, 128, 256, 512]
     drafting = Drafting(draft_tokens=3, acceptance=0.8)
-    low = replace(WIDE, a2a_backend=A2aBackend.LOW_LATENCY)
     plain, drafted = (
         step_reserve(one, step_tokens=512, running=96).buffers
-        for one in (low, replace(low, drafting=drafting))
+        for one in (LOW, replace(LOW, drafting=drafting))
     )
     assert drafted > 3.0 * plain
 

@@ -38,20 +38,19 @@ def test_more_drafts_never_yield_fewer_tokens_and_never_more_than_are_checked(
     assert 1.0 <= fewer.tokens_per_step <= more.tokens_per_step <= more.checked_tokens
 
 
+DRAFTING = Drafting(draft_tokens=3, acceptance=0.7)
+
+
 def test_the_mean_of_drawn_steps_is_that_of_the_formula() -> None:
-    drafting = Drafting(draft_tokens=3, acceptance=0.7)
-    rng = np.random.default_rng(1)
-    kept = np.cumprod(rng.random((200_000, 3)) < 0.7, axis=1).sum(axis=1) + 1
-    assert float(kept.mean()) == pytest.approx(drafting.tokens_per_step, rel=0.005)
+    kept = np.cumprod(np.random.default_rng(1).random((200_000, 3)) < 0.7, axis=1).sum(axis=1) + 1
+    assert float(kept.mean()) == pytest.approx(DRAFTING.tokens_per_step, rel=0.005)
 
 
 def test_steps_of_an_output_are_those_that_it_draws_on_average() -> None:
     # 500 tokens take (500 + overshoot) / tau steps by Wald's equation.
-    drafting = Drafting(draft_tokens=3, acceptance=0.7)
-    rng = np.random.default_rng(2)
-    kept = np.cumprod(rng.random((2000, 500, 3)) < 0.7, axis=2).sum(axis=2) + 1
+    kept = np.cumprod(np.random.default_rng(2).random((2000, 500, 3)) < 0.7, axis=2).sum(axis=2) + 1
     steps = (np.cumsum(kept, axis=1) < 500).sum(axis=1) + 1
-    expected = (500 + drafting.overshoot_tokens) / drafting.tokens_per_step
+    expected = (500 + DRAFTING.overshoot_tokens) / DRAFTING.tokens_per_step
     assert float(steps.mean()) == pytest.approx(expected, rel=0.002)
 
 
@@ -63,8 +62,7 @@ def test_mtp_drafts_with_a_layer_like_the_last() -> None:
 
 
 def test_hybrids_draft_with_attention_and_experts() -> None:
-    hybrid = decoder_of(example_model("nemotron-3-super"))
-    drafter = draft_decoder(hybrid, DraftMethod.MTP)
+    drafter = draft_decoder(decoder_of(example_model("nemotron-3-super")), DraftMethod.MTP)
     (group,) = drafter.layers
     assert (group.attention.kind, group.has_experts) == (AttentionKind.GROUPED, True)
     # An attention block of 35,655,680 and a latent MoE block of 2,873,102,336 parameters, but for

@@ -16,8 +16,7 @@ AT = np.array([8.0])
 
 
 def gemm(build: Build, time_s: float, **named: str) -> Arrays:
-    rows = [({"m": m, "n": 64, "k": 64}, time_s) for m in (1, 8, 64)]
-    return build("gemm", rows, **named)
+    return build("gemm", [({"m": m, "n": 64, "k": 64}, time_s) for m in (1, 8, 64)], **named)
 
 
 def gemm_s(tables_of: list[Arrays], *, software: str, dtype: str) -> float:
@@ -55,10 +54,8 @@ def test_experts_of_an_older_version_stay_under_its_name(build: Build) -> None:
     )
     tail = ("even", "bf16", 64, 32, 2, 8, 1, 1)
     newest, old = (tables.curve("moe", (name, *tail)) for name in ("vllm", "vllm@0.19.0"))
-    assert newest is not None
-    assert old is not None
-    assert float(newest.seconds(AT)[0]) == pytest.approx(1e-6)
-    assert float(old.seconds(AT)[0]) == pytest.approx(2e-6)
+    assert float(present(newest).seconds(AT)[0]) == pytest.approx(1e-6)
+    assert float(present(old).seconds(AT)[0]) == pytest.approx(2e-6)
 
 
 def test_a_shape_that_nobody_measured_gives_nothing(build: Build) -> None:

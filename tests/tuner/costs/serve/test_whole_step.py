@@ -21,7 +21,6 @@ FP8 = Formats(
 )
 N = np.array([1.0, 4.0, 32.0, 128.0, 512.0])
 PAST = np.full_like(N, 2000.0)
-SHEET = find_device("h200-sxm")
 HOST = HostTimes(step_s=1e-3, tensor_step_s=0.0, sequence_s=0.0, request_s=0.0)
 
 
@@ -31,7 +30,7 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
         formats=FP8,
         degrees=InstanceDegrees(**named),
         engine="sglang",
-        machine=ServingMachine(sheet=SHEET, tables=None),
+        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
 
 
@@ -85,8 +84,7 @@ def test_checking_drafts_reads_the_past_once(decoder: Decoder) -> None:
 
 def test_halves_hide_exchange_behind_products_for_many_tokens() -> None:
     plain = replace(DATA, a2a_backend=A2aBackend.LOW_LATENCY)
-    halved = replace(plain, two_batch_overlap=True)
-    gain = step_s(plain, N, PAST) / step_s(halved, N, PAST)
+    gain = step_s(plain, N, PAST) / step_s(replace(plain, two_batch_overlap=True), N, PAST)
     # One sequence cannot be halved; few lose by two small halves; many gain.
     assert gain[0] == pytest.approx(1.0)
     assert gain[1] < 1.0
@@ -198,11 +196,9 @@ def test_prompts_without_a_graph_wait_for_their_launches() -> None:
         assert one.prompt_launch_s(few)[0] == pytest.approx(least_s)
         assert float(prompt_step_s(one, few, none)[0]) > least_s
         assert float(one.linear_s(few)[0]) < 61 * 4 * 0.35e-3
-    grouped = replace(TENSOR, release="0.5.8")
-    assert grouped.prompt_launch_s(few)[0] == pytest.approx(80 * 0.7e-3)
+    assert replace(TENSOR, release="0.5.8").prompt_launch_s(few)[0] == pytest.approx(80 * 0.7e-3)
     # Through stages, and without CUDA, no release has graphs of prompts.
-    staged = iteration(LLAMA_70B, attention_tensor=4, pipeline=2)
-    assert staged.prompt_launch_s(few)[0] > 0.0
+    assert iteration(LLAMA_70B, attention_tensor=4, pipeline=2).prompt_launch_s(few)[0] > 0.0
     mi300x = ServingMachine(sheet=find_device("mi300x"), tables=None)
     assert replace(TENSOR, machine=mi300x).prompt_launch_s(few)[0] > 0.0
     # TensorRT-LLM has none of prompts; vLLM of 512 tokens at most, and compiles the others.

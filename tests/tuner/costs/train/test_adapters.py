@@ -72,20 +72,22 @@ def lora(*targets: str, **fields: Any) -> Adapters:
     return Adapters(method=fields.pop("method", "lora"), rank=16, targets=targets, **fields)
 
 
+LLAMA_SHAPE = shape_of_model(LLAMA, mtp_layers=0)
+
+
 def test_an_adapter_has_rank_times_both_widths() -> None:
-    shape = shape_of_model(LLAMA, mtp_layers=0)
-    separate = adapter_counts(shape, strategy(lora("all-linear"), Stack.PYTORCH))
+    separate = adapter_counts(LLAMA_SHAPE, strategy(lora("all-linear"), Stack.PYTORCH))
     # q and o 4096 x 4096, k and v 4096 x 1024; gate and up 4096 x 14336, down the other way.
     assert number(separate.attention) == 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
     assert number(separate.dense) == 16 * 3 * (4096 + 14336)
     every = strategy(lora("all-linear"), Stack.PYTORCH, tensor=4.0)
     layer = number(separate.attention) + number(separate.dense)
-    assert number(num_adapter_parameters(shape, every)) == 32 * layer
-    fused = adapter_counts(shape, strategy(lora("all-linear"), Stack.MEGATRON))
+    assert number(num_adapter_parameters(LLAMA_SHAPE, every)) == 32 * layer
+    fused = adapter_counts(LLAMA_SHAPE, strategy(lora("all-linear"), Stack.MEGATRON))
     # One input of 4096 for q, k, v, and one for gate and up.
     assert number(separate.attention) - number(fused.attention) == 16 * 2 * 4096
     assert number(separate.dense) - number(fused.dense) == 16 * 4096
-    titan = adapter_counts(shape, strategy(lora("all-linear"), Stack.TORCHTITAN))
+    titan = adapter_counts(LLAMA_SHAPE, strategy(lora("all-linear"), Stack.TORCHTITAN))
     assert number(titan.attention) == number(fused.attention)
     assert number(titan.dense) == number(separate.dense)
 
@@ -106,14 +108,16 @@ def test_torchtitan_keeps_an_original_of_every_frozen_weight() -> None:
     assert number(frozen_on_device(plain, 2.0, ranks=8.0)) == 2.0 / 8.0
 
 
+MIXTRAL_SHAPE = shape_of_model(MIXTRAL, mtp_layers=0)
+
+
 def test_every_expert_has_adapters_of_its_own() -> None:
-    shape = shape_of_model(MIXTRAL, mtp_layers=0)
     chosen = strategy(lora("experts"), Stack.TRANSFORMERS, MIXTRAL)
-    counts = adapter_counts(shape, chosen)
+    counts = adapter_counts(MIXTRAL_SHAPE, chosen)
     # 8 experts; gate and up share their input: 4096 -> 2 x 14336, and 14336 -> 4096.
     assert number(counts.experts) == 16 * 8 * (4096 + 2 * 14336 + 14336 + 4096)
     assert number(counts.attention) == 0.0
-    half = adapter_counts(shape, replace(chosen, expert=4.0))
+    half = adapter_counts(MIXTRAL_SHAPE, replace(chosen, expert=4.0))
     assert number(half.experts) == number(counts.experts) / 4
 
 
@@ -218,8 +222,7 @@ def test_merged_experts_take_a_gemm_of_the_ranks_depth_and_two_in_the_backward_p
     prices = NotedPrices(
         own=DatasheetPrices(hardware=HARDWARE, constants=constants), lookups=lookups
     )
-    shape = shape_of_model(MIXTRAL, mtp_layers=0)
-    price_step(shape, tune, HARDWARE, constants, one_stage(MIXTRAL), prices=prices)
+    price_step(MIXTRAL_SHAPE, tune, HARDWARE, constants, one_stage(MIXTRAL), prices=prices)
     gemms = {
         sizes
         for series, counted in lookups.num_uses.items()
@@ -250,15 +253,13 @@ def test_columns_of_several_kinds_are_priced_as_each_alone() -> None:
     from tuner.costs.train.shapes import stacked
 
     together = stacked(kinds)
-    shape = shape_of_model(LLAMA, mtp_layers=0)
     constants = uncalibrated(
         SHEET.generation, precision=GemmPrecision.BF16, software=Software.TRANSFORMERS
     )
-    found = price_step(shape, together, HARDWARE, constants, one_stage(LLAMA)).step_s
-    alone = [number(step(one).step_s) for one in kinds]
-    assert np.asarray(found) == pytest.approx(alone)
+    found = price_step(LLAMA_SHAPE, together, HARDWARE, constants, one_stage(LLAMA)).step_s
+    assert np.asarray(found) == pytest.approx([number(step(one).step_s) for one in kinds])
     peaks = price_memory(
-        shape,
+        LLAMA_SHAPE,
         together,
         HARDWARE,
         one_stage(LLAMA),
@@ -307,8 +308,9 @@ def test_what_peft_adapts_of_hybrids_is_what_is_counted() -> None:
     assert counted == pytest.approx(adapted_by_peft)
 
 
-def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first() -> None:
-    failures = Failures()
+def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first(
+    failures: Failures,
+) -> None:
     for name, layers, inputs, values in (
         # Queries and keys 2 x 2048, values and gate 2 x 4096, two numbers of 32 heads.
         ("qwen3-next-80b-a3b", 36, 2048 + 12352, 4096 + 2048),
@@ -321,7 +323,6 @@ def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first
         count = num_adapter_parameters(shape, strategy(tune, Stack.MEGATRON, model))
         with failures.of(name):
             assert number(count) == pytest.approx(16 * layers * (inputs + values))
-    failures.check()
 
 
 LINEAR_TARGETS = {
@@ -330,8 +331,7 @@ LINEAR_TARGETS = {
 }
 
 
-def test_adapters_of_linear_attention_take_time_and_keep_what_they_read() -> None:
-    failures = Failures()
+def test_adapters_of_linear_attention_take_time_and_keep_what_they_read(failures: Failures) -> None:
     for name, (first, last) in LINEAR_TARGETS.items():
         model = example_model(name)
         alone, read, written, both = (
@@ -350,4 +350,3 @@ def test_adapters_of_linear_attention_take_time_and_keep_what_they_read() -> Non
             assert kept[1] - kept[0] == pytest.approx(normed, rel=0.02)
             assert kept[2] - kept[0] == pytest.approx(outputs, rel=0.02)
             assert kept[3] - kept[0] == pytest.approx(normed + outputs, rel=0.02)
-    failures.check()

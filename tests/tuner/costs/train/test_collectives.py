@@ -78,13 +78,15 @@ def test_rings_move_what_nccl_counts() -> None:
     assert all_reduce_s(8e9, group, MACHINE, PLAIN) == pytest.approx(2 * 7 / 8 * 8e9 / 400e9)
 
 
+GENERIC = Constants()
+
+
 def test_a_group_of_one_rank_needs_no_time() -> None:
     isolated = Group(ranks=1.0, inside=1.0)
-    generic = Constants()
-    assert all_gather_s(1e9, isolated, MACHINE, generic) == 0.0
-    assert all_reduce_s(1e9, isolated, MACHINE, generic) == 0.0
-    assert send_s(1e9, isolated, MACHINE, generic) == 0.0
-    assert all_to_all_s(0.0, 0.0, isolated, MACHINE, generic) == 0.0
+    assert all_gather_s(1e9, isolated, MACHINE, GENERIC) == 0.0
+    assert all_reduce_s(1e9, isolated, MACHINE, GENERIC) == 0.0
+    assert send_s(1e9, isolated, MACHINE, GENERIC) == 0.0
+    assert all_to_all_s(0.0, 0.0, isolated, MACHINE, GENERIC) == 0.0
 
 
 def test_an_all_to_all_between_nodes_is_as_slow_as_its_nic() -> None:
@@ -113,10 +115,9 @@ def test_more_bandwidth_never_makes_a_collective_slower(
         }
     )
     group = Group(ranks=ranks, inside=min(inside, ranks))
-    generic = Constants()
     for collective_s in (all_gather_s, all_reduce_s, send_s):
-        before = float(collective_s(total, group, MACHINE, generic))
-        assert float(collective_s(total, group, better, generic)) <= before * (1 + 1e-12)
+        before = float(collective_s(total, group, MACHINE, GENERIC))
+        assert float(collective_s(total, group, better, GENERIC)) <= before * (1 + 1e-12)
 
 
 def test_distinct_places_count_what_a_balanced_draw_reaches() -> None:

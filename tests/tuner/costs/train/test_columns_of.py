@@ -58,8 +58,7 @@ def test_a_device_without_fp4_falls_back_to_fp8_and_then_to_bf16() -> None:
 def test_layouts_of_different_length_are_padded_with_empty_stages() -> None:
     model = example_model("deepseek-v3")
     two = (StageLayers(layers=2, embedding=True), StageLayers(layers=59, head=True, mtp_layers=1))
-    one = (StageLayers(layers=61, embedding=True, head=True),)
-    stages = stages_of_layouts(model, [two, one])
+    stages = stages_of_layouts(model, [two, (StageLayers(layers=61, embedding=True, head=True),)])
 
     # DeepSeek-V3's first three layers are dense: two on the first stage, one on the second.
     assert np.array_equal(stages.dense_SC, [[2, 3], [1, 0]])

@@ -185,8 +185,7 @@ def rows() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     yield "nemotron-3-nano", mamba, ("in_proj",)
 
 
-def test_a_layer_keeps_what_hooks_count(tmp_path: Path) -> None:
-    failures = Failures()
+def test_a_layer_keeps_what_hooks_count(tmp_path: Path, failures: Failures) -> None:
     for name, layers, targets in rows():
         published = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
         dropped = {"layers_block_type", "rope_scaling", "auto_map", "quantization_config"}
@@ -206,4 +205,3 @@ def test_a_layer_keeps_what_hooks_count(tmp_path: Path) -> None:
             with failures.of(name, targets, dtype):
                 # Some numbers per token and head are not counted.
                 assert number(found.dense.saved) == pytest.approx(three - two, rel=0.02)
-    failures.check()

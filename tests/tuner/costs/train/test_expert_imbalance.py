@@ -34,11 +34,13 @@ def test_balance_leaves_nobody_busier() -> None:
     assert ratios.p99_D == pytest.approx(np.ones(4))
 
 
+SKEWED = expert_imbalances(MIXTRAL, record([(skewed(0.3),)] * 4, (0,)), Phase.STEADY)
+
+
 def test_a_hot_expert_weighs_more_the_fewer_share_its_rank() -> None:
-    ratios = expert_imbalances(MIXTRAL, record([(skewed(0.3),)] * 4, (0,)), Phase.STEADY)
     # Alone: 8 * 0.3. With one other of 0.1: 4 * 0.4. With three: 2 * 0.6. All together: 1.
-    assert ratios.mean_D == pytest.approx([1.0, 1.2, 1.6, 2.4])
-    assert ratios.of_degree(8) == pytest.approx((2.4, 2.4))
+    assert SKEWED.mean_D == pytest.approx([1.0, 1.2, 1.6, 2.4])
+    assert SKEWED.of_degree(8) == pytest.approx((2.4, 2.4))
 
 
 def test_time_takes_the_mean_of_passes_and_buffers_the_worst() -> None:
@@ -60,8 +62,7 @@ def test_a_layer_that_was_not_recorded_is_like_the_mean_of_the_others() -> None:
 
 
 def test_columns_look_degrees_up() -> None:
-    ratios = expert_imbalances(MIXTRAL, record([(skewed(0.3),)] * 4, (0,)), Phase.STEADY)
-    mean, p99 = ratios.columns(np.array([8, 1, 2]))
+    mean, p99 = SKEWED.columns(np.array([8, 1, 2]))
     assert mean == pytest.approx([2.4, 1.0, 1.2])
     assert p99 == pytest.approx([2.4, 1.0, 1.2])
 
@@ -80,6 +81,5 @@ def test_a_recording_of_another_model_is_refused() -> None:
 
 
 def test_a_degree_that_divides_no_experts_is_refused() -> None:
-    ratios = expert_imbalances(MIXTRAL, record([(skewed(0.3),)] * 4, (0,)), Phase.STEADY)
     with pytest.raises(ValueError, match="expert degree 3"):
-        ratios.of_degree(3)
+        SKEWED.of_degree(3)

@@ -93,7 +93,6 @@ def test_layers_are_gathered_in_both_passes_and_the_outermost_module_once() -> N
 
 
 def test_adapters_are_gathered_beside_frozen_weights_in_their_own_type() -> None:
-    one = strategy(DENSE)
-    assert number(gathered_bytes(one, 100.0, 10.0)) == 240.0
+    assert number(gathered_bytes(strategy(DENSE), 100.0, 10.0)) == 240.0
     full = Strategies(sequence=512.0, micro_batch=1.0, num_microbatches=1.0, eager_modules=1.0)
     assert number(gathered_bytes(full, 100.0, 100.0)) == 200.0

@@ -35,8 +35,7 @@ def _visible(
 
 
 def test_the_engines_own_size_grows_with_the_ranks() -> None:
-    actual = np.asarray(default_bucket(np.array([8.0, 40.0, 512.0])))
-    assert actual.tolist() == [40e6, 40e6, 512e6]
+    assert np.asarray(default_bucket(np.array([8.0, 40.0, 512.0]))).tolist() == [40e6, 40e6, 512e6]
 
 
 def test_by_hand() -> None:
@@ -124,8 +123,10 @@ CONSTANTS = uncalibrated(
 )
 
 
+QWEN3 = example_model("qwen3-30b-a3b")
+
+
 def _step_s(*, data: float, bucket: float, **changes: Numbers) -> float:
-    model = example_model("qwen3-30b-a3b")
     strategies = Strategies(
         **{
             "sequence": 4096.0,
@@ -138,16 +139,15 @@ def _step_s(*, data: float, bucket: float, **changes: Numbers) -> float:
         }
     )
     stages = stages_of_layouts(
-        model, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
+        QWEN3, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
     )
-    step = price_step(shape_of_model(model, mtp_layers=0), strategies, MACHINE, CONSTANTS, stages)
+    step = price_step(shape_of_model(QWEN3, mtp_layers=0), strategies, MACHINE, CONSTANTS, stages)
     return float(np.ravel(step.step_s)[0])
 
 
 def test_the_engines_own_size_stated_changes_no_price() -> None:
     for data in (8.0, 64.0, 1024.0):
-        own = float(default_bucket(data))
-        assert _step_s(data=data, bucket=own) == pytest.approx(
+        assert _step_s(data=data, bucket=float(default_bucket(data))) == pytest.approx(
             _step_s(data=data, bucket=0.0), rel=1e-12
         )
 
@@ -166,15 +166,14 @@ def test_a_size_means_nothing_without_overlap_or_with_sharded_parameters() -> No
 
 def test_sizes_are_priced_together() -> None:
     sizes = np.array([0.0, 40e6, 160e6])
-    model = example_model("qwen3-30b-a3b")
     stages = stages_of_layouts(
-        model, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
+        QWEN3, [(StageLayers(layers=48, embedding=True, head=True, mtp_layers=0),)]
     )
     one = Strategies(
         sequence=4096.0, micro_batch=1.0, num_microbatches=2.0, data=1024.0, expert=8.0
     )
     many = replace(one, bucket_parameters=sizes)
     together = price_step(
-        shape_of_model(model, mtp_layers=0), many, MACHINE, CONSTANTS, stages
+        shape_of_model(QWEN3, mtp_layers=0), many, MACHINE, CONSTANTS, stages
     ).step_s
     assert np.ravel(together).tolist() == [_step_s(data=1024.0, bucket=size) for size in sizes]

@@ -108,12 +108,14 @@ def test_flop_of_a_token_by_hand(name: str, billions: float, tokens: int) -> Non
     assert 3.0 * flop.total / 1e9 == pytest.approx(billions, rel=0.02)
 
 
+MEGATRON = uncalibrated(
+    Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+)
+
+
 def test_a_scan_takes_what_one_h200_took() -> None:
     """mamba_ssm's kernels on 4 x 8,192 tokens of Nemotron-3 Nano: 1.248 and 4.314 ms."""
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
-    prices = DatasheetPrices(hardware=h200(), constants=own)
+    prices = DatasheetPrices(hardware=h200(), constants=MEGATRON)
     scan = linear_scan(kind="mamba2", batch=4.0, sequence=8192.0, **NANO_SCAN, **MAMBA2)
     assert prices.seconds(scan) == pytest.approx(1.248e-3, rel=0.06)
     assert prices.seconds(replace(scan, direction="backward")) == pytest.approx(4.314e-3, rel=0.06)
@@ -146,27 +148,21 @@ def test_a_scan_takes_what_one_h200_took() -> None:
 
 def step(shape: ModelShape, model: ModelSpec, **more: float) -> float:
     hardware = h200()
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
     strategies = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=4.0, **more)
     layout = [StageLayers(layers=model.num_layers, embedding=True, head=True)]
     stages = stages_of_layouts(model, [layout])
-    return float(np.ravel(price_step(shape, strategies, hardware, own, stages).step_s)[0])
+    return float(np.ravel(price_step(shape, strategies, hardware, MEGATRON, stages).step_s)[0])
 
 
 def test_a_layer_is_the_average_of_its_kind() -> None:
     """Qwen3-Next's layers are 36 of one mixer and 12 of the other, behind the same experts."""
     shape = to_shape(example_model("qwen3-next-80b-a3b"), mtp_layers=0)
     only = [replace(shape, moe_attention=share, moe_linear=1.0 - share) for share in (1.0, 0.0)]
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
     # A device so slow that no launch is waited for.
     slow = replace(h200(), matmul_flop_per_s=1e13, attention_flop_per_s=1e13)
     strategies = Strategies(sequence=4096.0, micro_batch=4.0, num_microbatches=1.0, expert=8.0)
     mixed, attention, linear = (
-        unit_costs(one, strategies, slow, own).moe for one in (shape, *only)
+        unit_costs(one, strategies, slow, MEGATRON).moe for one in (shape, *only)
     )
     for name in ("forward_s", "backward_s", "parameters"):
         both = 0.25 * getattr(attention, name) + 0.75 * getattr(linear, name)
@@ -217,9 +213,6 @@ def test_ranks_of_a_sequence_send_it_for_heads() -> None:
 
 
 def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> None:
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
     for name, steps in (("mixtral-8x7b", 4.0), ("deepseek-v3.2", 1.0)):
         shape = to_shape(example_model(name), mtp_layers=0)
 
@@ -227,7 +220,7 @@ def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> 
             strategies = Strategies(
                 sequence=8192.0, micro_batch=1.0, num_microbatches=1.0, context=context
             )
-            constants = replace(own, extra_keys=keys)
+            constants = replace(MEGATRON, extra_keys=keys)
             setting = setting_of(shape, strategies, hardware=h200(), constants=constants)
             return float(attention_core(setting, launches=0.0).forward_s)
 
@@ -239,21 +232,17 @@ def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> 
 
 
 def test_models_of_attention_alone_have_shares_of_one() -> None:
-    model = example_model("mixtral-8x7b")
-    shape = to_shape(model, mtp_layers=0)
+    shape = to_shape(example_model("mixtral-8x7b"), mtp_layers=0)
     assert (shape.moe_attention, shape.moe_linear, shape.dense_network) == (1.0, 0.0, 1.0)
     assert not shape.has_linear
     assert float(shape.expert_hidden) == shape.hidden
 
 
 def test_repeated_prediction_layers_have_one_set_of_weights() -> None:
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
     shape = to_shape(example_model("nemotron-3-super"), mtp_layers=2)
     strategies = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=1.0, expert=8.0)
     each, once = (
-        unit_costs(replace(shape, mtp_is_repeated=repeated), strategies, h200(), own).mtp
+        unit_costs(replace(shape, mtp_is_repeated=repeated), strategies, h200(), MEGATRON).mtp
         for repeated in (0.0, 1.0)
     )
     for name in ("parameters", "expert_parameters", "trained", "expert_trained"):
@@ -274,21 +263,20 @@ def test_latent_experts_cost_less_to_multiply_and_to_send() -> None:
     assert float(own[0].experts) == pytest.approx(float(own[1].experts) / 4.0)
 
 
+SPARSE = to_shape(example_model("deepseek-v3.2"), mtp_layers=0)
+
+
 def test_sparse_and_chunked_attention_save_what_is_not_attended_to() -> None:
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
     long = Strategies(sequence=131072.0, micro_batch=1.0, num_microbatches=1.0)
     short = replace(long, sequence=2048.0)
 
     def attention_s(shape: ModelShape, strategies: Strategies) -> float:
-        return float(np.ravel(unit_costs(shape, strategies, h200(), own).dense.forward_s)[0])
+        return float(np.ravel(unit_costs(shape, strategies, h200(), MEGATRON).dense.forward_s)[0])
 
-    sparse = to_shape(example_model("deepseek-v3.2"), mtp_layers=0)
-    dense = replace(sparse, index_heads=0.0, index_dim=0.0, index_top_k=0.0)
-    assert attention_s(sparse, long) < 0.5 * attention_s(dense, long)
+    dense = replace(SPARSE, index_heads=0.0, index_dim=0.0, index_top_k=0.0)
+    assert attention_s(SPARSE, long) < 0.5 * attention_s(dense, long)
     # A sequence as short as what is picked gains nothing and pays for the indexer.
-    assert attention_s(sparse, short) > attention_s(dense, short)
+    assert attention_s(SPARSE, short) > attention_s(dense, short)
     chunked = to_shape(example_model("llama-4-maverick"), mtp_layers=0)
     whole = replace(chunked, windowed_ratio=0.0)
     assert attention_s(chunked, long) < 0.6 * attention_s(whole, long)
@@ -318,30 +306,26 @@ def test_what_deepseek_v4_keeps_of_a_token_by_hand() -> None:
 
 def test_what_an_indexer_keeps_of_a_token_by_hand() -> None:
     """DeepSeek-V3.2: queries of 64 heads of 128, their weights, one key; 2,048 chosen tokens."""
-    sparse = to_shape(example_model("deepseek-v3.2"), mtp_layers=0)
-    dense = replace(sparse, index_heads=0.0)
+    dense = replace(SPARSE, index_heads=0.0)
     for more, elements in (({}, 64 * 128 + 64 + 128), ({"adapter_rank": 16.0}, 0)):
         strategies = Strategies(
             sequence=4096.0, micro_batch=1.0, num_microbatches=1.0, tensor=8.0, **more
         )
         kept = [
             float(activation_bytes(one, strategies, cp_output_copy_ratio=0.0).moe.saved)
-            for one in (sparse, dense)
+            for one in (SPARSE, dense)
         ]
         assert kept[0] - kept[1] == pytest.approx(4096 * (2 * elements + 2048 * 8))
 
 
 def test_compressors_and_streams_take_time() -> None:
-    own = uncalibrated(
-        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
-    )
     shape = to_shape(example_model("deepseek-v4-flash"), mtp_layers=1)
     long = Strategies(sequence=131072.0, micro_batch=1.0, num_microbatches=1.0, expert=8.0)
     short = replace(long, sequence=4096.0)
 
     def costs(shape: ModelShape, strategies: Strategies, kind: str) -> float:
         return float(
-            np.ravel(getattr(unit_costs(shape, strategies, h200(), own), kind).forward_s)[0]
+            np.ravel(getattr(unit_costs(shape, strategies, h200(), MEGATRON), kind).forward_s)[0]
         )
 
     # Entries and scores, but not projections, grow with the sequence; the layer of multi-token

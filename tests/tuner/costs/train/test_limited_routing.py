@@ -72,8 +72,7 @@ def test_the_formula_is_the_mean_of_many_routed_tokens(model: ModelShape, places
 
 
 def test_deepseek_v3_reaches_four_of_its_eight_nodes_at_most() -> None:
-    plain = float(distinct_places(8.0, 256.0, 8.0))
-    assert plain > 5.0
+    assert float(distinct_places(8.0, 256.0, 8.0)) > 5.0
     assert float(reached_places(DEEPSEEK_V3, 8.0)) == pytest.approx(4.0)
 
 

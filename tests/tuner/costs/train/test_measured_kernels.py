@@ -116,8 +116,7 @@ def test_hybridep_gathers_maps_of_tokens_to_experts() -> None:
     map_bytes = 8.0 * 4096.0 * 128.0
     gathered_s = 7.0 / 8.0 * map_bytes / (B200.scale_up_bytes_per_s * own.scale_up_ratio)
     read_s = map_bytes * float(own.memory_factor) / B200.memory_bytes_per_s
-    more_s = float(of_hybrid) - float(of_deepep)
-    assert more_s == pytest.approx(0.5 * (gathered_s + read_s))
+    assert float(of_hybrid) - float(of_deepep) == pytest.approx(0.5 * (gathered_s + read_s))
     alone = setting(_nano(), replace(ALONE, is_hybridep=1.0), hardware=EIGHT_B200, constants=own)
     assert float(moe_blocks(alone)[1].expert_s) == 0.0
 

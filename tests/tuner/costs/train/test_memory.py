@@ -144,11 +144,16 @@ def test_sharded_state_takes_16_bytes_of_a_parameter() -> None:
     strategy = Strategies(
         sequence=8192.0, micro_batch=2.0, num_microbatches=1.0, data=data, zero_stage=3.0
     )
-    constants = MemoryConstants(gathers_master=1.0)
-    price = _price(LLAMA_8B, strategy, _stages([32.0], [0.0]), constants)
+    price = _price(LLAMA_8B, strategy, _stages([32.0], [0.0]), MemoryConstants(gathers_master=1.0))
     parameters = 32 * 218_112_000 + 2 * 128256 * 4096
     slope = np.diff(price.total_PC[0]) / np.diff(1.0 / data) / parameters
     assert slope == pytest.approx([16.0] * 4, rel=2e-3)
+
+
+HEAD_BYTES = 16 * (2 * 64 * 2 + 4 + 2 * 1024)
+
+
+STAGE_PARAMETERS = 4 * 65_664 + 65_536
 
 
 def test_every_part_of_a_small_pipeline_by_hand() -> None:
@@ -158,15 +163,13 @@ def test_every_part_of_a_small_pipeline_by_hand() -> None:
         sequence=16.0, micro_batch=1.0, num_microbatches=4.0, pipeline=2.0, data=2.0
     )
     price = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0]))
-    parameters = 4 * 65_664 + 65_536
-    assert price.weights_PC[:, 0].tolist() == [2 * parameters] * 2
-    assert price.gradients_PC[:, 0].tolist() == [4 * parameters] * 2
-    assert price.optimizer_PC[:, 0].tolist() == [12 * parameters / 2] * 2
+    assert price.weights_PC[:, 0].tolist() == [2 * STAGE_PARAMETERS] * 2
+    assert price.gradients_PC[:, 0].tolist() == [4 * STAGE_PARAMETERS] * 2
+    assert price.optimizer_PC[:, 0].tolist() == [12 * STAGE_PARAMETERS / 2] * 2
     # Per token and layer: 4 * 64 * 2 residuals and norm outputs, 8 scales, 4 * 64 * 2 attention,
     # 4 * 4 log-sum-exp, 3 * 256 * 2 network. Rank 0 holds 2 micro-batches, rank 1 one.
     layer = 16 * (512 + 8 + 512 + 16 + 1536)
-    head = 16 * (2 * 64 * 2 + 4 + 2 * 1024)
-    assert price.activations_PC[:, 0].tolist() == [2 * 4 * layer, 4 * layer + head]
+    assert price.activations_PC[:, 0].tolist() == [2 * 4 * layer, 4 * layer + HEAD_BYTES]
     # Rank 0: gradients of a network 2 * 256 * 2 and 64 * 2 per token; rank 1: of the head's input
     # and weights. Both: a weight gradient of each shape in bf16, and what is received ahead.
     both = 2 * 65_664 + 16 * 128
@@ -180,8 +183,7 @@ def test_tied_embeddings_count_once_on_one_rank_and_twice_on_two() -> None:
     two = dataclasses.replace(one, pipeline=2.0)
     apart = _price(TOY, one, _stages([8.0], [0.0])).weights_PC.sum()
     assert apart - _price(tied, one, _stages([8.0], [0.0])).weights_PC.sum() == 2 * 65_536
-    on_two = _stages([4.0, 4.0], [0.0, 0.0])
-    assert _price(tied, two, on_two).weights_PC.sum() == apart
+    assert _price(tied, two, _stages([4.0, 4.0], [0.0, 0.0])).weights_PC.sum() == apart
 
 
 def test_predicted_tokens_bring_a_layer_a_projection_an_embedding_and_logits() -> None:
@@ -190,9 +192,11 @@ def test_predicted_tokens_bring_a_layer_a_projection_an_embedding_and_logits() -
     predicting = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0], mtp=1.0))
     added = (predicting.weights_PC - plain.weights_PC)[:, 0]
     assert added.tolist() == [0.0, 2 * (65_664 + 2 * 64 * 64 + 65_536)]
-    head = 16 * (2 * 64 * 2 + 4 + 2 * 1024)
     more = (predicting.activations_PC - plain.activations_PC)[1, 0]
-    assert more == head + 16 * (512 + 8 + 512 + 16 + 1536 + 256)
+    assert more == HEAD_BYTES + 16 * (512 + 8 + 512 + 16 + 1536 + 256)
+
+
+TWO_STAGES = _stages([4.0, 4.0], [0.0, 0.0])
 
 
 def test_a_sharded_stage_of_a_pipeline_is_gathered_as_a_whole() -> None:
@@ -205,18 +209,16 @@ def test_a_sharded_stage_of_a_pipeline_is_gathered_as_a_whole() -> None:
         zero_stage=3.0,
     )
     price = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0]))
-    parameters = 4 * 65_664 + 65_536
-    assert price.weights_PC[0, 0] == parameters
-    assert price.buffers_PC[0, 0] == 16 * (1024 + 128) + 6 * parameters + 16 * 128
+    assert price.weights_PC[0, 0] == STAGE_PARAMETERS
+    assert price.buffers_PC[0, 0] == 16 * (1024 + 128) + 6 * STAGE_PARAMETERS + 16 * 128
     # FSDP2: 2 bytes of a layer's parameters where they are gathered to, 2 of its gradients.
     apart = dataclasses.replace(NOTHING_ELSE, has_gather_buffer=1.0)
     more = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0]), apart)
     assert more.buffers_PC[0, 0] - price.buffers_PC[0, 0] == (2 + 2) * 65_664
     # It sums gradients in a stage that keeps its parameters as it does in one that gathers them.
-    stages = _stages([4.0, 4.0], [0.0, 0.0])
     keeps = dataclasses.replace(strategy, zero_stage=2.0)
-    apart_2, others = (_price(TOY, keeps, stages, own) for own in (apart, NOTHING_ELSE))
-    assert apart_2.buffers_PC[0, 0] - others.buffers_PC[0, 0] == 4 * parameters
+    apart_2, others = (_price(TOY, keeps, TWO_STAGES, own) for own in (apart, NOTHING_ELSE))
+    assert apart_2.buffers_PC[0, 0] - others.buffers_PC[0, 0] == 4 * STAGE_PARAMETERS
 
 
 def test_pytorchs_stages_hold_a_buffer_for_every_micro_batch_and_once_kept_results() -> None:
@@ -297,16 +299,15 @@ def test_only_pytorchs_tensor_parallelism_holds_what_it_gathered() -> None:
         recompute_full=1.0,
     )
     held = dataclasses.replace(NOTHING_ELSE, gathers_inputs=1.0)
-    stages = _stages([4.0, 4.0], [0.0, 0.0])
     first, second = (
-        float(_price(TOY, strategy, stages, constants).allocated_PC[0, 0])
+        float(_price(TOY, strategy, TWO_STAGES, constants).allocated_PC[0, 0])
         for constants in (NOTHING_ELSE, held)
     )
     # Two inputs of 16 tokens where a rank has 4; two partial gradients and their new layout.
     assert second - first == (2 * 12 + 3 * 16) * 64 * 2
     isolated = dataclasses.replace(strategy, tensor=1.0, sequence_parallel=0.0)
     assert np.array_equal(
-        _price(TOY, isolated, stages).total_PC, _price(TOY, isolated, stages, held).total_PC
+        _price(TOY, isolated, TWO_STAGES).total_PC, _price(TOY, isolated, TWO_STAGES, held).total_PC
     )
 
 
@@ -315,8 +316,7 @@ def test_offloaded_activations_leave_the_device_but_not_the_logits() -> None:
     stages = _stages([8.0], [0.0])
     whole = _price(TOY, strategy, stages).activations_PC[0, 0]
     half = _price(TOY, dataclasses.replace(strategy, activation_offload=0.5), stages)
-    head = 16 * (2 * 64 * 2 + 4 + 2 * 1024)
-    assert half.activations_PC[0, 0] - head == (whole - head) / 2
+    assert half.activations_PC[0, 0] - HEAD_BYTES == (whole - HEAD_BYTES) / 2
 
 
 def test_the_layer_at_work_keeps_its_activations_on_the_device() -> None:
@@ -356,8 +356,7 @@ def test_allocator_and_context_are_separate_figures() -> None:
     )
     price = _price(TOY, strategy, _stages([8.0], [0.0]), constants)
     moving = price.activations_PC + price.buffers_PC
-    head = 16 * (2 * 64 * 2 + 4 + 2 * 1024)
-    graphs = 0.25 * (price.activations_PC - head)
+    graphs = 0.25 * (price.activations_PC - HEAD_BYTES)
     assert np.allclose(price.reserve_PC, 0.5 * moving + graphs)
     assert np.allclose(price.reserved_PC, price.allocated_PC + price.reserve_PC)
     assert np.allclose(price.total_PC, price.reserved_PC + 1000.0)
@@ -506,8 +505,7 @@ def test_recompute_chunks_and_sharding_never_cost_memory_and_load_never_saves_an
     assert (total(recompute_full=0.0, optimizer_offload=1.0) <= plain + slack).all()
     assert (total(recompute_full=0.0, gradient_bytes=2.0) <= plain + slack).all()
     assert (total(recompute_full=0.0, expert_imbalance_p99=2.0) >= plain - slack).all()
-    chunked = total(recompute_full=1.0, chunks=4.0)
-    assert (chunked <= total(recompute_full=1.0) + slack).all()
+    assert (total(recompute_full=1.0, chunks=4.0) <= total(recompute_full=1.0) + slack).all()
 
 
 def test_units_are_shared_by_pipelines_of_any_depth() -> None:

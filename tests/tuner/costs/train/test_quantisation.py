@@ -29,9 +29,11 @@ def setting(strategies: Strategies, precision: GemmPrecision) -> BlockInputs:
     return setting_of(PLAIN, strategies, hardware=hardware, constants=constants)
 
 
+SPLIT = replace(ALONE, tensor=4.0, sequence_parallel=1.0)
+
+
 def test_gradients_are_quantised_before_they_are_gathered() -> None:
-    split = replace(ALONE, tensor=4.0, sequence_parallel=1.0)
-    narrow = setting(split, GemmPrecision.MXFP8)
+    narrow = setting(SPLIT, GemmPrecision.MXFP8)
     scattered = gemm(narrow, ROWS, N, K, is_scattered=True)
     whole = gemm(narrow, ROWS, N, K)
     spared_s = narrow.memory_bound_s(QUANTISED_BYTES * ROWS * N * 3 / 4)
@@ -43,8 +45,8 @@ def test_gradients_are_quantised_before_they_are_gathered() -> None:
     assert whole.forward_s - fused.forward_s == pytest.approx(input_s)
     # Without sequence parallelism every rank has all tokens; bf16 needs no kernel at all.
     for one in (
-        setting(replace(split, sequence_parallel=0.0), GemmPrecision.MXFP8),
-        setting(split, GemmPrecision.BF16),
+        setting(replace(SPLIT, sequence_parallel=0.0), GemmPrecision.MXFP8),
+        setting(SPLIT, GemmPrecision.BF16),
     ):
         scattered, whole = gemm(one, ROWS, N, K, is_scattered=True), gemm(one, ROWS, N, K)
         assert scattered.backward_s == whole.backward_s
@@ -59,11 +61,10 @@ def test_the_narrowest_peak_is_that_of_the_datasheet() -> None:
 def test_networks_and_attention_quantise_gradients_of_their_own_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    split = replace(ALONE, tensor=4.0, sequence_parallel=1.0)
-    narrow = setting(split, GemmPrecision.MXFP8)
+    narrow = setting(SPLIT, GemmPrecision.MXFP8)
     model = replace(PLAIN, is_mla=0.0, q_lora_rank=0.0, kv_heads=8.0)
     narrow = replace(narrow, model=model)
-    heads, tokens = model.heads / 4.0, split.tokens
+    heads, tokens = model.heads / 4.0, SPLIT.tokens
     queries = heads * model.head_dim + 2.0 * (model.head_dim + model.value_dim)
     rows: tuple[tuple[str, Callable[[], Block], Numbers, Numbers], ...] = (
         ("network", lambda: feed_forward(narrow, rows=tokens, width=2048.0), 2.0 * 2048.0, 2048.0),

@@ -187,6 +187,5 @@ def test_tensor_ranks_split_matrices_but_not_the_router() -> None:
 
 
 def test_vocabularies_are_padded_to_blocks_of_every_rank() -> None:
-    tensor = np.array([1.0, 8.0])
-    padded = padded_vocab(LLAMA_8B, dataclasses.replace(ALONE, tensor=tensor))
+    padded = padded_vocab(LLAMA_8B, dataclasses.replace(ALONE, tensor=np.array([1.0, 8.0])))
     assert np.asarray(padded).tolist() == [128256.0, 129024.0]

@@ -66,10 +66,12 @@ def test_one_device_holds_the_parameters_of_the_model() -> None:
     assert float(total) == pytest.approx(num_parameters(LONGCAT), rel=1e-5)
 
 
+SPREAD = replace(ALONE, expert=8.0, data=8.0)
+
+
 def test_dispatch_and_experts_take_what_their_copies_do() -> None:
-    spread = replace(ALONE, expert=8.0, data=8.0)
     of_eight, of_plain, of_all = (
-        moe_blocks(setting(shape, spread)) for shape in (SHAPE, PLAIN, ALL)
+        moe_blocks(setting(shape, SPREAD)) for shape in (SHAPE, PLAIN, ALL)
     )
     assert of_eight[1].forward_s == of_plain[1].forward_s
     assert of_eight[1].expert_s == of_plain[1].expert_s
@@ -78,9 +80,9 @@ def test_dispatch_and_experts_take_what_their_copies_do() -> None:
     assert of_eight[1].forward_s < of_all[1].forward_s
     # The router scores half as many more, and the other copies are added on the token's own rank:
     # three passes over its hidden state.
-    added_s = setting(SHAPE, spread).memory_bound_s(3.0 * 2.0 * 4096 * 6144)
+    added_s = setting(SHAPE, SPREAD).memory_bound_s(3.0 * 2.0 * 4096 * 6144)
     more_s = float(of_eight[0].forward_s - of_plain[0].forward_s)
-    routed_s = setting(SHAPE, spread).memory_bound_s(40.0 * 4096 * 256)
+    routed_s = setting(SHAPE, SPREAD).memory_bound_s(40.0 * 4096 * 256)
     assert more_s > float(added_s + routed_s)
     assert more_s < 2.0 * float(added_s + routed_s)
 
@@ -109,9 +111,8 @@ def test_a_mean_of_copies_lies_between_whole_ones() -> None:
 
 def test_its_prediction_layer_is_dense() -> None:
     shape = shape_of_model(LONGCAT, mtp_layers=1)
-    spread = replace(ALONE, expert=8.0, data=8.0)
     dense, routed = (
-        unit_costs(one, spread, HARDWARE, CONSTANTS).mtp
+        unit_costs(one, SPREAD, HARDWARE, CONSTANTS).mtp
         for one in (shape, replace(shape, mtp_is_dense=0.0))
     )
     # Attention, the network, what joins two hidden states; no experts and no all-to-all.

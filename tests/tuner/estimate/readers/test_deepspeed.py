@@ -13,15 +13,13 @@ from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
 
-LAUNCHES = Path(__file__).parents[1] / "launches"
-
 
 def read(text: str) -> LaunchSettings:
     return deepspeed.read(text, source="ds.json")
 
 
 def test_zero_3_with_an_offloaded_optimizer() -> None:
-    launch = read((LAUNCHES / "zero3.json").read_text())
+    launch = read((Path(__file__).parents[1] / "launches" / "zero3.json").read_text())
 
     assert (launch.zero_stage, launch.micro_batch, launch.global_batch) == (3, 2, 512)
     assert launch.optimizer_offload_ratio == 1.0

@@ -132,18 +132,6 @@ def test_names_of_other_builds_are_read_as_these_builds_mean_them() -> None:
         assert [one.said for one in read(f"{LEAST}--{flag}").unpriced] == [f"--{flag}"]
 
 
-@each_row(
-    ("flags", "stage"),
-    (
-        ("--optimizer muon", 0),
-        ("--optimizer dist_muon", 1),
-        ("--optimizer muon --use-distributed-optimizer", 1),
-    ),
-)
-def test_muon_shards_its_state_by_layers_under_either_name(flags: str, stage: int) -> None:
-    assert read(LEAST + flags).zero_stage == stage, flags
-
-
 def test_sections_of_yaml_are_over_what_every_recipe_sets() -> None:
     launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
 
@@ -303,20 +291,6 @@ def test_optimizer_states_have_the_bytes_of_their_types() -> None:
 
 
 @each_row(
-    ("flags", "named"),
-    (
-        ("--exp-avg-dtype bf16", "needs --use-precision-aware-optimizer"),
-        ("--use-precision-aware-optimizer --exp-avg-dtype int8", "none of fp32"),
-        ("--moe-pad-expert-input-to-capacity", "needs --moe-expert-capacity-factor"),
-        ("--moe-expert-capacity-factor much", "not a number"),
-    ),
-)
-def test_types_that_the_engine_refuses_are_refused(flags: str, named: str) -> None:
-    least = "--micro-batch-size 1 --bf16 "
-    assert named in said(megatron.read, least + flags), flags
-
-
-@each_row(
     ("flags", "expected"),
     [
         ("", Recompute.NONE),
@@ -340,6 +314,10 @@ def test_recompute_levels(flags: str, expected: Recompute) -> None:
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
         ("--use-megatron-fsdp", 3),
         ("--use-torch-fsdp2", 3),
+        # Muon shards its state by layers, under either name.
+        ("--optimizer muon", 0),
+        ("--optimizer dist_muon", 1),
+        ("--optimizer muon --use-distributed-optimizer", 1),
     ],
 )
 def test_sharding_of_state(flags: str, expected: int) -> None:
@@ -390,16 +368,26 @@ def test_sharding_of_state(flags: str, expected: int) -> None:
             "is no flag of Megatron-LM; did you mean --expert-model-parallel-size?",
         ),
         ("ARGS=(" + LEAST, "is never closed with )"),
+        (
+            'A="xxxxxxxxxx xxxxxxxxxx"\n'
+            + 'A="$A $A $A $A"\n' * 12
+            + f"pretrain_gpt.py $A {LEAST}",
+            "more than 2000000 characters",
+        ),
+        (LEAST + "--bf16 --exp-avg-dtype bf16", "needs --use-precision-aware-optimizer"),
+        (
+            LEAST + "--bf16 --use-precision-aware-optimizer --exp-avg-dtype int8",
+            "none of fp32",
+        ),
+        (
+            LEAST + "--bf16 --moe-pad-expert-input-to-capacity",
+            "needs --moe-expert-capacity-factor",
+        ),
+        (LEAST + "--bf16 --moe-expert-capacity-factor much", "not a number"),
     ],
 )
 def test_refuses_in_one_line_what_cannot_be_launched(text: str, part: str) -> None:
     assert part in refusal(text)
-
-
-def test_runaway_variables_are_stopped() -> None:
-    doubling = 'A="xxxxxxxxxx xxxxxxxxxx"\n' + 'A="$A $A $A $A"\n' * 12
-
-    assert "more than 2000000 characters" in refusal(doubling + "pretrain_gpt.py $A " + LEAST)
 
 
 WORDS = st.one_of(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tests.expect import refused
 from tests.rows import each_row
+from tests.tuner.estimate.conftest import predict
 from tuner.engines.peft.read import read
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.errors import SpecError
@@ -87,7 +88,7 @@ def test_a_goal_decides_the_precision_of_a_file_alone(spec_of: MakeSpec, tmp_pat
     path.write_text(json.dumps(config))
     for precision in ("bf16", "fp32"):
         spec = spec_of("llama-3.1-8b", nodes=1, precision=precision)
-        assert estimate(spec, read_launch(str(path))).precision == precision
+        assert predict(spec, read_launch(str(path))).precision == precision
 
 
 def test_llama_factory_yaml_with_overrides_and_the_json_beside_it(tmp_path: Path) -> None:
@@ -118,16 +119,16 @@ def test_adapters_of_a_launch_count(spec_of: MakeSpec) -> None:
     assert batch(settings) == (4, 8, 1)
     assert settings.tune == Adapters(method="lora", rank=8, targets=("q_proj", "v_proj"))
     spec = spec_of("llama-3.1-8b", nodes=1)
-    tuned = estimate(spec, settings)
+    tuned = predict(spec, settings)
     assert tuned.fits
     whole = f"{command} --finetuning_type full --gradient_accumulation_steps 2"
-    full = estimate(spec, launch(f"CUDA_VISIBLE_DEVICES=0,1,2,3 {whole}"))
+    full = predict(spec, launch(f"CUDA_VISIBLE_DEVICES=0,1,2,3 {whole}"))
     # fp32 parameters, gradients and moments: 16 bytes of each of 8.03e9 parameters.
     state = full.memory[0].weight_bytes + full.memory[0].gradient_bytes
     assert state + full.memory[0].optimizer_bytes == pytest.approx(16 * 8.03e9, rel=0.01)
     assert tuned.peak_memory_bytes < full.peak_memory_bytes / 3
     with pytest.raises(SpecError, match=r"targets: .* has no 'experts'"):
-        estimate(spec, launch(command.replace("q_proj,v_proj", "experts")))
+        predict(spec, launch(command.replace("q_proj,v_proj", "experts")))
 
 
 @each_row(
@@ -149,7 +150,7 @@ def test_state_has_the_type_of_the_weights_without_mixed_precision(
     fsdp = f"torchrun --nproc_per_node 8 train.py --fsdp full_shard{_BATCHES}"
     settings = launch(f"{fsdp} {flags}")
     assert settings.precision == ("bf16" if flags else "fp32")
-    rank = estimate(spec, settings).memory[0]
+    rank = predict(spec, settings).memory[0]
     state = rank.weight_bytes + rank.gradient_bytes + rank.optimizer_bytes
     assert state == pytest.approx(each * 8.03e9 / 8, rel=0.01), flags
 
@@ -179,7 +180,7 @@ def test_trl_under_fsdp_and_deepspeed(spec_of: MakeSpec) -> None:
     assert (settings.sequence, settings.zero_stage, settings.precision) == (2048, 3, "bf16")
     assert settings.recompute is Recompute.FULL
     twice = launch(f"{command} --gradient_accumulation_steps 2", fsdp_yaml=FSDP)
-    memory = estimate(spec_of("llama-3.1-8b", nodes=2), twice).memory[0]
+    memory = predict(spec_of("llama-3.1-8b", nodes=2), twice).memory[0]
     state = memory.weight_bytes + memory.gradient_bytes + memory.optimizer_bytes
     assert state == pytest.approx(8.03e9, rel=0.01)
     zero = launch("trl sft --accelerate_config zero2 --num_processes 4 --use_peft --lora_r 32")
@@ -297,10 +298,10 @@ def test_parallelism_and_types_of_accelerate_are_refused_by_name(line: str, part
 def test_4_bits_are_priced_on_replicas_alone(spec_of: MakeSpec) -> None:
     spec = spec_of("llama-3.1-8b", nodes=1)
     command = "torchrun --nproc_per_node 8 train.py --use_peft --lora_r 8 --load_in_4bit --bf16"
-    replicas = estimate(spec, launch(f"{command} --per_device_train_batch_size 1"))
+    replicas = predict(spec, launch(f"{command} --per_device_train_batch_size 1"))
     assert replicas.memory[0].weight_bytes < 8e9
     with pytest.raises(SpecError, match=r"4 bits \(qlora\) are priced on replicas"):
-        estimate(spec, launch(f"{command} --fsdp full_shard"))
+        predict(spec, launch(f"{command} --fsdp full_shard"))
 
 
 _KEYS = [

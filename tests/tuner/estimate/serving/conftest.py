@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from tuner.engines.reading.serve_launch import ServingLaunch
-from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
-from tuner.estimate.serving.records import ServingEstimate
+from tuner.estimate.serving.changes import price_changes
+from tuner.estimate.serving.estimate import Advise, estimate_serving, pool_named, surroundings
+from tuner.estimate.serving.records import ServingChange, ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+def no_changes(*_: object) -> tuple[ServingChange, ...]:
+    """Advise nothing, for tests of the launch alone."""
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,23 +29,28 @@ class Deployment:
     spec: ServeSpec
 
     def read(self, text: str) -> ServingLaunch:
-        pool = pool_named(self.spec, None)
         return read_serving_text(
             text,
-            surroundings(self.spec, pool),
+            surroundings(self.spec, pool_named(self.spec, None)),
             engine=self.spec.goal.engine.name,
             source="launch.sh",
         )
 
-    def estimate(self, text: str, *, instances: int = 1, release: str = "") -> ServingEstimate:
-        serving_pool = price_serving_pool(pool_named(self.spec, None), ())
+    def estimate(
+        self, text: str, *, instances: int = 1, release: str = "", advise: Advise = price_changes
+    ) -> ServingEstimate:
         return estimate_serving(
             self.spec,
             self.read(text),
-            serving_pool=serving_pool,
+            serving_pool=price_serving_pool(pool_named(self.spec, None), ()),
             instances=instances,
             release=release,
+            advise=advise,
         )
+
+    def predict(self, text: str, *, instances: int = 1, release: str = "") -> ServingEstimate:
+        """Estimate a launch without changes of it, which take most of the time."""
+        return self.estimate(text, instances=instances, release=release, advise=no_changes)
 
 
 @pytest.fixture

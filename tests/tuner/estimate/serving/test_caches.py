@@ -32,7 +32,7 @@ def test_releases_count_other_tokens_in_flight_and_the_estimate_says_both(
     wide = f"{V4} --gpu-memory-utilization 0.95 --max-num-batched-tokens 8192 --max-num-seqs 256"
     # vLLM 0.25.0 logs 20.43 requests of 1,048,576 tokens (vLLM issue 51454).
     logged = 20.43 * 1_048_576
-    result = made.estimate(f"{wide} -tp 8")
+    result = made.predict(f"{wide} -tp 8")
     said = next(note for note in result.notes if note.startswith("no release is stated"))
     assert "vllm before 0.26 logs" in said
     words = [int(word.replace(",", "")) for word in re.findall(r"[0-9,]{9,}", said)]
@@ -77,7 +77,7 @@ def test_an_unstated_release_names_the_last_one_that_leaves_another_cache(
         extra="quantization: fp8_block",
     )
     command = "vllm serve MiniMaxAI/MiniMax-M2.5 --tensor-parallel-size 4 --trust-remote-code"
-    said = next(note for note in made.estimate(command).notes if "no release is stated" in note)
+    said = next(note for note in made.predict(command).notes if "no release is stated" in note)
     assert "vllm before 0.17 logs" in said
     words = [int(word.replace(",", "")) for word in re.findall(r"[0-9,]{7,}", said)]
     assert words[0] == pytest.approx(399_424, rel=0.02)
@@ -104,18 +104,18 @@ def test_every_sequence_with_graphs_needs_a_block_for_its_state(deployment: Made
     result = made.estimate(f"{start} 0.6")
     assert not result.fits
     assert re.search(r": \d{3} blocks, and each of 1024 sequences needs one", result.misfit)
-    assert made.estimate(f"{start} 0.6 --max-num-seqs 512").fits
-    assert made.estimate(f"{start} 0.6 --enforce-eager").fits
+    assert made.predict(f"{start} 0.6 --max-num-seqs 512").fits
+    assert made.predict(f"{start} 0.6 --enforce-eager").fits
     # Graphs in pieces run such mixers without one; other parts of the JSON may have no value.
     for mode, fits in (("PIECEWISE", True), ("FULL_AND_PIECEWISE", False)):
         graphs = f"""--compilation-config '{{"cudagraph_mode":"{mode}","x":[1,$N]}}'"""
-        assert made.estimate(f"{start} 0.6 {graphs}").fits is fits
+        assert made.predict(f"{start} 0.6 {graphs}").fits is fits
     assert any("--max-num-seqs 512" in line for one in result.changes for line in one.lines)
 
 
 def test_awq_without_experts_quantises_every_linear_layer(deployment: Made) -> None:
     made = deployment(model="llama-3.1-70b", device="l40s", nodes=1, extra="quantization: int4")
-    result = made.estimate("vllm serve m --tensor-parallel-size 2")
+    result = made.predict("vllm serve m --tensor-parallel-size 2")
     # Llama-3-70B AWQ in groups of 128 loads 18.55 GiB a device; groups of 32 are priced.
     assert result.memory.weight_bytes == pytest.approx(18.55 * GIB, rel=0.1)
 
@@ -130,14 +130,14 @@ def test_a_request_of_deepseek_v4_that_has_no_room_is_refused(deployment: Made) 
     )
     steps = f"{V4} -tp 2 --gpu-memory-utilization 0.95 --max-model-len 30000"
     # As vLLM 0.22 with 16,384 tokens a step: 5.44 GiB of cache, one request needs 6.66 GiB.
-    result = made.estimate(f"{steps} --max-num-batched-tokens 16384")
+    result = made.predict(f"{steps} --max-num-batched-tokens 16384")
     assert not result.fits
     assert "room for one request of 30000 tokens" in result.misfit
     assert result.memory.cache_bytes == pytest.approx(5.44 * GIB, rel=0.1)
     # Its source was an `LLM` object; a server has steps of 8,192 tokens (0.22, arg_utils.py).
-    assert made.estimate(steps).fits
+    assert made.predict(steps).fits
     # 12,288 tokens in flight have room, and from 0.26 on 24,576 do not.
-    said = made.estimate(f"{steps} --max-num-batched-tokens 12288").notes
+    said = made.predict(f"{steps} --max-num-batched-tokens 12288").notes
     said = next(note for note in said if note.startswith("no release is stated"))
     assert re.search(
         "before 0.26 logs 42,... tokens .* and starts, the newest .* and does not;", said
@@ -184,14 +184,14 @@ def test_sparse_attention_and_weights_of_sglang_are_counted_by_rank(deployment: 
         extra="quantization: fp8_block",
     )
     start = "python -m sglang.launch_server --model m --tp 8 --dp 8 --enable-dp-attention"
-    result = made.estimate(start, release="0.5.4")
+    result = made.predict(start, release="0.5.4")
     # 43.67 GiB hold 975,424 tokens of a rank (SGLang pull request 11309), counted as 708 bytes.
     each = result.memory.cache_bytes / (result.kv_tokens / 8)
     assert each == pytest.approx(61 * 788, rel=1e-5)
     assert 43.67 * GIB / each == pytest.approx(975_424, rel=1e-3)
     assert result.kv_tokens / 8 == pytest.approx(975_424, rel=0.04)
-    gathered = made.estimate(start).memory.weight_bytes
-    dispatched = made.estimate(f"{start} --moe-a2a-backend deepep").memory.weight_bytes
+    gathered = made.predict(start).memory.weight_bytes
+    dispatched = made.predict(f"{start} --moe-a2a-backend deepep").memory.weight_bytes
     # Seven eighths of shared experts (58 x 44 M), dense networks (3 x 396 M) and head (2 x 927 M).
     less = 58 * 44.04e6 + 3 * 396.4e6 + 2 * 926.7e6
     assert dispatched - gathered == pytest.approx(less * 7 / 8, rel=0.01)
@@ -233,7 +233,7 @@ def test_drafts_take_memory_whether_or_not_their_acceptance_is_known(deployment:
             traffic=BUSY,
             extra="quantization: fp8_block" + acceptance,
         )
-        plain, more = made.estimate(start), made.estimate(drafted)
+        plain, more = made.predict(start), made.predict(drafted)
         assert more.memory.weight_bytes > plain.memory.weight_bytes + GIB
         assert more.memory.reserve_bytes > plain.memory.reserve_bytes
         found[acceptance] = more.memory
@@ -259,8 +259,8 @@ def test_what_tensorrt_llm_allocates_behind_its_cache_must_fit(deployment: Made)
         " --cuda-graph-config.max-batch-size 512 --free-gpu-memory-fraction"
     )
     # Failed with 0.95 and ran with 0.85, 65.73 GiB of cache (Dynamo pull request 9746).
-    assert not made.estimate(f"{start} 0.95").fits
-    result = made.estimate(f"{start} 0.85")
+    assert not made.predict(f"{start} 0.95").fits
+    result = made.predict(f"{start} 0.85")
     assert result.fits
     assert result.memory.cache_bytes == pytest.approx(65.73 * GIB, rel=0.02)
 
@@ -275,7 +275,7 @@ def test_tensorrt_llm_starts_gpt_oss_with_its_default_share(deployment: Made) ->
         extra="quantization: mxfp4",
     )
     # It served 1,000 requests at once (gpustack performance lab, TensorRT-LLM 1.0.0).
-    result = made.estimate("trtllm-serve openai/gpt-oss-120b --max_seq_len 32768")
+    result = made.predict("trtllm-serve openai/gpt-oss-120b --max_seq_len 32768")
     assert result.fits, result.misfit
 
 
@@ -293,9 +293,8 @@ def test_whole_prompts_take_what_waits_and_not_what_a_step_may_hold(deployment: 
         " --max-prefill-tokens 260768"
     )
     # 1.5 MiB of each of these tokens are more than the device has (SGLang 0.5.23).
-    result = made.estimate(start)
-    assert "default share of memory, -1.1" in result.misfit
-    assert made.estimate(f"{start} --mem-fraction-static 0.95").fits
+    assert "default share of memory, -1.1" in made.predict(start).misfit
+    assert made.predict(f"{start} --mem-fraction-static 0.95").fits
 
 
 def test_a_checkpoint_may_ask_for_the_type_of_its_cache(failures: Failures) -> None:
@@ -328,6 +327,6 @@ def test_a_vision_tower_takes_memory_unless_the_engine_leaves_it_out(deployment:
     # 27 layers of width 1152 with networks of 4304, joined into tokens of width 4096; in bf16.
     tower = 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 4608 * (4608 + 4096)
     for start, ranks in (("vllm serve m -tp 8", 8), (f"{sglang} 4", 4)):
-        whole = made.estimate(start).memory.weight_bytes
-        less = made.estimate(f"{start} --language-model-only").memory.weight_bytes
+        whole = made.predict(start).memory.weight_bytes
+        less = made.predict(f"{start} --language-model-only").memory.weight_bytes
         assert whole - less == pytest.approx(2 * tower / ranks, abs=1)

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 import yaml
 
 from tests.rows import each_row
+from tests.tuner.estimate.serving.conftest import no_changes
+from tuner.engines.reading.serve_launch import ServingLaunch
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_launch
@@ -68,8 +69,7 @@ def test_the_longest_request_that_has_room_is_a_change(deployment: Made) -> None
 
 
 def test_no_change_makes_it_fit_only_where_none_does(deployment: Made) -> None:
-    made = deployment(nodes=1, slo="{}", traffic=SHORT)
-    few = made.estimate("vllm serve m -tp 1")
+    few = deployment(nodes=1, slo="{}", traffic=SHORT).estimate("vllm serve m -tp 1")
     assert not few.fits
     assert {"TP 1 -> 2", "PP 1 -> 2"} <= {what.partition(",")[0] for what in whats(few)}
     none = deployment(model="deepseek-v3", nodes=1, slo="{}", traffic=SHORT)
@@ -129,20 +129,22 @@ def test_advice_that_is_pasted_back_is_obeyed(
 ) -> None:
     traffic = "{concurrency: 512, requests: 1024, input_tokens: 6000, output_tokens: 500}"
     spec = deployment(engine=engine, slo="{}", traffic=traffic).spec
-    run = partial(with_lines, spec, folder=tmp_path)
-    changes = run(()).changes
+    serving_pool = price_serving_pool(pool_named(spec, None), ())
+    start = with_lines(spec, (), folder=tmp_path)
+    changes = estimate_serving(spec, start, serving_pool=serving_pool).changes
     assert "cache bf16 -> fp8" in {change.what for change in changes}, engine
     assert any("memory share" in change.what for change in changes), engine
     for change in changes:
         if any(line.startswith("TRTLLM_") for line in change.lines):
             continue  # A variable of the environment.
-        again = run(change.lines)
+        launch = with_lines(spec, change.lines, folder=tmp_path)
+        again = estimate_serving(spec, launch, serving_pool=serving_pool, advise=no_changes)
         assert again.instance == change.instance, (engine, change.what, change.lines)
         assert again.load == change.load, (engine, change.what)
 
 
-def with_lines(spec: ServeSpec, lines: tuple[str, ...], *, folder: Path) -> ServingEstimate:
-    """Estimate the engine's start with lines of advice in it."""
+def with_lines(spec: ServeSpec, lines: tuple[str, ...], *, folder: Path) -> ServingLaunch:
+    """Read the engine's start with lines of advice in it."""
     engine, pool = spec.goal.engine.name, pool_named(spec, None)
     text = STARTS[engine]
     if engine == "trtllm":
@@ -155,5 +157,4 @@ def with_lines(spec: ServeSpec, lines: tuple[str, ...], *, folder: Path) -> Serv
     else:
         text = pasted(text, lines)
     (folder / "launch.sh").write_text(text)
-    launch = read_serving_launch(str(folder / "launch.sh"), surroundings(spec, pool), engine=engine)
-    return estimate_serving(spec, launch, serving_pool=price_serving_pool(pool, ()))
+    return read_serving_launch(str(folder / "launch.sh"), surroundings(spec, pool), engine=engine)

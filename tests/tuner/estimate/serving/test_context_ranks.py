@@ -34,10 +34,10 @@ def test_equal_keys_of_tensor_ranks_are_kept_once_over_context_ranks(
     for model, extra in (("glm-5", MTP), ("glm-5", ""), ("kimi-k2.5", "")):
         made = deployment(model=model, extra="quantization: int4", **PRO)
         shorter = KIMI.replace("262144", "131072") + extra
-        one = made.estimate(shorter)
+        one = made.predict(shorter)
         for ranks in (2, 4, 8):
             with failures.of(model, extra, ranks):
-                result = made.estimate(f"{shorter} -dcp {ranks}")
+                result = made.predict(f"{shorter} -dcp {ranks}")
                 tokens = pytest.approx(ranks * one.logged_kv_tokens, rel=1e-3)
                 assert result.logged_kv_tokens == tokens
                 assert result.memory == one.memory
@@ -49,7 +49,7 @@ def test_tokens_of_kimi_are_those_of_its_start_up_logs(
     deployment: Made, ranks: int, logged: int
 ) -> None:
     made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
-    tokens = made.estimate(f"{KIMI} -dcp {ranks}").logged_kv_tokens
+    tokens = made.predict(f"{KIMI} -dcp {ranks}").logged_kv_tokens
     assert tokens == pytest.approx(logged, rel=0.16), ranks
 
 
@@ -110,8 +110,8 @@ def test_keys_that_differ_share_no_positions(
 
 def test_grouped_keys_share_what_tensor_ranks_would_copy(deployment: Made) -> None:
     made = deployment(model="qwen3-235b-a22b", device="h200-sxm", nodes=1)
-    one = made.estimate("vllm serve m -tp 8 --max-model-len 32768")
-    two = made.estimate("vllm serve m -tp 8 --max-model-len 32768 -dcp 2")
+    one = made.predict("vllm serve m -tp 8 --max-model-len 32768")
+    two = made.predict("vllm serve m -tp 8 --max-model-len 32768 -dcp 2")
     assert two.kv_tokens == pytest.approx(2 * one.kv_tokens, rel=1e-3)
 
 
@@ -121,9 +121,9 @@ def test_sglang_keeps_drafts_and_indexer_keys_whole(deployment: Made) -> None:
     draft += " --speculative-num-draft-tokens 4"
     dense = {"model": "kimi-k2", "device": "h200-sxm", "nodes": 1, "engine": "sglang"}
     made = deployment(**dense, slo="{}", extra="quantization: fp8_block")
-    plain = [made.estimate(f"{start} {text}").kv_tokens for text in ("", "--dcp-size 8")]
+    plain = [made.predict(f"{start} {text}").kv_tokens for text in ("", "--dcp-size 8")]
     assert plain[1] == pytest.approx(8 * plain[0], rel=1e-3)
-    drafted = [made.estimate(f"{start}{draft} {text}").kv_tokens for text in ("", "--dcp-size 8")]
+    drafted = [made.predict(f"{start}{draft} {text}").kv_tokens for text in ("", "--dcp-size 8")]
     # 61 layers over 8 ranks, and one whole layer.
     assert drafted[1] == pytest.approx(drafted[0] * 62 / (61 / 8 + 1), rel=1e-3)
 

@@ -21,7 +21,7 @@ START = "vllm serve m"
 
 
 def test_latency_memory_and_cache_are_predicted(deployment: Made) -> None:
-    result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --seed 1")
+    result = deployment().predict(f"{START} -tp 4 --max-num-seqs 64 --seed 1")
     assert result.fits
     assert result.load.keeps_up
     assert result.load.devices == result.instance.devices == 4
@@ -46,8 +46,8 @@ def test_the_share_of_memory_counts_and_the_same_launch_has_the_same_answer(
     deployment: Made,
 ) -> None:
     made = deployment()
-    less = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.5")
-    more = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.95")
+    less = made.predict(f"{START} -tp 4 --gpu-memory-utilization 0.5")
+    more = made.predict(f"{START} -tp 4 --gpu-memory-utilization 0.95")
     # 45 % of what CUDA shows of 80 GiB on each of 4 devices, 131072 bytes a token over all of them.
     each = visible_bytes(more.memory.device_bytes) * 0.45 / (131072 / 4)
     assert more.kv_tokens - less.kv_tokens == pytest.approx(each, rel=1e-3)
@@ -58,14 +58,13 @@ def test_a_stated_cache_counts_whatever_the_share_and_must_fit_beside_the_steps(
     deployment: Made,
 ) -> None:
     made, stated = deployment(), f"{START} -tp 4 --kv-cache-memory-bytes"
-    result = made.estimate(f"{stated} 20G --gpu-memory-utilization 0.5")
+    result = made.predict(f"{stated} 20G --gpu-memory-utilization 0.5")
     assert result.fits
     assert result.memory.cache_bytes == pytest.approx(20 * 2**30, rel=1e-6)
-    tight = made.estimate(f"{stated} 79G")
+    tight = made.predict(f"{stated} 79G")
     assert not tight.fits
     assert "give the engine a smaller cache" in tight.misfit
-    small = made.estimate(f"{stated} 1M")
-    assert "has no room for a request" in small.misfit
+    assert "has no room for a request" in made.predict(f"{stated} 1M").misfit
 
 
 def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deployment: Made) -> None:
@@ -80,28 +79,26 @@ def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deploymen
 
 def test_a_model_far_too_large_gets_a_degree_that_fits(deployment: Made) -> None:
     result = deployment(model="deepseek-v3", device="h200-sxm", extra="quantization: fp8_block")
-    change = present(result.estimate(f"{START} -tp 2").smallest_change)
-    assert change.instance.devices == 8
+    assert present(result.estimate(f"{START} -tp 2").smallest_change).instance.devices == 8
     nowhere = deployment(model="deepseek-v3", nodes=1, extra="quantization: bf16")
     assert nowhere.estimate(f"{START} -tp 8").changes == ()
 
 
 def test_a_launch_that_falls_behind_says_how_many_would_do(deployment: Made) -> None:
     made = deployment(traffic="{rate: 30/s, input_tokens: 2000, output_tokens: 300}")
-    one = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
+    one = made.predict(f"{START} -tp 4 --max-num-seqs 64")
     assert not one.load.keeps_up
     assert one.load.requests_per_s < 30.0
     needed = one.instances_needed
     assert 1 < needed <= 4
-    enough = made.estimate(f"{START} -tp 4 --max-num-seqs 64", instances=needed)
+    enough = made.predict(f"{START} -tp 4 --max-num-seqs 64", instances=needed)
     assert enough.load.keeps_up
     assert enough.load.devices == 4 * needed
     assert enough.load.ttft_s.mean < one.load.ttft_s.mean
 
 
 def test_copies_behind_one_command_share_the_traffic(deployment: Made) -> None:
-    made = deployment(model="llama-3.1-8b")
-    result = made.estimate(f"{START} -dp 4 --max-num-seqs 64")
+    result = deployment(model="llama-3.1-8b").predict(f"{START} -dp 4 --max-num-seqs 64")
     assert result.instance.count == 4
     assert result.load.devices == 4
 
@@ -138,7 +135,7 @@ def test_a_pair_without_calibration_rows_is_said_to_be_new(
     *, deployment: Made, model: str, is_new: bool
 ) -> None:
     text = "no published run of this model on vllm"
-    result = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
+    result = deployment(model=model).predict(f"{START} -tp 8 --max-num-seqs 64")
     assert result.is_new_pair is is_new
     assert any(note.startswith(text) for note in result.notes) is is_new
 
@@ -197,7 +194,7 @@ def test_a_prefill_or_decode_launch_gets_only_its_latency(
 
 def test_a_closed_loop_always_keeps_up(deployment: Made) -> None:
     made = deployment(traffic="{concurrency: 32, input_tokens: 2000, output_tokens: 300}", slo="{}")
-    result = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
+    result = made.predict(f"{START} -tp 4 --max-num-seqs 64")
     assert result.load.keeps_up
     # Little's law: requests under way are rate x time of one.
     seconds = result.load.ttft_s.mean + 299 * result.load.tpot_s.mean
@@ -205,25 +202,25 @@ def test_a_closed_loop_always_keeps_up(deployment: Made) -> None:
 
 
 def test_what_counts_otherwise_than_stated_is_said(deployment: Made) -> None:
-    result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 4096")
+    result = deployment().predict(f"{START} -tp 4 --max-num-seqs 4096")
     assert result.instance.max_batch == 1024
     assert any("not 4096" in note for note in result.notes)
-    result = deployment(engine="sglang").estimate(f"{START} -tp 4")
+    result = deployment(engine="sglang").predict(f"{START} -tp 4")
     assert result.engine == "vllm"
     assert any("the launch's vllm counts" in note for note in result.notes)
-    result = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").estimate(
+    result = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").predict(
         f"{START} -dp 32 -ep --all2all-backend deepep_low_latency"
         " --max-num-batched-tokens 8192 --max-num-seqs 64"
     )
     assert any("1024 tokens per rank and step at most" in line for line in result.refused_by)
     with pytest.raises(SpecError, match="take 32 devices, pool 'gpus' has 16; the nearest is 2"):
-        deployment().estimate(f"{START} -tp 8", instances=4)
+        deployment().predict(f"{START} -tp 8", instances=4)
 
 
 def test_a_small_step_budget_lengthens_the_time_to_the_first_token(deployment: Made) -> None:
     traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100}"
     small, large = (
-        deployment(traffic=traffic).estimate(
+        deployment(traffic=traffic).predict(
             f"{START} -tp 4 --max-num-seqs 64 --max-num-batched-tokens {tokens}"
         )
         for tokens in (512, 8192)
@@ -254,7 +251,7 @@ KEPT = "speculative: {draft_tokens: 2, acceptance: 0.85}\n  quantization: fp8_bl
 def test_drafts_are_priced_where_the_spec_says_how_many_are_kept(deployment: Made) -> None:
     plain = deployment(**V3, extra=KEPT).estimate(SGLANG)
     drafted = deployment(**V3, extra=KEPT).estimate(f"{SGLANG} {DRAFTS}")
-    unsaid = deployment(**V3, extra="quantization: fp8_block").estimate(f"{SGLANG} {DRAFTS}")
+    unsaid = deployment(**V3, extra="quantization: fp8_block").predict(f"{SGLANG} {DRAFTS}")
     assert drafted.instance.draft_tokens == 2
     assert mean_tpot_s(drafted) < 0.8 * mean_tpot_s(plain)
     assert mean_tpot_s(unsaid) == pytest.approx(mean_tpot_s(plain))
@@ -269,28 +266,29 @@ def test_all_to_all_backends_and_two_batch_overlap_are_priced(deployment: Made) 
     made = deployment(**V3, extra="quantization: fp8_block")
     start = f"{SGLANG} --attn-dp-size 8 --moe-a2a-backend deepep"
     gathered = made.estimate(f"{SGLANG} --attn-dp-size 8 --ep-size 8")
-    dispatched, halved = made.estimate(start), made.estimate(f"{start} --enable-two-batch-overlap")
+    dispatched, halved = made.estimate(start), made.predict(f"{start} --enable-two-batch-overlap")
     assert halved.instance.two_batch_overlap
     assert "--enable-two-batch-overlap" in halved.flags_understood
-    times = {mean_tpot_s(one) for one in (gathered, dispatched, halved)}
-    assert len(times) == 3
+    assert len({mean_tpot_s(one) for one in (gathered, dispatched, halved)}) == 3
     assert "with two-batch overlap" in {one.what for one in dispatched.changes}
     assert "all-to-all allgather -> deepep_low_latency" in {one.what for one in gathered.changes}
 
 
 def test_a_pipeline_is_priced(deployment: Made) -> None:
     made = deployment(model="llama-3.1-70b", extra="quantization: fp8")
-    piped = made.estimate(f"{START} -tp 2 -pp 2 --max-num-seqs 64")
-    plain = made.estimate(f"{START} -tp 2 --max-num-seqs 64")
+    piped = made.predict(f"{START} -tp 2 -pp 2 --max-num-seqs 64")
+    plain = made.predict(f"{START} -tp 2 --max-num-seqs 64")
     assert (piped.instance.pp, piped.instance.devices) == (2, 4)
     assert piped.memory.weight_bytes == pytest.approx(0.5 * plain.memory.weight_bytes, rel=0.05)
     assert piped.kv_tokens > 2 * plain.kv_tokens
 
 
+REPEATED = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
+
+
 def test_a_launch_without_a_prefix_cache_computes_every_prompt(deployment: Made) -> None:
-    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
-    cached = deployment(traffic=traffic).estimate(f"{START} -tp 4")
-    whole = deployment(traffic=traffic).estimate(f"{START} -tp 4 --no-enable-prefix-caching")
+    cached = deployment(traffic=REPEATED).predict(f"{START} -tp 4")
+    whole = deployment(traffic=REPEATED).predict(f"{START} -tp 4 --no-enable-prefix-caching")
     assert cached.load.ttft_s.p50 < 0.6 * whole.load.ttft_s.p50
     assert any("has no prefix cache" in note for note in whole.notes)
 
@@ -311,11 +309,9 @@ def test_a_session_finds_its_prefix_on_one_rank_unless_the_router_reaches_it(
         ("common", common, start),
         ("too few", session, to_ranks.replace("size 4", "size 2")),
     ):
-        result = deployment(traffic=stated).estimate(command)
-        assert result.load is not None, name
-        assert result.load.ttft_s is not None, name
+        result = deployment(traffic=stated).predict(command)
         notes = [note for note in result.notes if "counted on in prefix caches" in note]
-        found[name] = result.load.ttft_s.mean, notes
+        found[name] = present(present(result.load).ttft_s).mean, notes
     for name in ("inside", "instances", "too few"):
         mean_s, (note,) = found[name]
         assert note.startswith("20.0 % of the prompt tokens"), name
@@ -326,24 +322,19 @@ def test_a_session_finds_its_prefix_on_one_rank_unless_the_router_reaches_it(
 
 
 def test_tensorrt_llm_finds_prefixes_on_its_ranks_where_it_is_told_to(deployment: Made) -> None:
-    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
-    made = deployment(engine="trtllm", traffic=traffic)
+    made = deployment(engine="trtllm", traffic=REPEATED)
     start = "trtllm-serve serve m --tp_size 4 --ep_size 4 --enable_attention_dp"
     plain, told = (
-        made.estimate(f"{start} --attention-dp-config.{option}")
+        made.predict(f"{start} --attention-dp-config.{option}")
         for option in ("enable-balance", "enable-kv-cache-aware-routing")
     )
     assert any("20.0 % of the prompt tokens" in note for note in plain.notes)
     assert not any("counted on in prefix caches" in note for note in told.notes)
-    assert plain.load is not None
-    assert told.load is not None
-    assert plain.load.ttft_s is not None
-    assert told.load.ttft_s is not None
-    assert plain.load.ttft_s.mean > 1.5 * told.load.ttft_s.mean
+    assert present(present(plain.load).ttft_s).mean > 1.5 * present(present(told.load).ttft_s).mean
 
 
 def test_pages_are_read(deployment: Made) -> None:
-    assert deployment().estimate(f"{START} -tp 4 --block-size 32").instance.page_size == 32
+    assert deployment().predict(f"{START} -tp 4 --block-size 32").instance.page_size == 32
 
 
 def mean_tpot_s(result: ServingEstimate) -> float:
@@ -377,12 +368,12 @@ def deepseek(deployment: Made) -> Any:
 def test_wide_launches_have_the_cache_that_they_cap_or_leave(deployment: Made) -> None:
     made = deepseek(deployment)
     for running in (256, 8192):
-        result = made.estimate(f"{PREFILL} --max-running-requests {running}")
+        result = made.predict(f"{PREFILL} --max-running-requests {running}")
         assert result.fits, running
         assert result.kv_tokens == 32 * 131_072
         used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
         assert used < result.memory.device_bytes
-    less, more = (made.estimate(f"{DECODE} --mem-fraction-static {x}") for x in (0.835, 0.9))
+    less, more = (made.predict(f"{DECODE} --mem-fraction-static {x}") for x in (0.835, 0.9))
     # 0.835 x 76.9 GiB that are free, less 29 of weights (4 of 256 experts, all of attention).
     assert less.memory.cache_bytes == pytest.approx(35.1 * 2**30, rel=0.02)
     grown = more.memory.cache_bytes - less.memory.cache_bytes
@@ -393,7 +384,7 @@ def test_wide_launches_have_the_cache_that_they_cap_or_leave(deployment: Made) -
 
 def test_windowed_layers_count_once_and_one_request_must_have_room(deployment: Made) -> None:
     made = deployment(model="gpt-oss-120b", extra="quantization: mxfp4")
-    result = made.estimate("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2")
+    result = made.predict("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2")
     assert result.fits
     used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
     assert used < result.memory.device_bytes
@@ -401,15 +392,14 @@ def test_windowed_layers_count_once_and_one_request_must_have_room(deployment: M
     # 16,384 in flight: 1,034 blocks beside 8,192. A running one of 2,300 takes 9 beside 144.
     shares = (8192 / (8192 + 1034)) / (144 / (144 + 9))
     assert result.logged_kv_tokens / result.kv_tokens == pytest.approx(shares, rel=0.01)
-    whole = made.estimate("vllm serve openai/gpt-oss-120b")
+    whole = made.predict("vllm serve openai/gpt-oss-120b")
     assert not whole.fits
     assert "wants room for one request of 131072 tokens" in whole.misfit
-    assert made.estimate("vllm serve openai/gpt-oss-120b --max-model-len 16384").fits
+    assert made.predict("vllm serve openai/gpt-oss-120b --max-model-len 16384").fits
 
 
 def test_steps_that_a_share_leaves_too_little_do_not_fit(deployment: Made) -> None:
-    made = deployment(engine="sglang")
-    tight = made.estimate(
+    tight = deployment(engine="sglang").predict(
         "python -m sglang.launch_server --model-path m --tp 4 --mem-fraction-static 0.98"
         " --chunked-prefill-size 65536"
     )
@@ -429,7 +419,7 @@ def test_a_launch_on_a_device_that_the_spec_describes_is_estimated(deployment: M
         " memory_bytes: 80GiB, memory_bytes_per_s: 3.35TB/s, scale_up_bytes_per_s: 450GB/s,"
         " scale_out_bytes_per_s: 400Gbit/s, host_bytes_per_s: 64GB/s}"
     )
-    assert deployment(device=sheet).estimate(f"{START} -tp 4").fits
+    assert deployment(device=sheet).predict(f"{START} -tp 4").fits
 
 
 # Says of a launch that serves under a spec that trains, and of the reverse, what to change.

@@ -38,7 +38,7 @@ def test_prefill_alone_and_prompts_longer_than_a_step_are_estimated(
         slo="{}",
     )
     for start in STARTS["vllm"]:
-        result = made.estimate(start)
+        result = made.predict(start)
         assert (result.load.tpot_s is None) == (outputs == 1)
         # Four requests are in the system, and prompts are what takes their time.
         further_s = 0.0 if outputs == 1 else (outputs - 1) * result.load.tpot_s.mean
@@ -67,7 +67,7 @@ def test_a_closed_loop_keeps_its_requests_in_both_halves_of_a_deployment(
         traffic="{concurrency: 50, input_tokens: 2000, output_tokens: 100}",
         slo=slo,
     )
-    result = made.estimate(f"sglang serve m --tp 4 --disaggregation-mode {role}")
+    result = made.predict(f"sglang serve m --tp 4 --disaggregation-mode {role}")
     load = result.load
     own_s = load.ttft_s.mean if role == "prefill" else 99 * load.tpot_s.mean
     # Little's law, the first burst and the last requests aside.
@@ -86,7 +86,7 @@ def test_more_requests_at_once_wait_longer_and_not_for_a_rate_that_nobody_stated
             slo="{}",
             traffic=f"{{concurrency: {concurrency}, input_tokens: 4000, output_tokens: 20}}",
         )
-        load = made.estimate("sglang serve m --tp 4 --disaggregation-mode prefill").load
+        load = made.predict("sglang serve m --tp 4 --disaggregation-mode prefill").load
         waits.append(load.ttft_s.mean)
         assert load.requests_per_s <= load.capacity_per_s
     assert waits == sorted(waits)
@@ -98,7 +98,7 @@ def test_a_burst_counts_from_its_first_request_to_its_last(deployment: Made) -> 
     lengths = "input_tokens: 4000, output_tokens: 200"
 
     def load_of(traffic: str, **made: object) -> Any:
-        return deployment(traffic=f"{{{traffic}, {lengths}}}", slo="{}", **made).estimate
+        return deployment(traffic=f"{{{traffic}, {lengths}}}", slo="{}", **made).predict
 
     # 500 requests at once to DeepSeek-R1 on 8 H200: 3.77 requests/s, 63 s to the first token, 164
     # ms a token (GPUStack, performance lab, deepseek-r1/h200.md: vLLM 0.11.0).
@@ -126,7 +126,7 @@ def test_a_burst_of_equal_outputs_says_how_long_one_of_chats_takes(deployment: M
         made = deployment(
             traffic=traffic, slo="{}", model="glm-4.5-air", device="a100-80gb", engine="sglang"
         )
-        return made.estimate("sglang serve m --tp-size 4")
+        return made.predict("sglang serve m --tp-size 4")
 
     equal = result("200")
     (note,) = (note for note in equal.notes if said in note)
@@ -149,7 +149,7 @@ def test_a_band_holds_servers_that_stream_slower(deployment: Made, engine: str, 
         made = deployment(
             engine=engine, model="gpt-oss-20b", traffic=traffic, slo="{}", extra=MXFP4
         )
-        result = made.estimate(start)
+        result = made.predict(start)
         ratios.append(result.tpot_s_band[1] / result.load.tpot_s.mean)
         assert any(said in note for note in result.notes) == (concurrency == 1000)
     assert ratios[1] == pytest.approx(2.0 * ratios[0])
@@ -160,7 +160,7 @@ def test_a_short_run_is_of_so_many_requests_and_reaches_what_the_launch_can(
 ) -> None:
     start, lengths = "vllm serve m -tp 4", "input_tokens: 500, output_tokens: 200"
     loads = {
-        name: deployment(traffic=f"{{{traffic}, {lengths}}}", slo="{}").estimate(start).load
+        name: deployment(traffic=f"{{{traffic}, {lengths}}}", slo="{}").predict(start).load
         for name, traffic in (
             ("loop", "concurrency: 64"),
             ("burst", "concurrency: 64, requests: 64"),
@@ -188,7 +188,7 @@ def test_eager_steps_wait_for_the_launches_of_their_kernels(deployment: Made) ->
     for device, expected_s in (("ascend-910b", 0.127), ("h100-sxm", 48 * 0.7e-3)):
         made = deployment(model="qwen3-30b-a3b", device=device, traffic=traffic, slo="{}")
         eager, graphs = (
-            made.estimate(f"vllm serve m -tp 2{flag}").load.tpot_s.mean
+            made.predict(f"vllm serve m -tp 2{flag}").load.tpot_s.mean
             for flag in (" --enforce-eager", "")
         )
         assert eager == pytest.approx(expected_s, rel=0.1)
@@ -197,7 +197,7 @@ def test_eager_steps_wait_for_the_launches_of_their_kernels(deployment: Made) ->
     traffic = "{concurrency: 512, input_tokens: 8000, output_tokens: 20}"
     made = deployment(model="qwen3-30b-a3b", engine="sglang", traffic=traffic, slo="{}")
     eager, graphs = (
-        made.estimate(f"sglang serve m --tp 2{flag}").load.requests_per_s
+        made.predict(f"sglang serve m --tp 2{flag}").load.requests_per_s
         for flag in (" --disable-cuda-graph", "")
     )
     assert eager == pytest.approx(graphs, rel=0.1)
@@ -215,7 +215,7 @@ def test_graphs_in_pieces_wait_for_the_launches_between_them(deployment: Made) -
         extra="quantization: int4",
     )
     modes = {
-        mode: made.estimate(f"vllm serve m -tp 16 --enable-expert-parallel{given}").load.tpot_s.mean
+        mode: made.predict(f"vllm serve m -tp 16 --enable-expert-parallel{given}").load.tpot_s.mean
         for mode, given in {
             "usual": "",
             "level": " --compilation-config 3",
@@ -247,7 +247,7 @@ def test_launches_and_kernels_add_up_on_ascend(deployment: Made) -> None:
             slo="{}",
             extra="quantization: int4" if model == "kimi-k2.5" else "",
         )
-        load = made.estimate(f"vllm serve m -tp {ranks}{flags}").load
+        load = made.predict(f"vllm serve m -tp {ranks}{flags}").load
         assert measured_s / 1.5 < load.tpot_s.mean < measured_s * 1.5, model
 
 
@@ -264,7 +264,7 @@ def test_tensor_ranks_of_two_servers_take_what_was_measured(deployment: Made) ->
         made = deployment(
             model="deepseek-v3", engine=engine, traffic=traffic, slo="{}", extra=FP8_BLOCK
         )
-        low_s, high_s = made.estimate(starts[engine]).tpot_s_band
+        low_s, high_s = made.predict(starts[engine]).tpot_s_band
         assert low_s < measured * 1e-3 < high_s, (engine, concurrency)
 
 
@@ -311,7 +311,7 @@ def test_a_prompt_on_one_attention_data_rank_delays_what_runs_on_all(deployment:
             device="h200-sxm",
             extra=f"{drafts}\n  quantization: fp8_block_mxfp4",
         )
-        return made.estimate(command)
+        return made.predict(command)
 
     equal = result("1000")
     (note,) = (note for note in equal.notes if said in note)
@@ -352,7 +352,7 @@ def test_nemotron_3_super_in_nvfp4_reads_as_many_bytes_as_its_checkpoint_has(
         devices_per_node=1,
         extra="quantization: nvfp4",
     )
-    found = made.estimate("vllm serve m --gpu-memory-utilization 0.85 --max-num-seqs 4")
+    found = made.predict("vllm serve m --gpu-memory-utilization 0.85 --max-num-seqs 4")
     assert found.load.tpot_s.mean == pytest.approx(tpot_s, rel=error)
     assert found.memory.weight_bytes == pytest.approx(69.5 * 2**30, rel=0.03)
 
@@ -391,7 +391,7 @@ def machine(tmp_path: Path) -> Priced:
 
 def test_a_launch_without_the_settings_has_the_rate_that_it_gets(machine: Priced) -> None:
     def read(text: str, **changes: str) -> tuple[float, str]:
-        made = machine(**changes).estimate(text)
+        made = machine(**changes).predict(text)
         note = next((one for one in made.notes if one.startswith("KV caches")), "")
         return present(present(made.load).ttft_s).mean, note
 
@@ -431,7 +431,7 @@ def test_a_launch_without_the_settings_has_the_rate_that_it_gets(machine: Priced
 
 def test_a_launch_that_fills_the_machine_sends_to_another(machine: Priced) -> None:
     def of(ranks: int) -> float:
-        made = machine(engine="vllm").estimate(VLLM.format("", ranks, "NixlConnector"))
+        made = machine(engine="vllm").predict(VLLM.format("", ranks, "NixlConnector"))
         assert not [one for one in made.notes if one.startswith("KV caches")]
         return present(present(made.load).ttft_s).mean
 
@@ -463,11 +463,11 @@ def test_caches_and_weights_on_hosts_are_counted_by_node(deployment: Made) -> No
         ("vllm", ON_HOSTS, 0.0),
         ("sglang", f"{SGLANG_ON_HOSTS} --hicache-ratio 3", 0.0),
     ):
-        result = deployment(engine=engine).estimate(text)
+        result = deployment(engine=engine).predict(text)
         found = 0 if result.host_memory is None else result.host_memory.node_bytes
         assert found == pytest.approx(gib * GIB), text
     for flags, ratio in (("", 2.0), ("--hicache-ratio 1.5", 1.5)):
-        own = deployment(engine="sglang").estimate(
+        own = deployment(engine="sglang").predict(
             f"{SGLANG_ON_HOSTS} --enable-hierarchical-cache {flags}"
         )
         assert own.host_memory.node_bytes == pytest.approx(4 * ratio * own.memory.cache_bytes)
@@ -476,12 +476,11 @@ def test_caches_and_weights_on_hosts_are_counted_by_node(deployment: Made) -> No
 def test_a_host_holds_what_its_launches_ask_for_or_they_do_not_fit(deployment: Made) -> None:
     made = deployment()
     asked = f"{ON_HOSTS} --kv-offloading-size 256"
-    text = words_of(serving_estimate_sections(made.estimate(asked)))
-    assert "cluster.pools[].host" in text
+    assert "cluster.pools[].host" in words_of(serving_estimate_sections(made.estimate(asked)))
     for memory, instances, fits in ((320, 1, True), (320, 2, False), (128, 1, False)):
         pool = made.spec.cluster.pools[0].model_copy(update={"host": Host(memory=memory * GIB)})
         spec = replace(made.spec, cluster=Cluster(pools=(pool,)))
-        result = type(made)(spec=spec).estimate(asked, instances=instances)
+        result = type(made)(spec=spec).predict(asked, instances=instances)
         assert result.fits == fits
         assert ("host memory: " in result.misfit) != fits
 
@@ -489,4 +488,4 @@ def test_a_host_holds_what_its_launches_ask_for_or_they_do_not_fit(deployment: M
 @each_row(("value", "said"), (("abc", "is not a number"), ("-4", "is outside 0..")))
 def test_sizes_that_are_none_are_refused(deployment: Made, value: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        deployment().estimate(f"{ON_HOSTS} --swap-space {value}")
+        deployment().predict(f"{ON_HOSTS} --swap-space {value}")

@@ -386,8 +386,7 @@ services:
 def test_compose_services_are_read_from_image_entrypoint_and_command(
     read: Callable[..., Any], command: str
 ) -> None:
-    launch = read(COMPOSE.replace("COMMAND", command))
-    degrees = launch.setting.degrees
+    degrees = read(COMPOSE.replace("COMMAND", command)).setting.degrees
     assert (degrees.attention_tensor, degrees.expert) == (4, 4), command
 
 
@@ -452,8 +451,7 @@ def test_a_scripted_entrypoint_gets_its_arguments(read: Callable[..., Any]) -> N
     apart = SCRIPTED.replace("OTHER", "--kv-cache-dtype fp8")
     with pytest.raises(SpecError, match=r"starts 2 servers.*keep one branch.*--kv-cache-dtype"):
         read(apart)
-    decided = apart.replace("source /etc/links.sh", "LINKED=1")
-    assert read(decided).kv_cache_dtype == "bf16"
+    assert read(apart.replace("source /etc/links.sh", "LINKED=1")).kv_cache_dtype == "bf16"
     shifted = SCRIPTED.replace("source /etc/links.sh", "shift; shift").replace("OTHER", "x")
     assert read(shifted).setting.degrees.attention_tensor == 4
     pod = (
@@ -587,8 +585,7 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
         ),
     ):
         result = read_router(text, source="the command", beside=FILES.get)
-        assert result is not None, text
-        assert str(result).partition(" by ")[2] == said, text
+        assert str(present(result)).partition(" by ")[2] == said, text
     for text in (
         "vllm serve m",
         "# vllm-router --policy random",
@@ -620,8 +617,7 @@ def test_routing_to_ranks_is_read_where_the_release_does_it() -> None:
     ):
         result = read_router(text, source="the command")
         assert result is not None, text
-        assert result.router is not None, text
-        assert (result.finds_ranks, result.router.ranks) == (finds, ranks), text
+        assert (result.finds_ranks, present(result.router).ranks) == (finds, ranks), text
         assert bool(result.cautions(8)) == ("--dp-aware" in text), text
         assert bool(result.cautions(4)) == ("--dp-aware" in text or ranks is not None), text
     with refused(SpecError, match="intra-node-data-parallel-size 0"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.expect import present
 from tests.rows import Failures, each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
@@ -14,21 +15,24 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tests.tuner.estimate.serving.conftest import no_changes
 from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.whole_step import prompt_step_s, step_s
-from tuner.engines.reading.serve_launch import Surroundings
+from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.serving.scripts import emit
 from tuner.engines.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.instance import build_inputs, price_option
+from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
+from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.serving.read import read_serve_spec
+from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 
@@ -41,11 +45,24 @@ def _beside(texts: dict[str, str], word: str) -> str | None:
     return texts.get(word.rpartition("/")[2])
 
 
+def predicted(
+    spec: ServeSpec, launch: ServingLaunch, pool: Pool, *, instances: int
+) -> ServingEstimate:
+    return estimate_serving(
+        spec,
+        launch,
+        serving_pool=price_serving_pool(pool, ()),
+        instances=instances,
+        advise=no_changes,
+    )
+
+
 def as_verified(plan: ServePlan) -> VerifiedServing:
-    assert plan.decision is not None
-    assert plan.predicted is not None
     return VerifiedServing(
-        plan=plan, decision=plan.decision, predicted=plan.predicted, waived="nothing was launched"
+        plan=plan,
+        decision=present(plan.decision),
+        predicted=present(plan.predicted),
+        waived="nothing was launched",
     )
 
 
@@ -65,9 +82,7 @@ def test_scripts_of_examples_have_the_degrees_batch_and_cache_of_their_plan(name
             engine=spec.goal.engine.name,
             source=shape.name,
         )
-        result = estimate_serving(
-            spec, launch, serving_pool=price_serving_pool(pool, ()), instances=shape.group.count
-        )
+        result = predicted(spec, launch, pool, instances=shape.group.count)
         assert result.instance == shape.group
         assert result.kv_tokens == shape.group.kv_tokens
         assert result.quantization == spec.goal.quantization
@@ -103,8 +118,7 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
 ) -> None:
     deployment(**spec_of)
     path = tmp_path / "spec.yaml"
-    plan = deploy(path, time_limit_s=20.0).plan
-    verified = as_verified(plan)
+    verified = as_verified(deploy(path, time_limit_s=20.0).plan)
     (shape,) = group_shapes(verified)
     spec = read_serve_spec(path)
     pool = pool_named(spec, None)
@@ -117,15 +131,11 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
         beside=partial(_beside, texts),
     )
     assert shape.group.redundant_experts == launch.setting.redundant_experts == copies
-    result = estimate_serving(
-        spec, launch, serving_pool=price_serving_pool(pool, ()), instances=shape.group.count
-    )
-    assert plan.predicted is not None
-    assert result.load is not None
-    assert result.load.ttft_s == plan.predicted.ttft_s
-    assert result.load.tpot_s == plan.predicted.tpot_s
-    assert result.load.keeps_up
-    assert not result.load.missed
+    load = present(predicted(spec, launch, pool, instances=shape.group.count).load)
+    assert load.ttft_s == verified.predicted.ttft_s
+    assert load.tpot_s == verified.predicted.tpot_s
+    assert load.keeps_up
+    assert not load.missed
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

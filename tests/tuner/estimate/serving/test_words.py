@@ -31,8 +31,7 @@ def test_flags_alone_are_read_and_the_last_counts(deployment: Made) -> None:
     assert both.read("--tp-size 4\n--mem-fraction-static 0.8").engine == "sglang"
     assert deployment().read("vllm serve m -tp 2 -tp 4").setting.degrees.attention_tensor == 4
     node = "vllm serve m -dp 2 -tp 4 --node-rank {0} --headless --master-addr n0"
-    launch = deployment().read(f"{node.format(0)}\n{node.format(1)}\n")
-    assert launch.setting.degrees.devices == 8
+    assert deployment().read(f"{node.format(0)}\n{node.format(1)}\n").setting.degrees.devices == 8
 
 
 def test_variables_and_arrays_are_put_in(deployment: Made) -> None:
@@ -189,8 +188,7 @@ def test_flags_are_read_in_every_spelling_of_the_engine_s_parser(deployment: Mad
             with pytest.raises(SpecError, match="kv_role None is none of"):
                 engine.read(text)
             continue
-        launch = engine.read(text)
-        assert understood in launch.flags.understood, text
+        assert understood in engine.read(text).flags.understood, text
     trtllm = deployment(engine="trtllm").read("trtllm-serve m --tp_size 4 --max_batch 8")
     assert trtllm.setting.degrees.devices == 4
     assert trtllm.flags.ignored == ("--max-batch 8",), "click takes no prefixes"
@@ -222,7 +220,7 @@ def test_the_longest_length_that_fits_is_no_number(deployment: Made) -> None:
     # One device has room for its weights, and not for the longest request beside them.
     one = deployment(model="qwen3-30b-a3b", extra="quantization: bf16", device="h100-sxm", nodes=1)
     stated, found = (
-        one.estimate(f"vllm serve m --gpu-memory-utilization 0.81{more}")
+        one.predict(f"vllm serve m --gpu-memory-utilization 0.81{more}")
         for more in ("", " --max-model-len auto")
     )
     assert "the engine wants room" in stated.misfit
@@ -243,9 +241,9 @@ def test_a_quantization_method_is_weights_or_refused_with_the_way_out(deployment
         launch = own.read(f"vllm serve m -tp 4 --quantization {method}")
         assert launch.quantization == "", method
         assert any("goal.quantization" in note for note in launch.notes), method
-        assert own.estimate(f"vllm serve m -tp 4 -q {method}").quantization == spec_format
+        assert own.predict(f"vllm serve m -tp 4 -q {method}").quantization == spec_format
     with pytest.raises(SpecError, match="means weights of 4 bits, the spec"):
-        deployment().estimate("vllm serve m -tp 4 -q awq")
+        deployment().predict("vllm serve m -tp 4 -q awq")
 
 
 def test_options_come_from_the_file_that_a_command_names_or_writes(deployment: Made) -> None:

@@ -18,7 +18,6 @@ from tuner.spec.model import Mixer, ModelSpec, Moe, QkNorm
 from tuner.spec.sparse_attention import Indexer
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
-NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
 
 
 def written(folder: Path, changes: dict[str, Any], *, base: str = "tiny-moe") -> Path:
@@ -40,8 +39,7 @@ def refusal(path: Path) -> str:
 def test_reads_the_folder_or_the_file_and_names_the_model_by_it(tmp_path: Path) -> None:
     assert read_model(MODELS / "tiny-moe") == read_model(MODELS / "tiny-moe" / "config.json")
     assert read_model(MODELS / "glm-4.5").name == "glm-4.5"
-    other = written(tmp_path, {}).rename(tmp_path / "my model.json")
-    assert read_model(other).name == "my model"
+    assert read_model(written(tmp_path, {}).rename(tmp_path / "my model.json")).name == "my model"
 
 
 def test_reads_what_decides_public_models() -> None:
@@ -101,7 +99,7 @@ NEEDED_OF_HYBRIDS = ("hidden_size", "num_attention_heads", "vocab_size", "layer_
 NEEDED_OF_LONGCAT = ("hidden_size", "num_layers", "zero_expert_num", "rms_norm_eps")
 
 
-@each_row("name", NAMES)
+@each_row("name", sorted(path.parent.name for path in MODELS.glob("*/config.json")))
 def test_a_missing_field_is_named(name: str, tmp_path: Path) -> None:
     text = (MODELS / name / "config.json").read_text()
     is_nested = "text_config" in json.loads(text)

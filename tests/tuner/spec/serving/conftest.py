@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-Write = Callable[..., Path]
-
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path: Path) -> Callable[..., Path]:
     def written(text: str) -> Path:
         path = tmp_path / "trace"
         path.write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.expect import present
+from tests.expect import present, refused
 from tests.rows import each_row
 from tests.tuner.spec.serving.testing import FORMATS, Form
 from tuner.errors import SpecError
@@ -109,9 +109,8 @@ MOONCAKE = '{"timestamp": 1, "input_length": 1, "output_length": 1}\n'
     ],
 )
 def test_damage_is_one_line_that_says_where(write: Write, text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+    with refused(SpecError, match=said) as caught:
         list(trace_chunks(write(text)))
-    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

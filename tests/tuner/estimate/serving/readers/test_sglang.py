@@ -168,7 +168,7 @@ def test_memory_is_divided_between_states_and_pages_of_hybrids(deployment: Made)
     hybrid = deployment(engine="sglang", model="nemotron-3-nano", slo="{}")
     start = f"{START} --tp 2 --max-running-requests 64"
     usual, even, few, stated = (
-        hybrid.estimate(f"{start} {more}")
+        hybrid.predict(f"{start} {more}")
         for more in (
             "",
             "--mamba-full-memory-ratio 1",

@@ -142,8 +142,7 @@ def test_slots_beyond_the_experts_are_copies_wherever_they_are_stated(
     (tmp_path / "balancer.yaml").write_text("num_slots: 264\nlayer_updates_per_iter: 0\n")
     for balancer in ({"num_slots": 264, "layer_updates_per_iter": 1}, "./balancer.yaml"):
         options = PLAIN | wide | {"moe_config": {"load_balancer": balancer}}
-        launch = read(options, model="deepseek-v3")
-        assert launch.setting.redundant_experts == 8, balancer
+        assert read(options, model="deepseek-v3").setting.redundant_experts == 8, balancer
 
 
 def test_a_file_of_options_is_read_by_itself(deployment: Made, tmp_path: Path) -> None:
@@ -209,6 +208,6 @@ def test_prompts_that_are_not_aligned_make_other_ranks_wait(deployment: Made) ->
         traffic="{rate: 10/s, input_tokens: 4000, output_tokens: 200}",
     )
     options = "trtllm-serve m --tp_size 8 --ep_size 8 --enable_attention_dp true"
-    apart = made.estimate(options)
-    aligned = made.estimate(f"{options} --attention_dp_config.enable_balance true")
+    apart = made.predict(options)
+    aligned = made.predict(f"{options} --attention_dp_config.enable_balance true")
     assert aligned.load.tpot_s.p90 < 0.8 * apart.load.tpot_s.p90

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import refused
 from tests.rows import each_row
 from tuner.config.serve import Role
 from tuner.costs.serve.engine import InstanceDegrees
@@ -172,10 +173,8 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
 def test_contradictions_are_one_line_with_the_nearest_legal_value(
     deployment: Made, flags: str, says: str
 ) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
+    with refused(SpecError, match=f"^launch.sh: .*{says}"):
         deployment().read(f"vllm serve m {flags}")
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("launch.sh: ")
 
 
 @each_row(
@@ -215,7 +214,7 @@ def test_a_launch_of_zero_computation_experts_is_read_and_priced(deployment: Mad
     with pytest.raises(SpecError, match="29 stages of 28 layers; the nearest is 28"):
         longcat.read("vllm serve m -pp 29")
     longcat = deployment(model="longcat-flash", device="h200-sxm", extra="quantization: fp8_block")
-    estimate = longcat.estimate("vllm serve m -tp 8 --enable-expert-parallel --max-num-seqs 64")
+    estimate = longcat.predict("vllm serve m -tp 8 --enable-expert-parallel --max-num-seqs 64")
     # 561 GB in fp8 over eight devices, the embedding and routers in bf16.
     assert 65e9 < estimate.memory.weight_bytes < 75e9
     assert 0.005 < estimate.load.tpot_s.mean < 0.2
