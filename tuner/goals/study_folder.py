@@ -60,7 +60,7 @@ def opened_study(
         on_message: gets a line when others are waited for or have taken a trial over.
 
     Raises:
-        PlanUnreadableError: trials exist already, or cannot be read.
+        PlanUnreadableError: trials exist already, are of another plan, or cannot be read.
         OutputError: the folder cannot be written.
         StudyError: the study cannot be reached or locked.
     """
@@ -98,7 +98,10 @@ def opened_study(
         database, kind=kind, finished=finished, outside=outside, may_join=may_join
     ) as shared:
         is_joining = False
-        yield StudySearch(space, shared)
+        search = StudySearch(space, shared)
+        for record in search.records:
+            space.predicted(record.decision)
+        yield search
 
 
 def _missing(folder: Path, trial: int, *, resume: bool) -> str:

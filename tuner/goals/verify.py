@@ -121,8 +121,6 @@ def verify_serve(
             on_message=by.on_message,
         ) as study,
     ):
-        for one in study.records:
-            space.predicted(one.decision)
 
         def start(
             proposal: Proposal[ServeDecision], _records: Sequence[ServeTrialRecord]
