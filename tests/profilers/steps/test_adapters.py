@@ -8,7 +8,7 @@ alone; the step computes in fp32.
 Letters: B sequences, S tokens, H hidden, A heads, G key-value heads, D head size, E experts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -152,6 +152,14 @@ def plain_loss(config: StepConfig, weights: Weights, tokens: Tensor, targets: Te
 def whole(weight: Tensor) -> Tensor:
     full = weight.full_tensor() if isinstance(weight, DTensor) else weight
     return full.detach().double().clone()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ends_its_group() -> Iterator[None]:
+    """End the job that a test started in this process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def run_three_steps(config: StepConfig) -> None:
