@@ -61,7 +61,7 @@ class Benchmark(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBenchmark:
-    """What the benchmarks of all suites are, but for their cases and measurements."""
+    """Fields and remark that the benchmarks of all suites share."""
 
     setting: Setting
     operation: str

@@ -50,7 +50,7 @@ RECORDINGS = (("olmoe", 8, 9), ("olmoe", 16, 5), ("mixtral-8x7b", 4, 3))
 DOMAINS = ("arxiv", "c4", "wikipedia")
 
 Seconds = tuple[float, float]
-"""By the clock and by the processor."""
+"""Seconds by the clock and by the processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ class CheckpointEstimate(Record):
 
 
 class LaunchEstimate(Record):
-    """What is said of every launch, training or serving."""
+    """Fields of an estimate that training and serving launches share."""
 
     schema_version: Literal[1] = 1
     # 1: first release.

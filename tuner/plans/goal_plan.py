@@ -1,4 +1,4 @@
-"""What the plans of all goals hold beside the figures and decisions of their goal."""
+"""Fields of plans, certificates and provenance that all goals share."""
 
 from typing import Annotated, Literal, Self
 

@@ -157,7 +157,7 @@ class Extrapolated(Record):
 
 
 class ShownTrial(Record):
-    """What `verified.json` shows of a trial of any kind of decision."""
+    """Fields of a trial in `verified.json` that all kinds of decisions share."""
 
     origin: str
     status: TrialStatus
@@ -197,7 +197,7 @@ class Accuracy(Record):
 
 
 class Conclusion(Record):
-    """What `verified.json` says of launches of any kind of decision."""
+    """Fields of `verified.json` that all kinds of decisions share."""
 
     schema_version: Literal[1] = 1
     regret_ratio: float | None

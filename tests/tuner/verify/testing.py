@@ -44,7 +44,7 @@ REPORT = StepReport(
     loads=(),
     chunks_used=(),
 )
-"""Of one step."""
+"""Report of a single step."""
 RELEASE = "0.fake"
 DEVICE = "a hidden machine"
 

@@ -39,7 +39,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
-from tuner.costs.serve.decoder import AttentionKind
+from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
@@ -232,7 +232,7 @@ def activation_bytes(
     """Return the peak bytes of activations in a step of so many tokens of a rank."""
     decoder = iteration.decoder
     sampler = running * iteration.checked_tokens * decoder.vocab * sampler_bytes
-    widest, dense = _widths(iteration)
+    widest, dense = _widths(decoder.layers, iteration.degrees.attention_tensor)
     largest = max(
         tokens * ELEMENT_BYTES * widest,
         tokens * ELEMENT_BYTES * decoder.matrices * dense,
@@ -243,16 +243,14 @@ def activation_bytes(
 
 
 @lru_cache(maxsize=64)
-def _widths(iteration: Iteration) -> tuple[float, float]:
+def _widths(layers: tuple[Layers, ...], ranks: int) -> tuple[float, float]:
     """Return the elements of one token of a rank in the widest attention and the widest network."""
-    layers = iteration.decoder.layers
-    dense = max(group.dense_ffn for group in layers) / iteration.degrees.attention_tensor
-    return max(_attention_width(iteration, at) for at in range(len(layers))), dense
+    widest = max(_attention_width(group.attention, ranks) for group in layers)
+    return widest, max(group.dense_ffn for group in layers) / ranks
 
 
-def _attention_width(iteration: Iteration, at: int) -> float:
+def _attention_width(own: DecoderAttention, ranks: int) -> float:
     """Elements of one token: queries, keys, values and outputs of a rank."""
-    own, ranks = iteration.decoder.layers[at].attention, iteration.degrees.attention_tensor
     heads, kv_heads = own.heads / ranks, max(own.kv_heads / ranks, 1.0)
     if own.kind is AttentionKind.GROUPED:
         return own.head_dim * (heads * (3 if own.has_gate else 2) + 2.0 * kv_heads)
