@@ -51,6 +51,14 @@ STREAM_RATIO: Final = 0.85
 0.92."""
 
 
+def reached_share(ratio: Numbers, matrix_ratio: Numbers) -> Numbers:
+    """Return the share of its peak that a device with so many fewer matrix units reaches.
+
+    What a kernel does beside its matmuls takes as long as there, so it is less of the whole.
+    """
+    return ratio / (ratio + (1.0 - ratio) * matrix_ratio)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DatasheetPrices:
     """Kernels from a device's datasheet and the share of it that is reached."""
@@ -145,11 +153,8 @@ class DatasheetPrices:
         return (widths + on_device) * (gemms * 128.0) / (gemms * 128.0 + more)
 
     def _reached(self, ratio: Numbers) -> Numbers:
-        """Share of the peak where matrix units are fewer than the generation's.
-
-        What a kernel does beside its matmuls takes as long as there, so it is less of the whole.
-        """
-        return ratio / (ratio + (1.0 - ratio) * self.hardware.matrix_ratio)
+        """Share of the peak where matrix units are fewer than the generation's."""
+        return reached_share(ratio, self.hardware.matrix_ratio)
 
     @property
     def _speedup(self) -> Numbers:

@@ -31,7 +31,6 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.machine import LAUNCH_S, ServingMachine
 from tuner.costs.serve.mixer_ops import Gemm, MixerOps, join_words
-from tuner.costs.serve.work import work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,9 +68,6 @@ class AttentionLayer(MixerOps):
     def prompt_s(self, s_Q: Floats) -> Floats:
         """One prompt of s tokens from its start."""
         match self.attention.kind:
-            case AttentionKind.GROUPED if self.attention.window:
-                piece_Q = self.piece_Q(s_Q)
-                return self._ops_s(self.prompt_ops(piece_Q)) * (s_Q / piece_Q)
             case AttentionKind.NONE:
                 return np.zeros_like(s_Q)
             case AttentionKind.LATENT:
@@ -110,12 +106,9 @@ class AttentionLayer(MixerOps):
 
         The past is read once, whatever the number of query tokens.
         """
-        flop_Q, bytes_Q = work(self.decode_core(n_Q, past_Q))
-        one_Q, several_Q = (
-            self.machine.roofline_s(tokens * flop_Q, bytes_Q, dtype="bf16")
-            for tokens in (1, checked)
-        )
-        return np.asarray(several_Q / one_Q)
+        core = self.decode_core(n_Q, past_Q)
+        several_Q = self.machine.rated_attention_s(core, checked=checked)
+        return np.asarray(several_Q / self.machine.rated_attention_s(core))
 
     def _absorbed_gemms_s(self, n_Q: Floats) -> Floats:
         """The two batched GEMMs that absorb the up-projections."""

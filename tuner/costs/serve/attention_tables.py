@@ -139,10 +139,10 @@ def _planes_s(
 
 
 def _prompts_s(tables: KernelTables, op: Op, keys: Sequence[Key]) -> Iterator[Floats]:
-    (s_Q,) = _sizes(op, "sequence")
+    b_Q, s_Q = _sizes(op, "batch", "sequence")
     curves = (tables.curve(op.operation, key) for key in keys)
     return (
-        curve.seconds(s_Q) * np.maximum(s_Q / curve.largest, 1.0)
+        b_Q * curve.seconds(s_Q) * np.maximum(s_Q / curve.largest, 1.0)
         for curve in curves
         if curve is not None
     )

@@ -149,7 +149,7 @@ def loaded_experts_s(machine: ServingMachine, routed: Op, *, loads: ExpertLoads)
         replace(
             routed,
             kind=f"{dispatched}{slash}{load}",
-            axes={**routed.axes, "tokens": most_loaded_Q},
+            axes={**routed.axes, "tokens": most_loaded_Q, "handled": tokens_Q},
         )
         for load in (BALANCED, LOAD)
     )

@@ -24,8 +24,17 @@ from tuner.costs.ops import Op
 from tuner.costs.serve.attention_tables import measured_attention_s
 from tuner.costs.serve.curves import Floats, SizeCurve
 from tuner.costs.serve.network_collectives import network_collective_s
+from tuner.costs.serve.rated_attention import rated_decode_s, rated_prompt_s
+from tuner.costs.serve.rated_experts import rated_experts_s
+from tuner.costs.serve.rated_gemm import rated_gemm_s
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
-from tuner.costs.serve.work import even_activated, experts_work, most_activated, work
+from tuner.costs.serve.work import (
+    UNEQUAL_HIDDEN,
+    even_activated,
+    experts_work,
+    most_activated,
+    work,
+)
 from tuner.devices.datasheet import Datasheet, Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
@@ -33,13 +42,6 @@ from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6
-GROUPED_RATIO: Final = 0.5
-SCALED_RATIO: Final = 0.35
-EXPERT_KERNELS: Final[Mapping[str, int]] = {"nvfp4": 4}
-MOST_EXPERT_KERNELS: Final = 6
-"""Shares of the peak that grouped GEMMs of experts attain, lower with scales of blocks, and the
-kernels of a layer's experts: sort tokens, scale, multiply, activate, multiply, sum; those of nvfp4
-scale and activate inside."""
 UNTUNED_S: Final = 0.2e-3
 """Seconds of a layer's experts beyond their work where an engine has no tuned kernels for a vendor
 (`EngineTraits.untuned_experts`). One stream of SGLang 0.5.7 to 0.5.13 on MI300X lacks 0.27 ms a
@@ -51,9 +53,6 @@ UNTUNED_INT4_RATIO: Final = 0.03
 on 4 MI350X takes 35.6 ms a token of one sequence, 191 of 16 (the same pages, Kimi-K2.5.md). A
 profile on 8 shows 9.1 ms a GEMM from 128 tokens on, 0.01 of it (sgl-project/sglang, pull request
 34460)."""
-SCALED: Final = frozenset({"fp8_block", "mxfp4", "int4_wo"})
-"""Formats of weights with scales of blocks that are applied outside the units that multiply."""
-
 NORMAL: Final = "deepep_normal"
 LOW_LATENCY: Final = "deepep_low_latency"
 NODE_LATENCY_S: Final = 20e-6
@@ -83,10 +82,6 @@ PEAK_OF: Final = {
 """Units that multiply a format, the first that a device has. Without units for fp4 engines unpack
 such weights to bf16 as they read them (Marlin); mxfp4 meets fp8 activations on some engines only,
 which their tables know."""
-UNPACKED_TOKENS: Final = 32
-"""Tokens of a GEMM at the peak that take as long as unpacking its weights, about two instructions
-each: on A100 TensorRT-LLM's GEMMs of int4 weights take 0.25 ps a weight longer than their roofline
-from 16 to 128 tokens, int8 0.14 to 0.3 (aiconfigurator-core 0.12.0, 2,048 and more columns)."""
 SIMILAR: Final = {
     "fp8": ("fp8_block",),
     "fp8_block": ("fp8",),
@@ -101,10 +96,10 @@ WRITTEN: Final = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")}
 """Names in tables of a format together with its activations. An engine's table holds those that it
 runs; where it holds both, fp8 activations are what it runs by default (TensorRT-LLM's deployment
 guide for gpt-oss, MoE backends; SGLang, `--flashinfer-mxfp4-moe-precision`)."""
-BF16_CORES: Final = frozenset(
-    {"attention", "decode_attention", "latent_attention", "latent_decode", "latent_product"}
-    | {"sparse_core"}
-)
+PROMPTS: Final = frozenset({"attention", "latent_attention"})
+DECODES: Final = frozenset({"decode_attention", "latent_decode"})
+"""Attention over prompts, and of running sequences over their caches."""
+BF16_CORES: Final = frozenset({"latent_product", "sparse_core"})
 """Operations whose GEMMs stay in bf16, whatever their caches hold."""
 FP8_CORES: Final = frozenset({"index_scores"})
 """Operations that are computed in fp8 where a device has it."""
@@ -224,6 +219,11 @@ class ServingMachine:
         """Start of a memory-bound kernel inside a graph."""
         return ROCM_SMALL_S if self.sheet.generation.vendor is Vendor.AMD else SMALL_S
 
+    @property
+    def _rocm_more_s(self) -> float:
+        """ROCm leaves as much more between kernels as it does between small ones."""
+        return self.small_s - SMALL_S
+
     def _whole_core_s(self, op: Op) -> Floats:
         if op.operation == "memory_bound":
             rate = SMALL_RATIO * self.sheet.memory_bytes_per_s
@@ -256,14 +256,30 @@ class ServingMachine:
             return self.rated_experts_s(op, reached_Q=reached(op))
         if op.operation in ("linear_update", "linear_scan"):
             return self._rated_linear_s(op)
+        if op.operation in PROMPTS | DECODES:
+            return self.rated_attention_s(op)
         if op.operation in FP8_CORES:
             return self.roofline_s(*work(op), dtype="fp8")
+        if op.operation == "gemm" and self.sheet.generation.vendor is not Vendor.CPU:
+            seconds_Q = rated_gemm_s(self.sheet, op, units=self._units(op.dtype))
+            return self._rocm_more_s + seconds_Q
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
-        rated_Q = self.roofline_s(*work(op), dtype=dtype)
-        if op.operation != "gemm" or not self._is_unpacked(dtype):
-            return rated_Q
-        flop = 2.0 * UNPACKED_TOKENS * float(op.axes["n"]) * float(op.axes["k"])
-        return rated_Q + flop / self.sheet.flop_per_s[self._units(dtype)]
+        return self.roofline_s(*work(op), dtype=dtype)
+
+    def rated_attention_s(self, op: Op, *, checked: int = 1) -> Floats:
+        """Time of attention from the datasheet, of running sequences with so many new tokens."""
+        sheet = self.sheet
+        if sheet.generation.vendor is Vendor.CPU:
+            flop_Q, bytes_Q = work(op)
+            return self.roofline_s(checked * flop_Q, bytes_Q, dtype="bf16")
+        sustained = self._sustained("bf16")
+        if op.operation in PROMPTS:
+            return self._rocm_more_s + rated_prompt_s(sheet, op, sustained=sustained)
+        traits = serve_traits().get(op.software)
+        has_fp8 = traits is not None and traits.multiplies_fp8_caches
+        return self._rocm_more_s + rated_decode_s(
+            sheet, op, sustained=sustained, has_fp8=has_fp8, checked=checked
+        )
 
     def _rated_linear_s(self, op: Op) -> Floats:
         """Linear attention: its bytes at the rate of small kernels, beside which it computes.
@@ -279,26 +295,21 @@ class ServingMachine:
         return np.asarray(SCAN_KERNELS * LAUNCH_S + compute_Q + memory_Q)
 
     def rated_experts_s(self, op: Op, *, reached_Q: Floats) -> Floats:
-        """Time of routed experts from the datasheet, where a rank reads so many distinct ones.
-
-        Model:   t = 5 us k + bytes / (0.8 bandwidth) + operations / (r peak): k kernels one after
-                 the other, 6 or with nvfp4 4; r is 0.5, or 0.35 where scales of blocks are
-                 applied, or weights unpacked, between instructions.
-        Source:  experts of one rank in aiconfigurator-core 0.12.0 (A100, H100, H200, B200, GB200;
-                 vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3.0rc20): of ranks that hold all
-                 experts half are within 0.21 to 0.30 of it, by size from 1 token to 32,768.
-        """
-        flop_Q, bytes_Q = experts_work(op, reached_Q=reached_Q, passes=2.0)
-        compute_Q, memory_Q = self.bounds_s(flop_Q, bytes_Q, dtype=op.dtype)
-        is_scaled = op.dtype in SCALED or self._is_unpacked(op.dtype)
-        ratio = SCALED_RATIO if is_scaled else GROUPED_RATIO
-        kernels = EXPERT_KERNELS.get(op.dtype, MOST_EXPERT_KERNELS)
-        start_s = kernels * LAUNCH_S
-        if self._are_untuned(op):
-            start_s += UNTUNED_S
-            if op.dtype == "int4_wo":
-                memory_Q = memory_Q * STREAM_RATIO / UNTUNED_INT4_RATIO
-        return np.asarray(start_s + memory_Q + PEAK_RATIO / ratio * compute_Q)
+        """Time of routed experts from the datasheet, where a rank reads so many distinct ones."""
+        if self.sheet.generation.vendor is Vendor.CPU:
+            return self.roofline_s(*experts_work(op, reached_Q=reached_Q), dtype=op.dtype)
+        units, is_untuned = self._units(op.dtype), self._are_untuned(op)
+        slow = is_untuned and op.dtype == "int4_wo"
+        seconds_Q = rated_experts_s(
+            self.sheet,
+            op,
+            reached_Q=reached_Q,
+            units=units,
+            sustained=self._sustained(units),
+            is_uneven=not (op.kind.endswith(BALANCED) or op.dtype in UNEQUAL_HIDDEN),
+            bandwidth_ratio=UNTUNED_INT4_RATIO if slow else 1.0,
+        )
+        return np.asarray(UNTUNED_S * is_untuned + seconds_Q)
 
     def _are_untuned(self, op: Op) -> bool:
         traits = serve_traits().get(op.software.partition("@")[0])
@@ -317,13 +328,13 @@ class ServingMachine:
         memory_s = bytes_Q / (STREAM_RATIO * sheet.memory_bytes_per_s)
         return flop_Q / reached_per_s, memory_s
 
+    def _sustained(self, units: str) -> float:
+        """Share of the peak that the device states for its GEMMs, over that of the others."""
+        return self.sheet.reached_ratio.get(units, PEAK_RATIO) / PEAK_RATIO
+
     def _units(self, dtype: str) -> str:
         """The units that multiply a format."""
         return next(name for name in PEAK_OF[dtype] if self.sheet.flop_per_s.get(name))
-
-    def _is_unpacked(self, dtype: str) -> bool:
-        """Return whether kernels turn weights of a format into bf16 as they read them."""
-        return self._units(dtype) == "bf16" != dtype
 
     def _experts_s(self, tables: KernelTables, op: Op) -> Floats | None:
         """Routed experts on the most-loaded rank, for tokens over all ranks that share them."""

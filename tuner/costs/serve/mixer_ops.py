@@ -204,17 +204,18 @@ class MixerOps:
         return np.minimum(s_Q, own.window if own.window_is_chunk else 2.0 * own.window)
 
     def prompt_ops(self, s_Q: Floats) -> tuple[Op, ...]:
-        """One prompt of s tokens, or one piece of it, from its start."""
+        """One prompt of s tokens from its start; under a window the pieces that cost as much."""
         own = self.attention
         match own.kind:
             case AttentionKind.NONE:
                 return ()
             case AttentionKind.GROUPED:
+                piece_Q = self.piece_Q(s_Q)
                 prompt = self._op(
                     "attention",
                     kind=self._kv,
-                    batch=1,
-                    sequence=s_Q,
+                    batch=np.maximum(s_Q / np.maximum(piece_Q, 1.0), 1.0),
+                    sequence=piece_Q,
                     heads=self.heads,
                     kv_heads=self.kv_heads,
                     head_dim=own.head_dim,

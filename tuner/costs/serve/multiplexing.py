@@ -36,6 +36,7 @@ resident at once; power, which two busy phases share.
 """
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -46,6 +47,7 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.rated_attention import DECODE_S
 from tuner.costs.serve.work import Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
@@ -72,13 +74,31 @@ class SharedMachine(ServingMachine):
 
     share: DeviceShare
 
-    def stretch(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
-        """Seconds on the share over seconds on the whole device."""
-        compute_s_Q, memory_s_Q = self.bounds_s(flop_Q, bytes_Q, dtype=dtype)
-        whole_s_Q = np.maximum(np.maximum(compute_s_Q, memory_s_Q), 1e-15)
-        drawn = self.share.memory_ratio * min(1.0, self.share.compute_ratio / self.saturating_ratio)
-        on_share_s_Q = np.maximum(compute_s_Q / self.share.compute_ratio, memory_s_Q / drawn)
-        return np.asarray(np.maximum(on_share_s_Q / whole_s_Q, 1.0))
+    def bounds_on_share_s(self, flop_Q: Floats, bytes_Q: Floats) -> tuple[Floats, Floats]:
+        """Seconds of bf16 operations and bytes on the whole device, and on the share."""
+        compute_s_Q, memory_s_Q = self.bounds_s(flop_Q, bytes_Q, dtype="bf16")
+        on_share_s_Q = np.maximum(
+            compute_s_Q / self.share.compute_ratio, memory_s_Q / self._drawn_ratio
+        )
+        whole_s_Q = np.maximum(compute_s_Q, memory_s_Q)
+        return whole_s_Q, np.maximum(on_share_s_Q, whole_s_Q)
+
+    @property
+    def _drawn_ratio(self) -> float:
+        """Share of the memory bandwidth that the phase can draw."""
+        drawn = min(1.0, self.share.compute_ratio / self.saturating_ratio)
+        return self.share.memory_ratio * drawn
+
+    @cached_property
+    def _on_share(self) -> ServingMachine:
+        """A device that has the share alone, by its datasheet."""
+        sheet, ratio = self.sheet, self.share.compute_ratio
+        changes = {
+            "flop_per_s": {units: ratio * rate for units, rate in sheet.flop_per_s.items()},
+            "compute_units": max(round(ratio * sheet.compute_units), 1),
+            "memory_bytes_per_s": self._drawn_ratio * sheet.memory_bytes_per_s,
+        }
+        return ServingMachine(sheet=sheet.model_copy(update=changes), tables=None)
 
     @property
     def saturating_ratio(self) -> float:
@@ -90,10 +110,12 @@ class SharedMachine(ServingMachine):
         """Wall time; attention is stretched by its iteration, collectives are not."""
         whole_Q = super().seconds(op)
         if op.operation in ("gemm", "moe"):
-            return whole_Q * self.stretch(*work(op), dtype=op.dtype)
+            return whole_Q * np.maximum(self._on_share.rated_s(op) / self.rated_s(op), 1.0)
         if op.operation == "memory_bound":
-            start_s = self.small_s
-            return start_s + (whole_Q - start_s) * self.stretch(*work(op), dtype="bf16")
+            least_Q, on_share_Q = self.bounds_on_share_s(*work(op))
+            return whole_Q + (whole_Q - self.small_s) * (
+                on_share_Q / np.maximum(least_Q, 1e-15) - 1.0
+            )
         return whole_Q
 
 
@@ -113,7 +135,11 @@ class SharedIteration(Iteration):
         flop_Q = np.sum([one for one, _ in work], axis=0)
         bytes_Q = np.sum([other for _, other in work], axis=0)
         whole_Q = super().decode_s(n_Q, past_Q)
-        return whole_Q * self.machine.stretch(flop_Q, bytes_Q, dtype="bf16")
+        least_Q, on_share_Q = self.machine.bounds_on_share_s(flop_Q, bytes_Q)
+        start_s = DECODE_S * sum(count for count, _ in self.attention_layers)
+        beside_Q = np.maximum(whole_Q - least_Q - start_s, 0.0)
+        more_Q = beside_Q * (1.0 / self.machine.share.compute_ratio - 1.0)
+        return np.asarray(whole_Q + on_share_Q - least_Q + more_Q)
 
     def prompt_s(self, s_Q: Floats) -> Floats:
         """Attention of all layers for one prompt of s tokens, which compute binds."""

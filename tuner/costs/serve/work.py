@@ -114,8 +114,9 @@ def _decode_attention(op: Op, axes: Axes) -> Work:
 
 
 def _attention(_: Op, axes: Axes) -> Work:
-    s_Q, width = axes["sequence"], axes["heads"] * axes["head_dim"]
-    return 2.0 * s_Q * s_Q * width, 2.0 * s_Q * width
+    tokens_Q, width = axes["batch"] * axes["sequence"], axes["heads"] * axes["head_dim"]
+    moved_Q = 4.0 * tokens_Q * (axes["heads"] + axes["kv_heads"]) * axes["head_dim"]
+    return 2.0 * tokens_Q * axes["sequence"] * width, moved_Q
 
 
 def _latent_decode(op: Op, axes: Axes) -> Work:
@@ -128,8 +129,9 @@ def _latent_product(_: Op, axes: Axes) -> Work:
 
 
 def _latent_attention(_: Op, axes: Axes) -> Work:
-    s_Q, widths = axes["sequence"], axes["head_dim"] + axes["value_dim"]
-    return s_Q * s_Q * axes["heads"] * widths, 0.0 * s_Q
+    tokens_Q = axes["batch"] * axes["sequence"]
+    widths_Q = tokens_Q * axes["heads"] * (axes["head_dim"] + axes["value_dim"])
+    return axes["sequence"] * widths_Q, 4.0 * widths_Q
 
 
 def _pairs(_: Op, axes: Axes) -> Work:

@@ -181,6 +181,8 @@ class EngineTraits:
     None: they are not padded."""
     spoilt_gemms: frozenset[str] = frozenset()
     """Types whose measured GEMMs hold more than the kernel (tuner/costs/serve/tables.py)."""
+    multiplies_fp8_caches: bool = False
+    """Attention of running sequences multiplies fp8 caches as they are; else they are converted."""
     computes_zero_copies: bool = False
     """Copies for experts without weights are dispatched and computed all the same, by expert 0 with
     weight 0 (tuner/costs/serve/zero_experts.py)."""

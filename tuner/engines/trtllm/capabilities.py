@@ -68,6 +68,7 @@ TRAITS: Final = EngineTraits(
         ),
     ),
     spoilt_gemms=frozenset({"fp8", "nvfp4"}),
+    multiplies_fp8_caches=True,
     experts_like={("fp8_block", Generation.BLACKWELL): "sglang"},
 )
 """Admission: the default policy GUARANTEED_NO_EVICT. Prompts of ranks: as public recipes configure

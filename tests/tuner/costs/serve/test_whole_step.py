@@ -176,13 +176,13 @@ def test_recorded_loads_price_a_whole_step() -> None:
 
 
 def test_experts_behind_deepep_are_priced_by_what_is_dispatched() -> None:
-    # Without tables the datasheet speaks for both, so only the all-to-all differs.
+    # Dispatched copies need no routing, sorting and summing of every rank's tokens.
     at = np.array([512.0])
     gathered, normal = (
         replace(DATA, a2a_backend=kind).linear_parts(at)
         for kind in (A2aBackend.ALLGATHER, A2aBackend.NORMAL)
     )
-    assert normal["experts"] == pytest.approx(gathered["experts"])
+    assert 0.6 * gathered["experts"][0] < normal["experts"][0] < gathered["experts"][0]
     assert float(normal["exchange"][0]) != pytest.approx(float(gathered["exchange"][0]))
 
 

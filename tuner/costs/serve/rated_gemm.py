@@ -1,0 +1,107 @@
+"""Seconds of a GEMM [m, k] x [k, n] of a serving engine from a device's datasheet.
+
+    2.1 us + q + (c^4 + b^4)^(1/4)
+    c    waves * units * 2 tile (k / p + k0) / (r peak * derate(tile)), over the best of tiles and
+         of p = 1 to 16 parts of k
+    b    bytes at 0.77 of the bandwidth
+
+Tiles and waves are those of training (tuner/costs/prices/datasheet.py); narrower tiles serve steps
+of few tokens, and k is cut into parts where tiles are fewer than compute units. k0 is prologue and
+epilogue of a tile in elements of k. q is the kernel that quantises the rows where units narrower
+than bf16 multiply them. Where there are no such units, kernels unpack weights as they read them.
+
+r stands for the largest tile at full waves. A device that states what GEMMs of a model sustain
+(`reached_ratio`) reaches that.
+
+Source:  44,000 GEMMs of aiconfigurator-core 0.12.0, 13 devices of NVIDIA, three engines, without
+         tables whose timing holds more than the kernel (`EngineTraits.spoilt_gemms`): `python
+         tests/benchmarks/kernel_prices.py TABLES` prints the errors. Other vendors' were not
+         measured.
+
+Letters: Q query points; T tiles.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.ops import Op
+from tuner.costs.prices.datasheet import TILES, reached_share
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.work import work
+from tuner.devices.datasheet import Datasheet, Generation
+
+START_S: Final = 2.1e-6
+EXTRA_DEPTH: Final = 155.0
+BYTES_RATIO: Final = 0.77
+EXPONENT: Final = 4.0
+PARTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+NARROW_TILES: Final = ((32.0, 128.0, 0.55), (16.0, 128.0, 0.40))
+QUANTISED_APART: Final = frozenset({"fp8_block", "nvfp4"})
+"""Formats whose scales of blocks a kernel of its own computes; rows with one scale are quantised by
+the kernel before."""
+QUANTISE_S: Final[Mapping[Generation, float]] = {
+    Generation.HOPPER: 2.7e-6,
+    Generation.ADA: 2.7e-6,
+    Generation.BLACKWELL: 4.7e-6,
+    Generation.BLACKWELL_RTX: 2.7e-6,
+}
+UNPACKED_TOKENS: Final = 45.0
+"""Rows whose operations at the bf16 peak take as long as unpacking the weights: about two
+instructions each. On A100 TensorRT-LLM's GEMMs of int4 weights take 0.25 ps a weight longer than
+their bytes from 16 to 128 tokens, int8 0.14 to 0.3 (aiconfigurator-core 0.12.0, 2,048 and more
+columns)."""
+
+RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {
+    Generation.AMPERE: {"bf16": 0.88},
+    Generation.ADA: {"bf16": 0.70, "fp8": 0.50, "fp8_block": 0.34},
+    Generation.HOPPER: {"bf16": 0.93, "fp8": 0.62, "fp8_block": 0.62},
+    Generation.BLACKWELL: {"bf16": 0.83, "fp8": 0.54, "fp8_block": 0.75, "nvfp4": 0.45},
+    Generation.BLACKWELL_RTX: {"bf16": 0.92, "fp8": 0.76, "fp8_block": 0.47, "nvfp4": 0.68},
+}
+"""Share of the peak by number format; other formats are multiplied in bf16."""
+
+
+def rated_gemm_s(sheet: Datasheet, op: Op, *, units: str) -> Floats:
+    """Price a GEMM.
+
+    Args:
+        sheet: the device.
+        op: `gemm`.
+        units: the format that the device multiplies, a key of `flop_per_s`.
+    """
+    m_Q, n, k = np.asarray(op.axes["m"], dtype=np.float64), op.axes["n"], op.axes["k"]
+    _, bytes_Q = work(op)
+    compute_Q = _depths(sheet, m_Q, float(n), float(k), units=units) / _rate(sheet, op.dtype, units)
+    memory_Q = bytes_Q / (BYTES_RATIO * sheet.memory_bytes_per_s)
+    start_s = START_S
+    if op.dtype in QUANTISED_APART and units != "bf16":
+        start_s += QUANTISE_S.get(sheet.generation, QUANTISE_S[Generation.HOPPER])
+    if units == "bf16" != op.dtype:
+        unpacked_flop = 2.0 * UNPACKED_TOKENS * float(n) * float(k)
+        memory_Q = memory_Q + unpacked_flop / _rate(sheet, op.dtype, units)
+    return np.asarray(start_s + (compute_Q**EXPONENT + memory_Q**EXPONENT) ** (1.0 / EXPONENT))
+
+
+def _rate(sheet: Datasheet, dtype: str, units: str) -> float:
+    """Operations a second at full waves of the largest tile."""
+    ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
+    ratio = ratios.get("bf16" if units == "bf16" else dtype, ratios["bf16"])
+    reached = sheet.reached_ratio.get(units, reached_share(ratio, sheet.matrix_ratio))
+    return float(reached) * sheet.flop_per_s[units]
+
+
+def _depths(sheet: Datasheet, m_Q: Floats, n: float, k: float, *, units: str) -> Floats:
+    """Operations of whole waves, over the best tile and number of parts of k."""
+    extra = EXTRA_DEPTH * sheet.matrix_ratio * sheet.flop_per_s[units] / sheet.flop_per_s["bf16"]
+    least_Q = np.full_like(m_Q, np.inf)
+    for rows, columns, derate in (*TILES, *NARROW_TILES):
+        tiles_Q = np.ceil(m_Q / rows) * np.ceil(n / columns)
+        reached = reached_share(derate, sheet.matrix_ratio)
+        for parts in PARTS:
+            full_Q = np.maximum(parts * tiles_Q / sheet.compute_units, 1.0)
+            waves_Q = 0.5 * (full_Q + np.ceil(full_Q))
+            depth_Q = waves_Q * rows * columns / reached * (k / parts + extra)
+            least_Q = np.minimum(least_Q, depth_Q)
+    return np.asarray(2.0 * sheet.compute_units * least_Q)
