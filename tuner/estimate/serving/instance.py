@@ -641,7 +641,7 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
         kv_transfers=launch_transfers(inputs, options),
         goal=goal,
         demand=demand,
-        most=max(ROLE_REQUESTS, 2 * (demand.concurrency or 0)),
+        most_requests=max(ROLE_REQUESTS, 2 * (demand.concurrency or 0)),
     )
 
 
