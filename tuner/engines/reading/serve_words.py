@@ -359,7 +359,7 @@ def tokens(flags: Flags, name: str) -> int | None:
     Raises:
         SpecError: it is none, or out of range.
     """
-    return _scaled(flags, name, unit="tokens", example=8192, most=MOST_TOKENS)
+    return _scaled(flags, name, unit="tokens", example=8192, limit=MOST_TOKENS)
 
 
 def size_bytes(flags: Flags, name: str) -> int | None:
@@ -368,7 +368,7 @@ def size_bytes(flags: Flags, name: str) -> int | None:
     Raises:
         SpecError: it is none, or out of range.
     """
-    return _scaled(flags, name, unit="bytes", example=2**33, most=MOST_BYTES)
+    return _scaled(flags, name, unit="bytes", example=2**33, limit=MOST_BYTES)
 
 
 def host_sizes(flags: Flags, unit_bytes: Mapping[str, float]) -> dict[str, float]:
