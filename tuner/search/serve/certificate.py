@@ -105,7 +105,7 @@ def _ties(best: ModeSolution) -> tuple[int, bool]:
     if chosen is None:
         return 0, False
     near = alternatives(
-        problem, chosen, band_ratio=tie_ratio(), most=MOST_TIES + 1, time_limit_s=TIES_S
+        problem, chosen, band_ratio=tie_ratio(), max_plans=MOST_TIES + 1, time_limit_s=TIES_S
     )
     others = [plan for plan in near.plans if plan.count_J != chosen.count_J]
     return sum(unrouted_pair(problem, plan) is None for plan in others), not near.is_complete
