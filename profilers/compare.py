@@ -75,14 +75,15 @@ class LogTimes(Record):
         mean, variance = statistics.fmean(logs), statistics.variance(logs)
         return cls(repeats=len(logs), mean=mean, variance=variance)
 
-    def welch_p(self, other: "LogTimes") -> float:
+    def welch_p(self, second: "LogTimes") -> float:
         """Two-sided p-value that both samples have one mean logarithm."""
-        errors = [each.variance / each.repeats for each in (self, other)]
-        distance = abs(self.mean - other.mean)
+        errors = [sample.variance / sample.repeats for sample in (self, second)]
+        distance = abs(self.mean - second.mean)
         if sum(errors) <= 0.0:
             return 1.0 if distance == 0.0 else 0.0
         freedom = sum(errors) ** 2 / sum(
-            error**2 / (each.repeats - 1) for error, each in zip(errors, (self, other), strict=True)
+            error**2 / (sample.repeats - 1)
+            for error, sample in zip(errors, (self, second), strict=True)
         )
         t_squared = distance**2 / sum(errors)
         return incomplete_beta(freedom / (freedom + t_squared), a=freedom / 2.0, b=0.5)
@@ -174,8 +175,8 @@ def incomparable(first: Machine, second: Machine) -> tuple[str, ...]:
         rows.append(f"ranks per node: {per_node[0]} here, {per_node[1]} there")
     if first.oversubscribed != second.oversubscribed:
         here, there = (
-            "shared by ranks" if each.oversubscribed else "one rank each"
-            for each in (first, second)
+            "shared by ranks" if machine.oversubscribed else "one rank each"
+            for machine in (first, second)
         )
         rows.append(f"cores or accelerators: {here} here, {there} there")
     return tuple(rows)

@@ -209,9 +209,11 @@ class ProfileOnDisk:
     def _share_s(self, benchmark: Benchmark, *, later: Sequence[Benchmark], left_s: float) -> float:
         """Seconds for the first pass of a table out of what is left for it and the later ones."""
         requested = len(_requested(self.job, benchmark))
-        all_requested = requested + sum(len(_requested(self.job, other)) for other in later)
+        all_requested = requested + sum(
+            len(_requested(self.job, later_benchmark)) for later_benchmark in later
+        )
         reserved_s = min(REQUESTED_S * all_requested, REQUESTED_RATIO * left_s)
-        weights = benchmark.weight + sum(other.weight for other in later)
+        weights = benchmark.weight + sum(later_benchmark.weight for later_benchmark in later)
         share_s = (left_s - reserved_s) * benchmark.weight / weights
         most_s = SHARE_RATIO * self.job.budget_s * benchmark.weight / self.weight
         return min(share_s, most_s) + (

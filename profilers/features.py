@@ -148,7 +148,7 @@ def _block_rows(T: Floats, E: Floats, largest: Floats) -> tuple[Floats, Floats]:
     others = np.maximum(E - 1.0, 1.0)
     share, surplus = np.divmod(T - largest, others)
     rows = [largest, share, share + 1.0]
-    blocks = [np.where(one <= ROW_BLOCK, one, _up(one, ROW_BLOCK)) for one in rows]
+    blocks = [np.where(count <= ROW_BLOCK, count, _up(count, ROW_BLOCK)) for count in rows]
     total: Floats = blocks[0] + (others - surplus) * blocks[1] + surplus * blocks[2]
     is_split = (blocks[0] > T) | ((E > 1.0) & (blocks[1] > share))
     return total, is_split.astype(np.float64)

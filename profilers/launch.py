@@ -80,7 +80,9 @@ class _Run:
         """
         failed_s: float | None = None
         while True:
-            running = [rank for rank, one in enumerate(self.processes) if not has_ended(one)]
+            running = [
+                rank for rank, process in enumerate(self.processes) if not has_ended(process)
+            ]
             self._hear(progress, wait_s=POLL_S if running else 0.0)
             for rank in set(self.heard_s) - set(running) - set(self.failures):
                 if exit_code(self.processes[rank]):
@@ -102,7 +104,10 @@ class _Run:
         if not self.failures:
             return
         # Whoever merely lost a peer is not the one to blame.
-        rank = min(self.failures, key=lambda one: (self.failures[one]["lost_peers"], one))
+        rank = min(
+            self.failures,
+            key=lambda failed_rank: (self.failures[failed_rank]["lost_peers"], failed_rank),
+        )
         error = self.failures[rank]["error"]
         if kind := NOBODYS_FAULT.get(self.failures[rank]["kind"]):
             raise kind(error)

@@ -197,14 +197,16 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while left:
         # Sleeps until a child ends, whichever it is, and leaves it for `exit_code` to find.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        if ended is not None and ended.si_pid not in {each.pid for each in processes}:
+        if ended is not None and ended.si_pid not in {process.pid for process in processes}:
             os.waitpid(ended.si_pid, 0)  # A child from before this process was exec'ed.
             continue
         codes = {rank: exit_code(process) for rank, process in left.items()}
         failed = [(code, rank) for rank, code in codes.items() if code]
         if failed:
             # A rank that merely lost a peer ends by itself, with a traceback.
-            code, rank = min(failed, key=lambda one: (one[0] > 0, one[0] != OUT_OF_MEMORY_EXIT))
+            code, rank = min(
+                failed, key=lambda failure: (failure[0] > 0, failure[0] != OUT_OF_MEMORY_EXIT)
+            )
             _print(f"rank {rank} {_ending(code)} (exitcode: {code}); the others are ended")
             return code if code > 0 else SIGNAL_EXIT - code
         left = {rank: process for rank, process in left.items() if codes[rank] is None}
@@ -233,8 +235,8 @@ def _print(line: str) -> None:
 def _leave(number: int, _stack: FrameType | None) -> NoReturn:
     # The ranks are being ended from here on; another signal must not interrupt that. Not SIG_IGN:
     # Python complains of a signal that came before that and is handled after it.
-    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(each, _go_on)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, _go_on)
     raise SystemExit(SIGNAL_EXIT + number)
 
 

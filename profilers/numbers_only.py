@@ -17,9 +17,9 @@ _KEPT: Final = ("keys_schema", "metadata", "default", "serialization", "expected
 def numbers_only(schema: Any) -> Any:
     """Return a core schema whose numbers, read from JSON, are numbers."""
     if isinstance(schema, list):
-        return [numbers_only(each) for each in schema]
+        return [numbers_only(member) for member in schema]
     if isinstance(schema, tuple):
-        return tuple(numbers_only(each) for each in schema)
+        return tuple(numbers_only(member) for member in schema)
     if not isinstance(schema, dict):
         return schema
     kind = schema.get("type")
@@ -30,7 +30,7 @@ def numbers_only(schema: Any) -> Any:
         )
     if kind == "json-or-python":
         return schema
-    if kind == "literal" and any(type(each) is int for each in schema["expected"]):
+    if kind == "literal" and any(type(value) is int for value in schema["expected"]):
         return core_schema.no_info_before_validator_function(_no_truth, schema)
     return {key: value if key in _KEPT else numbers_only(value) for key, value in schema.items()}
 

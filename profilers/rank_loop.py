@@ -166,9 +166,9 @@ class _RankLoop:
     def _measure_case(self, benchmark: Benchmark, step: Step) -> tuple[list[Measurement], float]:
         """Return the rows of all ranks, and the seconds that the slowest one took."""
         begun_s = HostClock().now_s()
-        own = benchmark.measure(step.case, budget_s=step.budget_s)
+        local_rows = benchmark.measure(step.case, budget_s=step.budget_s)
         self.alive()
-        rows = [row for from_rank in self.team.gathered(own) for row in from_rank]
+        rows = [row for from_rank in self.team.gathered(local_rows) for row in from_rank]
         return rows, HostClock().now_s() - begun_s
 
 

@@ -275,7 +275,9 @@ class Measurement(Record):
     def _payload_agrees(self) -> "Measurement":
         if (self.status is MeasurementStatus.OK) != bool(self.times_s):
             raise ValueError(f"status {self.status} with {len(self.times_s)} repeats")
-        if self.case.operation in BETWEEN_PEERS and any(each < LEAST_S for each in self.times_s):
+        if self.case.operation in BETWEEN_PEERS and any(
+            time_s < LEAST_S for time_s in self.times_s
+        ):
             shortest_s = min(self.times_s)
             raise ValueError(
                 f"{self.case.operation}: a repeat of {shortest_s:g} s; none takes less than "
@@ -342,16 +344,16 @@ class Machine(Record):
         """Return whether a host has more ranks than cores, so that they run in turns."""
         return self.oversubscribed and self.device_kind == "cpu"
 
-    def differences(self, other: "Machine") -> tuple[str, ...]:
+    def differences(self, reference: "Machine") -> tuple[str, ...]:
         """Name what makes the two machines not comparable, one entry per differing fact."""
         facts = ("device", "device_kind", "memory_bytes_per_device", "threads_per_rank", "driver")
         differing = [
-            f"{fact}: {getattr(self, fact)!r} here, {getattr(other, fact)!r} there"
+            f"{fact}: {getattr(self, fact)!r} here, {getattr(reference, fact)!r} there"
             for fact in facts
-            if getattr(self, fact) != getattr(other, fact)
+            if getattr(self, fact) != getattr(reference, fact)
         ]
-        for library in sorted(self.libraries.keys() & other.libraries.keys()):
-            mine, theirs = self.libraries[library], other.libraries[library]
+        for library in sorted(self.libraries.keys() & reference.libraries.keys()):
+            mine, theirs = self.libraries[library], reference.libraries[library]
             if mine != theirs:
                 differing.append(f"{library}: {mine!r} here, {theirs!r} there")
         return tuple(differing)

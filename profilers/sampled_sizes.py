@@ -86,9 +86,9 @@ def drawn(line: Sequence[Case], *, rng: np.random.Generator) -> Case:
             multiple = math.lcm(multiple, math.gcd(*measured))
         axes[axis] = _between(min(measured), max(measured), multiple=multiple, rng=rng)
     if first.operation == "grouped_gemm":
-        most = max(case.axes["largest"] for case in line)
-        axes["tokens"] = min(axes["tokens"], most * axes["experts"])
-        axes["largest"] = min(most, _most_loaded(line, axes, rng=rng))
+        largest = max(case.axes["largest"] for case in line)
+        axes["tokens"] = min(axes["tokens"], largest * axes["experts"])
+        axes["largest"] = min(largest, _most_loaded(line, axes, rng=rng))
     if first.operation in ("attention", "decode_attention"):
         pair = line[int(rng.integers(len(line)))].axes
         axes |= {name: pair[name] for name in ("heads", "kv_heads")}
@@ -102,6 +102,8 @@ def _between(low: int, high: int, *, multiple: int, rng: np.random.Generator) ->
 
 def _most_loaded(line: Sequence[Case], axes: Mapping[str, int], *, rng: np.random.Generator) -> int:
     even = axes["tokens"] / axes["experts"]
-    most = max(case.axes["largest"] * case.axes["experts"] / case.axes["tokens"] for case in line)
-    skew = math.exp(rng.uniform(0.0, math.log(max(most, 1.0))))
+    max_skew = max(
+        case.axes["largest"] * case.axes["experts"] / case.axes["tokens"] for case in line
+    )
+    skew = math.exp(rng.uniform(0.0, math.log(max(max_skew, 1.0))))
     return min(axes["tokens"], math.ceil(even * skew)) if axes["experts"] > 1 else axes["tokens"]

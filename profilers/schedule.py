@@ -162,7 +162,7 @@ class TableSchedule:
 
 def _scaled_s(known: Mapping[float, float], cost: float) -> float:
     """Seconds of the nearest cost estimate, scaled up to a larger one."""
-    near = min(known, key=lambda other: abs(math.log(max(other, 1.0) / cost)))
+    near = min(known, key=lambda known_cost: abs(math.log(max(known_cost, 1.0) / cost)))
     return known[near] * max(1.0, cost / max(near, 1.0))
 
 

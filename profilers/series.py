@@ -72,7 +72,7 @@ def together_s(
         key = key_of(row.case)
         if row.case.operation in BY_GROUP:
             of_ranks = (by_group.get(key, row), row)
-            by_group[key] = max(of_ranks, key=lambda one: one.expected_s)
+            by_group[key] = max(of_ranks, key=lambda candidate: candidate.expected_s)
         else:
             times = by_rank.setdefault(row.rank, {})
             times[key] = max(times.get(key, 0.0), row.expected_s)

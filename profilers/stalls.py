@@ -61,10 +61,10 @@ def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
         repeats_SN: seconds of the repeats of each size, one at least; how many may differ. A size
             of one or two among others of many counts too long: its lower quartile may be late.
     """
-    num_S = np.array([len(one) for one in repeats_SN], dtype=np.float64)
+    num_S = np.array([len(times_N) for times_N in repeats_SN], dtype=np.float64)
     quiet_S, beyond_SN = _quiet_and_beyond(repeats_SN)
-    beyond_S = np.array([one.mean() for one in beyond_SN])
-    squares_S = np.array([np.square(one).mean() for one in beyond_SN])
+    beyond_S = np.array([beyond_N.mean() for beyond_N in beyond_SN])
+    squares_S = np.array([np.square(beyond_N).mean() for beyond_N in beyond_SN])
     weight_S = 1.0 / quiet_S**2
     luck_S, prior_S, common_s = quiet_S, quiet_S, 0.0
     for _ in range(ITERATIONS):
@@ -80,9 +80,11 @@ def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
 
 def _quiet_and_beyond(repeats_SN: Sequence[Sequence[float]]) -> tuple[Floats, list[Floats]]:
     """Lower quartile of each size [S], and the seconds of its repeats that count beyond it."""
-    repeats = [np.maximum(np.asarray(one, dtype=np.float64), LEAST_S) for one in repeats_SN]
-    quiet_S = np.array([np.quantile(one, QUIET_QUANTILE) for one in repeats])
-    beyond = [one - quiet for one, quiet in zip(repeats, quiet_S, strict=True)]
+    repeats = [np.maximum(np.asarray(times_N, dtype=np.float64), LEAST_S) for times_N in repeats_SN]
+    quiet_S = np.array([np.quantile(times_N, QUIET_QUANTILE) for times_N in repeats])
+    beyond = [times_N - quiet for times_N, quiet in zip(repeats, quiet_S, strict=True)]
     usual_s = np.quantile(np.concatenate(beyond), USUAL_QUANTILE, method="lower")
     most_S = np.maximum(USUAL_RATIO * quiet_S, min(usual_s, LATEST_S))
-    return quiet_S, [np.minimum(one, most) for one, most in zip(beyond, most_S, strict=True)]
+    return quiet_S, [
+        np.minimum(beyond_N, limit) for beyond_N, limit in zip(beyond, most_S, strict=True)
+    ]

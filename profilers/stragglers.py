@@ -53,7 +53,7 @@ def stragglers(profile: Profile) -> tuple[Straggler, ...]:
     """Find stragglers, worst first; none where there are no peers."""
     names = rank_names(profile)
     lagging_members = [*_devices(profile, names), *_links(links_of(profile), names)]
-    return tuple(sorted(lagging_members, key=lambda one: -one.ratio))
+    return tuple(sorted(lagging_members, key=lambda straggler: -straggler.ratio))
 
 
 def has_peers(profile: Profile) -> bool:
@@ -64,7 +64,7 @@ def has_peers(profile: Profile) -> bool:
         *(times_s.values() for times_s in _work(profile).values()),
         *(times_s.values() for times_s in sent),
     ]
-    return any(sum(len(own) > 1 for own in peers) >= FEWEST for peers in repeats)
+    return any(sum(len(times_s) > 1 for times_s in peers) >= FEWEST for peers in repeats)
 
 
 def lagging(
@@ -73,12 +73,12 @@ def lagging(
     """Stragglers among members with the same work: ratio to the peers, and p-value."""
     if len(times_s) < FEWEST:
         return {}
-    medians = {member: statistics.median(own) for member, own in times_s.items()}
+    medians = {member: statistics.median(repeats) for member, repeats in times_s.items()}
     ratios, raw = {}, []
-    for member, own in times_s.items():
-        others = [medians[other] for other in times_s if other != member]
+    for member, repeats in times_s.items():
+        others = [medians[peer] for peer in times_s if peer != member]
         ratios[member] = medians[member] / statistics.median(others)
-        raw.append(_p_value(own, [times_s[other] for other in times_s if other != member]))
+        raw.append(_p_value(repeats, [times_s[peer] for peer in times_s if peer != member]))
     p_values = holm(raw)
     return {
         member: (ratios[member], p_value)
@@ -87,17 +87,17 @@ def lagging(
     }
 
 
-def _p_value(own: Sequence[float], others: Sequence[Sequence[float]]) -> float:
+def _p_value(repeats: Sequence[float], others: Sequence[Sequence[float]]) -> float:
     """Return the p-value of a member against its peers; several peers' medians add their spread."""
     pooled = [time_s for times_s in others for time_s in times_s]
-    p_value = welch_p(pooled, own)
+    p_value = welch_p(pooled, repeats)
     if len(others) < FEWEST + 1:
         return p_value
     logs = [math.log(max(statistics.median(times_s), 1e-12)) for times_s in others]
     middle = statistics.median(logs)
     # For normal noise the standard deviation is 1.4826 median absolute deviations.
     spread = 1.4826 * statistics.median(abs(log - middle) for log in logs)
-    away = math.log(statistics.median(own)) - middle
+    away = math.log(statistics.median(repeats)) - middle
     return 1.0 if away <= MOST_DEVIATIONS * spread else p_value
 
 
@@ -149,8 +149,8 @@ def _messages(peers: Sequence[MeasuredLink]) -> dict[tuple[int, int], Sequence[f
     sizes = Counter(row.case.axes["bytes"] for link in peers for row in link.rows)
     if not sizes:
         return {}
-    most = max(sizes.values())
-    largest = max(size for size, count in sizes.items() if count == most)
+    highest_count = max(sizes.values())
+    largest = max(size for size, count in sizes.items() if count == highest_count)
     return {
         (link.sender, link.receiver): row.times_s
         for link in peers
@@ -168,13 +168,13 @@ def _slow_nodes(
     left = set(slow)
     for doing, side in (("sending", 0), ("receiving", 1)):
         for rank in sorted({(link.sender, link.receiver)[side] for link in peers}):
-            own = {
+            node_links = {
                 (link.sender, link.receiver)
                 for link in peers
                 if (link.sender, link.receiver)[side] == rank
             }
-            lag = own & left
-            if 2 * len(lag) > len(own):
+            lag = node_links & left
+            if 2 * len(lag) > len(node_links):
                 left -= lag
                 yield (
                     Straggler(

@@ -46,9 +46,9 @@ def case_table(rows: Iterable[Measurement], *, operation: str) -> "DataFrame":
     """
     if operation not in AXES:
         raise ValueError(f"{operation!r} is not one of {', '.join(AXES)}")
-    own = [row for row in rows if row.case.operation == operation]
-    table: DataFrame = _stored(own, operation=operation).to_pandas()
-    return table.assign(median_s=[row.median_s if row.times_s else math.nan for row in own])
+    table_rows = [row for row in rows if row.case.operation == operation]
+    table: DataFrame = _stored(table_rows, operation=operation).to_pandas()
+    return table.assign(median_s=[row.median_s if row.times_s else math.nan for row in table_rows])
 
 
 def read_parquet(
@@ -113,13 +113,15 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
     flat = flat[np.lexsort((flat, row_T))]
     start_N = np.concatenate(([0], np.cumsum(lengths)))[:-1] if table.num_rows else lengths
     middle_s_N = 0.5 * (flat[start_N + (lengths - 1) // 2] + flat[start_N + lengths // 2])
-    most = max(sources, key=lambda entry: entry["counts"], default={"values": Source.MEASURED})
+    main_source = max(
+        sources, key=lambda entry: entry["counts"], default={"values": Source.MEASURED}
+    )
     return Columns(
         kind_N=np.array(table["kind"].to_pylist(), dtype=object),
         dtype_N=np.array(table["dtype"].to_pylist(), dtype=object),
         axes_N={axis: to_numbers(table[axis]) for axis in AXES[operation]},
         time_s_N=middle_s_N,
-        source=Source(most["values"]),
+        source=Source(main_source["values"]),
     )
 
 

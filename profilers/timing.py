@@ -69,7 +69,7 @@ class PeerFailedError(Exception):
     """Another rank cannot go on with what is measured in lockstep."""
 
 
-def in_step(all_reduce_max: AllReduceMax, own: tuple[float, float]) -> tuple[float, float]:
+def in_step(all_reduce_max: AllReduceMax, numbers: tuple[float, float]) -> tuple[float, float]:
     """All-reduce (max) two numbers; a failing rank sends inf as the second one.
 
     All messages between ranks that measure have this form, so a rank that fails need not know what
@@ -78,7 +78,7 @@ def in_step(all_reduce_max: AllReduceMax, own: tuple[float, float]) -> tuple[flo
     Raises:
         PeerFailedError: a rank failed; raised on every rank.
     """
-    first, second = all_reduce_max(own)
+    first, second = all_reduce_max(numbers)
     if second == math.inf:
         raise PeerFailedError
     return first, second

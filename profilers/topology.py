@@ -75,10 +75,10 @@ def _place(device: Path) -> str:
 
 def _entries(folder: Path, *, prefix: str = "") -> list[Path]:
     try:
-        entries = sorted(each for each in folder.iterdir() if each.name.startswith(prefix))
+        entries = sorted(path for path in folder.iterdir() if path.name.startswith(prefix))
     except OSError:
         return []
-    return [each for each in entries if each.is_dir()][:MOST_ENTRIES]
+    return [path for path in entries if path.is_dir()][:MOST_ENTRIES]
 
 
 def _text(file: Path) -> str:

@@ -35,16 +35,16 @@ def freeze_bytes(
     name: str,
     shape: tuple[int, ...],
     *,
-    most: int = LARGEST_BYTES,
+    largest: int = LARGEST_BYTES,
     is_limit: bool = False,
 ) -> None:
-    """Freeze a field of whole bytes: needs rounded up, limits down and to `most` at most.
+    """Freeze a field of whole bytes: needs rounded up, limits down and to `largest` at most.
 
     Raises:
-        ValueError: it has another shape, or holds less than 0 or a need of more than `most`.
+        ValueError: it has another shape, or holds less than 0 or a need of more than `largest`.
     """
     given = np.array(getattr(problem, name), dtype=np.float64)
-    whole = np.minimum(np.floor(given), most) if is_limit else np.ceil(given)
-    if whole.shape != shape or not ((whole >= 0) & (whole <= most)).all():
-        raise ValueError(f"{name} must be bytes in 0..{most} of shape {shape}")
+    whole = np.minimum(np.floor(given), largest) if is_limit else np.ceil(given)
+    if whole.shape != shape or not ((whole >= 0) & (whole <= largest)).all():
+        raise ValueError(f"{name} must be bytes in 0..{largest} of shape {shape}")
     freeze(problem, name, whole.astype(np.int64))

@@ -194,13 +194,14 @@ def _signals_deferred() -> Iterator[None]:
         return
     came: list[int] = []
     former = {
-        each: signal.signal(each, lambda got, _: came.append(got)) for each in DEFERRED_SIGNALS
+        signum: signal.signal(signum, lambda got, _: came.append(got))
+        for signum in DEFERRED_SIGNALS
     }
     try:
         yield
     finally:
-        for each, handler in former.items():
-            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for deferred, handler in former.items():
+            signal.signal(deferred, signal.SIG_DFL if handler is None else handler)
         for number in came:
             signal.raise_signal(number)
 

@@ -174,9 +174,11 @@ class Family(Generic[Problem, Solution]):
         if claim.objective is None:
             return
         error = 0.0 if self.standard_error is None else self.standard_error(problem, solution)
-        most = AGREE_TOLERANCE * value + AGREE_ERRORS * math.hypot(error, claim.objective_error)
-        if not abs(claim.objective - value) <= most:
+        tolerance = AGREE_TOLERANCE * value + AGREE_ERRORS * math.hypot(
+            error, claim.objective_error
+        )
+        if not abs(claim.objective - value) <= tolerance:
             raise RejectedClaimError(
                 f"{method} takes its solution to cost {claim.objective:.6g}, its check finds"
-                f" {value:.6g}, and they may differ by {most:.2g}"
+                f" {value:.6g}, and they may differ by {tolerance:.2g}"
             )

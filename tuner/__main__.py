@@ -123,10 +123,10 @@ def hidden_dependency(error: BaseException) -> str:
             continue
         home = file.parent.parent if module.submodule_search_locations else file.parent
         elsewhere = [place for place in sys.path if Path(place or ".").resolve() != home.resolve()]
-        other = PathFinder.find_spec(name, elsewhere)
-        if other is not None and other.origin is not None:
+        library = PathFinder.find_spec(name, elsewhere)
+        if library is not None and library.origin is not None:
             return (
-                f"{file} hides the library {name!r} of {Path(other.origin).parent}"
+                f"{file} hides the library {name!r} of {Path(library.origin).parent}"
                 f" ({type(error).__name__}: {_first_line(error)});"
                 " start from another folder or take it off PYTHONPATH"
             )
@@ -135,15 +135,15 @@ def hidden_dependency(error: BaseException) -> str:
 
 def _comes_of(error: BaseException, name: str, file: Path) -> bool:
     """Return whether importing a module, or a name that it lacks, caused an error."""
-    one: BaseException | None = error
-    while one is not None:
-        if isinstance(one, ImportError) and _is_of(one.name, name):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ImportError) and _is_of(cause.name, name):
             return True
-        if isinstance(one, AttributeError) and _is_of(getattr(one.obj, "__name__", None), name):
+        if isinstance(cause, AttributeError) and _is_of(getattr(cause.obj, "__name__", None), name):
             return True
-        if any(_is_import_of(file, inner.f_code) for inner, _ in walk_tb(one.__traceback__)):
+        if any(_is_import_of(file, inner.f_code) for inner, _ in walk_tb(cause.__traceback__)):
             return True
-        one = one.__cause__ or one.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

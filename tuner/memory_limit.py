@@ -22,8 +22,8 @@ FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 def memory_limit_bytes() -> int | None:
     """Return the lowest memory limit of this process; None where there is none."""
-    soft = [resource.getrlimit(one)[0] for one in LIMITS]
-    return min((one for one in soft if one != resource.RLIM_INFINITY), default=None)
+    soft = [resource.getrlimit(kind)[0] for kind in LIMITS]
+    return min((limit for limit in soft if limit != resource.RLIM_INFINITY), default=None)
 
 
 def run_limited(command: Callable[[], int], *, most_bytes: int) -> int:
@@ -66,12 +66,12 @@ def _wait(child: int) -> int:
         if number != signal.SIGINT or not os.isatty(0):
             os.kill(child, number)
 
-    former = {one: signal.signal(one, forward) for one in FORWARDED}
+    former = {signum: signal.signal(signum, forward) for signum in FORWARDED}
     try:
         return os.waitpid(child, 0)[1]
     finally:
-        for one, handler in former.items():
-            signal.signal(one, handler)
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
 
 
 def _end_with_parent() -> None:

@@ -237,12 +237,12 @@ def _take(rows: _MeasuredRows, table: _TableFile, columns: Columns, *, device: s
     named = cells(columns, "device")
     is_same = {name: _is_same_device(name, device) for name in set(named)}
     own_N = np.flatnonzero([is_same[name] for name in named])
-    own = {name: column[own_N] for name, column in columns.items()}
-    kernels = [(name or table.name)[:80] for name in cells(own, "kernel_source")]
+    device_columns = {name: column[own_N] for name, column in columns.items()}
+    kernels = [(name or table.name)[:80] for name in cells(device_columns, "kernel_source")]
     origins = [f"{table.framework} {table.version} {kernel}" for kernel in kernels]
     row = 0
     try:
-        for read in TABLES[table.name].read(own):
+        for read in TABLES[table.name].read(device_columns):
             for row in np.flatnonzero(read.keep_N).tolist():
                 _add(rows, read, row, origin=origins[row])
     except KeyError as error:

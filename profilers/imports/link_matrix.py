@@ -152,10 +152,12 @@ def _of_table(path: Path) -> LinkMatrix:
     if missing:
         raise ProfileUnreadableError(f"{path}: node {missing[0]!r} has a column and no row")
     bytes_per_s_NN = np.full((len(nodes), len(nodes)), np.inf)
-    for row, one in enumerate(nodes):
-        for column, two in enumerate(nodes):
+    for row, sender in enumerate(nodes):
+        for column, receiver in enumerate(nodes):
             if row != column:
-                bytes_per_s_NN[row, column] = _positive(lines[one][column], path, one, two)
+                bytes_per_s_NN[row, column] = _positive(
+                    lines[sender][column], path, sender, receiver
+                )
     return LinkMatrix(nodes=nodes, bytes_per_s_NN=bytes_per_s_NN)
 
 
@@ -180,15 +182,15 @@ def _cells(path: Path) -> list[list[str]]:
     return [row for row in rows if any(row)]
 
 
-def _positive(cell: str, path: Path, one: str, two: str) -> float:
+def _positive(cell: str, path: Path, sender: str, receiver: str) -> float:
     try:
         rate = float(cell)
     except ValueError:
         rate = math.nan
     if not LEAST_BYTES_PER_S <= rate <= MOST_BYTES_PER_S:
         raise ProfileUnreadableError(
-            f"{path}: {cell[:60]!r} from node {one!r} to {two!r} is no bandwidth; it must be a "
-            f"number of bytes per second, {LEAST_BYTES_PER_S:g} to {MOST_BYTES_PER_S:g}"
+            f"{path}: {cell[:60]!r} from node {sender!r} to {receiver!r} is no bandwidth; it must"
+            f" be a number of bytes per second, {LEAST_BYTES_PER_S:g} to {MOST_BYTES_PER_S:g}"
         )
     return rate
 
@@ -200,33 +202,33 @@ def _of_pairs(path: Path) -> LinkMatrix:
         best[pair] = max(best.get(pair, 0.0), rate)
     nodes = tuple(sorted({host for pair in best for host in pair}))
     bytes_per_s_NN = np.full((len(nodes), len(nodes)), np.inf)
-    for row, one in enumerate(nodes):
-        for column, two in enumerate(nodes[:row]):
-            if (two, one) not in best:
+    for row, second in enumerate(nodes):
+        for column, first in enumerate(nodes[:row]):
+            if (first, second) not in best:
                 raise ProfileUnreadableError(
-                    f"{path}: no test of the nodes {two} and {one}; run one for every pair"
+                    f"{path}: no test of the nodes {first} and {second}; run one for every pair"
                 )
-            bytes_per_s_NN[row, column] = bytes_per_s_NN[column, row] = best[two, one]
+            bytes_per_s_NN[row, column] = bytes_per_s_NN[column, row] = best[first, second]
     return LinkMatrix(nodes=nodes, bytes_per_s_NN=bytes_per_s_NN)
 
 
 def _rate(log: Log) -> tuple[tuple[str, str], float]:
     count = Counter(rank.host for rank in log.ranks)
     kind = log.rows[0].case.kind
-    each = max(count.values())
-    if len(count) != 2 or min(count.values()) != each:
+    per_node = max(count.values())
+    if len(count) != 2 or min(count.values()) != per_node:
         raise ProfileUnreadableError(
             f"{log.path}: runs on {dict(count)}; a test of a pair has two nodes with equal ranks"
         )
-    if kind == "send_recv" and each == 1:
+    if kind == "send_recv" and per_node == 1:
         crossing_ratio = 1.0
     elif kind == "all_to_all":
-        crossing_ratio = each / 2.0
+        crossing_ratio = per_node / 2.0
     else:
         raise ProfileUnreadableError(
-            f"{log.path}: {kind} of {each} ranks per node says nothing about the link; run "
+            f"{log.path}: {kind} of {per_node} ranks per node says nothing about the link; run "
             "sendrecv_perf with one rank per node, or alltoall_perf"
         )
-    one, two = sorted(count)
+    first, second = sorted(count)
     rate = max(crossing_ratio * row.case.axes["bytes"] / row.median_s for row in log.rows)
-    return (one, two), rate
+    return (first, second), rate

@@ -76,13 +76,13 @@ def chosen(queries: Tensor, weights: Tensor, keys: Tensor, *, top_k: int) -> lis
     picked = []
     for start in range(0, length, block):
         end = min(start + block, length)
-        most = total - length + end if total >= length else -(-end * total // length)
-        seen = keys[:, :most]
+        num_seen = total - length + end if total >= length else -(-end * total // length)
+        seen = keys[:, :num_seen]
         flat = queries[:, start:end].reshape(batch, -1, width)
-        of_heads = (flat @ seen.transpose(1, 2)).relu_().view(batch, end - start, heads, most)
+        of_heads = (flat @ seen.transpose(1, 2)).relu_().view(batch, end - start, heads, num_seen)
         scores = (weights[:, start:end].unsqueeze(2) @ of_heads).squeeze(2)
         if end - start > 1:
-            places = torch.arange(most, device=keys.device)
+            places = torch.arange(num_seen, device=keys.device)
             scores.masked_fill_(places >= visible[start:end, None], -torch.inf)
-        picked.append(scores.topk(min(top_k, most), dim=-1).indices)
+        picked.append(scores.topk(min(top_k, num_seen), dim=-1).indices)
     return picked

@@ -198,9 +198,9 @@ def scan(
     outputs = []
     for start in range(0, length, chunk):
         part = slice(start, start + chunk)
-        one = (each[:, part].transpose(1, 2).float() for each in (q, k, v, -rates))
-        own = None if strengths is None else strengths[:, part].transpose(1, 2)
-        output, state = _chunk(*one, writes=own, state=state)
+        operands = (operand[:, part].transpose(1, 2).float() for operand in (q, k, v, -rates))
+        part_strengths = None if strengths is None else strengths[:, part].transpose(1, 2)
+        output, state = _chunk(*operands, writes=part_strengths, state=state)
         outputs.append(output.transpose(1, 2).to(values.dtype))
     return torch.cat(outputs, dim=1)
 
@@ -218,7 +218,7 @@ def activated(
     Rates are [B, S, H, 1], or [B, S, H, N] for KDA; strengths [B, S, H].
     """
     repeats = values.shape[2] // queries.shape[2]
-    q, k = (one.repeat_interleave(repeats, dim=2) for one in (queries, keys))
+    q, k = (operand.repeat_interleave(repeats, dim=2) for operand in (queries, keys))
     steps = torch.nn.functional.softplus(decays.float() - DECAY_SHIFT)
     rates = steps if kind == KDA else steps.unsqueeze(-1)
     if writes is None:

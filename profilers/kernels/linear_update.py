@@ -102,7 +102,7 @@ def update(
     """
     q, k, v, rates, strengths = activated(kind, queries, keys, values, decays, writes)
     # [B, H, 1, N or P] of the one token.
-    q, k, v = (one.transpose(1, 2).float() for one in (q, k, v))
+    q, k, v = (operand.transpose(1, 2).float() for operand in (q, k, v))
     state.mul_((-rates).exp().squeeze(1).unsqueeze(-1))
     if strengths is not None:
         v = strengths.transpose(1, 2).unsqueeze(-1) * (v - k @ state)

@@ -85,8 +85,8 @@ class ConversionBenchmark(TableBenchmark):
     def cases(self) -> Sequence[Case]:
         on_cuda = self.setting.device.startswith("cuda")
         varied = [
-            *({"page_from": one, "page_to": other} for one, other in PAGES),
-            *({"tensor_from": one, "tensor_to": other} for one, other in DEGREES),
+            *({"page_from": sender, "page_to": receiver} for sender, receiver in PAGES),
+            *({"tensor_from": sender, "tensor_to": receiver} for sender, receiver in DEGREES),
         ]
         lines: list[tuple[str, str, dict[str, int]]] = [
             *((kind, dtype, {}) for kind, dtype in KINDS),
@@ -123,7 +123,7 @@ def prepare(case: Case, device: torch.device) -> Prepared:
     """Allocate requests of random bits until they fill the last cache twice; they take turns."""
     layouts, _, wanted = case.kind.partition("/")
     is_latent = layouts == LATENT
-    one, _, other = ("nhd", "_", "nhd") if is_latent else layouts.partition("_")
+    sender_layout, _, receiver_layout = ("nhd", "_", "nhd") if is_latent else layouts.partition("_")
     axes = case.axes
     shape = CacheShape(
         num_layers=1, num_heads=axes["heads"], width=axes["width"], is_latent=is_latent
@@ -144,8 +144,8 @@ def prepare(case: Case, device: torch.device) -> Prepared:
         )
 
     def request() -> Callable[[], None]:
-        senders = instance("from", one, case.dtype)
-        receivers = instance("to", other, wanted or case.dtype, is_filled=False)
+        senders = instance("from", sender_layout, case.dtype)
+        receivers = instance("to", receiver_layout, wanted or case.dtype, is_filled=False)
         return lambda: convert(
             shape, senders=senders, receivers=receivers, num_tokens=axes["tokens"]
         )

@@ -72,7 +72,7 @@ def wait_for_ranks(info: RankInfo, *, patience_s: float) -> ConnectedRanks:
     except RuntimeError as error:
         raise RankError(_describe_missing(store, keys, patience_s=patience_s)) from error
     addresses = [text.decode("ascii", "replace") for text in store.multi_get(keys)]
-    through = nic(own=addresses[info.rank], others=addresses)
+    through = nic(local_address=addresses[info.rank], others=addresses)
     return ConnectedRanks(store=store, nic=through)
 
 
@@ -127,16 +127,16 @@ def own_address(*, towards: str) -> str:
         return "127.0.0.1"
 
 
-def nic(*, own: str, others: Sequence[str]) -> str:
+def nic(*, local_address: str, others: Sequence[str]) -> str:
     """Choose the NIC through which the others are reached; empty if unknown."""
     outside = [address for address in others if not _is_loopback(address)]
-    if _is_loopback(own) and outside:
-        own = own_address(towards=outside[0])
+    if _is_loopback(local_address) and outside:
+        local_address = own_address(towards=outside[0])
     for name, addresses in sorted(psutil.net_if_addrs().items()):
-        if any(each.address.partition("%")[0] == own for each in addresses):
+        if any(entry.address.partition("%")[0] == local_address for entry in addresses):
             return name
     # All of 127.0.0.0/8 is loopback, though only its first address is listed.
-    return "lo" if _is_loopback(own) else ""
+    return "lo" if _is_loopback(local_address) else ""
 
 
 def _is_loopback(address: str) -> bool:

@@ -111,10 +111,10 @@ class PairBenchmark(TableBenchmark):
         pair = axes["sender"], axes["receiver"]
         link_round = next(
             (
-                each
-                for one in self._rounds()
-                for each in (one, one.reversed())
-                if pair in each.pairs and each.lanes == axes["lanes"]
+                candidate
+                for forward in self._rounds()
+                for candidate in (forward, forward.reversed())
+                if pair in candidate.pairs and candidate.lanes == axes["lanes"]
             ),
             None,
         )
@@ -123,21 +123,21 @@ class PairBenchmark(TableBenchmark):
                 case=case, status=MeasurementStatus.FAILED, error="no such pair of ranks here"
             )
             return (row,) if team.rank == 0 else ()
-        mine = next((each for each in link_round.pairs if team.rank in each), None)
+        mine = next((link for link in link_round.pairs if team.rank in link), None)
         back = mine[::-1] if mine is not None else None
         there_s, back_s = _timed(
             self._message(case, mine),
             self._message(case, back),
             team,
             budget_s=budget_s,
-            most=MOST_ROUND_TRIPS if case.kind == "round_trip" else MOST_REPEATS,
+            max_repeats=MOST_ROUND_TRIPS if case.kind == "round_trip" else MOST_REPEATS,
         )
         if mine is None:
             return ()
         # The sender has timed it.
         sent, times_s = (mine, there_s) if team.rank == mine[0] else (mine[::-1], back_s)
-        own = _case(case.kind, axes["bytes"], sent, lanes=axes["lanes"], world=team.world)
-        return (Measurement(case=own, rank=team.rank, times_s=times_s),)
+        measured_case = _case(case.kind, axes["bytes"], sent, lanes=axes["lanes"], world=team.world)
+        return (Measurement(case=measured_case, rank=team.rank, times_s=times_s),)
 
     def _message(self, case: Case, pair: Pair | None) -> "_Message":
         return _Message(
@@ -188,7 +188,7 @@ class _Message:
 
 
 def _timed(
-    there: _Message, back: _Message, team: ConnectedTeam, *, budget_s: float, most: int
+    there: _Message, back: _Message, team: ConnectedTeam, *, budget_s: float, max_repeats: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Send in both directions alternately until the slowest pair has spent the budget."""
     clock = HostClock()
@@ -198,7 +198,7 @@ def _timed(
     there_s, back_s = list[float](), list[float]()
     team.barrier()
     start_s, spent_s = clock.now_s(), 0.0
-    while not there_s or (spent_s < budget_s and len(there_s) < most):
+    while not there_s or (spent_s < budget_s and len(there_s) < max_repeats):
         for _ in range(TURNS_AT_ONCE):
             for message, times_s in ((there, there_s), (back, back_s)):
                 message.run()

@@ -131,7 +131,7 @@ class TeamClock:
 
 def kinds_of(shape: Shape, *, world: int) -> tuple[str, ...]:
     """Kinds worth measuring: sending is the same over any ring, so only over the smallest."""
-    smallest = min(other.ranks for other in shapes(world))
+    smallest = min(candidate.ranks for candidate in shapes(world))
     return tuple(kind for kind in BUILDERS if kind != "send_recv" or shape.ranks == smallest)
 
 

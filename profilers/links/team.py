@@ -42,8 +42,8 @@ class Seat:
     """Cores of the host that the rank may use; a launcher may bind each rank to a few."""
 
     @classmethod
-    def own(cls, info: RankInfo) -> "Seat":
-        """This process's."""
+    def local(cls, info: RankInfo) -> "Seat":
+        """Return the seat of this process."""
         host = socket.gethostname()
         return cls(
             name=info.node_name or host,
@@ -80,9 +80,10 @@ def ranks_per_node(places: Sequence[Place]) -> int:
     """
     counts = Counter(places)
     if len(set(counts.values())) > 1:
-        (most, one), *_, (least, other) = counts.most_common()
+        (largest, most_ranks), *_, (smallest, fewest_ranks) = counts.most_common()
         raise RankError(
-            f"{most[0]} runs {one} ranks and {least[0]} {other}; start as many on every node"
+            f"{largest[0]} runs {most_ranks} ranks and {smallest[0]} {fewest_ranks};"
+            " start as many on every node"
         )
     per_node = len(places) // len(counts)
     for rank, place in enumerate(places):
@@ -120,7 +121,7 @@ class ConnectedTeam:
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
         self._groups: dict[Shape, dist.ProcessGroup] = {}
         seats: list[Seat | None] = [None] * info.world
-        dist.all_gather_object(seats, Seat.own(info), group=self._control)
+        dist.all_gather_object(seats, Seat.local(info), group=self._control)
         self.seats = tuple(seat for seat in seats if seat is not None)
         """Seats of all ranks, by rank."""
         self.places: tuple[Place, ...] = tuple((seat.name, seat.node) for seat in self.seats)

@@ -77,11 +77,13 @@ def experts_of_slots(values: Mapping[str, Any]) -> list[list[int]]:
         ValueError: it is none.
     """
     try:
-        layers = sorted(values["layer_list"], key=lambda each: int(each["layer_id"]))
+        layers = sorted(values["layer_list"], key=lambda layer: int(layer["layer_id"]))
         return [
             [
                 expert
-                for device in sorted(layer["device_list"], key=lambda each: int(each["device_id"]))
+                for device in sorted(
+                    layer["device_list"], key=lambda entry: int(entry["device_id"])
+                )
                 for expert in device["device_expert"]
             ]
             for layer in layers

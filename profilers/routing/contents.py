@@ -144,9 +144,9 @@ def _plain(value: Any, made: dict[int, Any]) -> Any:
         return made[id(value)]
     plain = value
     if isinstance(value, Mapping):
-        plain = {key: _plain(each, made) for key, each in value.items()}
+        plain = {key: _plain(entry, made) for key, entry in value.items()}
     elif isinstance(value, list | tuple):
-        plain = [_plain(each, made) for each in value]
+        plain = [_plain(entry, made) for entry in value]
     elif hasattr(value, "element_size"):
         # A tensor with a stride of 0 has any number of elements in a few bytes of a file.
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():

@@ -77,7 +77,7 @@ def read(path: Path) -> Recording:
 
 
 def _transition(file: _File) -> tuple[Floats | None, str]:
-    names = [f"{one}->{other}" for one, other in itertools.pairwise(file.layer_ids)]
+    names = [f"{earlier}->{later}" for earlier, later in itertools.pairwise(file.layer_ids)]
     for kind in TRANSITIONS:
         what = f"transition_{kind}"
         stated = getattr(file, what)

@@ -262,5 +262,5 @@ def _ascend(ids: tuple[int, ...]) -> bool:
 
 def _shown(ids: tuple[int, ...]) -> str:
     """Name a few of them."""
-    few = ", ".join(str(each) for each in ids[:8])
+    few = ", ".join(str(layer) for layer in ids[:8])
     return f"{few}, ... ({len(ids)} in all)" if len(ids) > 8 else few or "none"

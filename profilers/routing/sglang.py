@@ -77,7 +77,7 @@ def read(path: Path) -> Recording:
         rows = counts[-1].shape[1] if is_dump else None
     if recorded and counts:
         raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
-    shapes = sorted({*recorded, *(each.shape[1:] for each in counts)})
+    shapes = sorted({*recorded, *(count.shape[1:] for count in counts)})
     if len(shapes) > 1:
         raise ValueError(f"dumps of different models: layers and experts are {shapes}")
     if not counts:
@@ -112,9 +112,9 @@ def _choices(slots: Any, map_RS: Counts) -> dict[int, Counts]:
     """Return the logical ids [T, K] of every layer that has any; an idle rank has no token."""
     if isinstance(slots, np.ndarray) and slots.size == 0:
         return {}
-    rows, most = map_RS.shape
+    rows, num_slots = map_RS.shape
     what, axes = "topk_ids_of_layer", "layers tokens choices"
-    slot_RTK = numbers(slots, what=what, axes=axes, least=ABSENT, largest=most - 1)
+    slot_RTK = numbers(slots, what=what, axes=axes, least=ABSENT, largest=num_slots - 1)
     if len(slot_RTK) != rows:
         raise ValueError(f"{what} has {len(slot_RTK)} layers; the map has {rows}")
     made = slot_RTK != ABSENT

@@ -173,7 +173,7 @@ def write_recording(
         ProfileUnwritableError: the disk does not take it, or other things lie there.
     """
     ours = {HEADER_NAME, *FORMER, *(table.file for table in TABLES.values())}
-    if path.exists() and not (path.is_dir() and {each.name for each in path.iterdir()} <= ours):
+    if path.exists() and not (path.is_dir() and {file.name for file in path.iterdir()} <= ours):
         raise ProfileUnwritableError(
             f"{path} exists and is no recording; choose a folder that does not exist yet"
         )

@@ -34,7 +34,9 @@ class LowRank(nn.Module):
         assert config.adapters is not None
         rank = config.adapters.rank
         names = [f"{name}.{expert}" for expert in experts] or [name]
-        drawn = [normal(one, (rank, inputs), seed=config.seed, device=device) for one in names]
+        drawn = [
+            normal(weight, (rank, inputs), seed=config.seed, device=device) for weight in names
+        ]
         stack = (len(experts),) if experts else ()
         kept = trained_type(config)
         self.a = nn.Parameter(torch.stack(drawn).view(*stack, rank, inputs).to(kept))

@@ -69,9 +69,9 @@ def _scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     ranks = group.size()
     shard = sequence // ranks
     parts = x.view(batch, ranks, shard, hidden).transpose(0, 1).contiguous()
-    own = x.new_empty(batch, shard, hidden)
-    _reduce_scatter(own, parts.view(ranks * batch, shard, hidden), group=group)
-    return own
+    local_shard = x.new_empty(batch, shard, hidden)
+    _reduce_scatter(local_shard, parts.view(ranks * batch, shard, hidden), group=group)
+    return local_shard
 
 
 def _exchanged(x: Tensor, peers: Peers, send: list[int], receive: list[int]) -> Tensor:

@@ -246,8 +246,8 @@ class StepConfig(Record):
     def microbatches_by_rank(self) -> tuple[int, ...]:
         """Micro-batches of each data rank and step."""
         data = self.parallelism.data
-        each = self.global_batch_size // (self.micro_batch_size * data)
-        return self.microbatches or (each,) * data
+        per_rank = self.global_batch_size // (self.micro_batch_size * data)
+        return self.microbatches or (per_rank,) * data
 
     def sequences_of(self, data_rank: int) -> range:
         """Return which sequences of the global batch a data rank takes: a contiguous block."""

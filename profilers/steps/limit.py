@@ -52,23 +52,23 @@ class HostLimit:
     def exempt_code(self) -> None:
         """Leave out what the process holds now beyond its start and its tensors."""
         gc.collect()
-        held_bytes = storage_bytes(one for one in gc.get_objects() if type(one) in TENSORS)
+        held_bytes = storage_bytes(tensor for tensor in gc.get_objects() if type(tensor) in TENSORS)
         self._other_bytes = _status_bytes("VmData") - self._start_bytes - held_bytes
         self._other_addresses = _status_bytes("VmSize") - self._start_addresses - held_bytes
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
         """Let allocations beyond the limit fail inside."""
-        before, most = resource.getrlimit(resource.RLIMIT_DATA)
+        before, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
         allowed = self._start_bytes + self._other_bytes + self._limit_bytes
-        if most != resource.RLIM_INFINITY:
-            allowed = min(allowed, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (allowed, most))
+        if hard_limit != resource.RLIM_INFINITY:
+            allowed = min(allowed, hard_limit)
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard_limit))
         try:
             yield
         finally:
             # Without it ranks report errors and leave.
-            resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+            resource.setrlimit(resource.RLIMIT_DATA, (before, hard_limit))
 
     def peak_bytes(self) -> int:
         """Return the peak of the memory that the limit counts, to the page."""

@@ -85,8 +85,8 @@ class RoutedExperts(nn.Module):
         local = model.num_experts // layout.degrees.expert
         gain = (2 * len(model.layers)) ** -0.5
         gate_up, down, kept = [], [], kept_type(config)
-        own = range(layout.expert_rank * local, (layout.expert_rank + 1) * local)
-        for expert in own:
+        local_experts = range(layout.expert_rank * local, (layout.expert_rank + 1) * local)
+        for expert in local_experts:
             shape = (2 * model.moe_ffn_size, model.hidden_size)
             fused = normal(
                 f"{name}.{expert}.gate_up", shape, seed=config.seed, device=layout.device
@@ -114,7 +114,7 @@ class RoutedExperts(nn.Module):
                     name=f"{name}.{matrix}.adapter",
                     inputs=weight.shape[2],
                     outputs=weight.shape[1],
-                    experts=own,
+                    experts=local_experts,
                 )
                 for matrix, weight in (("gate_up", self.gate_up), ("down", self.down))
             )
@@ -194,13 +194,13 @@ class RoutedExperts(nn.Module):
         received = all_to_all_counts(self._copies(experts_TK), self._peers.group).sum()
         if self._peers.group.size() > 1:
             dist.all_reduce(received, op=dist.ReduceOp.MAX, group=self._peers.group)
-        return chunks_needed(int(received), limit=limit, most=self._stage.max_chunks)
+        return chunks_needed(int(received), limit=limit, max_chunks=self._stage.max_chunks)
 
 
-def chunks_needed(received: int, *, limit: int, most: int) -> int:
-    """Pick the smallest power of two of chunks that holds `limit` copies each, at most `most`."""
+def chunks_needed(received: int, *, limit: int, max_chunks: int) -> int:
+    """Pick the smallest power of two of chunks of `limit` copies each, at most `max_chunks`."""
     needed = max(1, math.ceil(received / limit))
-    return int(min(2 ** (needed - 1).bit_length(), most))
+    return int(min(2 ** (needed - 1).bit_length(), max_chunks))
 
 
 def even_parts(total: int, *, parts: int) -> list[int]:

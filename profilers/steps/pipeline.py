@@ -45,8 +45,8 @@ def _microbatch_sizes(config: StepConfig, layout: ParallelState) -> list[int]:
     Sharded weights are gathered, and experts called, as often on every rank.
     """
     counts = config.microbatches_by_rank
-    own = counts[layout.data_rank]
-    return [config.micro_batch_size] * own + [0] * (max(counts) - own)
+    count = counts[layout.data_rank]
+    return [config.micro_batch_size] * count + [0] * (max(counts) - count)
 
 
 def _accumulated(

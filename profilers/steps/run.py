@@ -72,9 +72,9 @@ def run(
         losses=tuple(losses.tolist()),
         tokens_per_step=config.global_batch_size * config.sequence_length,
         memory=memory,
-        loads=tuple(tuple(tuple(row) for row in one.load_LE.tolist()) for one in results),
-        chunks_used=tuple(tuple(one.chunks_L.tolist()) for one in results),
-        inter_node_bytes=tuple(int(one.far_bytes) for one in results),
+        loads=tuple(tuple(tuple(row) for row in result.load_LE.tolist()) for result in results),
+        chunks_used=tuple(tuple(result.chunks_L.tolist()) for result in results),
+        inter_node_bytes=tuple(int(result.far_bytes) for result in results),
     )
 
 
@@ -195,7 +195,7 @@ def _synchronize(device: torch.device) -> None:
 def _memory(
     training: Training, layout: ParallelState, meter: ActivationMeter, peak: int | None
 ) -> tuple[RankMemory, ...]:
-    own = (
+    local_bytes = (
         training.parameter_bytes(),
         meter.peak_gradient_bytes,
         training.optimizer_bytes(),
@@ -203,8 +203,8 @@ def _memory(
         -1 if peak is None else peak,
     )
     world = dist.get_world_size()
-    table = torch.zeros(world, len(own), dtype=torch.int64, device=layout.device)
-    table[layout.rank] = torch.tensor(own, device=layout.device)
+    table = torch.zeros(world, len(local_bytes), dtype=torch.int64, device=layout.device)
+    table[layout.rank] = torch.tensor(local_bytes, device=layout.device)
     dist.all_reduce(table)
     return tuple(
         RankMemory(

@@ -33,7 +33,11 @@ def shard_stage(module: StageModel, config: StepConfig, layout: ParallelState) -
     )
     reshard = layout.degrees.zero_stage == 3
     replicas = layout.replica_mesh.size()
-    left_out = set() if reshard else {one for one in module.parameters() if not one.requires_grad}
+    left_out = (
+        set()
+        if reshard
+        else {parameter for parameter in module.parameters() if not parameter.requires_grad}
+    )
 
     def evenly(weight: nn.Parameter) -> Shard:
         """Shard experts along the width where there are fewer of them than replicas."""

@@ -149,8 +149,8 @@ class Training:
     def _on_device(self, values: np.ndarray) -> Tensor:
         """Keep this tensor rank's part of the sequence, axis 1."""
         ranks = self._layout.degrees.tensor
-        own = torch.from_numpy(values).chunk(ranks, dim=1)[self._layout.tensor_rank]
-        return own.contiguous().to(self._layout.device)
+        part = torch.from_numpy(values).chunk(ranks, dim=1)[self._layout.tensor_rank]
+        return part.contiguous().to(self._layout.device)
 
     def _forced(self, step: int, moe_layer: int, sequences: Sequence[int]) -> list[Tensor]:
         config = self._config

@@ -51,11 +51,11 @@ def alternatives(
     chosen: InstancePlan,
     *,
     band_ratio: float,
-    most: int,
+    max_plans: int,
     time_limit_s: float,
     threads: int = 1,
 ) -> Alternatives:
-    """Find up to `most` plans whose objective exceeds the chosen plan's by `band_ratio` at most."""
+    """Find up to `max_plans` plans whose objective exceeds the chosen by `band_ratio` at most."""
     deadline_s = time.perf_counter() + time_limit_s
     columns, least = undominated(problem), problem.least_per_s
     rate_is_free = not problem.objective.rate_is_fixed
@@ -66,7 +66,7 @@ def alternatives(
     cuts, steps = list(first_cuts(problem)), COARSEST_STEPS
     seen: set[tuple[int, ...]] = set()
     listed: list[InstancePlan] = []
-    while len(listed) < most and (left_s := deadline_s - time.perf_counter()) > 0.0:
+    while len(listed) < max_plans and (left_s := deadline_s - time.perf_counter()) > 0.0:
         model = CountsModel(problem, columns, most_weight=most_weight)
         for cut in cuts:
             model.add_cut(cut, least_per_s=least, unit_per_s=least / steps)

@@ -112,7 +112,7 @@ def common_unit(weights: tuple[float, ...]) -> float:
     plain = [Fraction(weight).limit_denominator(LARGEST_DENOMINATOR) for weight in weights]
     if any(abs(float(p) - w) > EXACT_RATIO * w for p, w in zip(plain, weights, strict=True)):
         return max(weights) / WEIGHT_STEPS
-    denominator = math.lcm(*(one.denominator for one in plain))
-    steps = math.gcd(*(int(one * denominator) for one in plain))
+    denominator = math.lcm(*(fraction.denominator for fraction in plain))
+    steps = math.gcd(*(int(fraction * denominator) for fraction in plain))
     # A hair less, so that no multiple is rounded down to the one below it.
     return steps / denominator * (1.0 - EXACT_RATIO)

@@ -26,15 +26,15 @@ def undominated(problem: InstancesProblem) -> tuple[int, ...]:
             number
             for members in of_group.values()
             for number in members
-            if not any(_is_preferred(problem, other, number) for other in members)
+            if not any(_is_preferred(problem, rival, number) for rival in members)
         )
     )
 
 
-def _is_preferred(problem: InstancesProblem, other: int, number: int) -> bool:
-    if other == number or not _beats(problem.columns[other], problem.columns[number]):
+def _is_preferred(problem: InstancesProblem, rival: int, number: int) -> bool:
+    if rival == number or not _beats(problem.columns[rival], problem.columns[number]):
         return False
-    return other < number or not _beats(problem.columns[number], problem.columns[other])
+    return rival < number or not _beats(problem.columns[number], problem.columns[rival])
 
 
 def _beats(better: Column, worse: Column) -> bool:

@@ -124,7 +124,7 @@ def _rows(
 
 
 def _aggregated(problem: InstancesProblem) -> list[int]:
-    return [g for g, one in enumerate(problem.groups) if one.role is InstanceRole.AGGREGATED]
+    return [g for g, group in enumerate(problem.groups) if group.role is InstanceRole.AGGREGATED]
 
 
 def _most_of_last(rows_IN: Floats, limit_I: Floats) -> tuple[Floats, Floats]:

@@ -80,10 +80,10 @@ def reachable_per_s(problem: InstancesProblem, columns: Iterable[int]) -> float:
     """Requests/s of every pool given wholly to its fastest column: a size to scale by, no bound."""
     best_P = [0.0] * len(problem.pools)
     for number in columns:
-        column, most = problem.columns[number], problem.most_instances(number)
+        column, instances = problem.columns[number], problem.most_instances(number)
         for pool, devices in enumerate(column.devices_P):
             if devices:
-                best_P[pool] = max(best_P[pool], most * column.rate_per_s)
+                best_P[pool] = max(best_P[pool], instances * column.rate_per_s)
     return sum(best_P)
 
 
@@ -142,7 +142,7 @@ class _InstanceProgram:
                 ]
                 self.program += pulp.lpSum(through) <= self._capacity({number})
         together = {
-            g for g, one in enumerate(problem.groups) if one.role is InstanceRole.AGGREGATED
+            g for g, group in enumerate(problem.groups) if group.role is InstanceRole.AGGREGATED
         }
         self.program += self.aggregated <= self._capacity(together)
         for number, share in enumerate(problem.share_C):

@@ -235,23 +235,27 @@ class InstancesProblem:
     def _check_columns(self) -> None:
         pools, groups = len(self.pools), len(self.groups)
         _require(
-            self.columns, lambda one: 0 <= one.group < groups, f"group must be one of {groups}"
+            self.columns,
+            lambda column: 0 <= column.group < groups,
+            f"group must be one of {groups}",
         )
         _require(
             self.columns,
-            lambda one: len(one.devices_P) == pools and min(one.devices_P) >= 0,
+            lambda column: len(column.devices_P) == pools and min(column.devices_P) >= 0,
             f"devices_P must be a count for each of {pools} pools",
         )
-        _require(self.columns, lambda one: sum(one.devices_P) > 0, "must take a device")
+        _require(self.columns, lambda column: sum(column.devices_P) > 0, "must take a device")
         _require(
             self.columns,
-            lambda one: 0.0 < one.rate_per_s < math.inf and 0.0 <= one.price_per_hour < math.inf,
+            lambda column: (
+                0.0 < column.rate_per_s < math.inf and 0.0 <= column.price_per_hour < math.inf
+            ),
             "rate_per_s must be positive and price_per_hour at least 0, both finite",
         )
         if self.objective is InstanceObjective.COST:
             _require(
                 self.columns,
-                lambda one: one.price_per_hour > 0.0,
+                lambda column: column.price_per_hour > 0.0,
                 f"objective {self.objective} needs a price_per_hour above 0",
             )
 

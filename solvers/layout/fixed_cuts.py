@@ -83,8 +83,8 @@ def fastest_options(problem: LayoutProblem) -> Claim[Layout]:
 
 def even_layout(problem: LayoutProblem) -> LayoutProblem:
     """Return the problem with its layers spread evenly, the longer stages first."""
-    each, rest = divmod(problem.num_layers, problem.num_stages)
-    even = tuple(each + (stage < rest) for stage in range(problem.num_stages))
+    per_stage, rest = divmod(problem.num_layers, problem.num_stages)
+    even = tuple(per_stage + (stage < rest) for stage in range(problem.num_stages))
     return dataclasses.replace(problem, fixed_layout=even)
 
 

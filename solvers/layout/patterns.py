@@ -101,9 +101,9 @@ def _beaten_CO(
 ) -> npt.NDArray[np.bool_]:
     """Mark options than which another that fits is nowhere worse; the first of equals is kept."""
     beaten_CO = np.zeros_like(fits_CO)
-    for other in range(problem.num_options):
-        others = np.s_[:, other : other + 1]
-        no_worse, better = fits_CO[others], other < np.arange(problem.num_options)
+    for rival in range(problem.num_options):
+        others = np.s_[:, rival : rival + 1]
+        no_worse, better = fits_CO[others], rival < np.arange(problem.num_options)
         for cost_CO in (time_s_CO, resident_CO, transient_CO):
             no_worse = no_worse & (cost_CO[others] <= cost_CO)
             better = better | (cost_CO[others] < cost_CO)

@@ -226,7 +226,7 @@ def _steps(problem: PartitionProblem, used_K: Sequence[Used]) -> tuple[_Step, ..
 
 
 def _counts(problem: PartitionProblem) -> list[Used]:
-    ranges = [range(most + 1) for most in problem.max_stages_P]
+    ranges = [range(max_stages + 1) for max_stages in problem.max_stages_P]
     every = (used for used in itertools.product(*ranges) if 0 < sum(used) <= problem.max_stages)
     return sorted(every, key=sum)
 
@@ -244,7 +244,7 @@ def _behind(before: Used, pool: int) -> list[int]:
 def _traced(
     tables: _Tables, behind_KPA: Ints, end_KPA: Ints, *, used: Used, pool: int
 ) -> Partition:
-    place = {each: at for at, each in enumerate(tables.used_K)}
+    place = {counts: at for at, counts in enumerate(tables.used_K)}
     stages: list[PartitionStage] = []
     start = 0
     while True:

@@ -87,9 +87,9 @@ class PartitionProblem:
         freeze_numbers(self, "time_s_PL", time_s_PL.shape)
         freeze_numbers(self, "hop_s_PP", (pools, pools), finite=False)
         flights = max(1, min(self.num_microbatches, self.max_stages))
-        most = LARGEST_BYTES // (self.num_layers * (flights + 1))
-        freeze_bytes(self, "static_bytes_PL", time_s_PL.shape, most=most)
-        freeze_bytes(self, "saved_bytes_PL", time_s_PL.shape, most=most)
+        largest = LARGEST_BYTES // (self.num_layers * (flights + 1))
+        freeze_bytes(self, "static_bytes_PL", time_s_PL.shape, largest=largest)
+        freeze_bytes(self, "saved_bytes_PL", time_s_PL.shape, largest=largest)
         freeze_bytes(self, "memory_limit_bytes_P", (pools,), is_limit=True)
 
     @property

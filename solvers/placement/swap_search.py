@@ -42,9 +42,9 @@ class SwappedLayer:
         """Return the change of the objective by each swap, [E][E]."""
         return np.zeros((len(self.rank_E), len(self.rank_E)))
 
-    def swap(self, one: int, two: int) -> None:
+    def swap(self, first: int, second: int) -> None:
         """Swap two experts."""
-        self.rank_E[[one, two]] = self.rank_E[[two, one]]
+        self.rank_E[[first, second]] = self.rank_E[[second, first]]
 
 
 def descend(
@@ -70,10 +70,10 @@ def descend(
     while time.perf_counter() < deadline_s:
         changed_EE = layer.changes_EE()
         changed_EE += _overload_EE(layer.rank_E, load_E, most_load, over)
-        one, two = divmod(int(changed_EE.argmin()), len(load_E))
-        if not changed_EE[one, two] < -least_gain:
+        first, second = divmod(int(changed_EE.argmin()), len(load_E))
+        if not changed_EE[first, second] < -least_gain:
             break
-        layer.swap(one, two)
+        layer.swap(first, second)
         is_better = True
     return is_better
 
@@ -165,8 +165,8 @@ def _repaired(
             best_E, best = here_E.copy(), excess
         here_E = best_E.copy()
         for _ in range(KICKS):
-            one, two = rng.choice(len(here_E), size=2, replace=False)
-            here_E[[one, two]] = here_E[[two, one]]
+            first, second = rng.choice(len(here_E), size=2, replace=False)
+            here_E[[first, second]] = here_E[[second, first]]
     return best_E
 
 

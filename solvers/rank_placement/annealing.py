@@ -136,8 +136,10 @@ def _following_links(problem: RankPlacementProblem) -> tuple[Order, Order]:
     fastest_first = np.argsort(-rates_NN[left, right], kind="stable")
     group_of = list(range(N))
     members = {node: [node] for node in range(N)}
-    for one, two in zip(left[fastest_first].tolist(), right[fastest_first].tolist(), strict=True):
-        mine, theirs = group_of[one], group_of[two]
+    for first, second in zip(
+        left[fastest_first].tolist(), right[fastest_first].tolist(), strict=True
+    ):
+        mine, theirs = group_of[first], group_of[second]
         if mine == theirs:
             continue
         for node in members[theirs]:
@@ -198,9 +200,9 @@ def _moved(order: Order, rng: np.random.Generator) -> Order:
     if move == 0:
         return np.concatenate([order[:first], order[first:second][::-1], order[second:]])
     if move == 1:
-        one, two = rng.choice(len(order), size=2, replace=False).tolist()
+        here, there = rng.choice(len(order), size=2, replace=False).tolist()
         swapped = order.copy()
-        swapped[[one, two]] = order[[two, one]]
+        swapped[[here, there]] = order[[there, here]]
         return swapped
     if move == 2:
         second = first + 1 if first < len(order) else first
@@ -219,12 +221,12 @@ def _swap(
     improved = True
     while improved and value > enough:
         improved = False
-        for one in range(min(cost.problem.num_used_nodes, len(order) - 1)):
+        for first in range(min(cost.problem.num_used_nodes, len(order) - 1)):
             if time.perf_counter() >= deadline_s:
                 return order, value
-            for two in range(one + 1, len(order)):
+            for second in range(first + 1, len(order)):
                 swapped = order.copy()
-                swapped[[one, two]] = order[[two, one]]
+                swapped[[first, second]] = order[[second, first]]
                 swapped_s, _ = cost(swapped)
                 if swapped_s < value:
                     order, value, improved = swapped, swapped_s, True

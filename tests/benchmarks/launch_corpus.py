@@ -190,7 +190,7 @@ def _read(text: str, around: Surroundings) -> list[ServingLaunch]:
         if several is None:
             raise
     else:
-        return [first] if first.other is None else [first, first.other]
+        return [first] if first.counterpart is None else [first, first.counterpart]
     names = several[1].split(", ")
     return [
         read_serving_text(text, around, engine="vllm", source="launch", role=name)

@@ -53,7 +53,7 @@ def main(path: str) -> int:
     whole, keys = fit(problem), held_out_keys(runs)
     strata = [run.family for run in runs]
     by_setting, by_group = (
-        held_out(problem, whole, assign_folds(keys[name][0], most=MOST_FOLDS, strata=strata))
+        held_out(problem, whole, assign_folds(keys[name][0], max_folds=MOST_FOLDS, strata=strata))
         for name in ("setting", "group")
     )
     pairs = build_pairs(runs, by_setting)

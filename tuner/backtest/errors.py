@@ -167,6 +167,6 @@ def group_errors(
 
 def _by_name(names: Sequence[str], scored: Sequence[ScoredRow]) -> dict[str, Errors]:
     groups: dict[str, list[ScoredRow]] = {}
-    for name, one in zip(names, scored, strict=True):
-        groups.setdefault(name, []).append(one)
+    for name, row in zip(names, scored, strict=True):
+        groups.setdefault(name, []).append(row)
     return {name: summarise_errors(rows) for name, rows in groups.items() if name}

@@ -25,7 +25,11 @@ def find_model(name: str) -> ModelSpec | None:
     words = name_words(name)
     if {"llama", "nemotron"} <= set(words):
         return None
-    fitting = [(len(own), path) for own, path in _shipped() if _names(words, own)]
+    fitting = [
+        (len(folder_words), path)
+        for folder_words, path in _shipped()
+        if _names(words, folder_words)
+    ]
     return _read(max(fitting)[1]) if fitting else None
 
 
@@ -34,12 +38,12 @@ def name_words(name: str) -> Words:
     return tuple(re.sub(r"\bv(?=\d)", "", re.sub(r"[^a-z0-9]+", " ", name.lower())).split())
 
 
-def _names(words: Words, own: Words) -> bool:
+def _names(words: Words, folder_words: Words) -> bool:
     """Return whether a folder's words are a run of a name's, and end where its version does."""
-    for start in range(len(words) - len(own) + 1):
-        end = start + len(own)
-        goes_on = own[-1].isdigit() and "".join(words[end : end + 1]).isdigit()
-        if words[start:end] == own and not goes_on:
+    for start in range(len(words) - len(folder_words) + 1):
+        end = start + len(folder_words)
+        goes_on = folder_words[-1].isdigit() and "".join(words[end : end + 1]).isdigit()
+        if words[start:end] == folder_words and not goes_on:
             return True
     return False
 

@@ -50,13 +50,15 @@ class ResidualSet:
     @property
     def table_digests(self) -> set[str]:
         """Return the digests of the tables that the residuals were fitted to."""
-        own = {one.data_sha256 for one in self.by_device.values()}
-        return own | ({self.default.data_sha256} if self.default else set())
+        digests = {residuals.data_sha256 for residuals in self.by_device.values()}
+        return digests | ({self.default.data_sha256} if self.default else set())
 
     @property
     def origin(self) -> str:
         """Return the origin of the residuals."""
-        named = [f"{name}: {one.origin}" for name, one in sorted(self.by_device.items())]
+        named = [
+            f"{name}: {residuals.origin}" for name, residuals in sorted(self.by_device.items())
+        ]
         return "; ".join((self.default.origin if self.default else "uncalibrated", *named))
 
 
@@ -65,12 +67,15 @@ def backtest(
 ) -> Backtest:
     """Predict every row that can be predicted and compute the errors; the digest is the table's."""
     runs, reasons = build_runs(rows)
-    predicted = {one.run.row.number: one for one in predictions(runs, residual_set=residual_set)}
+    predicted = {
+        prediction.run.row.number: prediction
+        for prediction in predictions(runs, residual_set=residual_set)
+    }
     result_rows = tuple(
         _to_row(row, predicted.get(row.number), reasons.get(row.number)) for row in rows
     )
     scored = [_to_scored_row(row, predicted.get(row.number)) for row in rows]
-    of_experts = {one.row.number for one in runs if one.shape.experts}
+    of_experts = {run.row.number for run in runs if run.shape.experts}
     with_experts = [
         bool(row.architecture.get("experts")) or row.number in of_experts for row in rows
     ]

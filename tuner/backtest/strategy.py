@@ -243,8 +243,8 @@ def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float,
         if stage not in ("0", "1", "2", "3"):
             raise ValueError(f"zero_or_fsdp {text[:40]!r} is not one of ZeRO-0 to ZeRO-3")
         # Megatron reduces gradients once, after the last micro-batch, whatever the stage.
-        most = 3.0 if engine.software is Software.TORCH_FSDP else 1.0
-        return min(float(stage), most), 0.0
+        highest_stage = 3.0 if engine.software is Software.TORCH_FSDP else 1.0
+        return min(float(stage), highest_stage), 0.0
     if "shard-grad-op" in text:
         return 2.0, 0.0
     name, _, ranks = text.partition("=")

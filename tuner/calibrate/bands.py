@@ -69,17 +69,17 @@ def error_bands(
             is_unreleased = level == "release" and where.family not in has_release
             key = "group" if is_unreleased else level
             sizes: dict[tuple[str, ...], dict[str, list[float]]] = {(): {}}
-            for regime, group, residual, other in zip(
+            for regime, group, residual, run_where in zip(
                 regimes, groups, residual_by[key], wheres, strict=True
             ):
-                if other == where and np.isfinite(residual):
+                if run_where == where and np.isfinite(residual):
                     together = tuple(str(getattr(regime, name)) for name in WORST_OF[key])
                     for chosen in {(), together}:
                         by_recipe = sizes.setdefault(chosen, {})
                         by_recipe.setdefault(group, []).append(abs(float(residual)))
-            band_sizes = [_size(list(one.values()), stated) for one in sizes.values()]
+            band_sizes = [_size(list(recipes.values()), stated) for recipes in sizes.values()]
             if band_sizes[0] is not None:
-                size = max(one for one in band_sizes if one is not None)
+                size = max(band_size for band_size in band_sizes if band_size is not None)
                 every = sizes[()].values()
                 bands.append(
                     Band(
@@ -129,4 +129,4 @@ def covered_ratio(
         if math.isfinite(residual):
             low, high = narrowest_band(regime, bands)
             inside.setdefault(group, []).append(low <= math.exp(-residual) <= high)
-    return {group: sum(each) / len(each) for group, each in inside.items()}
+    return {group: sum(are_inside) / len(are_inside) for group, are_inside in inside.items()}

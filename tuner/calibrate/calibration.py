@@ -93,7 +93,7 @@ def calibrate(
         name: held_out(
             problem,
             whole,
-            *(assign_folds(keys, most=MOST_FOLDS, strata=strata) for keys in assignments),
+            *(assign_folds(keys, max_folds=MOST_FOLDS, strata=strata) for keys in assignments),
         )
         for name, assignments in held_out_keys(runs).items()
     }
@@ -123,10 +123,10 @@ def _side_by_side(
     pricer: Pricer, *, num_runs: int, num_values: int
 ) -> Callable[[Sequence[Floats]], Sequence[Floats]] | None:
     """Return a batched pricer for several sets of constants; None where that saves nothing."""
-    most = COLUMNS_AT_ONCE // num_runs
-    if most < 2:
+    max_times = COLUMNS_AT_ONCE // num_runs
+    if max_times < 2:
         return None
-    times = math.ceil(num_values / math.ceil(num_values / most))
+    times = math.ceil(num_values / math.ceil(num_values / max_times))
     repeated = pricer.repeated(times)
 
     def prices(values: Sequence[Floats]) -> Sequence[Floats]:
@@ -164,7 +164,7 @@ def build_problem(
     problem = Problem(
         price=lambda values_KC: pricer.step_s(as_constants(values_KC)),
         price_side_by_side=_side_by_side(
-            pricer, num_runs=len(runs), num_values=1 + len({one.constant for one in offsets})
+            pricer, num_runs=len(runs), num_values=1 + len({offset.constant for offset in offsets})
         ),
         generic_KC=generic_values(regimes),
         low_K=np.array([-np.inf if prior is None else prior.low for prior in bounds_K]),
@@ -222,7 +222,8 @@ def recipes_by_group(regimes: Sequence[Regime], groups: Sequence[str]) -> dict[s
     return dict(
         sorted(
             Counter(
-                key for key, _ in set(zip((one.group for one in regimes), groups, strict=True))
+                key
+                for key, _ in set(zip((regime.group for regime in regimes), groups, strict=True))
             ).items()
         )
     )
@@ -256,7 +257,7 @@ def nested_coverage(
     """Return the share of recipes inside bands that were made without them."""
     groups = [run.row.group for run in runs]
     keys = held_out_keys(runs)
-    outer_C = assign_folds(groups, most=OUTER_FOLDS, seed=1)
+    outer_C = assign_folds(groups, max_folds=OUTER_FOLDS, seed=1)
     shares: dict[str, float] = {}
     for fold in np.unique(outer_C):
         used_C = outer_C != fold
@@ -275,4 +276,4 @@ def nested_coverage(
 
 
 def _inner_folds(keys: Sequence[str]) -> npt.NDArray[np.intp]:
-    return assign_folds(keys, most=INNER_FOLDS, seed=2)
+    return assign_folds(keys, max_folds=INNER_FOLDS, seed=2)

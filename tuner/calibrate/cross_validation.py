@@ -35,11 +35,11 @@ KEYS: Final[Mapping[str, Callable[[PublishedRun], str]]] = {
 def assign_folds(
     keys: Sequence[str],
     *,
-    most: int,
+    max_folds: int,
     seed: int = SEED,
     strata: Sequence[str] | None = None,
 ) -> npt.NDArray[np.intp]:
-    """Assign keys to at most `most` folds at random; every run of a key is in its key's fold.
+    """Assign keys to at most `max_folds` folds at random; every run of a key is in its key's fold.
 
     With strata (each run's; a key has its first run's) every fold gets an even share of each, so
     that no fold loses all of a small table at once.
@@ -49,7 +49,7 @@ def assign_folds(
     shuffled = np.random.default_rng(seed).permutation(len(distinct))
     order = shuffled[np.argsort(stratum[shuffled], kind="stable")]
     dealt = np.empty(len(distinct), dtype=np.intp)
-    dealt[order] = np.arange(len(distinct)) % min(most, len(distinct))
+    dealt[order] = np.arange(len(distinct)) % min(max_folds, len(distinct))
     fold_C: npt.NDArray[np.intp] = dealt[key_C.ravel()]
     return fold_C
 

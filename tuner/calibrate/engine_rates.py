@@ -69,9 +69,9 @@ def predicted_steps(steps: EngineSteps, machine: ServingMachine, rates: ReachedR
             engine=steps.engine,
             machine=reached_machine(machine, rates),
         )
-        prompt_Q = np.array([float(one.tokens) for one in launch.prompts])
-        running_Q = np.array([float(one.sequences) for one in launch.decodes])
-        past_Q = np.array([float(one.past_tokens) for one in launch.decodes])
+        prompt_Q = np.array([float(prompt.tokens) for prompt in launch.prompts])
+        running_Q = np.array([float(decode.sequences) for decode in launch.decodes])
+        past_Q = np.array([float(decode.past_tokens) for decode in launch.decodes])
         first_Q = prompt_step_s(iteration, prompt_Q, np.zeros_like(prompt_Q)) + rates.request_s
         parts += [first_Q, step_s(iteration, running_Q, past_Q)]
     return np.concatenate(parts)
@@ -81,15 +81,15 @@ def measured_steps(steps: EngineSteps) -> Floats:
     """Return the median of every point in seconds, in the same order."""
     points = []
     for launch in steps.launches:
-        points += [one.seconds for one in launch.prompts]
-        points += [one.seconds for one in launch.decodes]
+        points += [prompt.seconds for prompt in launch.prompts]
+        points += [decode.seconds for decode in launch.decodes]
     return np.array([statistics.median(seconds) for seconds in points])
 
 
 def fit_rates(steps: EngineSteps, machine: ServingMachine) -> ReachedRates:
     """Fit an engine's rates, by damped Gauss-Newton steps on their logarithms."""
     first = first_rates(machine.sheet)
-    names = [one.name for one in fields(ReachedRates)]
+    names = [field.name for field in fields(ReachedRates)]
     log_measured_I = np.log(measured_steps(steps))
 
     def rates_at(offset_K: Floats) -> ReachedRates:
@@ -108,7 +108,10 @@ def fit_rates(steps: EngineSteps, machine: ServingMachine) -> ReachedRates:
         now_I = residuals(offset_K)
         weight_I = 1.0 / np.sqrt(1.0 + now_I**2)
         slope_IK = np.stack(
-            [(residuals(offset_K + NUDGE * one) - now_I) / NUDGE for one in np.eye(len(names))],
+            [
+                (residuals(offset_K + NUDGE * unit_K) - now_I) / NUDGE
+                for unit_K in np.eye(len(names))
+            ],
             axis=1,
         )
         normal_KK = slope_IK.T @ (weight_I[:, None] * slope_IK) + np.eye(len(names)) / PRIOR**2

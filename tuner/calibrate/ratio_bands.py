@@ -107,16 +107,16 @@ def build_pairs(runs: Sequence[PublishedRun], residual_C: Floats) -> Pairs:
     recipes: dict[tuple[str, frozenset[str], bool], int] = {}
     entries = []
     for number, (setting, places) in enumerate(by_setting.items()):
-        for one, other in combinations(places, 2):
+        for first, second in combinations(places, 2):
             kind = PairClass(
-                generation=str(runs[one].device.generation),
-                has_experts=bool(runs[one].shape.experts),
-                same_kernels=kernels[one] == kernels[other],
+                generation=str(runs[first].device.generation),
+                has_experts=bool(runs[first].shape.experts),
+                same_kernels=kernels[first] == kernels[second],
             )
-            both = frozenset((runs[one].row.group, runs[other].row.group))
+            both = frozenset((runs[first].row.group, runs[second].row.group))
             entries.append(
                 (
-                    abs(float(residual_C[one] - residual_C[other])),
+                    abs(float(residual_C[first] - residual_C[second])),
                     kinds.setdefault(kind, len(kinds)),
                     number,
                     recipes.setdefault((setting, both, kind.same_kernels), len(recipes)),
@@ -169,7 +169,7 @@ def band_width(pairs: Pairs, kind: PairClass, *, share: float = STATED_RATIO) ->
     if len(np.unique(comparable.setting_P)) < FEWEST_SETTINGS:
         return None
     weight_P = pair_weights(comparable)
-    is_own = np.array([one == kind for one in comparable.kinds], dtype=bool)
+    is_own = np.array([pair_kind == kind for pair_kind in comparable.kinds], dtype=bool)
     own_P = is_own[comparable.kind_P]
     num_own = len(np.unique(comparable.setting_P[own_P]))
     for chosen_P, total in ((own_P, float(num_own)), (~own_P, PRIOR_SETTINGS)):
@@ -189,18 +189,18 @@ def _bands(pairs: Pairs) -> Iterator[RatioBand]:
     for kind in sorted(pairs.kinds):
         size, number = band_width(pairs, kind), pairs.kinds.index(kind)
         if size is not None:
-            own = pairs.taken(pairs.kind_P == number)
-            yield _band(size, own, **kind._asdict())
+            kind_pairs = pairs.taken(pairs.kind_P == number)
+            yield _band(size, kind_pairs, **kind._asdict())
 
 
-def _band(size: float, own: Pairs, **kind: object) -> RatioBand:
+def _band(size: float, pairs: Pairs, **kind: object) -> RatioBand:
     return RatioBand.model_validate(
         {
             **kind,
             "low": round(math.exp(-size), 4),
             "high": round(math.exp(size), 4),
-            "settings": len(np.unique(own.setting_P)),
-            "pairs": len(own.error_P),
+            "settings": len(np.unique(pairs.setting_P)),
+            "pairs": len(pairs.error_P),
         }
     )
 

@@ -43,13 +43,13 @@ def fit(pairs: Sequence[Pair], *, origin: str) -> ServingResiduals:
     """Fit the factors of every engine and harness."""
     factors = {}
     for key in sorted({factor_key(pair.launch) for pair in pairs}):
-        own = [pair for pair in pairs if factor_key(pair.launch) == key]
-        logs = _shrunk_logs(own)
+        key_pairs = [pair for pair in pairs if factor_key(pair.launch) == key]
+        logs = _shrunk_logs(key_pairs)
         factors[key] = ServingFactors(
             tpot=float(np.exp(logs.tpot)),
             ttft=float(np.exp(logs.ttft)),
-            models=len({pair.launch.decoder.name for pair in own}),
-            rows=len(own),
+            models=len({pair.launch.decoder.name for pair in key_pairs}),
+            rows=len(key_pairs),
         )
     return ServingResiduals(origin=origin, factors=factors)
 
@@ -62,9 +62,9 @@ def held_out(pairs: Sequence[Pair]) -> list[Pair]:
         key, model = factor_key(pair.launch), pair.launch.decoder.name
         if (key, model) not in known:
             others = [
-                other
-                for other in pairs
-                if factor_key(other.launch) == key and other.launch.decoder.name != model
+                candidate
+                for candidate in pairs
+                if factor_key(candidate.launch) == key and candidate.launch.decoder.name != model
             ]
             known[key, model] = _shrunk_logs(others)
         corrected.append(_correct(pair, known[key, model]))
@@ -100,7 +100,7 @@ def _shrink(residuals: Sequence[float]) -> float:
     if len(residuals) < LEAST_MODELS:
         return 0.0
     middle = median(residuals)
-    spread = NORMAL_SPREAD * median(abs(one - middle) for one in residuals)
+    spread = NORMAL_SPREAD * median(abs(residual - middle) for residual in residuals)
     if middle == 0.0:
         return 0.0
     return middle * max(0.0, 1.0 - (max(spread, LEAST_SPREAD) / middle) ** 2)

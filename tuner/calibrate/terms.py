@@ -92,8 +92,8 @@ def list_offsets(
         Offset(constant=constant, where=where, spread=spread)
         for constant, levels in terms.items()
         for level, spread in levels.items()
-        for (own, where), sharing in recipes.items()
-        if own == level and len(sharing) >= FEWEST_RECIPES
+        for (recipe_level, where), sharing in recipes.items()
+        if recipe_level == level and len(sharing) >= FEWEST_RECIPES
     )
 
 

@@ -144,8 +144,8 @@ def _leaving_by_an_exception() -> Iterator[None]:
         raise SystemExit(SIGNALLED + number)
 
     # Under nohup a lost terminal is ignored.
-    heeded = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
-    former = {one: signal.signal(one, leave) for one in heeded}
+    heeded = [signum for signum in ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
+    former = {signum: signal.signal(signum, leave) for signum in heeded}
     try:
         yield
     finally:

@@ -85,15 +85,15 @@ def serving_text(backtest: "ServingBacktest") -> str:
 def calibration_text(report: "ServingCalibration") -> str:
     """Return the factors, and errors on models that they were not fitted to."""
     rows = (
-        (key, one.models, one.rows, f"{one.tpot:.3f}", f"{one.ttft:.3f}")
-        for key, one in report.residuals.factors.items()
+        (key, factors.models, factors.rows, f"{factors.tpot:.3f}", f"{factors.ttft:.3f}")
+        for key, factors in report.residuals.factors.items()
     )
     held_out = {"TPOT": report.held_out_tpot, "TTFT": report.held_out_ttft}
     return whole_text(
         words_table("factors", ("", "models", "rows", "TPOT", "TTFT"), rows),
         *(
-            errors_table(f"{name} without runs of the same model", one.harnesses, has_best=False)
-            for name, one in held_out.items()
+            errors_table(f"{name} without runs of the same model", metric.harnesses, has_best=False)
+            for name, metric in held_out.items()
         ),
     )
 
@@ -126,17 +126,17 @@ def errors_table(title: str, errors: "Mapping[str, Errors]", *, has_best: bool =
     rows = [
         (
             name,
-            one.rows,
-            one.predicted,
-            percent(one.median_ape),
-            percent(one.mean_ape),
-            percent(one.p90_ape),
-            percent(one.bias, signed=True),
-            "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
-            percent(one.choice_regret),
-            percent(one.choice_regret_top3),
+            summary.rows,
+            summary.predicted,
+            percent(summary.median_ape),
+            percent(summary.mean_ape),
+            percent(summary.p90_ape),
+            percent(summary.bias, signed=True),
+            "-" if summary.rank_correlation is None else f"{summary.rank_correlation:.2f}",
+            percent(summary.choice_regret),
+            percent(summary.choice_regret_top3),
         )[: len(header)]
-        for name, one in errors.items()
+        for name, summary in errors.items()
     ]
     return words_table(title, header, rows)
 
@@ -145,15 +145,15 @@ def _memory(errors: "Mapping[str, Errors]") -> Table | None:
     rows = [
         (
             name,
-            one.memory_rows,
-            percent(one.memory_median_ape),
-            percent(one.memory_p90_ape),
-            percent(one.memory_max_ape),
-            "-" if one.false_fits is None else one.false_fits,
-            "-" if one.false_misfits is None else one.false_misfits,
+            summary.memory_rows,
+            percent(summary.memory_median_ape),
+            percent(summary.memory_p90_ape),
+            percent(summary.memory_max_ape),
+            "-" if summary.false_fits is None else summary.false_fits,
+            "-" if summary.false_misfits is None else summary.false_misfits,
         )
-        for name, one in errors.items()
-        if one.memory_rows or one.false_fits or one.false_misfits
+        for name, summary in errors.items()
+        if summary.memory_rows or summary.false_fits or summary.false_misfits
     ]
     wrong = ("predicted to fit, OOM", "ran, predicted OOM")
     header = ("", "rows", "median", "P90", "max", *wrong)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def check_text(check: "Check") -> str:
     """Return a table of the scenarios and the count of each verdict."""
-    rows = ((one.name, one.verdict.value, one.reason) for one in check.scenarios)
+    rows = (
+        (scenario.name, scenario.verdict.value, scenario.reason) for scenario in check.scenarios
+    )
     counts = ", ".join(f"{count} {name}" for name, count in check.counts().items())
     return whole_text(
         words_table("", ("scenario", "verdict", "reason"), rows),

@@ -27,11 +27,14 @@ def command(
 def _text(result: "Doctor") -> str:
     from tuner.report.content import named
 
-    found = ((each.name, f"{each.status:<9}{each.found}".rstrip()) for each in result.findings)
+    found = (
+        (finding.name, f"{finding.status:<9}{finding.found}".rstrip())
+        for finding in result.findings
+    )
     # A command is to be copied, so its line is not wrapped.
     lacking = (
-        f"\n\n{one.name}: {one.costs}\n    {one.remedy}"
-        for one in result.findings
-        if one.status != "ok"
+        f"\n\n{finding.name}: {finding.costs}\n    {finding.remedy}"
+        for finding in result.findings
+        if finding.status != "ok"
     )
     return whole_text(named(*found)) + "".join(lacking)

@@ -43,7 +43,11 @@ def estimate_text(estimate: Estimate) -> str:
         _memory(estimate),
         _verdict(estimate),
         *_changes(estimate),
-        *(_checkpoints(estimate, one) for one in (estimate.checkpoints,) if one is not None),
+        *(
+            _checkpoints(estimate, checkpoints)
+            for checkpoints in (estimate.checkpoints,)
+            if checkpoints is not None
+        ),
         named(
             *(("deprecated", flag) for flag in estimate.flags_deprecated),
             *(("manifest", refusal) for refusal in estimate.refused_by),
@@ -133,7 +137,7 @@ def _memory(estimate: Estimate) -> Table:
     return Table(
         caption="Highest memory of a device, by pipeline rank",
         header=("ranks", "layers", *parts),
-        rows=tuple((word(one.label), *rows[one.stages[0]]) for one in equal),
+        rows=tuple((word(group.label), *rows[group.stages[0]]) for group in equal),
     )
 
 
@@ -159,8 +163,8 @@ def _verdict(estimate: Estimate) -> NamedValues:
             f"{f'; {lost}' * estimate.fits}",
         ),
         *(
-            ("DOES NOT HOLD", f"the {one.changes}: {one.said}: {one.how}")
-            for one in estimate.unpriced
+            ("DOES NOT HOLD", f"the {setting.changes}: {setting.said}: {setting.how}")
+            for setting in estimate.unpriced
         ),
     )
 
@@ -186,20 +190,20 @@ def _changes(estimate: Estimate) -> Iterator[Block]:
     if pair is not None:
         beats = "may bring more (a tie)" if pair.within_band and fits else "bring more"
         yield _change(f"two changes {beats}", pair, estimate)
-    others = [one for one in estimate.changes if one != smallest]
+    others = [change for change in estimate.changes if change != smallest]
     if others:
         yield Table(
             caption=f"other {'single ' * fits}changes",
             header=("change", "time", "of the launch", "memory", ""),
             rows=tuple(
                 (
-                    word(f"{_joined(one.what)}{_environment(one)}"),
-                    word(_gain(one)),
-                    word(format_times(one.ratio_band)),
-                    size(one.peak_memory_bytes),
-                    word(_remark(one, estimate)),
+                    word(f"{_joined(change.what)}{_environment(change)}"),
+                    word(_gain(change)),
+                    word(format_times(change.ratio_band)),
+                    size(change.peak_memory_bytes),
+                    word(_remark(change, estimate)),
                 )
-                for one in others
+                for change in others
             ),
         )
 
@@ -279,12 +283,14 @@ def _checkpoints(estimate: Estimate, checkpoints: CheckpointEstimate) -> NamedVa
 
 def _room(size_bytes: int, room: CheckpointRoom | None) -> str:
     """Say what they take of shared storage, and what would bound it."""
-    each = f"{format_bytes(size_bytes)} each"
+    checkpoint_size = f"{format_bytes(size_bytes)} each"
     if room is None or (room.most is None and not room.change):
-        return each
+        return checkpoint_size
     kept = "all of them are kept"
     if room.most is not None:
         kept = f"{format_bytes(room.most * size_bytes)} for {room.most:,} at most"
-    most = room.change_most
-    fewer = "fewer" if most is None else f"{format_bytes(most * size_bytes)} for {most:,}"
-    return f"{each}, {kept}" + (f"; {fewer} with {room.change}" if room.change else "")
+    max_kept = room.change_most
+    fewer = (
+        "fewer" if max_kept is None else f"{format_bytes(max_kept * size_bytes)} for {max_kept:,}"
+    )
+    return f"{checkpoint_size}, {kept}" + (f"; {fewer} with {room.change}" if room.change else "")

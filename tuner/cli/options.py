@@ -158,9 +158,9 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     groups: dict[str, Callable[..., Any]] = {
-        name: one.annotation
-        for name, one in parameters.items()
-        if isinstance(one.annotation, type) and is_dataclass(one.annotation)
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
     }
     fields_of = {name: inspect.signature(group).parameters for name, group in groups.items()}
 
@@ -171,7 +171,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     options = chain(
-        *(fields_of.get(name, {name: one}).values() for name, one in parameters.items())
+        *(fields_of.get(name, {name: parameter}).values() for name, parameter in parameters.items())
     )
     collect.__signature__ = inspect.Signature([*options])  # type: ignore[attr-defined]  # typer's
     return collect

@@ -21,8 +21,8 @@ class PanelCommand(TyperCommand):
             record = param.get_help_record(ctx)
             if record is None:
                 continue
-            own = FIRST if param.param_type_name == "option" else "Arguments"
-            groups.setdefault(getattr(param, "rich_help_panel", None) or own, []).append(record)
+            default = FIRST if param.param_type_name == "option" else "Arguments"
+            groups.setdefault(getattr(param, "rich_help_panel", None) or default, []).append(record)
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):

@@ -53,7 +53,7 @@ def command(
         written = _written(path, kind, options)
         print_result(
             written,
-            lambda one: plan_text(one, folder=options.out, verbose=options.verbose),
+            lambda plan: plan_text(plan, folder=options.out, verbose=options.verbose),
             as_json=options.as_json,
         )
         if options.csv is not None:
@@ -80,7 +80,7 @@ def _written(path: Path, kind: str, options: PlanOptions) -> Any:
             "processes": len(usable_cores()),
             "watch": watch,
         }
-        made = goal.plan(path, **{name: one for name, one in stated.items() if name in known})
+        made = goal.plan(path, **{name: value for name, value in stated.items() if name in known})
     if options.solver is not None:
         print_stderr(made.plan.provenance.notes[0])
     return goal.write(options.out, made)

@@ -269,7 +269,7 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
         if links:
             shown["links"] = profile_text.links_json(stored)
         if lagging:
-            shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
+            shown["stragglers"] = [straggler.model_dump(mode="json") for straggler in slow]
         print_exact(json.dumps(shown, indent=2))
     else:
         parts = [profile_text.links_text(stored)] if links else []
@@ -307,7 +307,7 @@ def diff(
     differences = compare(before, after, anyway=anyway)
     differing = incomparable(before.header.machine, after.header.machine)
     counts = {
-        verdict.value: sum(each.verdict is verdict for each in differences)
+        verdict.value: sum(difference.verdict is verdict for difference in differences)
         for verdict in CaseVerdict
     }
     result = ProfileDiff(counts=counts, differences=differences, differing=differing)

@@ -118,8 +118,8 @@ def _profile(
     headers, reasons = [], []
     for software in softwares:
         try:
-            own = stated | {"framework": software}
-            headers.append(_stored(kind, path, out / software, options=own))
+            software_options = stated | {"framework": software}
+            headers.append(_stored(kind, path, out / software, options=software_options))
         except ProfileUnreadableError as error:
             reasons.append(str(error))
     if not headers:

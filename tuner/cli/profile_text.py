@@ -48,7 +48,7 @@ def summary_text(header: ProfileHeader) -> str:
         ),
         Paragraph(text=shared) if machine.oversubscribed else None,
         words_table("", titles, rows) if rows else None,
-        Paragraph(text=errors) if any(one.checked for one in header.tables.values()) else None,
+        Paragraph(text=errors) if any(table.checked for table in header.tables.values()) else None,
     )
 
 
@@ -82,14 +82,14 @@ def diff_text(result: ProfileDiff) -> str:
     """List the cases that changed, and count the verdicts."""
     rows = [
         (
-            each.case.id,
-            each.verdict.value.replace("_", " "),
-            "" if each.first_s is None else format_s(each.first_s),
-            "" if each.second_s is None else format_s(each.second_s),
-            "" if each.ratio is None else f"x{each.ratio:.2f}",
+            difference.case.id,
+            difference.verdict.value.replace("_", " "),
+            "" if difference.first_s is None else format_s(difference.first_s),
+            "" if difference.second_s is None else format_s(difference.second_s),
+            "" if difference.ratio is None else f"x{difference.ratio:.2f}",
         )
-        for each in result.differences
-        if each.verdict is not CaseVerdict.SAME
+        for difference in result.differences
+        if difference.verdict is not CaseVerdict.SAME
     ]
     differing = "; ".join(result.differing)
     counts = (f"{count} {name.replace('_', ' ')}" for name, count in result.counts.items())
@@ -166,7 +166,14 @@ def stragglers_text(slow: tuple[Straggler, ...], *, shares_cores: bool) -> str:
     if not slow:
         return "no rank, link or node is slower than its peers beyond noise"
     rows = [
-        (one.what, one.where, one.doing, f"x{one.ratio:.2f}", f"{one.p_value:.1e}") for one in slow
+        (
+            straggler.what,
+            straggler.where,
+            straggler.doing,
+            f"x{straggler.ratio:.2f}",
+            f"{straggler.p_value:.1e}",
+        )
+        for straggler in slow
     ]
     return whole_text(words_table("", ("slower", "where", "at", "time", "p"), rows))
 
@@ -189,13 +196,13 @@ def _classes(links: Sequence[MeasuredLink]) -> Table:
     """Links inside nodes and between them: count, median and slowest of each."""
     rows = []
     for name, is_inside in (("inside nodes", True), ("between nodes", False)):
-        own = [link for link in links if link.is_inside is is_inside]
-        if own:
-            rates = [link.bytes_per_s for link in own]
-            waits = [link.latency_s for link in own if link.latency_s is not None]
+        class_links = [link for link in links if link.is_inside is is_inside]
+        if class_links:
+            rates = [link.bytes_per_s for link in class_links]
+            waits = [link.latency_s for link in class_links if link.latency_s is not None]
             latency = format_s(statistics.median(waits)) if waits else ""
             usual, slowest = _rate(statistics.median(rates)), _rate(min(rates))
-            rows.append((name, len(own), latency, usual, slowest))
+            rows.append((name, len(class_links), latency, usual, slowest))
     return words_table("", ("links", "count", "latency", "bandwidth", "slowest"), rows)
 
 

@@ -34,7 +34,7 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
         )
     print_result(
         result,
-        lambda one: whole_text(*serving_estimate_sections(one)),
+        lambda serving_estimate: whole_text(*serving_estimate_sections(serving_estimate)),
         as_json=options.as_json,
     )
     halves = (result,) if result.other is None else (result, result.other)

@@ -63,7 +63,7 @@ def whole_text(*blocks: "Block | Section | None", width: int = 0) -> str:
     from tuner.report.terminal import blocks_text
 
     return blocks_text(
-        (one for one in blocks if one is not None), screen(verbose=True, width=width)
+        (block for block in blocks if block is not None), screen(verbose=True, width=width)
     )
 
 

@@ -29,6 +29,8 @@ def command(
 
     from tuner.cli.plan_text import verified_text
 
-    print_result(verified, lambda one: verified_text(one, folder=plan), as_json=options.as_json)
+    print_result(
+        verified, lambda conclusion: verified_text(conclusion, folder=plan), as_json=options.as_json
+    )
     if verified.winner is None:
         raise typer.Exit(1)

@@ -24,7 +24,7 @@ def written_options(context: typer.Context) -> tuple[str, ...]:
             continue
         is_off = context.params[name] is False and parameter.secondary_opts
         options.append((parameter.secondary_opts if is_off else parameter.opts)[0])
-    return tuple(one for one in options if one.startswith("--"))
+    return tuple(option for option in options if option.startswith("--"))
 
 
 def refuse_unfit(
@@ -46,20 +46,20 @@ def refuse_unfit(
     from tuner.goals.registry import GOALS
 
     given = tuple(written)
-    for other in map(commands_of, GOALS):
-        if other is not commands_of(kind):
-            _refuse(_common(other.VERIFY_OPTIONS, given), other.PURPOSE)
+    for commands in map(commands_of, GOALS):
+        if commands is not commands_of(kind):
+            _refuse(_common(commands.VERIFY_OPTIONS, given), commands.PURPOSE)
     if launcher != "local" and (why := commands_of(kind).OTHER_LAUNCHER):
         raise SpecError(f"--launcher {launcher}: {why}")
     if parallel > 1 and launcher != "slurm":
         raise SpecError(f"--parallel {parallel}: only jobs of Slurm run side by side; leave it out")
-    for options, own in ((FOR_SLURM, "slurm"), (FOR_COMMAND, "command")):
-        if launcher != own:
-            _refuse(_common(options, given), f"for --launcher {own}", instead="add that, or ")
+    for options, required in ((FOR_SLURM, "slurm"), (FOR_COMMAND, "command")):
+        if launcher != required:
+            _refuse(_common(options, given), f"for --launcher {required}", instead="add that, or ")
 
 
 def _common(options: tuple[str, ...], given: tuple[str, ...]) -> list[str]:
-    return [one for one in options if one in given]
+    return [option for option in options if option in given]
 
 
 def _refuse(options: list[str], purpose: str, *, instead: str = "") -> None:

@@ -105,9 +105,11 @@ class Comparison(Record):
             for name, value in plan.figures.items():
                 low, high = plan.bands.get(name, (None, None))
                 figure = {"kind": "figure", "name": name, "value": value, "low": low, "high": high}
-                own = plan.ratios.get(name)
-                edges = (own and own.band) or (None, None)
-                ratio = dict(zip(_RATIO, (own and own.ratio, *edges), strict=True))
+                figure_ratio = plan.ratios.get(name)
+                edges = (figure_ratio and figure_ratio.band) or (None, None)
+                ratio = dict(
+                    zip(_RATIO, (figure_ratio and figure_ratio.ratio, *edges), strict=True)
+                )
                 yield {**row, **figure, **ratio, "is_objective": name == self.objective}
             for name, value in plan.terms_s.items():
                 term = {"kind": "difference_s", "name": name, "value": value}
@@ -209,7 +211,7 @@ def _row(
         terms_s=(
             {}
             if decision is None or before is None
-            else terms(*(goal.seconds(one) for one in (first.plan, side.plan)))
+            else terms(*(goal.seconds(plan) for plan in (first.plan, side.plan)))
         ),
         ratios={} if side is first else _ratios(first, side),
         against_best=against,
@@ -219,17 +221,20 @@ def _row(
 
 def _spec_changes(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
     """Say what differs in the specs of two plans."""
-    before, after = (plan_facts(one.model_dump(mode="json")).spec for one in (first, plan))
-    yield from (change_words(*one) for one in spec_differences(before, after))
+    before, after = (
+        plan_facts(stored_plan.model_dump(mode="json")).spec for stored_plan in (first, plan)
+    )
+    yield from (change_words(*difference) for difference in spec_differences(before, after))
 
 
-def _ratios(first: NamedPlan, other: NamedPlan, *, only: str = "") -> dict[str, FigureRatio]:
+def _ratios(first: NamedPlan, second: NamedPlan, *, only: str = "") -> dict[str, FigureRatio]:
     return {
         name: _figure_ratio(
-            other.values[name] / value, goal_of(first.plan).ratio_band(first.plan, other.plan, name)
+            second.values[name] / value,
+            goal_of(first.plan).ratio_band(first.plan, second.plan, name),
         )
         for name, value in first.values.items()
-        if name in other.values and value > 0.0 and only in ("", name)
+        if name in second.values and value > 0.0 and only in ("", name)
     }
 
 
@@ -242,11 +247,11 @@ def _figure_ratio(ratio: float, known: PlanRatio | None) -> FigureRatio:
 def _verdict(rows: Sequence[ComparedPlan], best: int | None, objective: str) -> str:
     if best is None:
         return "no plan has a decision"
-    ties = [one.plan for one in rows if one.is_tie]
-    behind = [one for one in rows if one.against_best is not None and not one.is_tie]
-    unsure = [one.plan for one in behind if one.against_best and one.against_best.band is None]
-    sure = [one.plan for one in behind if one.against_best and one.against_best.band is not None]
-    lacking = [one.plan for one in rows if not one.decision]
+    ties = [row.plan for row in rows if row.is_tie]
+    behind = [row for row in rows if row.against_best is not None and not row.is_tie]
+    unsure = [row.plan for row in behind if row.against_best and row.against_best.band is None]
+    sure = [row.plan for row in behind if row.against_best and row.against_best.band is not None]
+    lacking = [row.plan for row in rows if not row.decision]
     parts = {
         f"best by {objective}": [rows[best].plan],
         "tied with it, within the band of the ratio": ties,

@@ -98,8 +98,8 @@ def _linear_columns(
         return {}
     last = next(reversed(every))
     chosen = {name: every[name] for name in every if name in names and name != last}
-    first = [one.outputs for one in chosen.values() if one.inputs == model.hidden_size]
-    second = [one.outputs for one in chosen.values() if one.inputs != model.hidden_size]
+    first = [matrix.outputs for matrix in chosen.values() if matrix.inputs == model.hidden_size]
+    second = [matrix.outputs for matrix in chosen.values() if matrix.inputs != model.hidden_size]
     return {
         "linear_adapters": float(min(len(first), 1) if is_fused else len(first)),
         "linear_adapter_outputs": float(sum(first)),

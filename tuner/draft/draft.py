@@ -81,14 +81,14 @@ def split_into_nodes(values: FieldValues) -> tuple[int, int]:
         SpecError: they fill no whole number of servers.
     """
     sheet, devices = find_device(values["device"]), int(values["devices"])
-    each = min(devices, sheet.devices_per_node)
-    if devices % each:
-        below = devices // each * each
+    per_node = min(devices, sheet.devices_per_node)
+    if devices % per_node:
+        below = devices // per_node * per_node
         raise SpecError(
-            f"--devices: {devices} fill no whole servers of {each} {sheet.name};"
-            f" the nearest that do: {below} and {below + each}"
+            f"--devices: {devices} fill no whole servers of {per_node} {sheet.name};"
+            f" the nearest that do: {below} and {below + per_node}"
         )
-    return devices // each, each
+    return devices // per_node, per_node
 
 
 def _check_model(text: str, _values: FieldValues) -> None:
@@ -105,14 +105,14 @@ def _check_devices(text: str, values: FieldValues) -> None:
 
 
 def check_whole(
-    key: str, *, least: int = 1, most: int = LARGEST
+    key: str, *, least: int = 1, largest: int = LARGEST
 ) -> Callable[[str, FieldValues], None]:
     """Return the check of a whole number."""
 
     def check(text: str, _values: FieldValues) -> None:
-        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+        if not (text.isascii() and text.isdecimal() and least <= int(text) <= largest):
             raise SpecError(
-                f"--{key}: {shown_value(text)} is not a whole number in {least}..{most}"
+                f"--{key}: {shown_value(text)} is not a whole number in {least}..{largest}"
             )
 
     return check
@@ -158,13 +158,13 @@ MACHINES: Final = (
 def cluster_lines(values: FieldValues) -> Iterator[str]:
     """Yield the lines of a cluster of one pool."""
     sheet = find_device(values["device"])
-    nodes, each = split_into_nodes(values)
+    nodes, per_node = split_into_nodes(values)
     yield "cluster:"
     yield "  pools:"
     yield f"    - name: {quoted(sheet.name)}"
     yield f"      device: {quoted(sheet.name)}           # its datasheet; or  profile: DIR"
     yield f"      nodes: {nodes}"
-    yield f"      devices_per_node: {each}"
+    yield f"      devices_per_node: {per_node}"
     yield "      # nic: 400Gbit/s              # of one network card; absent: the datasheet's"
     yield "      # price_per_device_hour: 3.5"
     yield "      # host: {memory: 2TB, reserve: 64GB}  # of one machine; bounds offloading"

@@ -81,23 +81,23 @@ _FIELDS: Final = (
     SpecField(
         key="ranks",
         default=None,
-        check=check_whole("ranks", most=MOST_RANKS),
+        check=check_whole("ranks", largest=MOST_RANKS),
     ),
     SpecField(
         key="ranks-per-node",
         default="",
-        check=check_whole("ranks-per-node", most=MOST_RANKS),
+        check=check_whole("ranks-per-node", largest=MOST_RANKS),
     ),
     SpecField(
         key="redundant-experts",
         default="",
-        check=check_whole("redundant-experts", least=0, most=100_000),
+        check=check_whole("redundant-experts", least=0, largest=100_000),
     ),
     SpecField(
         key="objective",
         default="balance",
         # The other objectives need a model and machines, which are no fields here.
-        check=check_one_of("objective", tuple(one.value for one in Objective)[:3]),
+        check=check_one_of("objective", tuple(objective.value for objective in Objective)[:3]),
     ),
     SpecField(key="emit", default="eplb", check=_emit_placement),
 )

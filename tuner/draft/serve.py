@@ -127,7 +127,7 @@ _FIELDS: Final = (
     SpecField(
         key="concurrency",
         default="",
-        check=check_whole("concurrency", most=1_000_000),
+        check=check_whole("concurrency", largest=1_000_000),
     ),
     SpecField(
         key="rate",

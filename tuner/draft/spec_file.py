@@ -34,7 +34,7 @@ def fill_values(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
     if missing:
         raise SpecError(
             f"{', '.join(f'--{key}' for key in missing)} missing; a {draft.kind!r} spec needs "
-            + ", ".join(f"--{one.key}" for one in draft.fields if one.default is None)
+            + ", ".join(f"--{field.key}" for field in draft.fields if field.default is None)
         )
     values: dict[str, str] = {}
     for field in draft.fields:

@@ -68,7 +68,7 @@ _FIELDS: Final = (
     SpecField(
         key="precision",
         default="bf16",
-        check=check_one_of("precision", tuple(one.value for one in Precision)),
+        check=check_one_of("precision", tuple(precision.value for precision in Precision)),
     ),
     SpecField(key="emit", default="megatron-lm", check=_emit_training),
 )

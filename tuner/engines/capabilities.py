@@ -95,11 +95,11 @@ def saved_bytes(
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
     """
-    each = [_SAVED_BYTES[name](adapters, zero_stage, precision) for name in programs(targets)]
+    sizes = [_SAVED_BYTES[name](adapters, zero_stage, precision) for name in programs(targets)]
     return SavedBytes(
-        trained=max(one.trained for one in each),
-        frozen=max(one.frozen for one in each),
-        reread=max(one.reread for one in each),
+        trained=max(size.trained for size in sizes),
+        frozen=max(size.frozen for size in sizes),
+        reread=max(size.reread for size in sizes),
     )
 
 
@@ -147,7 +147,7 @@ def in_process_restart_obstacle(target: Capabilities, *, zero_stage: int) -> str
     if zero_stage in stages:
         return ""
     if not stages:
-        able = _programs_that(lambda one: bool(one.in_process_restart_zero_stages))
+        able = _programs_that(lambda program: bool(program.in_process_restart_zero_stages))
         return f"restarts inside processes are written for {', '.join(able)}, not for {names}"
     listed = " or ".join(map(str, sorted(stages)))
     return f"restarts inside the processes of {names} need zero_stage {listed}"
@@ -163,7 +163,7 @@ def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -
     """
     names = " and ".join(target.names)
     if not target.reshards:
-        able = _programs_that(lambda one: one.reshards)
+        able = _programs_that(lambda program: program.reshards)
         first = " and ".join(sorted(target.reshard_converters))
         until = f" until {first} has converted it" if first else ""
         return (
@@ -179,11 +179,11 @@ def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -
 
 def with_host_checkpoints() -> tuple[str, ...]:
     """Return the programs that can save to hosts, without the names of older releases."""
-    return _programs_that(lambda one: bool(one.host_checkpoint_zero_stages))
+    return _programs_that(lambda program: bool(program.host_checkpoint_zero_stages))
 
 
 def _programs_that(can: Callable[[Capabilities], bool]) -> tuple[str, ...]:
-    able = [name for name, one in TARGETS.items() if can(one) and name not in WRAPPERS]
+    able = [name for name, program in TARGETS.items() if can(program) and name not in WRAPPERS]
     return tuple(name for name in able if not any(name.startswith(f"{newest}-") for newest in able))
 
 

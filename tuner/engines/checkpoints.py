@@ -85,8 +85,8 @@ class CheckpointSchedule:
             how += f": {self.blocking}"
         kept = "all of them are kept: remove old ones"
         if self.removes_old:
-            most = format_bytes((KEPT + 1) * self.size_bytes)
-            kept = f"{most} for {KEPT} and the one that is written"
+            total = format_bytes((KEPT + 1) * self.size_bytes)
+            kept = f"{total} for {KEPT} and the one that is written"
         elif self.retain_steps is not None:
             kept = (
                 f"{format_bytes(3 * self.size_bytes)} for the newest, the one that is written and"
@@ -111,7 +111,7 @@ def checkpoint_schedule(
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or stated is None or run.checkpoint_interval_steps is None:
         return None
-    levels, other = run.checkpoint_levels, _other_layout(verified.plan)
+    levels, other_layout = run.checkpoint_levels, _other_layout(verified.plan)
     blocking = background_checkpoint_obstacle(
         intersection(verified.plan.emit), zero_stage=verified.decision.zero_stage
     )
@@ -127,7 +127,7 @@ def checkpoint_schedule(
         host_bytes=0 if levels is None else levels.host_bytes or 0,
         replicas=0 if levels is None else levels.replicas,
         ending_s=_ending_s(verified.predicted.step_time_s, run),
-        other_layout=other if other and keeps_checkpoints(verified) else "",
+        other_layout=other_layout if other_layout and keeps_checkpoints(verified) else "",
     )
 
 
@@ -144,14 +144,17 @@ def _ending_s(step_s: float, run: RunForecast) -> int:
 
 def keeps_checkpoints(verified: VerifiedPlan) -> bool:
     """Return whether the layout to launch and the plan's own restore each other's checkpoints."""
-    planned, own = verified.plan.decision, verified.decision
+    planned, launched = verified.plan.decision, verified.decision
     if planned is None:
         return False
     target = intersection(verified.plan.emit)
     return (
-        own.zero_stage == planned.zero_stage
-        and (own.expert_model_parallel_size > 1) == (planned.expert_model_parallel_size > 1)
-        and (target.reshards_data_parallel or own.data_parallel_size == planned.data_parallel_size)
+        launched.zero_stage == planned.zero_stage
+        and (launched.expert_model_parallel_size > 1) == (planned.expert_model_parallel_size > 1)
+        and (
+            target.reshards_data_parallel
+            or launched.data_parallel_size == planned.data_parallel_size
+        )
     )
 
 

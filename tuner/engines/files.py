@@ -69,7 +69,9 @@ class LaunchFiles:
 def launch_files(emitted: Mapping[str, Iterable[EmittedFile]]) -> LaunchFiles:
     """Return the files of all targets, each in `launch/<target>`."""
     files = {
-        f"launch/{target}/{file.path}": file for target, each in emitted.items() for file in each
+        f"launch/{target}/{file.path}": file
+        for target, target_files in emitted.items()
+        for file in target_files
     }
     return LaunchFiles(
         contents={name: file.content for name, file in files.items()},

@@ -43,7 +43,7 @@ MODULES: Final = frozenset(
 
 ADAPTERS: Final = frozenset({"lora", "qlora"})
 
-PRECISIONS: Final = frozenset(one.value for one in Precision)
+PRECISIONS: Final = frozenset(precision.value for precision in Precision)
 
 _FORBID: Final = frozenset(
     {
@@ -342,32 +342,34 @@ def with_adapters(target: Capabilities, adapters: Adapters | None) -> Capabiliti
     )
 
 
-def intersect(one: Capabilities, other: Capabilities) -> Capabilities:
+def intersect(first: Capabilities, second: Capabilities) -> Capabilities:
     """Return what both can express."""
     values = {
-        field.name: _join(field.name, getattr(one, field.name), getattr(other, field.name))
+        field.name: _join(field.name, getattr(first, field.name), getattr(second, field.name))
         for field in fields(Capabilities)
         if field.name not in ("names", "release", "source", "parts", "without_adapters")
     }
     return Capabilities(
-        names=one.names + other.names,
-        parts=(*(one.parts or (one,)), *(other.parts or (other,))),
+        names=first.names + second.names,
+        parts=(*(first.parts or (first,)), *(second.parts or (second,))),
         **values,
     )
 
 
-def _join(name: str, one: Any, other: Any) -> Any:
-    if one is None or other is None:
+def _join(name: str, first: Any, second: Any) -> Any:
+    if first is None or second is None:
         return None
-    if isinstance(one, Conditions):
+    if isinstance(first, Conditions):
         return Conditions(
             **{
-                field.name: _join(field.name, getattr(one, field.name), getattr(other, field.name))
+                field.name: _join(
+                    field.name, getattr(first, field.name), getattr(second, field.name)
+                )
                 for field in fields(Conditions)
             }
         )
-    if isinstance(one, bool):
-        return one or other if "need" in name else one and other
-    if isinstance(one, int):
-        return min(one, other)
-    return one | other if name in _FORBID else one & other
+    if isinstance(first, bool):
+        return first or second if "need" in name else first and second
+    if isinstance(first, int):
+        return min(first, second)
+    return first | second if name in _FORBID else first & second

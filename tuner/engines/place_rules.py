@@ -131,7 +131,9 @@ def launch_misfit(
     """Return why a model or its devices cannot run an offer; None if they can."""
     runs = f"{target.name} {target.release} runs {offer.name!r}"
     sheet = None if pool is None or pool.device is None else pool.sheet
-    devices = " or ".join(sorted(one.value.capitalize() for one in offer.generations or ()))
+    devices = " or ".join(
+        sorted(generation.value.capitalize() for generation in offer.generations or ())
+    )
     # What the offer allows, what the spec has, and words for both, or for a spec that names none.
     rules = (
         (
@@ -148,10 +150,10 @@ def launch_misfit(
         ),
     )
     stated = [rule for rule in rules if rule[0] is not None]
-    for allowed, own, conflict, _ in stated:
-        if allowed and own and own not in allowed:
+    for allowed, actual, conflict, _ in stated:
+        if allowed and actual and actual not in allowed:
             return LaunchMisfit(is_known=True, words=f"{runs} {conflict}")
-    unknown = next((words for _, own, _, words in stated if own is None), None)
+    unknown = next((words for _, actual, _, words in stated if actual is None), None)
     return None if unknown is None else LaunchMisfit(is_known=False, words=f"{runs} {unknown}")
 
 
@@ -187,9 +189,9 @@ def rule_run(target: PlaceTarget, *, dispatch: str, a2a_backend: str) -> str:
     return beside[0].rule if beside else "even"
 
 
-def same_loads(rule: str, other: str) -> bool:
+def same_loads(first: str, second: str) -> bool:
     """Return whether two rules, by the solvers' names, give ranks the same expected loads."""
-    return rule == other or {rule, other} <= IN_TURN
+    return first == second or {first, second} <= IN_TURN
 
 
 def dispatch_offers(

@@ -122,8 +122,8 @@ def place_targets() -> Iterator[tuple[str, PlaceTarget]]:
 def launch_formats() -> Iterator[tuple[str, LaunchFormat]]:
     """Yield every format of launch files with the folder of its engine."""
     for folder in TRAIN_ENGINES:
-        for one in getattr(engine_file(folder, "capabilities"), "FORMATS", ()):
-            yield folder, one
+        for launch_format in getattr(engine_file(folder, "capabilities"), "FORMATS", ()):
+            yield folder, launch_format
 
 
 def metrics_folders() -> Iterator[tuple[str, str]]:

@@ -14,8 +14,10 @@ _EVERY: Final = tuple(serve_releases())
 
 RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
     vendor: {
-        name: tuple(one for one in _EVERY if (one.vendor, one.name) == (vendor, name))
-        for name in dict.fromkeys(one.name for one in _EVERY if one.vendor is vendor)
+        name: tuple(
+            manifest for manifest in _EVERY if (manifest.vendor, manifest.name) == (vendor, name)
+        )
+        for name in dict.fromkeys(manifest.name for manifest in _EVERY if manifest.vendor is vendor)
     }
     for vendor in Vendor
 }
@@ -25,7 +27,9 @@ there."""
 ENGINES: Final = RELEASES[Vendor.NVIDIA]
 """Releases on NVIDIA devices by the name users type; `goal.engine.version` names one."""
 
-AFD_TARGETS: Final = frozenset({"slurm", "local", *(one.name for one in _EVERY if one.afd)})
+AFD_TARGETS: Final = frozenset(
+    {"slurm", "local", *(manifest.name for manifest in _EVERY if manifest.afd)}
+)
 """Targets of `emit` that support attention-FFN disaggregation."""
 
 
@@ -73,10 +77,10 @@ def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:
             described there.
     """
     vendor = pool_vendor(pool)
-    own = goal.engines.get(pool.name)
+    pool_engine = goal.engines.get(pool.name)
     try:
-        if own is not None:
-            return engine_manifest(own, vendor=vendor)
+        if pool_engine is not None:
+            return engine_manifest(pool_engine, vendor=vendor)
         if vendor is Vendor.NVIDIA:
             return engine_manifest(goal.engine)
         return _on_other(goal.engine, vendor)
@@ -131,6 +135,6 @@ def _on_other(engine: Engine, vendor: Vendor) -> ServingCapabilities:
     described = RELEASES[vendor].get(engine.name, ())
     if engine.version in {manifest.release for manifest in described}:
         return engine_manifest(engine, vendor=vendor)
-    if any(engine.version in ("", one.release) for one in ENGINES[engine.name]):
+    if any(engine.version in ("", manifest.release) for manifest in ENGINES[engine.name]):
         return engine_manifest(engine.model_copy(update={"version": ""}), vendor=vendor)
     return engine_manifest(engine, vendor=vendor)

@@ -54,7 +54,7 @@ def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
     if verified.waived:
         return (f"NOT VERIFIED: {verified.waived}",)
     measured = sum(trial.status == "ok" for trial in verified.trials)
-    own = next(
+    step_s = next(
         (
             trial.measured_step_s
             for trial in verified.trials
@@ -63,9 +63,9 @@ def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
         None,
     )
     launched = f"Verified by launching the reference training step; trials: {len(verified.trials)}"
-    if own is None:
+    if step_s is None:
         return (f"{launched}, of which {measured} ran; this configuration was not among them.",)
-    return (f"{launched}; this configuration took {format_s(own)} a step.",)
+    return (f"{launched}; this configuration took {format_s(step_s)} a step.",)
 
 
 def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:

@@ -79,42 +79,42 @@ class _Search:
     fills_devices: bool = False
     """Changes that make a launch fit may leave less memory than a plan does."""
 
-    def is_better(self, one: PricedConfiguration) -> bool:
+    def is_better(self, priced: PricedConfiguration) -> bool:
         """Say whether a configuration beats the launch, and leaves memory as it or a plan does."""
-        leaves_memory = leaves_reserve(one, self.setup)
+        leaves_memory = leaves_reserve(priced, self.setup)
         if not self.baseline_fits:
-            return (leaves_memory or self.fills_devices) and self.fits(one)
-        leaves_memory |= bool(one.peak_bytes_P.max() <= self.baseline.peak_bytes_P.max())
-        is_faster = one.step_s < self.baseline.step_s * (1 - LEAST_GAIN_RATIO)
-        return leaves_memory and is_faster and self.fits(one)
+            return (leaves_memory or self.fills_devices) and self.fits(priced)
+        leaves_memory |= bool(priced.peak_bytes_P.max() <= self.baseline.peak_bytes_P.max())
+        is_faster = priced.step_s < self.baseline.step_s * (1 - LEAST_GAIN_RATIO)
+        return leaves_memory and is_faster and self.fits(priced)
 
     @cached_property
     def baseline_fits(self) -> bool:
         """Whether the launch as it is has the memory."""
         return self.fits(self.baseline)
 
-    def fits(self, one: PricedConfiguration) -> bool:
+    def fits(self, priced: PricedConfiguration) -> bool:
         """Say whether every pipeline rank and every host has the memory."""
-        if not fits_devices(one, self.setup):
+        if not fits_devices(priced, self.setup):
             return False
         limit = self.setup.host_limit_bytes
-        return limit is None or one.host_bytes + self.host_copies <= limit
+        return limit is None or priced.host_bytes + self.host_copies <= limit
 
-    def is_legal(self, one: Configuration) -> bool:
+    def is_legal(self, config: Configuration) -> bool:
         """Say whether the engine and the user allow a configuration."""
-        if one == self.baseline.configuration or one.data == 0:
+        if config == self.baseline.configuration or config.data == 0:
             return False
-        if one.global_batch % (one.micro_batch * one.data * one.rounds):
+        if config.global_batch % (config.micro_batch * config.data * config.rounds):
             return False
-        if one.data % one.replicas:
+        if config.data % config.replicas:
             return False
-        return next(broken_rules(one, self.setup.model, name=self.launch.name), None) is None
+        return next(broken_rules(config, self.setup.model, name=self.launch.name), None) is None
 
-    def is_allowed(self, one: Configuration) -> bool:
+    def is_allowed(self, config: Configuration) -> bool:
         """Say whether the limits and the manifest allow it, up to the launch's own refusals."""
-        if _outside(self.limits, to_decision(one, self.setup.model)):
+        if _outside(self.limits, to_decision(config, self.setup.model)):
             return False
-        return not set(manifest_refusals(one, self.setup)) - self.accepted
+        return not set(manifest_refusals(config, self.setup)) - self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,7 +191,8 @@ def find_changes(
         smallest=_change(search, smallest) if smallest else None,
         best_pair=_change(search, best_pair) if best_pair and adds else None,
         by_knob=tuple(
-            _change(search, one) for one in _best_per_knob(search, single, [] if fits else pairs)
+            _change(search, candidate)
+            for candidate in _best_per_knob(search, single, [] if fits else pairs)
         ),
         num_tried=len(single) + len(pairs) + more,
     )
@@ -211,17 +212,19 @@ def _with_more_knobs(
     while reached:
         fills = fills or next(_improvements(full, reached), None)
         kept: dict[frozenset[str], _PricedChange] = {}
-        for one in sorted(reached, key=lambda one: float(one.priced.peak_bytes_P.max())):
+        for candidate in sorted(
+            reached, key=lambda change: float(change.priced.peak_bytes_P.max())
+        ):
             if len(kept) == _KEPT:
                 break
-            if one.knobs not in kept and search.is_allowed(one.priced.configuration):
-                kept[one.knobs] = one
+            if candidate.knobs not in kept and search.is_allowed(candidate.priced.configuration):
+                kept[candidate.knobs] = candidate
         groups = [
-            (*one.knob_changes, change)
-            for one in kept.values()
-            if len(one.knob_changes) < MOST_KNOBS
+            (*candidate.knob_changes, change)
+            for candidate in kept.values()
+            if len(candidate.knob_changes) < MOST_KNOBS
             for change in changes
-            if change.knob not in one.knobs
+            if change.knob not in candidate.knobs
         ]
         reached = _price_legal(search, groups)
         tried += len(reached)
@@ -234,8 +237,8 @@ def _changes_to_pair(
     every: Sequence[KnobChange], single: Sequence[_PricedChange]
 ) -> tuple[KnobChange, ...]:
     """Drop every bucket size but the fastest, which depends little on the other knobs."""
-    sizes = [one for one in single if one.knob_changes[0].knob == BUCKET]
-    best = min(sizes, key=lambda one: one.priced.step_s).knob_changes if sizes else ()
+    sizes = [size for size in single if size.knob_changes[0].knob == BUCKET]
+    best = min(sizes, key=lambda size: size.priced.step_s).knob_changes if sizes else ()
     return tuple(change for change in every if change.knob != BUCKET or change in best)
 
 
@@ -267,10 +270,10 @@ def with_dependent_knobs(configuration: Configuration) -> Configuration:
 def _improvements(search: _Search, candidates: Iterable[_PricedChange]) -> Iterator[_PricedChange]:
     """Yield the candidates that beat the launch and may be launched, fastest first."""
     ranked = sorted(
-        (one for one in candidates if search.is_better(one.priced)),
-        key=lambda one: one.priced.step_s,
+        (candidate for candidate in candidates if search.is_better(candidate.priced)),
+        key=lambda candidate: candidate.priced.step_s,
     )
-    return (one for one in ranked if search.is_allowed(one.priced.configuration))
+    return (candidate for candidate in ranked if search.is_allowed(candidate.priced.configuration))
 
 
 def _best_per_knob(
@@ -279,29 +282,30 @@ def _best_per_knob(
     """Return the best setting of each knob, and of pairs of others, where it beats the launch."""
     best: list[_PricedChange] = []
     for candidates in (single, pairs):
-        for one in _improvements(search, candidates):
+        for candidate in _improvements(search, candidates):
             if len(best) == SHOWN_KNOBS:
                 break
-            if not any(other.knobs <= one.knobs for other in best):
-                best.append(one)
-    return sorted(best, key=lambda one: one.priced.step_s)
+            if not any(better.knobs <= candidate.knobs for better in best):
+                best.append(candidate)
+    return sorted(best, key=lambda change: change.priced.step_s)
 
 
-def _change(search: _Search, one: _PricedChange) -> Change:
-    after = one.priced.configuration
+def _change(search: _Search, candidate: _PricedChange) -> Change:
+    after = candidate.priced.configuration
     chosen, decision = (
-        to_decision(each, search.setup.model) for each in (search.baseline.configuration, after)
+        to_decision(configuration, search.setup.model)
+        for configuration in (search.baseline.configuration, after)
     )
-    ratio = one.priced.step_s / search.baseline.step_s
+    ratio = candidate.priced.step_s / search.baseline.step_s
     band = search.ratios.between(chosen, decision, ratio=ratio)
     return Change(
-        what=tuple(_words(search, change, after) for change in one.knob_changes),
+        what=tuple(_words(search, change, after) for change in candidate.knob_changes),
         lines=flag_lines(search.launch, search.baseline.configuration, after),
-        step_time_s=one.priced.step_s,
+        step_time_s=candidate.priced.step_s,
         ratio_band=band,
         within_band=is_tie(band),
         gain_ratio=1.0 - ratio,
-        peak_memory_bytes=round(float(one.priced.peak_bytes_P.max())),
+        peak_memory_bytes=round(float(candidate.priced.peak_bytes_P.max())),
         decision=decision,
         environment=lines_to_set(
             search.baseline.configuration,

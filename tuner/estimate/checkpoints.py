@@ -163,19 +163,19 @@ def _room(launch: LaunchSettings, run: RunForecast) -> CheckpointRoom:
     # All of these engines save at the end of a run, too.
     saved = None if run.steps is None else math.ceil(run.steps / interval)
 
-    def most(newest: int, retain: int | None) -> int | None:
+    def max_kept(newest: int, retain: int | None) -> int | None:
         if saved is None or run.steps is None:
             return None if retain is not None else newest + 1
         stay = 0 if retain is None else run.steps // retain
         return min(newest + 1 + stay, saved)
 
     if launch.kept_checkpoints is not None:
-        return CheckpointRoom(most=most(launch.kept_checkpoints, launch.retain_interval))
+        return CheckpointRoom(most=max_kept(launch.kept_checkpoints, launch.retain_interval))
     if "kept_checkpoints" in launch.spelled:
-        line, fewest = f"{launch.name('kept_checkpoints')} = {KEPT}", most(KEPT, None)
+        line, fewest = f"{launch.name('kept_checkpoints')} = {KEPT}", max_kept(KEPT, None)
     else:
         retain = retain_steps(interval, run.steps)
-        line, fewest = f"{launch.name('retain_interval')} {retain}", most(1, retain)
+        line, fewest = f"{launch.name('retain_interval')} {retain}", max_kept(1, retain)
     if saved is not None and saved == fewest:
         return CheckpointRoom(most=saved)
     return CheckpointRoom(most=saved, change=line, change_most=fewest)
@@ -315,11 +315,13 @@ def _may_save_to_hosts(launch: LaunchSettings, run: LaunchedRun) -> bool:
 def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointChange | None:
     before = 0.0 if now is None else now.effective_time_ratio
 
-    def gain(one: Change) -> float:
-        return one[1].effective_time_ratio - before
+    def gain(change: Change) -> float:
+        return change[1].effective_time_ratio - before
 
     for lines in (1, 2, 3):
-        usable = [one for one in changes if len(one[0]) == lines and gain(one) >= LEAST_GAIN]
+        usable = [
+            change for change in changes if len(change[0]) == lines and gain(change) >= LEAST_GAIN
+        ]
         if usable:
             best = max(usable, key=gain)
             return CheckpointChange(lines=best[0], run=best[1], gain_ratio=gain(best))

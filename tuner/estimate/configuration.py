@@ -219,24 +219,24 @@ def with_degrees(
     )
 
 
-def _embedding_loss_layers(own: Configuration, pipeline: int) -> tuple[int, int]:
+def _embedding_loss_layers(config: Configuration, pipeline: int) -> tuple[int, int]:
     """Return what embedding and loss count as; torchtitan has a default beside a pipeline."""
-    if own.engine is TrainingEngine.TORCHTITAN and (own.pipeline == 1) != (pipeline == 1):
+    if config.engine is TrainingEngine.TORCHTITAN and (config.pipeline == 1) != (pipeline == 1):
         return (0, 0) if pipeline == 1 else (1, 1)
-    return own.embedding_loss_layers
+    return config.embedding_loss_layers
 
 
 def _divided(
-    own: Configuration, layers: int, num_stages: int, end_layers: tuple[int, int]
+    config: Configuration, layers: int, num_stages: int, end_layers: tuple[int, int]
 ) -> tuple[StageContent, ...]:
-    if own.engine is TrainingEngine.TORCHTITAN:
+    if config.engine is TrainingEngine.TORCHTITAN:
         return front_loaded(
             layers,
             num_stages,
             embedding_loss_layers=end_layers,
-            mtp_layers=own.mtp_layers,
+            mtp_layers=config.mtp_layers,
         )
-    return balanced(layers, num_stages, mtp_layers=own.mtp_layers)
+    return balanced(layers, num_stages, mtp_layers=config.mtp_layers)
 
 
 def _devices(launch: LaunchSettings, spec: Spec, notes: list[str]) -> int:
@@ -298,22 +298,27 @@ def _batch(
         batch = launch.micro_batch * (launch.accumulation or 1) * data
     micro_batch = launch.micro_batch
     if launch.micro_batch_follows:
-        each = data * (launch.accumulation or 1)
-        _check_batch(launch, batch, each, f"{each} (data * {launch.name('accumulation')})")
-        micro_batch = batch // each
-    each = micro_batch * data
+        num_micro_batches = data * (launch.accumulation or 1)
+        _check_batch(
+            launch,
+            batch,
+            num_micro_batches,
+            f"{num_micro_batches} (data * {launch.name('accumulation')})",
+        )
+        micro_batch = batch // num_micro_batches
+    samples = micro_batch * data
     _check_batch(
         launch,
         batch,
-        each,
-        f"{launch.name('micro_batch')} {micro_batch} * data parallelism {data} = {each}",
+        samples,
+        f"{launch.name('micro_batch')} {micro_batch} * data parallelism {data} = {samples}",
     )
-    if launch.global_batch and launch.accumulation and batch != each * launch.accumulation:
+    if launch.global_batch and launch.accumulation and batch != samples * launch.accumulation:
         raise SpecError(
             f"{launch.source}: {launch.name('global_batch')} {batch} is not "
             f"{launch.name('micro_batch')} {micro_batch} * {launch.name('accumulation')} "
-            f"{launch.accumulation} * data parallelism {data} = {each * launch.accumulation}; "
-            f"write {each * launch.accumulation}, or {batch // each} micro-batches"
+            f"{launch.accumulation} * data parallelism {data} = {samples * launch.accumulation}; "
+            f"write {samples * launch.accumulation}, or {batch // samples} micro-batches"
         )
     if batch != spec.goal.global_batch_size:
         notes.append(f"a global batch of {batch} replaces the spec's {spec.goal.global_batch_size}")
@@ -326,11 +331,11 @@ def _bucket(launch: LaunchSettings) -> int | None:
     return launch.ddp_bucket_size if has_buckets else None
 
 
-def _check_batch(launch: LaunchSettings, batch: int, each: int, said: str) -> None:
-    if batch % each:
+def _check_batch(launch: LaunchSettings, batch: int, divisor: int, said: str) -> None:
+    if batch % divisor:
         raise SpecError(
             f"{launch.source}: {launch.name('global_batch')} {batch} is not divisible by {said}; "
-            f"the nearest that is: {nearest_multiple(batch, each)}"
+            f"the nearest that is: {nearest_multiple(batch, divisor)}"
         )
 
 

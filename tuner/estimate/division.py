@@ -51,18 +51,18 @@ def place_layers(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent
 
 def _check_letters(launch: LaunchSettings, model: ModelSpec) -> None:
     """Refuse the pattern of another model."""
-    own, expected = "".join(launch.letters), "".join(layer_letters(model))
+    stated, expected = "".join(launch.letters), "".join(layer_letters(model))
     name = launch.name("letters")
-    if len(own) != len(expected):
+    if len(stated) != len(expected):
         raise SpecError(
-            f"{launch.source}: {name} holds {len(own)} layers, but {model.name} of the spec is "
+            f"{launch.source}: {name} holds {len(stated)} layers, but {model.name} of the spec is "
             f"{len(expected)} of them; name the model that is launched"
         )
-    for number, (one, other) in enumerate(zip(own, expected, strict=True), start=1):
-        if one != other:
+    for number, (letter, expected_letter) in enumerate(zip(stated, expected, strict=True), start=1):
+        if letter != expected_letter:
             raise SpecError(
-                f"{launch.source}: {name}: layer {number} is {one}, but of {model.name} it "
-                f"is {other}; name the model that is launched"
+                f"{launch.source}: {name}: layer {number} is {letter}, but of {model.name} it "
+                f"is {expected_letter}; name the model that is launched"
             )
     if launch.mtp_letters not in ("", mtp_letters(model)):
         raise SpecError(
@@ -73,7 +73,7 @@ def _check_letters(launch: LaunchSettings, model: ModelSpec) -> None:
 
 def _lettered(launch: LaunchSettings, model: ModelSpec) -> Iterator[StageContent]:
     """Yield the stages of a pattern, in layers of the model."""
-    boundaries = list(accumulate(len(one) for one in layer_letters(model)))
+    boundaries = list(accumulate(len(layer) for layer in layer_letters(model)))
     last, end, before = len(launch.letters) - 1, 0, 0
     for number, letters in enumerate(launch.letters):
         end += len(letters)
@@ -120,9 +120,13 @@ def _stated_end_stages(launch: LaunchSettings, model: ModelSpec) -> Iterator[int
     virtual = launch.virtual_pipeline or 1
     inner_ranks = launch.pipeline - bool(first) - bool(last)
     inner = model.num_layers - (first or 0) - (last or 0)
-    each = inner // inner_ranks if inner_ranks > 0 else 0
-    whole = inner_ranks >= 0 and each * max(inner_ranks, 0) == inner
-    counts = [first or each, *[each] * max(0, launch.pipeline - 2), last or each]
+    rank_layers = inner // inner_ranks if inner_ranks > 0 else 0
+    whole = inner_ranks >= 0 and rank_layers * max(inner_ranks, 0) == inner
+    counts = [
+        first or rank_layers,
+        *[rank_layers] * max(0, launch.pipeline - 2),
+        last or rank_layers,
+    ]
     counts = counts[: launch.pipeline]
     if not whole or any(count % virtual or count <= 0 for count in counts):
         raise SpecError(
@@ -168,8 +172,8 @@ def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
 
 
 def _num_stages(launch: LaunchSettings, total: int) -> int:
-    each = launch.layers_per_virtual_stage
-    if each is None:
+    stage_layers = launch.layers_per_virtual_stage
+    if stage_layers is None:
         virtual = launch.virtual_pipeline or 1
         if virtual > 1 and launch.pipeline == 1:
             raise SpecError(
@@ -177,15 +181,15 @@ def _num_stages(launch: LaunchSettings, total: int) -> int:
                 f"{launch.name('pipeline')} above 1; set it to 2 or leave interleaving out"
             )
         return launch.pipeline * virtual
-    stages = -(-total // each) if launch.uneven_division else total // each
-    whole = launch.uneven_division or stages * each == total
+    stages = -(-total // stage_layers) if launch.uneven_division else total // stage_layers
+    whole = launch.uneven_division or stages * stage_layers == total
     if not whole or stages % launch.pipeline or not stages:
         share = total // launch.pipeline
         raise SpecError(
-            f"{launch.source}: {launch.name('layers_per_virtual_stage')} {each} does not cut "
-            f"{total} layers into stages for {launch.name('pipeline')} {launch.pipeline}; "
+            f"{launch.source}: {launch.name('layers_per_virtual_stage')} {stage_layers} does not "
+            f"cut {total} layers into stages for {launch.name('pipeline')} {launch.pipeline}; "
             + (
-                f"the nearest that does is {nearest_divisor(share, each)}"
+                f"the nearest that does is {nearest_divisor(share, stage_layers)}"
                 if total % launch.pipeline == 0
                 else f"{total} is not divisible by {launch.pipeline}: place the layers with "
                 f"{launch.name('layout')}"

@@ -100,7 +100,7 @@ def estimate(
     broken = [*broken_rules(configuration, spec.model, name=launch.name)]
     broken += [f"Megatron-LM stops at {stopped}" for stopped in environment.refusals(*at)]
     if broken:
-        said = [f"{launch.source}: {one}" for one in broken]
+        said = [f"{launch.source}: {reason}" for reason in broken]
         raise SpecError(joined(said, source=launch.source))
     (priced,) = price_configurations((configuration,), setup)
     most_bytes = float(priced.peak_bytes_P.max())

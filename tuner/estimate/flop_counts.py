@@ -113,8 +113,8 @@ def _attention_multiply_adds(model: ModelSpec, *, sequence: int) -> float:
     """
     attention = model.attention
     if attention.kind == "shared_kv":
-        own = forward_flop_per_token(model, sequence_length=sequence)
-        return (own.attention_projections + own.attention_core) / 2
+        flop = forward_flop_per_token(model, sequence_length=sequence)
+        return (flop.attention_projections + flop.attention_core) / 2
     heads = attention.num_heads * (attention.head_dim + attention.value_head_dim)
     return model.num_attention_layers * (attention_weights(model) + sequence * heads / 2)
 
@@ -126,15 +126,15 @@ def _linear_multiply_adds(model: ModelSpec) -> float:
     operations per element of the state (`mamba_layer_flops`); 8 per element of a value head's
     square for the gated delta rule (`gdn_layer_flops`).
     """
-    own, hidden = model.linear, model.hidden_size
-    if own is None:
+    linear, hidden = model.linear, model.hidden_size
+    if linear is None:
         return 0.0
-    if own.kind is LinearName.MAMBA2:
+    if linear.kind is LinearName.MAMBA2:
         inner = 2 * hidden
-        inputs = 2 * inner + 2 * own.key_dim + own.num_value_heads
-        return hidden * (inputs + inner) + 3.5 * inner * own.key_head_dim
-    scan = 4.0 * own.num_value_heads * own.value_head_dim**2
-    return linear_weights(own, hidden=hidden) + scan
+        inputs = 2 * inner + 2 * linear.key_dim + linear.num_value_heads
+        return hidden * (inputs + inner) + 3.5 * inner * linear.key_head_dim
+    scan = 4.0 * linear.num_value_heads * linear.value_head_dim**2
+    return linear_weights(linear, hidden=hidden) + scan
 
 
 def _tokens(config: Configuration) -> float:

@@ -153,7 +153,11 @@ def _modules(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
         "mlp": model.num_moe_layers < model.num_layers,
     }
     current = config.recompute_modules
-    fewer = [tuple(part for part in current if part != one) for one in current if len(current) > 1]
+    fewer = [
+        tuple(part for part in current if part != dropped)
+        for dropped in current
+        if len(current) > 1
+    ]
     for modules in dict.fromkeys((*_SELECTIVE, *fewer)):
         if set(modules) == set(current) or not all(possible.get(part, True) for part in modules):
             continue
@@ -176,17 +180,17 @@ def _sharding(config: Configuration) -> Iterator[KnobChange]:
             config.engine is TrainingEngine.TORCHTITAN and stage < _FSDP
         ):
             continue
-        own: dict[str, Any] = {"zero_stage": stage}
+        settings: dict[str, Any] = {"zero_stage": stage}
         if config.engine is TrainingEngine.TORCHTITAN and not config.zero_stage:
-            own |= {"replicas": 1}
+            settings |= {"replicas": 1}
         if config.engine is TrainingEngine.MEGATRON and stage > 1:
             # Megatron-FSDP overlaps what it shards and has no buckets of a stated size.
-            own |= {"overlap_grad_reduce": True, "ddp_bucket_size": None}
+            settings |= {"overlap_grad_reduce": True, "ddp_bucket_size": None}
         if stage == _FSDP:
             able = TARGETS[TARGET_OF[config.engine]]
-            own |= {name: True for name in _FSDP_OVERLAPS if getattr(able, name)}
-            own |= _cast_by_fsdp(config)
-        yield KnobChange(knob="zero_stage", what=what, apply=_set(**own))
+            settings |= {name: True for name in _FSDP_OVERLAPS if getattr(able, name)}
+            settings |= _cast_by_fsdp(config)
+        yield KnobChange(knob="zero_stage", what=what, apply=_set(**settings))
     if config.zero_stage and config.replicas > 1:
         yield KnobChange(
             knob="replicas",
@@ -270,8 +274,8 @@ def _degrees(config: Configuration) -> Iterator[KnobChange]:
 def _virtual(config: Configuration) -> Iterator[KnobChange]:
     if config.pipeline == 1 or config.engine is TrainingEngine.DEEPSPEED:
         return
-    most = min(MOST_VIRTUAL, sum(stage.layers for stage in config.stages) // config.pipeline)
-    for virtual in range(1, most + 1):
+    max_virtual = min(MOST_VIRTUAL, sum(stage.layers for stage in config.stages) // config.pipeline)
+    for virtual in range(1, max_virtual + 1):
         if virtual != config.virtual_pipeline:
             yield KnobChange(
                 knob="virtual_pipeline",
@@ -387,8 +391,8 @@ def _dispatchers(config: Configuration, generation: Generation) -> Iterator[Knob
             )
 
 
-def _powers(most: int) -> Iterator[int]:
+def _powers(limit: int) -> Iterator[int]:
     size = 1
-    while size <= most:
+    while size <= limit:
         yield size
         size *= 2

@@ -250,16 +250,16 @@ def _megatron_recompute(config: Configuration, name: Name) -> Iterator[str]:
 
 def _torchtitan(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
     total = model.num_layers + sum(config.embedding_loss_layers)
-    each = -(-total // config.num_stages)
+    stage_layers = -(-total // config.num_stages)
     if (
         config.virtual_pipeline > 2
         and not config.is_explicit_layout
-        and -(-total // each) != config.num_stages
+        and -(-total // stage_layers) != config.num_stages
     ):
         yield (
             f"{name('layers_per_virtual_stage')} cannot cut {total} layers into "
             f"{config.num_stages} "
-            f"stages; {each} make {-(-total // each)}"
+            f"stages; {stage_layers} make {-(-total // stage_layers)}"
         )
     if config.expert > 1 and config.expert_tensor not in (1, config.tensor):
         yield (

@@ -209,17 +209,24 @@ def price_configurations(
 ) -> tuple[PricedConfiguration, ...]:
     """Price every configuration, in the order given."""
     priced_by_index: dict[int, PricedConfiguration] = {}
-    kinds = dict.fromkeys(_kind(one, setup) for one in configurations)
+    kinds = dict.fromkeys(_kind(config, setup) for config in configurations)
     for kind in kinds:
-        chosen = [index for index, one in enumerate(configurations) if _kind(one, setup) == kind]
+        chosen = [
+            index for index, config in enumerate(configurations) if _kind(config, setup) == kind
+        ]
         uniform = [configurations[index] for index in chosen]
         priced_by_index |= dict(zip(chosen, _price_uniform(uniform, setup), strict=True))
     return tuple(priced_by_index[index] for index in range(len(configurations)))
 
 
-def _kind(one: Configuration, setup: PricingSetup) -> tuple[str, int, str, str]:
+def _kind(config: Configuration, setup: PricingSetup) -> tuple[str, int, str, str]:
     """Return what all configurations of one call must share."""
-    return one.priced_precision, one.mtp_layers, one.rank_order, _memory_family(one, setup)
+    return (
+        config.priced_precision,
+        config.mtp_layers,
+        config.rank_order,
+        _memory_family(config, setup),
+    )
 
 
 _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
@@ -230,15 +237,15 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 }
 
 
-def _memory_constants(one: Configuration, setup: PricingSetup) -> MemoryConstants:
-    known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one, setup)])
-    known = replace(known, keeps_exchanged=0.0) if one.drops_exchanged else known
-    has_segments = "expandable_segments:True" in one.environment.get(ALLOCATOR, "")
-    if has_segments and not one.engine.is_megatron:
+def _memory_constants(config: Configuration, setup: PricingSetup) -> MemoryConstants:
+    known = memory_constants([SOFTWARE_OF[config.engine].software], [_memory_family(config, setup)])
+    known = replace(known, keeps_exchanged=0.0) if config.drops_exchanged else known
+    has_segments = "expandable_segments:True" in config.environment.get(ALLOCATOR, "")
+    if has_segments and not config.engine.is_megatron:
         unused = OF_FAMILY["torchtitan"].unused_ratio
         known = replace(known, unused_ratio=unused, recompute_unused_ratio=0.0)
     # Without the fused kernel, what the activation returns is a tensor of its own.
-    is_fused = "bias_swiglu_fusion" not in one.differing_settings
+    is_fused = "bias_swiglu_fusion" not in config.differing_settings
     return known if is_fused else replace(known, keeps_activations=1.0)
 
 
@@ -248,8 +255,8 @@ def _price_uniform(
     shape = shape_of_model(setup.model, mtp_layers=uniform[0].mtp_layers)
     precision = PRECISION_OF[uniform[0].priced_precision]
     hardware = setup.hardware(precision)
-    strategies = stacked([to_strategies(one, setup) for one in uniform])
-    stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
+    strategies = stacked([to_strategies(config, setup) for config in uniform])
+    stages = stages_of_layouts(setup.model, [_layout(config) for config in uniform])
     constants = constants_of([setup.regime(uniform[0])], setup.residuals)
     prices, machine = prices_and_hardware(uniform[0], setup)
     step = price_step(
@@ -269,32 +276,32 @@ def _price_uniform(
         host_C = host_C + sum(_host_parts(uniform, setup, strategies, stages).values())
     return [
         PricedConfiguration(
-            configuration=one,
-            step=_repeated(_column(step, index), one.rounds),
+            configuration=config,
+            step=_repeated(_column(step, index), config.rounds),
             memory=_column(memory, index),
             host_bytes=float(host_C[index]),
         )
-        for index, one in enumerate(uniform)
+        for index, config in enumerate(uniform)
     ]
 
 
-def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np.float64]:
+def uneven_load_bytes(config: Configuration, setup: PricingSetup) -> npt.NDArray[np.float64]:
     """Growth of each pipeline rank's peak when the most-loaded expert rank's load doubles."""
     return uneven_bytes(
-        model_shape(one, setup),
-        stacked([to_strategies(one, setup)]),
-        setup.hardware(PRECISION_OF[one.priced_precision]),
-        stages_of_layouts(setup.model, [_layout(one)]),
-        constants=_memory_constants(one, setup),
-    )[: one.pipeline]
+        model_shape(config, setup),
+        stacked([to_strategies(config, setup)]),
+        setup.hardware(PRECISION_OF[config.priced_precision]),
+        stages_of_layouts(setup.model, [_layout(config)]),
+        constants=_memory_constants(config, setup),
+    )[: config.pipeline]
 
 
 def host_parts(
     uniform: Sequence[Configuration], setup: PricingSetup
 ) -> Mapping[str, npt.NDArray[np.float64]]:
     """Bytes of a node's memory by what each configuration offloads there."""
-    strategies = stacked([to_strategies(one, setup) for one in uniform])
-    stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
+    strategies = stacked([to_strategies(config, setup) for config in uniform])
+    stages = stages_of_layouts(setup.model, [_layout(config) for config in uniform])
     return _host_parts(uniform, setup, strategies, stages)
 
 
@@ -302,27 +309,27 @@ def _host_parts(
     uniform: Sequence[Configuration], setup: PricingSetup, strategies: Strategies, stages: Stages
 ) -> Mapping[str, npt.NDArray[np.float64]]:
     """Return `host_parts` of configurations whose columns are there already."""
-    one = uniform[0]
+    first = uniform[0]
     return offloaded_bytes(
-        model_shape(one, setup),
+        model_shape(first, setup),
         strategies,
-        setup.hardware(PRECISION_OF[one.priced_precision]),
+        setup.hardware(PRECISION_OF[first.priced_precision]),
         stages,
-        constants=_memory_constants(one, setup),
+        constants=_memory_constants(first, setup),
         devices_per_node=setup.pool.devices_per_node,
-        inside_C=np.array([pipeline_inside(each.rank_order) for each in uniform]),
+        inside_C=np.array([pipeline_inside(config.rank_order) for config in uniform]),
     )
 
 
 def prices_and_hardware(
-    one: Configuration, setup: PricingSetup
+    config: Configuration, setup: PricingSetup
 ) -> tuple[MeasuredPrices | None, Hardware]:
     """Return prices and hardware: from the profile if there is one, else from the datasheet."""
-    hardware = setup.hardware(PRECISION_OF[one.priced_precision])
+    hardware = setup.hardware(PRECISION_OF[config.priced_precision])
     if setup.measured is None:
         return None, hardware
-    constants = constants_of([setup.regime(one)], setup.residuals)
-    prices = setup.measured.prices(hardware, constants, precision=one.priced_precision)
+    constants = constants_of([setup.regime(config)], setup.residuals)
+    prices = setup.measured.prices(hardware, constants, precision=config.priced_precision)
     if setup.has_links:
         hardware = setup.measured.linked(hardware, constants)
     if isinstance(hardware, MeasuredHardware):
@@ -344,7 +351,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     """Return one configuration as a column of numbers."""
     is_low = PRECISION_OF[config.priced_precision].is_narrow
     wide = 4.0 if config.priced_precision == "fp32" else 2.0
-    own = SOFTWARE_OF[config.engine]
+    relative = SOFTWARE_OF[config.engine]
     mean, p99 = (1.0, 1.0)
     if setup.expert_imbalance is not None and config.expert in setup.expert_imbalance.degrees:
         mean, p99 = setup.expert_imbalance.of_degree(config.expert)
@@ -379,7 +386,9 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         **{
             # Megatron keeps 8-bit weights twice, as they are and transposed.
             "weight_bytes": 2.0 if is_low else wide,
-            **tune_columns(setup.adapters, setup.model, stack_of(own.software, own.family)),
+            **tune_columns(
+                setup.adapters, setup.model, stack_of(relative.software, relative.family)
+            ),
             **_stored_columns(config, setup.adapters),
         },
     )
@@ -460,10 +469,10 @@ def _repeated(step: StepPrice, rounds: int) -> StepPrice:
 def _column(price: Price, index: int) -> Price:
     """Keep one column of every field."""
     kept = {}
-    for one in fields(price):
-        value = np.asarray(getattr(price, one.name))
+    for price_field in fields(price):
+        value = np.asarray(getattr(price, price_field.name))
         column = min(index, value.shape[-1] - 1) if value.ndim else 0
-        kept[one.name] = value[..., column : column + 1] if value.ndim else value
+        kept[price_field.name] = value[..., column : column + 1] if value.ndim else value
     return replace(price, **kept)
 
 

@@ -25,7 +25,7 @@ from tuner.spec.files import read_small_text, shown_path, shown_value
 
 FORMATS: Final[tuple[tuple[str, LaunchFormat], ...]] = tuple(launch_formats())
 """Formats of launches, each with the folder of its engine."""
-NAMES: Final = tuple(dict.fromkeys(one.name for _, one in FORMATS))
+NAMES: Final = tuple(dict.fromkeys(launch_format.name for _, launch_format in FORMATS))
 _COMMAND: Final = re.compile(r"\s|^-")
 
 Reader = Callable[..., LaunchSettings]
@@ -58,16 +58,18 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     follows = format_name in (None, chosen[1].name)
     resolved = resolve_launch(path, text) if follows else None
     if resolved is None or format_name not in (None, resolved.format_name):
-        own = _recognised(text) if format_name is None else None
-        return _settings(own or chosen, text, source=shown_path(path))
+        recognised = _recognised(text) if format_name is None else None
+        return _settings(recognised or chosen, text, source=shown_path(path))
     return _started_settings(resolved)
 
 
 def _recognised(text: str) -> tuple[str, LaunchFormat] | None:
     """Return the format of the program that a text starts, or whose settings it holds."""
-    for folder, one in FORMATS:
-        if one.recognised_by and getattr(engine_file(folder, "read"), one.recognised_by)(text):
-            return folder, one
+    for folder, launch_format in FORMATS:
+        if launch_format.recognised_by and getattr(
+            engine_file(folder, "read"), launch_format.recognised_by
+        )(text):
+            return folder, launch_format
     return _chosen("torchtitan", "") if _starts_torchtitan(text) else None
 
 
@@ -153,9 +155,9 @@ def _chosen(name: str | None, suffix: str) -> tuple[str, LaunchFormat]:
     if name is not None and name not in NAMES:
         raise SpecError(f"--format {shown_value(name)} is none of {', '.join(NAMES)}")
     by_suffix = [
-        (folder, one)
-        for folder, one in FORMATS
-        if suffix in one.suffixes and (name is None or one.name == name)
+        (folder, launch_format)
+        for folder, launch_format in FORMATS
+        if suffix in launch_format.suffixes and (name is None or launch_format.name == name)
     ]
-    plain = {one.name: (folder, one) for folder, one in FORMATS}
+    plain = {launch_format.name: (folder, launch_format) for folder, launch_format in FORMATS}
     return by_suffix[0] if by_suffix else plain[name or "megatron"]

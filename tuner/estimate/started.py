@@ -131,7 +131,7 @@ def _resolve_script(
     )
     exported = {**environment, **shell.environment}
     followed: ResolvedLaunch | None = None
-    for command in sorted(shell.commands, key=lambda one: is_aside(one.words)):
+    for command in sorted(shell.commands, key=lambda candidate: is_aside(candidate.words)):
         script, arguments, assigned = _next_script(command)
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         at = folder / script if inner is not None else path
@@ -172,7 +172,11 @@ def _next_script(command: Command) -> tuple[str, tuple[str, ...], dict[str, str]
         if is_run and Path(script).suffix in _SCRIPTS:
             assigned = filter(None, map(_ASSIGNED.fullmatch, command.words[:at]))
             arguments = command.words[at + 1 :]
-            return _OWN_FOLDER.sub("", script), arguments, {one[1]: one[2] for one in assigned}
+            return (
+                _OWN_FOLDER.sub("", script),
+                arguments,
+                {match[1]: match[2] for match in assigned},
+            )
     return "", (), {}
 
 
@@ -183,8 +187,8 @@ def _resolve_command(
     if is_swift_command(command.words):
         return _settings("ms-swift", folder, path.name, text)
     if unread_command(command.words):
-        if other := unread_program([one.words for one in shell.commands]):
-            raise unread(other, source=shown_path(path))
+        if name := unread_program([started.words for started in shell.commands]):
+            raise unread(name, source=shown_path(path))
         return None
     if trainer_command(command) is not None:
         return _settings("trainer", folder, path.name, shlex.join(command.words))

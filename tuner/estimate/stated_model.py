@@ -104,21 +104,21 @@ def with_stated_tune(launch: LaunchSettings, spec: Spec) -> tuple[Spec, tuple[st
     Raises:
         SpecError: the model lacks what has an adapter.
     """
-    own = launch.tune
-    if own is None:
+    tune = launch.tune
+    if tune is None:
         return spec, ()
     try:
-        matrices = adapted(own, spec.model) if isinstance(own, Adapters) else ()
+        matrices = adapted(tune, spec.model) if isinstance(tune, Adapters) else ()
     except ValueError as error:
         raise SpecError(f"{launch.source}: {error}") from None
     stated = spec.goal.tune
     notes: tuple[str, ...] = ()
     if "tune" in spec.goal.model_fields_set and (
-        _rank(own) != _rank(stated)
+        _rank(tune) != _rank(stated)
         or (isinstance(stated, Adapters) and set(matrices) != set(adapted(stated, spec.model)))
     ):
-        notes = (f"goal.tune says {_tune_words(stated)}; the launch's {_tune_words(own)} count",)
-    goal = spec.goal.model_copy(update={"tune": own})
+        notes = (f"goal.tune says {_tune_words(stated)}; the launch's {_tune_words(tune)} count",)
+    goal = spec.goal.model_copy(update={"tune": tune})
     return spec.model_copy(update={"goal": goal}), notes
 
 

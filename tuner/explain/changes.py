@@ -74,16 +74,16 @@ def _nodes(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> 
 def _more_ranks(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     """Add or remove expert-parallel ranks with their nodes; keep the slots per rank."""
     goal = keys["goal"]
-    each = goal.get("ranks_per_node") or goal["ranks"]
+    ranks_per_node = goal.get("ranks_per_node") or goal["ranks"]
     if spec.cluster is not None and goal.get("ranks_per_node") is None:
-        each = min(goal["ranks"], spec.cluster.pools[0].devices_per_node)
-    before = goal["ranks"] // each
+        ranks_per_node = min(goal["ranks"], spec.cluster.pools[0].devices_per_node)
+    before = goal["ranks"] // ranks_per_node
     after = _whole(change, before)
-    goal |= {"ranks": after * each, "ranks_per_node": each}
+    goal |= {"ranks": after * ranks_per_node, "ranks_per_node": ranks_per_node}
     if spec.cluster is not None:
         first = keys["cluster"]["pools"][0]
         first["nodes"] = max(first.get("nodes", 1), after)
-    notes.append(f"{after} nodes ({after * each} ranks) instead of {before}")
+    notes.append(f"{after} nodes ({after * ranks_per_node} ranks) instead of {before}")
 
 
 def _memory(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:

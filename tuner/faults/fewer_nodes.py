@@ -135,32 +135,32 @@ class ContinuedRun:
 
 
 def layout_shares(
-    own: RunShares, jobs: Jobs, reliability: FailureModel, *, step_s: float
+    shares: RunShares, jobs: Jobs, reliability: FailureModel, *, step_s: float
 ) -> LayoutShares:
     """Return what a layout makes of its running time.
 
     Args:
-        own: shares of its run; time that it waits for repairs is left out.
+        shares: of its run; time that it waits for repairs is left out.
         jobs: of the layout.
         reliability: of the nodes.
         step_s: of the layout.
     """
-    running = 1.0 - own.waiting
+    running = 1.0 - shares.waiting
     # Shared storage is the last level.
-    lost_s = [loss.between_s / 2.0 + loss.background_s for loss in own.losses]
+    lost_s = [loss.between_s / 2.0 + loss.background_s for loss in shares.losses]
     return LayoutShares(
         step_s=step_s,
-        training=own.training / running if running > 0.0 else 0.0,
-        checkpoints=own.checkpoints / running if running > 0.0 else 0.0,
-        restarting=own.restarting / running if running > 0.0 else 1.0,
-        node_restart_s=own.node_restart_s,
+        training=shares.training / running if running > 0.0 else 0.0,
+        checkpoints=shares.checkpoints / running if running > 0.0 else 0.0,
+        restarting=shares.restarting / running if running > 0.0 else 1.0,
+        node_restart_s=shares.node_restart_s,
         shared_restart_s=reliability.restart_s + float(read_s(jobs, reliability.storage)),
         node_lost_s=sum(
-            loss.node_share * one_s for loss, one_s in zip(own.losses, lost_s, strict=True)
+            loss.node_share * one_s for loss, one_s in zip(shares.losses, lost_s, strict=True)
         ),
         shared_lost_s=lost_s[-1],
-        shared_interval_s=own.losses[-1].between_s,
-        background_s=own.background_s,
+        shared_interval_s=shares.losses[-1].between_s,
+        background_s=shares.background_s,
     )
 
 
@@ -204,15 +204,15 @@ def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> Co
     switches = losses.per_s * times.last_spare / (1.0 + losses.per_s * late_s)
     whole_layout = times.full + switches * (full.node_restart_s - late_s - back_s)
     fewer_layout = times.fewer + switches * (late_s - restart_s)
-    running, other = max(0.0, whole_layout), max(0.0, fewer_layout)
+    running, running_fewer = max(0.0, whole_layout), max(0.0, fewer_layout)
     lost = switches * full.useful * (full.shared_lost_s - full.node_lost_s)
-    slow = fewer.training * other
-    restarting = full.restarting * running + fewer.restarting * other
+    slow = fewer.training * running_fewer
+    restarting = full.restarting * running + fewer.restarting * running_fewer
     restarting += switches * (restart_s + back_s - full.node_restart_s)
     return ContinuedRun(
         training=max(0.0, full.training * running + slow * speed - lost),
         slower=max(0.0, slow * (1.0 - speed)),
-        checkpoints=full.checkpoints * running + fewer.checkpoints * other,
+        checkpoints=full.checkpoints * running + fewer.checkpoints * running_fewer,
         restarting=max(0.0, restarting),
         waiting=times.waiting,
         fewer=min(1.0, times.fewer + switches * late_s),

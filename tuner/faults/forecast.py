@@ -154,14 +154,14 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
             jobs=jobs,
             deviation_s=0.0,
         )
-    own = run_shares(jobs, reliability, step_s=run.step_s)
-    made = forecast_shares(own, run, jobs=jobs, reliability=reliability)
-    restart = _process_restart(own, run, jobs=jobs, reliability=reliability)
+    shares = run_shares(jobs, reliability, step_s=run.step_s)
+    made = forecast_shares(shares, run, jobs=jobs, reliability=reliability)
+    restart = _process_restart(shares, run, jobs=jobs, reliability=reliability)
     return made.model_copy(update={"process_restart": restart})
 
 
 def _process_restart(
-    own: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
+    shares: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
 ) -> ProcessRestart | None:
     """Compare both kinds of restart; None where there is one kind."""
     inside_s = reliability.in_process_restart_s
@@ -172,7 +172,7 @@ def _process_restart(
         decision="in_process" if reliability.restarts_in_process else "full",
         in_process_s=inside_s,
         full_s=reliability.restart_s,
-        effective_time_ratio=own.training,
+        effective_time_ratio=shares.training,
         full_effective_time_ratio=run_shares(jobs, without, step_s=run.step_s).training,
     )
 
@@ -194,32 +194,32 @@ def writes_in_background(run: RunForecast, stated: Reliability) -> bool:
 
 
 def forecast_shares(
-    own: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
+    shares: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
 ) -> RunForecast:
     """Forecast the run whose shares of the wall clock are known."""
-    ratio = own.training
+    ratio = shares.training
     finishes = ratio >= LEAST_EFFECTIVE_RATIO
     disturbed = RunForecast(
         finishes=finishes,
-        reason="" if finishes else own.reason,
+        reason="" if finishes else shares.reason,
         effective_time_ratio=ratio,
-        time_ratios=own.ratios,
+        time_ratios=shares.ratios,
         goodput_tokens_per_s=run.tokens_per_step * ratio / run.step_s if finishes else 0.0,
         effective_step_s=run.step_s / ratio if finishes else None,
         checkpoint_bytes=math.ceil(float(jobs.checkpoint_bytes)),
-        failure_interval_s=1.0 / own.failures_per_s,
-        checkpoint_interval_s=own.work_s,
-        checkpoint_interval_steps=own.steps
-        or interval_steps(own.work_s, background_s=own.background_s, step_s=run.step_s),
-        checkpoint_stall_s=own.stall_s,
-        checkpoint_write_s=own.stall_s + own.background_s,
-        checkpoint_in_background=own.background_s > 0.0,
-        restart_s=own.restart_s,
-        checkpoint_levels=own.levels,
+        failure_interval_s=1.0 / shares.failures_per_s,
+        checkpoint_interval_s=shares.work_s,
+        checkpoint_interval_steps=shares.steps
+        or interval_steps(shares.work_s, background_s=shares.background_s, step_s=run.step_s),
+        checkpoint_stall_s=shares.stall_s,
+        checkpoint_write_s=shares.stall_s + shares.background_s,
+        checkpoint_in_background=shares.background_s > 0.0,
+        restart_s=shares.restart_s,
+        checkpoint_levels=shares.levels,
     )
     if not finishes:
         return disturbed.model_copy(update={"steps": run.steps})
-    deviation_s = _loss_deviation_s(own, jobs=jobs, reliability=reliability)
+    deviation_s = _loss_deviation_s(shares, jobs=jobs, reliability=reliability)
     return _with_bill(disturbed, run=run, jobs=jobs, deviation_s=deviation_s)
 
 
@@ -253,19 +253,19 @@ def _with_bill(
     )
 
 
-def _loss_deviation_s(own: RunShares, *, jobs: Jobs, reliability: FailureModel) -> float:
+def _loss_deviation_s(shares: RunShares, *, jobs: Jobs, reliability: FailureModel) -> float:
     """Root mean square of the seconds that one failure costs."""
     mean_s, square = 0.0, 0.0
-    for loss in own.losses:
+    for loss in shares.losses:
         one_mean_s = loss.between_s / 2.0 + loss.background_s + loss.restart_s
         mean_s += loss.share * one_mean_s
         square += loss.share * (one_mean_s**2 + loss.between_s**2 / 12.0)
     # Some failures wait for the first of S + 1 repairs, exponential of mean one_s.
     one_s = longest_wait_s(jobs, reliability)
-    mean_wait_s = own.waiting / (1.0 - own.waiting) / own.failures_per_s
+    mean_wait_s = shares.waiting / (1.0 - shares.waiting) / shares.failures_per_s
     square += 2.0 * mean_wait_s * (mean_s + one_s)
-    if own.slower and own.switches_per_s:
+    if shares.slower and shares.switches_per_s:
         # Some switch to fewer nodes, for an exponential time of longer steps.
-        mean_slower_s = own.slower / (1.0 - own.waiting) / own.failures_per_s
-        square += 2.0 * mean_slower_s * (mean_s + own.slower / own.switches_per_s)
+        mean_slower_s = shares.slower / (1.0 - shares.waiting) / shares.failures_per_s
+        square += 2.0 * mean_slower_s * (mean_s + shares.slower / shares.switches_per_s)
     return math.sqrt(square)

@@ -169,13 +169,13 @@ def _restart_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
     )
 
 
-def _better(one: CheckpointCycle, other: CheckpointCycle) -> CheckpointCycle:
+def _better(first: CheckpointCycle, second: CheckpointCycle) -> CheckpointCycle:
     """Take each candidate's more effective cycle, the first of equals."""
-    is_other = np.asarray(other.effective_ratio) > np.asarray(one.effective_ratio)
-    if not np.any(is_other):
-        return one
+    is_second = np.asarray(second.effective_ratio) > np.asarray(first.effective_ratio)
+    if not np.any(is_second):
+        return first
     columns = {
-        field.name: np.where(is_other, getattr(other, field.name), getattr(one, field.name))
+        field.name: np.where(is_second, getattr(second, field.name), getattr(first, field.name))
         for field in fields(CheckpointCycle)
     }
     return CheckpointCycle(**columns)

@@ -26,12 +26,12 @@ def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
         checkpoint_bytes: of the whole job.
     """
     return Jobs(
-        devices=sum(float(one.devices) for one in kinds),
-        nodes=sum(float(one.nodes) for one in kinds),
+        devices=sum(float(kind.devices) for kind in kinds),
+        nodes=sum(float(kind.nodes) for kind in kinds),
         checkpoint_bytes=checkpoint_bytes,
-        reread_bytes=max(float(one.reread_bytes) for one in kinds),
-        writers=sum(float(one.writers) for one in kinds),
-        spare_nodes=sum(float(one.spare_nodes) for one in kinds),
+        reread_bytes=max(float(kind.reread_bytes) for kind in kinds),
+        writers=sum(float(kind.writers) for kind in kinds),
+        spare_nodes=sum(float(kind.spare_nodes) for kind in kinds),
         kinds=tuple(kinds),
     )
 
@@ -43,16 +43,17 @@ def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
     computation, and restarts; the order of the kinds does not matter. A level on hosts is not
     priced over several kinds of nodes, and left out.
     """
-    storages = [one.storage for one in kinds]
     storage = replace(
-        storages[0],
-        node_write_bytes_per_s=min(one.node_write_bytes_per_s for one in storages),
-        node_read_bytes_per_s=min(one.node_read_bytes_per_s for one in storages),
-        host_bytes_per_s=min(one.host_bytes_per_s for one in storages),
-        fresh_bytes_per_s=min(one.fresh_bytes_per_s for one in storages),
+        kinds[0].storage,
+        node_write_bytes_per_s=min(kind.storage.node_write_bytes_per_s for kind in kinds),
+        node_read_bytes_per_s=min(kind.storage.node_read_bytes_per_s for kind in kinds),
+        host_bytes_per_s=min(kind.storage.host_bytes_per_s for kind in kinds),
+        fresh_bytes_per_s=min(kind.storage.fresh_bytes_per_s for kind in kinds),
     )
-    restart_s = max(one.restart_s for one in kinds)
-    inside_s = [one.in_process_restart_s for one in kinds if one.in_process_restart_s is not None]
+    restart_s = max(kind.restart_s for kind in kinds)
+    inside_s = [
+        kind.in_process_restart_s for kind in kinds if kind.in_process_restart_s is not None
+    ]
     host = kinds[0].host if len(kinds) == 1 else None
     return replace(
         kinds[0],

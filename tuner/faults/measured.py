@@ -63,9 +63,9 @@ def host_memory_rates(profile: Profile) -> Mapping[str, float]:
     kinds = dict.fromkeys(row.case.kind for row in profile.rows("host_memory"))
     slowest = {kind: _slowest(profile, "host_memory", kind=kind) for kind in kinds}
     return {
-        kind: one.num_bytes / one.seconds
-        for kind, one in slowest.items()
-        if one is not None and one.num_bytes >= LEAST_MEMORY_BYTES
+        kind: rank.num_bytes / rank.seconds
+        for kind, rank in slowest.items()
+        if rank is not None and rank.num_bytes >= LEAST_MEMORY_BYTES
     }
 
 

@@ -107,13 +107,13 @@ def choose_policy(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> Po
             left_out[reason] = None
             continue
         price = _Price.of(jobs, reliability, replicas=replicas, step_s=step_s)
-        own = price.best(shared_only)
+        policy = price.best(shared_only)
         num_priced += len(price.shares)
-        if own is None:
+        if policy is None:
             left_out[_impossible(reliability, price)] = None
         else:
-            best.append(own)
-    best.sort(key=lambda one: -one.ratio)
+            best.append(policy)
+    best.sort(key=lambda candidate: -candidate.ratio)
     chosen = best[0] if best else None
     if (
         chosen is not None
@@ -309,7 +309,9 @@ class _Allowed:
         distances = [abs(steps * segments - stated) for steps, segments in usable]
         a_step = 1.0 if stated >= FEW_STEPS else 0.0
         allowed = max(a_step, NEAR * stated, min(distances, default=0.0))
-        return [one for one, far in zip(usable, distances, strict=True) if far <= allowed]
+        return [
+            intervals for intervals, far in zip(usable, distances, strict=True) if far <= allowed
+        ]
 
     def grid(self, rates: FailureRates, shared_only: CheckpointCycle) -> Iterator[Intervals]:
         """Yield powers of two, and the best intervals of either level by itself."""
@@ -319,7 +321,7 @@ class _Allowed:
         host_s = float(best_work_s(failures_per_s=rate, stall_s=self.stall_s))
         farthest = max(host_s, float(shared_only.work_s)) * FARTHEST / self.step_s
         steps_N = [max(1, round(host_s / self.step_s)), *_powers(self.least_steps, farthest)]
-        for steps in dict.fromkeys(max(self.least_steps, one) for one in steps_N):
+        for steps in dict.fromkeys(max(self.least_steps, candidate) for candidate in steps_N):
             near = shared_s / (steps * self.step_s)
             least = self.least_segments(steps)
             for segments in (near, *_powers(least, FARTHEST * near)):
@@ -338,8 +340,16 @@ def _multiples(stated: float, *, steps: int | None) -> Iterator[Intervals]:
         yield steps, round(stated / steps)
         return
     few = math.isqrt(math.ceil(stated)) + 1
-    near = {(each, times) for each in range(1, few + 1) for times in _around(stated / each)}
-    near |= {(times, each) for each in range(2, few + 1) for times in _around(stated / each)}
+    near = {
+        (interval, segments)
+        for interval in range(1, few + 1)
+        for segments in _around(stated / interval)
+    }
+    near |= {
+        (interval, segments)
+        for segments in range(2, few + 1)
+        for interval in _around(stated / segments)
+    }
     yield from sorted(near)
 
 

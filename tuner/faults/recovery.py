@@ -65,14 +65,16 @@ def recovery(
         exponent = min(rate * restart_s[kind], LARGEST_EXPONENT)
         interrupted = -math.expm1(-exponent)
         # Also 1 - interrupted * (share of this class and better ones), without a difference.
-        leaves = math.exp(-exponent) + interrupted * sum(shares[other] for other in worse)
+        leaves = math.exp(-exponent) + interrupted * sum(shares[worse_kind] for worse_kind in worse)
         seconds[kind] = (
             interrupted
-            * (1.0 / rate + sum(shares[other] * seconds[other] for other in worse))
+            * (1.0 / rate + sum(shares[worse_kind] * seconds[worse_kind] for worse_kind in worse))
             / leaves
         )
         lost[kind] = (
-            interrupted * sum(shares[other] * lost[other] for other in worse) / leaves
+            interrupted
+            * sum(shares[worse_kind] * lost[worse_kind] for worse_kind in worse)
+            / leaves
             if survives[kind]
             else 1.0
         )

@@ -279,7 +279,7 @@ def waiting_ratio(jobs: Jobs, reliability: FailureModel) -> Numbers:
 
 def longest_wait_s(jobs: Jobs, reliability: FailureModel) -> float:
     """Mean seconds until the first of S + 1 nodes in repair is back, of the kind with fewest S."""
-    fewest = min(float(one.spare_nodes) for one in jobs.kinds or (jobs,))
+    fewest = min(float(kind.spare_nodes) for kind in jobs.kinds or (jobs,))
     return reliability.repair_s / (math.floor(fewest) + 1.0)
 
 

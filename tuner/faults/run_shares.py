@@ -160,8 +160,8 @@ def _on_both_levels(chosen: HostPolicy, jobs: Jobs, reliability: FailureModel) -
     rate = float(failure_rate_per_s(jobs, reliability))
     segment_s = policy.segment_steps * seconds.step_s
     lost_s = host_lost_s(policy, seconds)
-    stall_s = {one: seconds.stopped_s(one, asynchronous=is_async) for one in Level}
-    written_s = {one: seconds.background_s(one, asynchronous=is_async) for one in Level}
+    stall_s = {level: seconds.stopped_s(level, asynchronous=is_async) for level in Level}
+    written_s = {level: seconds.background_s(level, asynchronous=is_async) for level in Level}
     period_s = (policy.segments - 1) * (segment_s + stall_s[Level.HOST])
     period_s += segment_s + stall_s[Level.SHARED]
     from_host, node_from_host = shares.host_restores, shares.node_host_restores
@@ -204,13 +204,13 @@ def _levels(choice: PolicyChoice, *, step_s: float) -> CheckpointLevels:
     """Return the chosen policy and those it was compared with."""
     compared = [
         PolicyRatio(
-            levels=one.policy.levels,
-            replicas=one.policy.replicas,
-            host_interval_steps=one.policy.host_interval_steps,
-            shared_interval_steps=one.policy.shared_interval_steps,
-            effective_time_ratio=one.ratio,
+            levels=candidate.policy.levels,
+            replicas=candidate.policy.replicas,
+            host_interval_steps=candidate.policy.host_interval_steps,
+            shared_interval_steps=candidate.policy.shared_interval_steps,
+            effective_time_ratio=candidate.ratio,
         )
-        for one in choice.by_replicas
+        for candidate in choice.by_replicas
     ]
     only = choice.shared_only
     compared.append(
@@ -222,7 +222,7 @@ def _levels(choice: PolicyChoice, *, step_s: float) -> CheckpointLevels:
             effective_time_ratio=float(only.effective_ratio),
         )
     )
-    compared.sort(key=lambda one: -one.effective_time_ratio)
+    compared.sort(key=lambda candidate: -candidate.effective_time_ratio)
     common: dict[str, Any] = {
         "compared": tuple(compared),
         "left_out": choice.left_out,
@@ -257,18 +257,18 @@ def run_shares(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> RunSh
         return _without_training(_on_shared_storage(times, jobs, reliability), short)
     choice = choose_policy(jobs, reliability, step_s=step_s)
     if choice.chosen is not None:
-        own = _on_both_levels(choice.chosen, jobs, reliability)
+        shares = _on_both_levels(choice.chosen, jobs, reliability)
     elif choice.is_shared_enough:
-        own = _on_shared_storage(choice.shared_only, jobs, reliability)
+        shares = _on_shared_storage(choice.shared_only, jobs, reliability)
     else:
-        own = _on_shared_storage(choice.shared_only, jobs, reliability)
+        shares = _on_shared_storage(choice.shared_only, jobs, reliability)
         short = short or "; ".join(choice.left_out)
-    return replace(_without_training(own, short), levels=_levels(choice, step_s=step_s))
+    return replace(_without_training(shares, short), levels=_levels(choice, step_s=step_s))
 
 
-def _without_training(own: RunShares, reason: str) -> RunShares:
+def _without_training(shares: RunShares, reason: str) -> RunShares:
     """Let nothing train where there is a reason; the shares themselves where there is none."""
-    return replace(own, training=0.0, checkpoints=0.0, reason=reason) if reason else own
+    return replace(shares, training=0.0, checkpoints=0.0, reason=reason) if reason else shares
 
 
 def _reason(times: CheckpointCycle) -> str:

@@ -64,20 +64,20 @@ def choose_numbers(priced: Sequence[NodeRatio], objective: Objective) -> NodeRat
         objective: `cost` is the least bill; `goodput` the most, see `CLOSE_RATIO`.
     """
     if objective == "cost":
-        return min(priced, key=lambda one: one.device_s_per_token)
-    best = max(one.goodput_tokens_per_s for one in priced)
-    close = [one for one in priced if one.goodput_tokens_per_s >= best * (1.0 - CLOSE_RATIO)]
-    return min(close, key=lambda one: (one.nodes + one.spare_nodes, -one.goodput_tokens_per_s))
+        return min(priced, key=lambda pair: pair.device_s_per_token)
+    best = max(pair.goodput_tokens_per_s for pair in priced)
+    close = [pair for pair in priced if pair.goodput_tokens_per_s >= best * (1.0 - CLOSE_RATIO)]
+    return min(close, key=lambda pair: (pair.nodes + pair.spare_nodes, -pair.goodput_tokens_per_s))
 
 
 def best_by_spares(priced: Sequence[NodeRatio], objective: Objective) -> tuple[NodeRatio, ...]:
     """Return the best pair of each number of spares, best first, `MOST_COMPARED` at most."""
     by_spares: dict[int, list[NodeRatio]] = {}
-    for one in priced:
-        by_spares.setdefault(one.spare_nodes, []).append(one)
+    for pair in priced:
+        by_spares.setdefault(pair.spare_nodes, []).append(pair)
     best = [choose_numbers(group, objective) for group in by_spares.values()]
     if objective == "cost":
-        best.sort(key=lambda one: one.device_s_per_token)
+        best.sort(key=lambda candidate: candidate.device_s_per_token)
     else:
-        best.sort(key=lambda one: -one.goodput_tokens_per_s)
+        best.sort(key=lambda candidate: -candidate.goodput_tokens_per_s)
     return tuple(best[:MOST_COMPARED])

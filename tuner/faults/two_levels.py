@@ -131,16 +131,16 @@ def queued_copies(policy: SavePolicy, seconds: RunSeconds) -> int:
     next copy, while it is made, has the room of a file: none is written to hosts meanwhile.
     """
     times = _Times.of(policy, seconds)
-    most = 1
+    copies = 1
     before = math.ceil(times.shared_background_s / times.host_segment_s) - 1
     for made in (before, before + 1):
         made = min(made, times.segments - 1)
         since_s = made * times.host_segment_s - times.shared_background_s
         if since_s < 0.0:
-            most = max(most, made)
+            copies = max(copies, made)
         elif since_s < made * times.host_background_s:
-            most = max(most, made - math.floor(since_s / times.host_background_s))
-    return most
+            copies = max(copies, made - math.floor(since_s / times.host_background_s))
+    return copies
 
 
 def host_lost_s(policy: SavePolicy, seconds: RunSeconds) -> float:
@@ -298,9 +298,9 @@ class _Chances:
     reach: float
     miss: float
 
-    def then(self, other: "_Chances") -> "_Chances":
+    def then(self, following: "_Chances") -> "_Chances":
         """Return the chances of reaching both in turn."""
-        return _Chances(self.reach * other.reach, self.miss + self.reach * other.miss)
+        return _Chances(self.reach * following.reach, self.miss + self.reach * following.miss)
 
     def loss(self, lost_ratio: float) -> float:
         """Chance that a failure leaves no copy on a host, or a later one before this is reached."""

@@ -89,7 +89,7 @@ def profile_engine(
             f"{spec.path}: no single instance holds the model: {plan.binding_constraint}"
         )
     group = decision.instances[0].model_copy(update={"count": 1})
-    pool = next(one for one in spec.cluster.pools if one.name == group.pool)
+    pool = next(candidate for candidate in spec.cluster.pools if candidate.name == group.pool)
     wider = group.model_copy(
         update={
             "attention_tp": 2 * group.attention_tp,
@@ -108,15 +108,22 @@ def profile_engine(
     )
     measured, launches = [], profile / LAUNCHES_NAME
     with exclusive_use(launches, plan=profile) as scratch:
-        for number, one in enumerate((group, wider)):
-            own = decision.model_copy(update={"instances": (one,), "router": None})
-            verified = VerifiedServing(plan=plan, decision=own, predicted=predicted)
-            if one.devices > pool.num_devices or unlaunchable(verified):
+        for number, instances in enumerate((group, wider)):
+            single_decision = decision.model_copy(
+                update={"instances": (instances,), "router": None}
+            )
+            verified = VerifiedServing(plan=plan, decision=single_decision, predicted=predicted)
+            if instances.devices > pool.num_devices or unlaunchable(verified):
                 continue
-            launch = prepared_launch(plan, own, predicted, number, scratch, Reached(url=url))
-            on_message(f"tensor parallel {one.attention_tp}")
+            launch = prepared_launch(
+                plan, single_decision, predicted, number, scratch, Reached(url=url)
+            )
+            on_message(f"tensor parallel {instances.attention_tp}")
             measured.append(
-                LaunchSteps(tensor_parallel=one.attention_tp, **_points(starter, launch, spec, one))
+                LaunchSteps(
+                    tensor_parallel=instances.attention_tp,
+                    **_points(starter, launch, spec, instances),
+                )
             )
     shutil.rmtree(launches, ignore_errors=True)
     steps = EngineSteps(

@@ -132,10 +132,10 @@ def estimate_serving(
             release=half.release or spec.release,
         )
 
-    other = parsed_launch.other
-    if role is not None or other is None:
+    partner = parsed_launch.counterpart
+    if role is not None or partner is None:
         return priced(parsed_launch)
     if instances is not None:
         raise SpecError(f"--instances {instances}: of which half? name it with --role")
-    second = priced(replace(other, other=replace(parsed_launch, other=None)))
+    second = priced(replace(partner, counterpart=replace(parsed_launch, counterpart=None)))
     return priced(parsed_launch).model_copy(update={"other": second})

@@ -109,11 +109,11 @@ class Goal:
         return read_report(folder, self.read(folder), verified=self.verified, **solved)
 
 
-def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+def terms(chosen: Mapping[str, float], alternative: Mapping[str, float]) -> dict[str, float]:
     """Return the additional seconds of another decision by cause, the largest first."""
     by_term = {
-        name: other.get(name, 0.0) - chosen.get(name, 0.0)
-        for name in dict.fromkeys((*chosen, *other))
+        name: alternative.get(name, 0.0) - chosen.get(name, 0.0)
+        for name in dict.fromkeys((*chosen, *alternative))
     }
     ordered = sorted(by_term.items(), key=lambda item: (-abs(item[1]), item[0]))
     return {name: seconds for name, seconds in ordered if abs(seconds) > SMALLEST_S}
@@ -148,7 +148,7 @@ def profiled_memory(keys: Mapping[str, Any]) -> dict[str, int]:
         for pool in pools_of(keys)
         if "profile" in pool
     }
-    return {name: one.memory_bytes_per_device for name, one in machines.items()}
+    return {name: machine.memory_bytes_per_device for name, machine in machines.items()}
 
 
 def use_planned_profiles(keys: dict[str, Any], cluster: Cluster) -> None:

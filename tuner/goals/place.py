@@ -64,8 +64,10 @@ def _differences(before: PlaceDecision, after: PlaceDecision) -> tuple[str, ...]
         return (f"{shapes[0]} -> {shapes[1]}",)
     moved = sum(
         old != new
-        for one, other in zip(before.physical_to_logical, after.physical_to_logical, strict=True)
-        for old, new in zip(one, other, strict=True)
+        for old_layer, new_layer in zip(
+            before.physical_to_logical, after.physical_to_logical, strict=True
+        )
+        for old, new in zip(old_layer, new_layer, strict=True)
     )
     return (f"{moved} slots hold another expert",) if moved else ()
 
@@ -75,14 +77,20 @@ def _figures(plan: PlacePlan) -> Figures | None:
     if predicted is None or decision is None or objective is None:
         return None
     values = {"objective": objective}
-    values |= {f"imbalance:{name}": one for name, one in predicted.imbalance.items()}
-    values |= {f"layer_time_s:{one.workload}": one.after_s for one in predicted.layer_times}
+    values |= {f"imbalance:{name}": ratio for name, ratio in predicted.imbalance.items()}
+    values |= {
+        f"layer_time_s:{layer_time.workload}": layer_time.after_s
+        for layer_time in predicted.layer_times
+    }
     bands = {f"imbalance:{name}": band for name, band in predicted.imbalance_band.items()}
-    bands |= {f"layer_time_s:{one.workload}": one.after_s_band for one in predicted.layer_times}
+    bands |= {
+        f"layer_time_s:{layer_time.workload}": layer_time.after_s_band
+        for layer_time in predicted.layer_times
+    }
     if plan.goal.objective is not Objective.BALANCE:
         return Figures(values, bands, objective="objective", more_is_better=False)
-    weights = {one.name: one.weight for one in plan.goal.workloads}
-    mean = sum(weights[name] * one for name, one in predicted.imbalance.items())
+    weights = {workload.name: workload.weight for workload in plan.goal.workloads}
+    mean = sum(weights[name] * ratio for name, ratio in predicted.imbalance.items())
     values["busiest_rank_ratio"] = mean / sum(weights.values()) / decision.ranks
     return Figures(values, bands, objective="busiest_rank_ratio", more_is_better=False)
 
@@ -90,15 +98,15 @@ def _figures(plan: PlacePlan) -> Figures | None:
 def _rivals(plan: PlacePlan) -> tuple[Rival, ...]:
     return tuple(
         Rival(
-            decision=other.method,
+            decision=alternative.method,
             within_band=False,
-            lost_by=other.lost_by,
+            lost_by=alternative.lost_by,
             figures={
-                "objective": other.objective,
-                **{f"imbalance:{name}": one for name, one in other.imbalance.items()},
+                "objective": alternative.objective,
+                **{f"imbalance:{name}": ratio for name, ratio in alternative.imbalance.items()},
             },
         )
-        for other in plan.alternatives[:MOST_RIVALS]
+        for alternative in plan.alternatives[:MOST_RIVALS]
     )
 
 
@@ -112,12 +120,12 @@ def _seconds(plan: PlacePlan) -> Mapping[str, float]:
     """Return the parts of the expert layers by workload."""
     times = () if plan.predicted is None else plan.predicted.layer_times
     return {
-        f"{part} of {one.workload}": seconds
-        for one in times
+        f"{part} of {layer_time.workload}": seconds
+        for layer_time in times
         for part, seconds in (
-            ("experts", one.experts_after_s),
-            ("exchange", one.exchange_after_s),
-            ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
+            ("experts", layer_time.experts_after_s),
+            ("exchange", layer_time.exchange_after_s),
+            ("rest", layer_time.after_s - layer_time.experts_after_s - layer_time.exchange_after_s),
         )
     }
 

@@ -92,8 +92,8 @@ def read_holdout_pass(folder: Path, number: int) -> Floats:
 def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
     # Of each workload the hold-out pass of median size.
     typical = {
-        one.name: sorted(one.holdout_PLE, key=np.sum)[len(one.holdout_PLE) // 2]
-        for one in split_recordings(spec)
+        workload.name: sorted(workload.holdout_PLE, key=np.sum)[len(workload.holdout_PLE) // 2]
+        for workload in split_recordings(spec)
     }
     used: dict[str, str | bytes] = {
         "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)

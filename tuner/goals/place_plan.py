@@ -216,7 +216,10 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
         pool = place_pool(cluster, made.goal, residuals=shipped(), measured=measured)
         pricing = pricing_of(model, pool, made.goal)
     verified = verify_placements(
-        {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
+        {
+            "plan": made.decision,
+            **{alternative.method: alternative.decision for alternative in made.alternatives},
+        },
         load_LE=read_holdout_pass(folder, heaviest),
         time_loads=time_loads,
         price_loads=None

@@ -23,12 +23,12 @@ Arguments = ParamSpec("Arguments")
 
 
 def _with_arguments_of(
-    one: Callable[Arguments, Planned],
+    source: Callable[Arguments, Planned],
 ) -> Callable[[Callable[..., AnyPlanned]], Callable[Arguments, Planned | Any]]:
     """Give a function the signature of another, for type checkers, `help` and callers."""
 
     def given(function: Callable[..., AnyPlanned]) -> Callable[Arguments, Planned | Any]:
-        function.__signature__ = signature(one)  # type: ignore[attr-defined]  # read by inspect
+        function.__signature__ = signature(source)  # type: ignore[attr-defined]  # read by inspect
         return function
 
     return given
@@ -60,7 +60,7 @@ def plan(spec_path: AnyPath, **options: Any) -> AnyPlanned:
     planner = load_goal(kind_or_first(goal_kind(Path(spec_path)))).plan
     known = signature(planner).parameters
     made: AnyPlanned = planner(
-        spec_path, **{name: one for name, one in options.items() if name in known}
+        spec_path, **{name: value for name, value in options.items() if name in known}
     )
     return made
 

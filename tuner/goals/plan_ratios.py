@@ -56,28 +56,28 @@ class PlanRatio:
     """Source of the band, in words."""
 
 
-def train_ratio_band(first: Plan, other: Plan, figure: str) -> PlanRatio | None:
-    """Return the band of a figure's ratio, other over first; None where nothing states one.
+def train_ratio_band(first: Plan, second: Plan, figure: str) -> PlanRatio | None:
+    """Return the band of a figure's ratio, second over first; None where nothing states one.
 
     Figures have the names of `Goal.figures`.
     """
     singles = [
-        _relative(one.predicted.step_time_s_band, one.predicted.step_time_s)
-        for one in (first, other)
-        if one.predicted is not None
+        _relative(plan.predicted.step_time_s_band, plan.predicted.step_time_s)
+        for plan in (first, second)
+        if plan.predicted is not None
     ]
     if figure not in RATES | TIMES or len(singles) < 2:
         return None
-    if _train_setting(first) != _train_setting(other):
+    if _train_setting(first) != _train_setting(second):
         return _independent(singles, "stated bands of both steps")
-    low, high = _one_setting(first, other, wider(*singles))
+    low, high = _one_setting(first, second, wider(*singles))
     band = (1.0 / high, 1.0 / low) if figure in RATES else (low, high)
     return PlanRatio(band=band, source="ratios of steps of one setting")
 
 
-def _one_setting(first: Plan, other: Plan, single: Band) -> Band:
+def _one_setting(first: Plan, second: Plan, single: Band) -> Band:
     """Return measured over predicted ratio of two steps, the second one's over the first one's."""
-    if first.decision is None or other.decision is None:
+    if first.decision is None or second.decision is None:
         raise ValueError("plans with a prediction have a decision")
     measured_here = bool(first.provenance.device_kind)
     ratios = ratios_for(
@@ -86,23 +86,23 @@ def _one_setting(first: Plan, other: Plan, single: Band) -> Band:
         has_experts=first.model.moe is not None,
         band=single,
     )
-    return ratios.between(first.decision, other.decision, ratio=1.0)
+    return ratios.between(first.decision, second.decision, ratio=1.0)
 
 
-def serve_ratio_band(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | None:
-    """Return the band of a figure's ratio, other over first; None where nothing states one."""
-    of_steps = SERVED | {"requests_per_s"} if _look_for_rate(first, other) else SERVED
+def serve_ratio_band(first: ServePlan, second: ServePlan, figure: str) -> PlanRatio | None:
+    """Return the band of a figure's ratio, second over first; None where nothing states one."""
+    of_steps = SERVED | {"requests_per_s"} if _look_for_rate(first, second) else SERVED
     if figure not in of_steps and not figure.startswith((FIRST_TOKEN, PER_TOKEN)):
         return None
     singles = [
-        _stated(one.predicted, figure) for one in (first, other) if one.predicted is not None
+        _stated(plan.predicted, figure) for plan in (first, second) if plan.predicted is not None
     ]
     if len(singles) < 2:
         return None
     name = "TTFT" if figure.startswith(FIRST_TOKEN) else "TPOT"
-    if _serve_setting(first) != _serve_setting(other):
+    if _serve_setting(first) != _serve_setting(second):
         return _independent(singles, f"stated bands of both {name}s")
-    if _is_of_published_kind(first, other):
+    if _is_of_published_kind(first, second):
         published = ratio_bands()[0 if name == "TTFT" else 1]
         return PlanRatio(
             band=(published.low_ratio, published.high_ratio),
@@ -112,32 +112,32 @@ def serve_ratio_band(first: ServePlan, other: ServePlan, figure: str) -> PlanRat
     return PlanRatio(band=band, source=f"the wider of both stated bands of {name}")
 
 
-def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
+def _is_of_published_kind(first: ServePlan, second: ServePlan) -> bool:
     """Return whether two plans differ as the published pairs do: in their layout only."""
-    modes = [one.decision.mode for one in (first, other) if one.decision is not None]
-    traffics = [one.goal.traffic for one in (first, other)]
-    if _look_for_rate(first, other):
-        traffics = [one.model_copy(update={"rate": None}) for one in traffics]
+    modes = [plan.decision.mode for plan in (first, second) if plan.decision is not None]
+    traffics = [plan.goal.traffic for plan in (first, second)]
+    if _look_for_rate(first, second):
+        traffics = [traffic.model_copy(update={"rate": None}) for traffic in traffics]
     return modes == ["aggregated"] * 2 and traffics[0] == traffics[1]
 
 
-def _look_for_rate(first: ServePlan, other: ServePlan) -> bool:
+def _look_for_rate(first: ServePlan, second: ServePlan) -> bool:
     """Return whether both plans maximise the rate, which is then no part of the spec."""
-    return first.goal.objective == "rate" == other.goal.objective
+    return first.goal.objective == "rate" == second.goal.objective
 
 
-def place_ratio_band(first: PlacePlan, other: PlacePlan, _figure: str) -> PlanRatio | None:
-    """Return the band of any figure's ratio, other over first; None without two verdicts."""
-    verdicts = [one.verdict for one in (first, other) if one.verdict is not None]
-    noise = math.hypot(*(one.noise_ratio for one in verdicts))
+def place_ratio_band(first: PlacePlan, second: PlacePlan, _figure: str) -> PlanRatio | None:
+    """Return the band of any figure's ratio, second over first; None without two verdicts."""
+    verdicts = [plan.verdict for plan in (first, second) if plan.verdict is not None]
+    noise = math.hypot(*(verdict.noise_ratio for verdict in verdicts))
     if len(verdicts) < 2:
         return None
     return PlanRatio(band=uniform_ratios(noise).other_kernels, source="noise of both gains")
 
 
-def wider(one: Band, other: Band) -> Band:
+def wider(first: Band, second: Band) -> Band:
     """Return the wider band, by the ratio of its edges."""
-    return max(one, other, key=ties_ratio)
+    return max(first, second, key=ties_ratio)
 
 
 def _independent(singles: list[Band], source: str) -> PlanRatio:

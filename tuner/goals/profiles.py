@@ -35,9 +35,9 @@ def pool_profile(pool: Pool, profiles: Sequence[Path], *, is_only_pool: bool = T
         ProfileUnreadableError: a profile is missing or damaged.
         SpecError: several were given and the pool names no device, or none is of its device.
     """
-    own = None if pool.profile is None else stored_profile(pool.profile)
+    spec_profile = None if pool.profile is None else stored_profile(pool.profile)
     if not profiles:
-        return own
+        return spec_profile
     headers = [(path, read_header(path)) for path in map(stored_profile, profiles)]
     if pool.device is None and len(headers) > 1:
         raise SpecError(
@@ -50,7 +50,7 @@ def pool_profile(pool: Pool, profiles: Sequence[Path], *, is_only_pool: bool = T
         if is_of_device(header, pool):
             return path
     if not is_only_pool:
-        return own
+        return spec_profile
     devices = ", ".join(repr(header.machine.device) for _, header in headers)
     raise SpecError(
         f"cluster.pools: {pool.name!r} wants device {pool.device!r}; the profiles given are of "

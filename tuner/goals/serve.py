@@ -55,36 +55,36 @@ def _changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
         yield f"{before.mode} -> {after.mode}"
     old, new = _kinds(before), _kinds(after)
     for kind in dict.fromkeys((*old, *new)):
-        gone = [one for one in old.get(kind, ()) if one not in new.get(kind, ())]
-        come = [one for one in new.get(kind, ()) if one not in old.get(kind, ())]
+        gone = [group for group in old.get(kind, ()) if group not in new.get(kind, ())]
+        come = [group for group in new.get(kind, ()) if group not in old.get(kind, ())]
         if len(gone) == len(come) == 1:
             yield f"{' '.join(filter(None, kind))}: {', '.join(group_changes(gone[0], come[0]))}"
         else:
-            yield from (f"without {short_group(one)}" for one in gone)
-            yield from (f"with {short_group(one)}" for one in come)
+            yield from (f"without {short_group(group)}" for group in gone)
+            yield from (f"with {short_group(group)}" for group in come)
     transfers, other_transfers = _transfers(before), _transfers(after)
     for pools in dict.fromkeys((*transfers, *other_transfers)):
         was, will_be = transfers.get(pools, "none"), other_transfers.get(pools, "none")
         if was != will_be:
             yield f"KV transfer {pools}: {was} -> {will_be}"
     links, other_links = _between(before), _between(after)
-    yield from (f"without {one}" for one in links if one not in other_links)
-    yield from (f"with {one}" for one in other_links if one not in links)
+    yield from (f"without {link}" for link in links if link not in other_links)
+    yield from (f"with {link}" for link in other_links if link not in links)
 
 
 def _kinds(decision: ServeDecision) -> dict[tuple[str, ...], list[Instances]]:
     kinds: dict[tuple[str, ...], list[Instances]] = {}
-    for one in decision.instances:
-        kinds.setdefault((one.role.value, "on", one.pool, one.island), []).append(one)
+    for group in decision.instances:
+        kinds.setdefault((group.role.value, "on", group.pool, group.island), []).append(group)
     return kinds
 
 
 def _transfers(decision: ServeDecision) -> dict[str, str]:
     """KV transfers in words, by the pools that they connect."""
     by_pools: dict[str, str] = {}
-    for one in decision.handovers:
-        pools = f"{one.from_pool} to {one.to_pool}"
-        words = describe_kv_transfer(one).removeprefix(pools).strip(" :")
+    for transfer in decision.handovers:
+        pools = f"{transfer.from_pool} to {transfer.to_pool}"
+        words = describe_kv_transfer(transfer).removeprefix(pools).strip(" :")
         by_pools[pools] = f"{by_pools[pools]} and {words}" if pools in by_pools else words
     return by_pools
 
@@ -136,14 +136,14 @@ def _rivals(plan: ServePlan) -> tuple[Rival, ...]:
     before = plan.predicted.breakdown_s
     return tuple(
         Rival(
-            decision=short_serve(other.decision),
-            within_band=other.within_band,
-            lost_by=other.lost_by,
-            slower_s=sum(other.predicted.breakdown_s.values()) - sum(before.values()),
-            terms_s=terms(before, other.predicted.breakdown_s),
-            figures=_served(other.predicted, num_devices=other.decision.num_devices),
+            decision=short_serve(alternative.decision),
+            within_band=alternative.within_band,
+            lost_by=alternative.lost_by,
+            slower_s=sum(alternative.predicted.breakdown_s.values()) - sum(before.values()),
+            terms_s=terms(before, alternative.predicted.breakdown_s),
+            figures=_served(alternative.predicted, num_devices=alternative.decision.num_devices),
         )
-        for other in plan.alternatives[:MOST_RIVALS]
+        for alternative in plan.alternatives[:MOST_RIVALS]
     )
 
 

@@ -152,7 +152,9 @@ def write_serve_verified(
     """
     files: dict[str, str | bytes] = dict(launch.contents) if launch else {}
     former = former_files(folder) - files.keys() if launch else frozenset()
-    gone = {one for one in former if one.startswith("launch/") and not linked_folder(folder, one)}
+    gone = {
+        file for file in former if file.startswith("launch/") and not linked_folder(folder, file)
+    }
     named = (*sorted({*plan.files, *files} - gone - {PLAN_NAME}), PLAN_NAME)
     if launch and set(named) != set(plan.files):
         files[PLAN_NAME] = plan.model_copy(update={"files": named}).model_dump_json(indent=2) + "\n"

@@ -53,7 +53,7 @@ def kernels_changed(
     if not planned:
         return ()
     now = kernel_hashes(cluster, profiles)
-    changed = [name for name, one in planned.items() if now.get(name) != one]
+    changed = [name for name, digest in planned.items() if now.get(name) != digest]
     if not changed:
         return ()
     return (
@@ -81,13 +81,13 @@ def installed_notes(sources: Mapping[str, str], cluster: Cluster) -> Iterator[st
 
 def _system(device: str) -> str | None:
     """Return aiconfigurator's name of a device."""
-    return next((name for name, one in SYSTEMS.items() if one == device), None)
+    return next((system for system, name in SYSTEMS.items() if name == device), None)
 
 
 def _hash(pool: Pool, profiles: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for name, own in _parts(pool, profiles):
-        digest.update(f"{name} {own}\n".encode())
+    for name, sha256 in _parts(pool, profiles):
+        digest.update(f"{name} {sha256}\n".encode())
     return digest.hexdigest()
 
 
@@ -97,10 +97,10 @@ def _parts(pool: Pool, profiles: Sequence[Path]) -> Iterator[tuple[str, str]]:
     yield "datasheet", hashlib.sha256(repr(sheet).encode()).hexdigest()
     given = ((pool.profile,) if pool.profile is not None else ()) + tuple(profiles)
     stored = [path for path in given if holds_profile(path)]
-    own = [path for path in stored if _speaks_for(path, device=sheet.name)]
-    for path in own:
+    device_profiles = [path for path in stored if _speaks_for(path, device=sheet.name)]
+    for path in device_profiles:
         yield from _files(path)
-    if any(PRODUCT in read_header(path).tables for path in own):
+    if any(PRODUCT in read_header(path).tables for path in device_profiles):
         return
     system = _system(sheet.name)
     for folder in (path for path in given if path not in stored):

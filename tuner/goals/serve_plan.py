@@ -136,7 +136,11 @@ def plan_deployment(
             ),
         ),
     )
-    described = {one.pool.name: one.profile for one in priced_pools if one.profile is not None}
+    described = {
+        priced_pool.pool.name: priced_pool.profile
+        for priced_pool in priced_pools
+        if priced_pool.profile is not None
+    }
     return Deployed(plan=plan, spec=spec, profiles=described)
 
 
@@ -201,10 +205,10 @@ def price_serving_pools(
         )
         for pool in spec.cluster.pools
     )
-    known = {one.residual for one in priced} if residual is None else {residual}
+    known = {pool.residual for pool in priced} if residual is None else {residual}
     # Launches of one engine say nothing of deployments with another one beside it.
     common = next(iter(known)) if len(known) == 1 else None
-    return tuple(replace(one, residual=common) for one in priced)
+    return tuple(replace(pool, residual=common) for pool in priced)
 
 
 def price_serving_pool(
@@ -243,22 +247,24 @@ def price_serving_pool(
             f" {format_bytes(sheet.memory_bytes)} of {sheet.name}; leave it out, or name another"
             " device"
         )
-    own = () if pool.profile is None else (pool.profile,)
+    pool_profiles = () if pool.profile is None else (pool.profile,)
     if is_processor:
-        return _profiled_pool(pool, (*profiles, *own), goal=goal, needs_profile=needs_profile)
+        return _profiled_pool(
+            pool, (*profiles, *pool_profiles), goal=goal, needs_profile=needs_profile
+        )
     profiles = tuple(map(stored_profile, profiles))
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:
         machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
     else:
-        machines, origins = build_machines((system,), (*own, *profiles))
+        machines, origins = build_machines((system,), (*pool_profiles, *profiles))
         machine, origin = machines[system], origins[system]
     return ServingPool(
         pool=pool,
         machine=replace(machine, sheet=linked_sheet(machine.sheet, pool)),
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         source=origin,
-        conversions=conversion_prices((*own, *profiles), device=sheet.name),
+        conversions=conversion_prices((*pool_profiles, *profiles), device=sheet.name),
     )
 
 

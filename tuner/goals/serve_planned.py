@@ -65,7 +65,7 @@ def recorded_hits(spec: ServeSpec, plan: ServePlan) -> PrefixHits | None:
 def other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
     """Say whose kernels changed since; the plan holds those that describe their own devices."""
     sources, hashes = plan.provenance.profile_source, plan.provenance.kernels_sha256
-    given = {name: one for name, one in hashes.items() if sources.get(name) != PROFILE}
+    given = {name: digest for name, digest in hashes.items() if sources.get(name) != PROFILE}
     return kernels_changed(given, plan.cluster, profiles)
 
 

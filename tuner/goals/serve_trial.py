@@ -48,7 +48,7 @@ def prepared_launch(
     """
     verified = VerifiedServing(plan=plan, decision=decision, predicted=predicted, waived=TRIAL)
     if len(decision.islands) > 1 and not reached.url:
-        named = ", ".join(f"launch/{one.name}" for one in decision.islands)
+        named = ", ".join(f"launch/{island.name}" for island in decision.islands)
         raise SpecError(
             f"the deployment is of {len(decision.islands)} islands, which no one script starts:"
             f" start {named} and launch/front, and give --url its address"
@@ -57,8 +57,8 @@ def prepared_launch(
     traffic, requests = offered_traffic(verified), num_requests(verified)
     folder = scratch / f"{number:04d}"
     # The emitter writes the scripts of the engine that the pools used have.
-    own = of_pools_used(verified).plan if len(decision.islands) < 2 else plan
-    started_by = LOCAL if LOCAL in own.emit else own.goal.engine.name
+    launched_plan = of_pools_used(verified).plan if len(decision.islands) < 2 else plan
+    started_by = LOCAL if LOCAL in launched_plan.emit else launched_plan.goal.engine.name
     values = {
         "launch": str((folder / "launch" / started_by).resolve()),
         "devices": str(decision.num_devices),
@@ -90,7 +90,7 @@ def prepared_launch(
 
 def _addresses(verified: VerifiedServing, reached: Reached) -> tuple[str, tuple[str, ...]]:
     """Return where requests go, and the health checks."""
-    health = tuple(check_address(one, option="--health") for one in reached.health)
+    health = tuple(check_address(address, option="--health") for address in reached.health)
     if reached.url:
         url = check_address(reached.url, option="--url").rstrip("/")
         return url, health or (f"{url}/health",)
@@ -100,13 +100,13 @@ def _addresses(verified: VerifiedServing, reached: Reached) -> tuple[str, tuple[
             f" {LOCAL!r} says so itself"
         )
     servers = [
-        f"http://127.0.0.1:{FIRST_PORT + PORTS_PER_INSTANCE * (shape.first + one)}"
+        f"http://127.0.0.1:{FIRST_PORT + PORTS_PER_INSTANCE * (shape.first + instance)}"
         for shape in group_shapes(verified)
         if url_list(shape.group.role) is not None
-        for one in range(shape.group.count)
+        for instance in range(shape.group.count)
     ]
     url = f"http://127.0.0.1:{ROUTER_PORT}" if needs_router(verified) else servers[0]
-    return url, health or tuple(f"{one}/health" for one in dict.fromkeys((*servers, url)))
+    return url, health or tuple(f"{address}/health" for address in dict.fromkeys((*servers, url)))
 
 
 def write_launch_files(launch: DeploymentLaunch, placement: VerifiedPlacement | None) -> None:

@@ -89,18 +89,18 @@ def _rivals(plan: Plan) -> tuple[Rival, ...]:
     chosen = plan.predicted
     return tuple(
         Rival(
-            decision=short_decision(other.decision),
-            within_band=other.within_band,
-            ratio_band=other.ratio_band,
-            lost_by=other.lost_by,
-            slower_s=other.predicted.step_time_s - chosen.step_time_s,
-            terms_s=terms(chosen.breakdown_s, other.predicted.breakdown_s),
+            decision=short_decision(alternative.decision),
+            within_band=alternative.within_band,
+            ratio_band=alternative.ratio_band,
+            lost_by=alternative.lost_by,
+            slower_s=alternative.predicted.step_time_s - chosen.step_time_s,
+            terms_s=terms(chosen.breakdown_s, alternative.predicted.breakdown_s),
             figures={
-                "step_time_s": other.predicted.step_time_s,
-                "peak_memory_bytes": float(max(other.predicted.peak_memory_bytes)),
+                "step_time_s": alternative.predicted.step_time_s,
+                "peak_memory_bytes": float(max(alternative.predicted.peak_memory_bytes)),
             },
         )
-        for other in plan.alternatives[:MOST_RIVALS]
+        for alternative in plan.alternatives[:MOST_RIVALS]
     )
 
 

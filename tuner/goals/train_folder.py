@@ -76,11 +76,11 @@ def _fewer_files(fewer: FewerNodesPlan | None, *, profiles: Mapping[str, AnyPath
     """Return the files of the layout for one node less, by path relative to the plan's folder."""
     if fewer is None:
         return LaunchFiles(contents={}, executable=frozenset())
-    own = _files(fewer.plan, fewer.spec, profiles=profiles, spec_yaml=fewer.spec_yaml)
-    _, contents = plan_files(fewer.plan, own.contents)
+    files = _files(fewer.plan, fewer.spec, profiles=profiles, spec_yaml=fewer.spec_yaml)
+    _, contents = plan_files(fewer.plan, files.contents)
     return LaunchFiles(
         contents={f"{FEWER_NODES}/{name}": content for name, content in contents.items()},
-        executable=frozenset(f"{FEWER_NODES}/{name}" for name in own.executable),
+        executable=frozenset(f"{FEWER_NODES}/{name}" for name in files.executable),
     )
 
 

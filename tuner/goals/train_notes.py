@@ -46,9 +46,11 @@ def analytic_notes(
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
     if spec.model.moe is not None and spec.model.moe.zero_experts:
         notes.append(zero_experts_note(spec.model.moe))
-    notes += _reliability_notes(spec, {name: one.profile for name, one in measured.items()})
+    notes += _reliability_notes(
+        spec, {name: pool_profile.profile for name, pool_profile in measured.items()}
+    )
     if measured:
-        if calibrated and not all(one.own_residuals for one in measured.values()):
+        if calibrated and not all(pool_profile.own_residuals for pool_profile in measured.values()):
             notes.append("what was not measured is corrected by residuals of published runs")
         return tuple(notes)
     if calibrated:
@@ -101,18 +103,20 @@ def _batch_notes(plan: Plan) -> Iterator[str]:
     devices = nodes * pool.devices_per_node
     if decision is not None and decision.num_devices >= devices:
         return
-    if decision is None and any(one.limit == MEMORY_LIMIT for one in plan.relaxations):
+    if decision is None and any(
+        relaxation.limit == MEMORY_LIMIT for relaxation in plan.relaxations
+    ):
         return
     widest = pool.devices_per_node
     if decision is not None:
         widest = decision.num_devices // decision.data_parallel_size
     # The devices of a replica: the plan's, or the next fewer that divide the nodes.
-    width = max(one for one in range(1, widest + 1) if devices % one == 0)
+    width = max(size for size in range(1, widest + 1) if devices % size == 0)
     replicas, batch = devices // width, plan.goal.global_batch_size
     below = batch // replicas * replicas
     if below == batch:
         return
-    near = " or ".join(f"{one:,}" for one in (below, below + replicas) if one)
+    near = " or ".join(f"{sequences:,}" for sequences in (below, below + replicas) if sequences)
     yield (
         f"a global batch of {near} sequences would use all of {nodes} nodes:"
         f" {replicas} replicas of {format_counted(width, 'device')} do not divide {batch:,}"
@@ -163,9 +167,9 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
         )
         return
     ratios = (restart.effective_time_ratio, restart.full_effective_time_ratio)
-    own, full = (format_ratio(one, digits=2) for one in ratios)
+    inside, full = (format_ratio(ratio, digits=2) for ratio in ratios)
     yield (
-        f"after failures of processes alone the job restarts inside them in {inside_s}: {own} of"
+        f"after failures of processes alone the job restarts inside them in {inside_s}: {inside} of"
         f" the time trains, against {full} if all processes started again in {full_s}"
     )
 
@@ -262,16 +266,19 @@ def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iter
     for pool in spec.cluster.pools:
         if pool.name not in measured:
             continue
-        own = measured[pool.name]
-        header = own.profile.header
-        yield f"pool {pool.name!r}: {own.source} on {header.machine.device}, {own.path.name}"
+        pool_profile = measured[pool.name]
+        header = pool_profile.profile.header
+        yield (
+            f"pool {pool.name!r}: {pool_profile.source} on {header.machine.device}, "
+            f"{pool_profile.path.name}"
+        )
         if pool.device is not None and not is_of_device(header, pool):
             yield (
                 f"the profile was measured on {header.machine.device!r}, the pool says "
                 f"{pool.device!r}"
             )
-        if own.own_residuals is not None:
-            yield f"residuals of the profile itself: {own.own_residuals.origin}"
+        if pool_profile.own_residuals is not None:
+            yield f"residuals of the profile itself: {pool_profile.own_residuals.origin}"
         for name, info in sorted(header.tables.items()):
             if not info.complete:
                 yield f"table {name}: {info.note}"
@@ -303,20 +310,20 @@ def reference_notes(
         "no probability of running out of memory is stated: there are no published peaks of the"
         " reference step; `moetune verify` measures them"
     )
-    own = machine.residual
-    if own.engine != REFERENCE:
+    residual = machine.residual
+    if residual.engine != REFERENCE:
         notes.append(
             "operations are those of the reference step, not"
-            f" {own.engine}'s own: "
+            f" {residual.engine}'s own: "
             + (
-                f"times are corrected by {own.origin}"
-                if own.num_runs
+                f"times are corrected by {residual.origin}"
+                if residual.num_runs
                 else "verify this plan, and plan again with its folder as --profile"
             )
         )
-    if own.num_runs == 0:
+    if residual.num_runs == 0:
         notes.append(f"error band: {machine.residual.origin}")
-    elif own.release not in ("", measured.libraries.get("torch", "")):
+    elif residual.release not in ("", measured.libraries.get("torch", "")):
         notes.append(
             f"error band: from torch {machine.residual.release}, the profile is of "
             f"{measured.libraries.get('torch', 'no torch')}"

@@ -215,7 +215,7 @@ def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | Non
     the engine runs, and for several pools that do not all name a device; it also refuses a profile
     that is not there. A pool without a profile is priced on its device's datasheet.
     """
-    if not profiles and all(one.profile is None for one in spec.cluster.pools):
+    if not profiles and all(pool.profile is None for pool in spec.cluster.pools):
         return {}
     if len(spec.cluster.pools) > 1 and any(pool.device is None for pool in spec.cluster.pools):
         return None
@@ -265,20 +265,20 @@ def _plan_on_the_step(
         machine = machine_of(pool, profile, residual=residual)
         return ReferenceLayouts(pool=pool, profile=profile, machine=machine)
 
-    def plan_one(own: Spec, text: bytes) -> Plan:
-        priced = price(own.cluster.pools[0])
-        notes = reference_notes(own, priced.pool, profile, priced.machine)
+    def plan_one(variant: Spec, text: bytes) -> Plan:
+        priced = price(variant.cluster.pools[0])
+        notes = reference_notes(variant, priced.pool, profile, priced.machine)
         its = {
             "spec_sha256": hashlib.sha256(text).hexdigest(),
             "notes": (*provenance.notes, *notes),
         }
-        return priced.plan(own, settings=settings, provenance=provenance.model_copy(update=its))
+        return priced.plan(variant, settings=settings, provenance=provenance.model_copy(update=its))
 
     decided = decide_spare_nodes(spec, price=price, settings=settings)
     spec = decided.spec
     made, fewer = plan_without_spare(
         spec,
-        plan_all=lambda own: plan_one(own, decided.spec_yaml),
+        plan_all=lambda variant: plan_one(variant, decided.spec_yaml),
         price=price,
         make_plan=plan_one,
         settings=settings,
@@ -346,21 +346,21 @@ def _plan_on_the_model(
         ),
     )
 
-    def plan_all(own: Spec) -> Plan:
-        if len(own.cluster.pools) > 1:
+    def plan_all(variant: Spec) -> Plan:
+        if len(variant.cluster.pools) > 1:
             from tuner.search.train.pools.plan_pools import plan_over_pools
 
             made = plan_over_pools(
-                own,
+                variant,
                 residuals=residuals,
                 settings=settings,
                 provenance=provenance,
                 measured=measured,
             )
         else:
-            (pool,) = own.cluster.pools
+            (pool,) = variant.cluster.pools
             made = make_analytic_plan(
-                own,
+                variant,
                 price(pool),
                 settings=settings,
                 provenance=provenance,
@@ -370,18 +370,21 @@ def _plan_on_the_model(
             text = f"order of the nodes of {', '.join(links)}"
             settings.watch(PlanningEvent(stage="nodes", text=text))
         return with_node_order(
-            made, links, cluster=own.cluster, time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s
+            made,
+            links,
+            cluster=variant.cluster,
+            time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s,
         )
 
     def plan_smaller(smaller: Spec, text: bytes) -> Plan:
-        own = provenance.model_copy(
+        smaller_provenance = provenance.model_copy(
             update={"spec_sha256": hashlib.sha256(text).hexdigest(), "links_sha256": {}}
         )
         return make_analytic_plan(
             smaller,
             price(smaller.cluster.pools[0]),
             settings=replace(settings, watch=ignore_progress),
-            provenance=own,
+            provenance=smaller_provenance,
             with_unlaunchable=False,
         )
 
@@ -462,13 +465,17 @@ def _refuse_adapters(spec: Spec, target: Capabilities) -> None:
     tune = spec.goal.adapters
     if tune is None:
         return
-    own = features(spec.model)
-    if tune.method in of_model(target, own).adapters:
+    present = features(spec.model)
+    if tune.method in of_model(target, present).adapters:
         _refuse_tuned_model(spec, tune, target)
-        _refuse_targets(spec, tune, of_model(target, own))
+        _refuse_targets(spec, tune, of_model(target, present))
         _refuse_dtype(tune, target)
         return
-    able = [name for name, one in TARGETS.items() if tune.method in of_model(one, own).adapters]
+    able = [
+        name
+        for name, candidate in TARGETS.items()
+        if tune.method in of_model(candidate, present).adapters
+    ]
     programs = ", ".join(name for name in able if name not in WRAPPERS)
     of_kind = f" {spec.model.name}" if tune.method in target.adapters else ""
     raise SpecError(

@@ -149,9 +149,9 @@ def _launchable(
 ) -> Mapping[ServeDecision, ServePrediction]:
     """Return the neighbours of the plan's choice: those launched before, those launchable now."""
     known = {
-        one.decision: one.predicted
-        for one in read_serve_trials(folder)
-        if plan.decision is not None and is_neighbour(one.decision, plan.decision)
+        trial.decision: trial.predicted
+        for trial in read_serve_trials(folder)
+        if plan.decision is not None and is_neighbour(trial.decision, plan.decision)
     }
     try:
         priced = neighbours(folder, plan)
@@ -235,7 +235,7 @@ def _write(
     if winner is None:
         write_serve_verified(folder, verified, plan=plan, launch=None)
         return
-    won = next(one for one in verified.trials if one.decision == winner)
+    won = next(trial for trial in verified.trials if trial.decision == winner)
     chosen = VerifiedServing(
         plan=plan, decision=winner, predicted=predicted[winner], measured=_measured(won)
     )
@@ -453,7 +453,7 @@ def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
 
 def _check_launchable(made: Plan, folder: Path) -> None:
     """Refuse an edited plan.json with decisions that its own targets cannot launch."""
-    decisions = [one.decision for one in made.runners_up]
+    decisions = [runner_up.decision for runner_up in made.runners_up]
     for decision in (*filter(None, (made.decision,)), *decisions):
         for target in emitted_targets(made):
             if broken := broken_rules(target, made, decision):
@@ -500,4 +500,6 @@ def _notes(
         line = f"the profile describes another machine than this one: {'; '.join(differences)}"
         return (line,) if differences else ()
     others = sorted({record.device for record in records if record.device} - {measured.device})
-    return tuple(f"the profile is of {measured.device!r}, trials ran on {one!r}" for one in others)
+    return tuple(
+        f"the profile is of {measured.device!r}, trials ran on {device!r}" for device in others
+    )

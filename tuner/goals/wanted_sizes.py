@@ -44,8 +44,10 @@ def train_sizes(spec_path: Path) -> WantedSizes:
     lookups, dtype = Lookups(), DTYPE_OF[spec.goal.precision.value]
     for pool in pools:
         problem = build_problem(spec, price_pool(pool, residuals=shipped()))
-        own = DatasheetPrices(hardware=problem.hardware, constants=problem.constants)
-        noting = replace(problem, prices=NotedPrices(own=own, lookups=lookups, dtype=dtype))
+        datasheet_prices = DatasheetPrices(hardware=problem.hardware, constants=problem.constants)
+        noting = replace(
+            problem, prices=NotedPrices(own=datasheet_prices, lookups=lookups, dtype=dtype)
+        )
         search(noting, SearchSettings(time_limit_s=TIME_LIMIT_S))
     return lookups.wanted()
 

@@ -54,8 +54,10 @@ def place_candidates(plan: "PlacePlan") -> "pd.DataFrame":
     """Return every workload under the current placement, EPLB's and the planned one."""
     outcomes = () if plan.predicted is None else plan.predicted.outcomes
     times = () if plan.predicted is None else plan.predicted.layer_times
-    seconds = {one.workload: dict(one) for one in times}
-    return typed_table((dict(one) | seconds.get(one.workload, {}) for one in outcomes), PLACE)
+    seconds = {layer_time.workload: dict(layer_time) for layer_time in times}
+    return typed_table(
+        (dict(outcome) | seconds.get(outcome.workload, {}) for outcome in outcomes), PLACE
+    )
 
 
 def _decisions(plan: "Plan") -> Iterator[Mapping[str, object]]:
@@ -63,16 +65,24 @@ def _decisions(plan: "Plan") -> Iterator[Mapping[str, object]]:
         return
     yield {"kind": "plan", **_predicted(plan.decision, plan.predicted)}
     for kind, others in (("alternative", plan.alternatives), ("variant", plan.variants)):
-        for one in others:
-            low, high = one.ratio_band or (None, None)
+        for alternative in others:
+            low, high = alternative.ratio_band or (None, None)
             ratios = {"ratio_low": low, "ratio_high": high}
-            yield {"kind": kind, **dict(one), **_predicted(one.decision, one.predicted), **ratios}
+            yield {
+                "kind": kind,
+                **dict(alternative),
+                **_predicted(alternative.decision, alternative.predicted),
+                **ratios,
+            }
     for point in plan.pareto:
         yield {"kind": "front", **dict(point), "decision": train_words(point.decision)}
 
 
-def _predicted(decision: "TrainDecision", own: "TrainPrediction") -> Mapping[str, object]:
-    low, high = own.step_time_s_band
+def _predicted(decision: "TrainDecision", prediction: "TrainPrediction") -> Mapping[str, object]:
+    low, high = prediction.step_time_s_band
     edges = {"step_time_s_low": low, "step_time_s_high": high}
-    words = {"decision": train_words(decision), "peak_memory_bytes": max(own.peak_memory_bytes)}
-    return {**dict(own), **edges, **words}
+    words = {
+        "decision": train_words(decision),
+        "peak_memory_bytes": max(prediction.peak_memory_bytes),
+    }
+    return {**dict(prediction), **edges, **words}

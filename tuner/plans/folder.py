@@ -142,9 +142,9 @@ def used_profiles(cluster: Cluster, profiles: Mapping[str, AnyPath]) -> dict[str
 def name_used_profiles(pools: Sequence[dict[str, Any]], names: Collection[str], used: Path) -> None:
     """Point the pools of a planned spec at the copies of the profiles of those named."""
     for position, pool in enumerate(pools):
-        own = used / ("profile" if len(names) == 1 else f"profiles/{position}")
-        if pool.get("name") in names and own.is_dir():
-            pool["profile"] = str(used / ("profile" if len(names) == 1 else f"profiles/{position}"))
+        profile = used / ("profile" if len(names) == 1 else f"profiles/{position}")
+        if pool.get("name") in names and profile.is_dir():
+            pool["profile"] = str(profile)
 
 
 def model_config(path: Path) -> bytes:
@@ -405,6 +405,6 @@ def _trial_files(folder: Path) -> frozenset[str]:
     """Return what a verification has written beside a plan; a new one starts without."""
     numbered = "[0-9][0-9][0-9][0-9]"
     patterns = (f"{numbered}.json", f"{numbered}.log", f"{STUDY_NAME}*", f"{FORMER_STUDY}*")
-    matches = (file for one in patterns for file in (folder / TRIALS_NAME).glob(one))
+    matches = (file for pattern in patterns for file in (folder / TRIALS_NAME).glob(pattern))
     files = (file for file in matches if file.name.startswith(FORMER_STUDY) or not file.is_dir())
     return frozenset(str(file.relative_to(folder)) for file in files) | {VERIFIED_NAME}

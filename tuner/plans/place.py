@@ -299,7 +299,7 @@ class PlacePlan(_Stored, GoalPlan):
     def _predicts_workloads(self) -> "PlacePlan":
         if self.predicted is not None:
             predicted = {*self.predicted.imbalance, *self.predicted.imbalance_band}
-            unknown = sorted(predicted - {one.name for one in self.goal.workloads})
+            unknown = sorted(predicted - {workload.name for workload in self.goal.workloads})
             if unknown:
                 raise ValueError(f"predicted: {unknown[0]!r} is no workload of the goal")
         return self

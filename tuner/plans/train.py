@@ -333,7 +333,7 @@ class Plan(GoalPlan):
     def runners_up(self) -> tuple[Alternative, ...]:
         """Alternatives and variants together, fastest first."""
         every = (*self.alternatives, *self.variants)
-        return tuple(sorted(every, key=lambda one: one.predicted.step_time_s))
+        return tuple(sorted(every, key=lambda alternative: alternative.predicted.step_time_s))
 
     @model_validator(mode="after")
     def _has_devices(self) -> "Plan":

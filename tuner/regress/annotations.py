@@ -12,7 +12,9 @@ LEVELS = {ScenarioVerdict.DRIFT: "warning", ScenarioVerdict.BETTER: "notice"}
 
 def annotations(check: Check) -> tuple[str, ...]:
     """Return one line for every scenario that does not pass."""
-    return tuple(_line(one) for one in check.scenarios if one.verdict is not ScenarioVerdict.PASS)
+    return tuple(
+        _line(result) for result in check.scenarios if result.verdict is not ScenarioVerdict.PASS
+    )
 
 
 def _line(result: ScenarioResult) -> str:

@@ -109,7 +109,9 @@ def pruned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Reduce a plan to what is compared and a few ties; the result is a valid plan."""
     kept = {name: value for name, value in values.items() if name not in PRUNED}
     for name in ("alternatives", "variants"):
-        ties = [one for one in values.get(name, ()) if one.get("within_band")]
+        ties = [
+            alternative for alternative in values.get(name, ()) if alternative.get("within_band")
+        ]
         if name in values:
             kept[name] = [_without_stages(tie) for tie in ties[:MOST_TIES]]
     return kept
@@ -138,8 +140,8 @@ def _laid_out(values: Any, *, depth: int) -> str:
     if depth == 0 or not values or not isinstance(values, dict | list):
         return json.dumps(values, separators=(",", ":"))
     if isinstance(values, list):
-        return "[\n" + ",\n".join(_laid_out(one, depth=depth - 1) for one in values) + "\n]"
+        return "[\n" + ",\n".join(_laid_out(value, depth=depth - 1) for value in values) + "\n]"
     lines = (
-        f"{json.dumps(name)}: {_laid_out(one, depth=depth - 1)}" for name, one in values.items()
+        f"{json.dumps(name)}: {_laid_out(value, depth=depth - 1)}" for name, value in values.items()
     )
     return "{\n" + ",\n".join(lines) + "\n}"

@@ -67,25 +67,25 @@ def check(
     chosen = every.only(only)
     updated: tuple[str, ...] = ()
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
-        other = (
+        other_version = (
             find_other_version(against, checks=folder, scratch=Path(scratch)) if against else None
         )
         checked = check_all(
             chosen,
             manner=manner or Manner(),
             scratch=Path(scratch),
-            other=other,
+            other_version=other_version,
             on_result=on_result,
         )
-        missing = missing_scenarios(chosen, None if only else other)
-    planned = tuple(one.result for one in checked)
+        missing = missing_scenarios(chosen, None if only else other_version)
+    planned = tuple(outcome.result for outcome in checked)
     if update:
         planned, updated = accept(every, checked, keeps_index=bool(only))
-        missing = tuple(_dropped(one) for one in missing)
-    listed = sorted((*planned, *missing), key=lambda one: one.name)
+        missing = tuple(_dropped(result) for result in missing)
+    listed = sorted((*planned, *missing), key=lambda result: result.name)
     return Check(
         moetune_version=version("moetune"),
-        against="" if other is None else other.name,
+        against="" if other_version is None else other_version.name,
         scenarios=(*results, *listed),
         updated=updated,
     )
@@ -111,21 +111,21 @@ def accept(
         ProfileUnreadableError: a profile is damaged.
     """
     results, written = [], []
-    for one in checked:
-        if one.plan is None or (
-            one.result.verdict is ScenarioVerdict.PASS and _is_complete(one.scenario)
+    for outcome in checked:
+        if outcome.plan is None or (
+            outcome.result.verdict is ScenarioVerdict.PASS and _is_complete(outcome.scenario)
         ):
-            results.append(one.result)
+            results.append(outcome.result)
             continue
-        files = _files(one)
-        write_files(one.scenario.accepted, files)
+        files = _files(outcome)
+        write_files(outcome.scenario.accepted, files)
         written += [
-            str((one.scenario.accepted / name).relative_to(checks.folder)) for name in files
+            str((outcome.scenario.accepted / name).relative_to(checks.folder)) for name in files
         ]
-        reason = f"accepted, was {one.result.verdict.value}: {one.result.reason}"
+        reason = f"accepted, was {outcome.result.verdict.value}: {outcome.result.reason}"
         accepted = {"verdict": ScenarioVerdict.PASS, "reason": reason}
-        results.append(one.result.model_copy(update=accepted))
-    names = index_json(one.name for one in checks.scenarios)
+        results.append(outcome.result.model_copy(update=accepted))
+    names = index_json(scenario.name for scenario in checks.scenarios)
     if not (checks.is_single or keeps_index) and _index(checks) != names:
         write_files(checks.folder, {INDEX_NAME: names})
         written.append(INDEX_NAME)

@@ -68,7 +68,7 @@ def check_all(
     *,
     manner: Manner,
     scratch: Path,
-    other: OtherVersion | None = None,
+    other_version: OtherVersion | None = None,
     on_result: Callable[[ScenarioResult], None] = lambda _: None,
 ) -> tuple[CheckedScenario, ...]:
     """Check every scenario, in the order of their names.
@@ -77,7 +77,7 @@ def check_all(
         checks: what to check.
         manner: tolerances, limits, and how many at a time.
         scratch: a folder for temporary files.
-        other: what to compare with in place of the accepted plans.
+        other_version: what to compare with in place of the accepted plans.
         on_result: called with each result once it is known, from several threads.
     """
     with ExitStack() as open_planners:
@@ -88,9 +88,9 @@ def check_all(
                 Planner(scratch=scratch, limits=manner.limits, tree=manner.tree)
             )
             reference = None
-            if other is not None and other.plans is None:
+            if other_version is not None and other_version.plans is None:
                 reference = open_planners.enter_context(
-                    Planner(scratch=scratch, limits=manner.limits, tree=other.tree)
+                    Planner(scratch=scratch, limits=manner.limits, tree=other_version.tree)
                 )
             pairs.put((today, reference))
             planners += [today] if reference is None else [today, reference]
@@ -102,7 +102,7 @@ def check_all(
                     scenario,
                     plan=today.plan,
                     plan_theirs=None if reference is None else reference.plan,
-                    other=other,
+                    other_version=other_version,
                     manner=manner,
                 )
             finally:
@@ -120,12 +120,14 @@ def check_all(
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def missing_scenarios(checks: Checks, other: OtherVersion | None) -> tuple[ScenarioResult, ...]:
+def missing_scenarios(
+    checks: Checks, other_version: OtherVersion | None
+) -> tuple[ScenarioResult, ...]:
     """Return results for scenarios that are listed and missing."""
-    there = {one.name for one in checks.scenarios}
+    there = {scenario.name for scenario in checks.scenarios}
     listed = dict.fromkeys(checks.gone, "scenarios.json lists it")
-    if other is not None and not checks.is_single:
-        listed |= dict.fromkeys(sorted(other.names - there), f"{other.name} has it")
+    if other_version is not None and not checks.is_single:
+        listed |= dict.fromkeys(sorted(other_version.names - there), f"{other_version.name} has it")
     return tuple(
         ScenarioResult(
             name=name,
@@ -143,7 +145,7 @@ def _check_scenario(
     *,
     plan: Plan,
     plan_theirs: Plan | None,
-    other: OtherVersion | None,
+    other_version: OtherVersion | None,
     manner: Manner,
 ) -> CheckedScenario:
     """Check one scenario; a user error becomes its verdict."""
@@ -162,9 +164,11 @@ def _check_scenario(
             scenario=scenario,
         )
     try:
-        before = find_reference(scenario, job, plan=plan_theirs, other=other)
+        before = find_reference(scenario, job, plan=plan_theirs, other_version=other_version)
         if before.plan is None:
-            verdict = ScenarioVerdict.MISSING if other is None else ScenarioVerdict.INCOMPARABLE
+            verdict = (
+                ScenarioVerdict.MISSING if other_version is None else ScenarioVerdict.INCOMPARABLE
+            )
             result = _failed_result(scenario, kind, verdict, before.error)
         else:
             result = _compare(scenario, job, before, plan_result, manner=manner)
@@ -219,7 +223,7 @@ def find_reference(
     job: PlanningJob,
     *,
     plan: Plan | None,
-    other: OtherVersion | None,
+    other_version: OtherVersion | None,
 ) -> Reference:
     """Find the accepted plan of a scenario, or make the plan of another version.
 
@@ -227,26 +231,28 @@ def find_reference(
         scenario: as it is today.
         job: that plans it.
         plan: plans with the other version; None where accepted plans are compared with.
-        other: the other version; None: the accepted plans.
+        other_version: that of `plan`; None: the accepted plans.
 
     Raises:
         PlanUnreadableError: an accepted plan is damaged or of a newer schema.
     """
-    then = scenario_then(scenario, other)
+    then = scenario_then(scenario, other_version)
     if then is None:
-        name = "" if other is None else other.name
+        name = "" if other_version is None else other_version.name
         return Reference(name=name, error=f"{name} has no such scenario")
-    if plan is None or other is None:
+    if plan is None or other_version is None:
         return _accepted(then)
     result = plan(PlanningJob(kind=job.kind, spec=then.spec, profiles=then.profiles))
     if result.plan is None:
-        return Reference(name=other.name, error=f"{other.name} cannot plan it: {result.error}")
-    return Reference(name=other.name, plan=result.plan)
+        return Reference(
+            name=other_version.name, error=f"{other_version.name} cannot plan it: {result.error}"
+        )
+    return Reference(name=other_version.name, plan=result.plan)
 
 
-def scenario_then(scenario: Scenario, other: OtherVersion | None) -> Scenario | None:
+def scenario_then(scenario: Scenario, other_version: OtherVersion | None) -> Scenario | None:
     """Return the scenario of the other version; None where it has none."""
-    folder = None if other is None else (other.plans or other.checks)
+    folder = None if other_version is None else (other_version.plans or other_version.checks)
     if folder is None:
         return scenario
     is_single = (folder / SPEC_NAME).is_file()

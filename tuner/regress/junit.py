@@ -17,18 +17,18 @@ _NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ff
 
 def junit_xml(check: Check) -> str:
     """Return the file."""
-    verdicts = [one.verdict for one in check.scenarios]
+    verdicts = [scenario.verdict for scenario in check.scenarios]
     counts = {
         "tests": str(len(verdicts)),
         "failures": str(
-            sum(one in FAILING and one is not ScenarioVerdict.ERROR for one in verdicts)
+            sum(verdict in FAILING and verdict is not ScenarioVerdict.ERROR for verdict in verdicts)
         ),
         "errors": str(verdicts.count(ScenarioVerdict.ERROR)),
     }
     suites = ElementTree.Element("testsuites", {"name": "moetune check", **counts})
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "moetune check", **counts})
-    for one in check.scenarios:
-        _case(suite, one)
+    for result in check.scenarios:
+        _case(suite, result)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=False) + "\n"
 
@@ -50,7 +50,9 @@ def _case(suite: ElementTree.Element, result: ScenarioResult) -> None:
         message = {"message": reason, "type": result.verdict.value}
         failed = ElementTree.SubElement(case, tag, message)
         failed.text = _text(
-            "\n".join(f"{one.what}: {one.accepted} -> {one.found}" for one in result.changes)
+            "\n".join(
+                f"{change.what}: {change.accepted} -> {change.found}" for change in result.changes
+            )
         )
     else:
         ElementTree.SubElement(case, "system-out").text = f"{result.verdict.value}: {reason}"

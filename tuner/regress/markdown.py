@@ -29,7 +29,7 @@ def markdown(check: Check) -> str:
         "| scenario | verdict | reason |",
         "|---|---|---|",
     ]
-    lines += [_row(one) for one in sorted(check.scenarios, key=_severity)]
+    lines += [_row(result) for result in sorted(check.scenarios, key=_severity)]
     return "\n".join(lines) + "\n"
 
 

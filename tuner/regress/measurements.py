@@ -156,7 +156,7 @@ def sum_up(folder: Path) -> MeasuredBefore:
 def folder_sha256(folder: Path) -> str:
     """Hash the files of a profile with their names."""
     digest = hashlib.sha256()
-    for file in sorted(each for each in folder.iterdir() if each.is_file()):
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
         content = read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
         digest.update(f"{file.name}\0{len(content)}\0".encode())
         digest.update(content)
@@ -166,12 +166,12 @@ def folder_sha256(folder: Path) -> str:
 def other_hardware(before: Machine, now: Machine) -> str:
     """Name the first fact that makes two machines incomparable; empty where they are equal."""
     for fact in HARDWARE:
-        one, other = getattr(before, fact), getattr(now, fact)
-        if one != other:
-            return f"{fact} {one!r} -> {other!r}"
-    one, other = before.memory_bytes_per_device, now.memory_bytes_per_device
-    if abs(other - one) > MEMORY_RATIO * one:
-        return f"memory_bytes_per_device {one} -> {other}"
+        old, new = getattr(before, fact), getattr(now, fact)
+        if old != new:
+            return f"{fact} {old!r} -> {new!r}"
+    old_bytes, new_bytes = before.memory_bytes_per_device, now.memory_bytes_per_device
+    if abs(new_bytes - old_bytes) > MEMORY_RATIO * old_bytes:
+        return f"memory_bytes_per_device {old_bytes} -> {new_bytes}"
     return ""
 
 
@@ -180,7 +180,7 @@ def other_software(before: Machine, now: Machine) -> tuple[str, ...]:
     facts = {"driver": (before.driver, now.driver)}
     for name in sorted(before.libraries.keys() | now.libraries.keys()):
         facts[name] = (before.libraries.get(name, "none"), now.libraries.get(name, "none"))
-    return tuple(f"{name} {one} -> {other}" for name, (one, other) in facts.items() if one != other)
+    return tuple(f"{name} {old} -> {new}" for name, (old, new) in facts.items() if old != new)
 
 
 def families(before: MeasuredBefore, now: MeasuredBefore) -> tuple[OperationComparison, ...]:

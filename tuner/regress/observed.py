@@ -94,13 +94,13 @@ def plan_facts(plan: Json) -> PlanFacts:
         gap_ratio=float(certificate["gap_ratio"]),
         binding=str(plan["binding_constraint"]),
         verdict_word=str(verdict.get("word", "")),
-        made_for={str(one["engine"]): one for one in plan.get("made_for", ())},
+        made_for={str(deployment["engine"]): deployment for deployment in plan.get("made_for", ())},
         figures=tuple(goal.stored_figures(predicted) if predicted else ()),
         terms_s={name: float(value) for name, value in predicted.get("breakdown_s", {}).items()},
         runners_up=tuple(
-            _runner_up(goal, one)
+            _runner_up(goal, runner_up)
             for name in ("alternatives", "variants")
-            for one in plan.get(name, ())
+            for runner_up in plan.get(name, ())
         ),
         spec=_planned_spec(plan),
         version=str(provenance.get("moetune_version", "")),
@@ -120,8 +120,8 @@ def spec_differences(
     A field that only one version knows is no difference: it has a default in the other.
     """
     if isinstance(accepted, Mapping) and isinstance(current, Mapping):
-        own = PATHS if at.rpartition(".")[2] != ENGINE else frozenset()
-        for name in sorted((accepted.keys() & current.keys()) - own):
+        ignored = PATHS if at.rpartition(".")[2] != ENGINE else frozenset()
+        for name in sorted((accepted.keys() & current.keys()) - ignored):
             yield from spec_differences(
                 accepted[name], current[name], at=f"{at}.{name}" if at else name
             )
@@ -129,8 +129,8 @@ def spec_differences(
         if len(accepted) != len(current):
             yield at, f"{len(accepted)} entries", f"{len(current)} entries"
             return
-        for number, (one, other) in enumerate(zip(accepted, current, strict=True)):
-            yield from spec_differences(one, other, at=f"{at}[{number}]")
+        for number, (old, new) in enumerate(zip(accepted, current, strict=True)):
+            yield from spec_differences(old, new, at=f"{at}[{number}]")
     elif accepted != current:
         yield at, accepted, current
 

@@ -48,7 +48,7 @@ def check_profile(new: Path, old: Path) -> tuple[ScenarioResult, ...]:
     results = tuple(_result(family, new) for family in families(before, now))
     if results:
         software = other_software(before.machine, now.machine)
-        return tuple(_with_software(one, software) for one in results)
+        return tuple(_with_software(result, software) for result in results)
     return (
         ScenarioResult(
             name=KIND,

@@ -84,11 +84,11 @@ class Check(Record):
     @property
     def failed(self) -> bool:
         """Return whether any scenario fails the check."""
-        return any(one.verdict in FAILING for one in self.scenarios)
+        return any(scenario.verdict in FAILING for scenario in self.scenarios)
 
     def counts(self) -> dict[str, int]:
         """Count the scenarios of each verdict that occurs, in the order of `ScenarioVerdict`."""
-        verdicts = [one.verdict for one in self.scenarios]
+        verdicts = [scenario.verdict for scenario in self.scenarios]
         return {
             verdict.value: verdicts.count(verdict)
             for verdict in ScenarioVerdict

@@ -104,7 +104,7 @@ def judge(
     """
     price = _price_today(accepted, current)
     spec_findings = (*_other_launch(accepted, current), *_other_spec(accepted, current))
-    if any(one.verdict is ScenarioVerdict.INCOMPARABLE for one in spec_findings):
+    if any(finding.verdict is ScenarioVerdict.INCOMPARABLE for finding in spec_findings):
         return _to_judgement(spec_findings, current)
     return _to_judgement(
         (*spec_findings, *_findings(accepted, current, tolerance, price), *beside), current
@@ -159,7 +159,8 @@ def _other_launch(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
         if not changes:
             continue
         said = ", ".join(
-            f"{one.what.rpartition('.')[2]} {one.accepted} (now {one.found})" for one in changes
+            f"{change.what.rpartition('.')[2]} {change.accepted} (now {change.found})"
+            for change in changes
         )
         shape = any(before.get(name) != after.get(name) for name in ("nodes", "ep_size"))
         yield Finding(
@@ -224,7 +225,7 @@ def _status(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
 
 def _binding(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
     """Compare the binding constraints; other numbers in the same text are no change."""
-    before, after = (_NUMBERS.sub("#", each.binding) for each in (accepted, current))
+    before, after = (_NUMBERS.sub("#", facts.binding) for facts in (accepted, current))
     if before != after:
         yield Finding(
             verdict=ScenarioVerdict.DRIFT,
@@ -287,9 +288,9 @@ def _price_today(accepted: PlanFacts, current: PlanFacts) -> float | None:
     """Return today's price of an accepted training decision, where today's plan holds it."""
     if not accepted.has_price or accepted.decision is None:
         return None
-    for one in current.runners_up:
-        if one.price is not None and same_decision(accepted.decision, one.decision):
-            return one.price
+    for runner_up in current.runners_up:
+        if runner_up.price is not None and same_decision(accepted.decision, runner_up.decision):
+            return runner_up.price
     return None
 
 
@@ -314,9 +315,11 @@ def _objective(
 
 def _decision(accepted: PlanFacts, current: PlanFacts) -> Finding:
     tied = any(
-        one.is_tie and same_decision(one.decision, current.decision) for one in accepted.runners_up
+        runner_up.is_tie and same_decision(runner_up.decision, current.decision)
+        for runner_up in accepted.runners_up
     ) or any(
-        one.is_tie and same_decision(one.decision, accepted.decision) for one in current.runners_up
+        runner_up.is_tie and same_decision(runner_up.decision, accepted.decision)
+        for runner_up in current.runners_up
     )
     words, before, after = decision_words(accepted.decision or {}, current.decision or {})
     return Finding(
@@ -426,17 +429,21 @@ def _shown(value: object) -> float | str | None:
 def _to_judgement(findings: Iterable[Finding], current: PlanFacts) -> Judgement:
     listed = tuple(findings)
     verdict = next(
-        (one for one in SEVERITY if any(each.verdict is one for each in listed)),
+        (
+            candidate
+            for candidate in SEVERITY
+            if any(finding.verdict is candidate for finding in listed)
+        ),
         ScenarioVerdict.PASS,
     )
-    ordered = sorted(listed, key=lambda each: each.verdict is not verdict)  # stable
-    reason = "; ".join(each.words for each in ordered[:MOST_WORDS])
+    ordered = sorted(listed, key=lambda finding: finding.verdict is not verdict)  # stable
+    reason = "; ".join(finding.words for finding in ordered[:MOST_WORDS])
     if verdict is ScenarioVerdict.BETTER:
         reason += "; accept it with --update"
     return Judgement(
         verdict=verdict,
         reason=reason or _unchanged(current),
-        changes=tuple(change for each in listed for change in each.changes),
+        changes=tuple(change for finding in listed for change in finding.changes),
     )
 
 

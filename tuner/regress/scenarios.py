@@ -84,7 +84,7 @@ class Checks:
         wanted = frozenset(names)
         if not wanted:
             return self
-        there = {one.name for one in self.scenarios} | set(self.gone)
+        there = {scenario.name for scenario in self.scenarios} | set(self.gone)
         if unknown := sorted(wanted - there):
             raise TunerError(
                 f"--only {unknown[0]!r} is no scenario of {shown_path(self.folder)}; there are "
@@ -92,7 +92,7 @@ class Checks:
             )
         return Checks(
             folder=self.folder,
-            scenarios=tuple(one for one in self.scenarios if one.name in wanted),
+            scenarios=tuple(scenario for scenario in self.scenarios if scenario.name in wanted),
             gone=tuple(name for name in self.gone if name in wanted),
             is_single=self.is_single,
         )
@@ -113,13 +113,13 @@ def read_checks(folder: Path) -> Checks:
         single = _scenario(folder, name=folder.resolve().name)
         return Checks(folder=folder, scenarios=(single,), gone=(), is_single=True)
     below = sorted(
-        each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     scenarios = tuple(
-        _scenario(each, name=each.name) for each in below if (each / SPEC_NAME).is_file()
+        _scenario(path, name=path.name) for path in below if (path / SPEC_NAME).is_file()
     )
-    _refuse_unprintable(folder, (one.name for one in scenarios))
-    gone = tuple(sorted(set(_indexed(folder)) - {one.name for one in scenarios}))
+    _refuse_unprintable(folder, (scenario.name for scenario in scenarios))
+    gone = tuple(sorted(set(_indexed(folder)) - {scenario.name for scenario in scenarios}))
     if not scenarios and not gone:
         raise SpecError(
             f"{shown_path(folder)}: no scenario in it; make one with"
@@ -194,4 +194,4 @@ def _profiles(folder: Path) -> tuple[Path, ...]:
     several = folder / "profiles"
     if not several.is_dir():
         return ()
-    return tuple(sorted(each for each in several.iterdir() if each.is_dir()))
+    return tuple(sorted(path for path in several.iterdir() if path.is_dir()))

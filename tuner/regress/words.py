@@ -66,17 +66,17 @@ def decision_words(accepted: Json, current: Json) -> tuple[str, str, str]:
     """Say which choices changed, and return them before and after."""
     if "physical_to_logical" in accepted and "physical_to_logical" in current:
         slots = [
-            (one, other)
+            (old, new)
             for row, now in zip(
                 accepted["physical_to_logical"], current["physical_to_logical"], strict=False
             )
-            for one, other in zip(row, now, strict=False)
+            for old, new in zip(row, now, strict=False)
         ]
-        changed = sum(one != other for one, other in slots)
+        changed = sum(old != new for old, new in slots)
         if changed:
             return f"{changed} of {len(slots)} slots hold another expert", "", f"{changed} slots"
     differences = list(spec_differences(accepted, current))
-    listed = [change_words(*one) for one in differences]
+    listed = [change_words(*difference) for difference in differences]
     more = f" and {len(listed) - MOST_FIELDS} more" if len(listed) > MOST_FIELDS else ""
     before = ", ".join(f"{at}={_short(value)}" for at, value, _ in differences)
     after = ", ".join(f"{at}={_short(value)}" for at, _, value in differences)

@@ -94,7 +94,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 def plan_of(job: Job) -> dict[str, Any]:
     """Return the plan of a job as `plan.json` would hold it, its paths relative to the spec."""
-    spec, profiles = Path(job["spec"]), tuple(Path(one) for one in job["profiles"])
+    spec, profiles = Path(job["spec"]), tuple(Path(profile) for profile in job["profiles"])
     os.chdir(spec.parent)
     spec = Path(spec.name)
     options: dict[str, Any] = {"profiles": profiles, "time_limit_s": float(job["time_limit_s"])}

@@ -96,7 +96,7 @@ class Planner:
         reply.unlink(missing_ok=True)
         request = {
             "spec": str(job.spec.absolute()),
-            "profiles": [str(each.absolute()) for each in job.profiles],
+            "profiles": [str(profile.absolute()) for profile in job.profiles],
             "time_limit_s": self._limits.solve_s,
             "memory_limit_bytes": self._limits.memory_bytes,
             "reply": str(reply),

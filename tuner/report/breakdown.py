@@ -19,7 +19,7 @@ def breakdown_figure(
     table = breakdown_table(steps, caption=title, key="predicted.breakdown_s")
     causes = {cause for step in steps.values() for cause, spent_s in step.items() if spent_s}
     drawn = sorted(
-        causes, key=lambda cause: (-max(one.get(cause, 0.0) for one in steps.values()), cause)
+        causes, key=lambda cause: (-max(step.get(cause, 0.0) for step in steps.values()), cause)
     )
     return Figure(
         name=name,

@@ -44,7 +44,8 @@ def rivals_table(plan: Plan, predicted: TrainPrediction) -> Table:
         decision=plan.decision, predicted=predicted, within_band=False, lost_by="chosen"
     )
     rivals = {"predicted": chosen} | {
-        f"alternatives.{index}.predicted": one for index, one in enumerate(plan.alternatives)
+        f"alternatives.{index}.predicted": alternative
+        for index, alternative in enumerate(plan.alternatives)
     }
     return Table(
         caption="Why not the others (z ZeRO stage, b micro-batch, c chunks of MoE layers, pp4x8:"
@@ -52,22 +53,22 @@ def rivals_table(plan: Plan, predicted: TrainPrediction) -> Table:
         header=("decision", "step", "vs chosen", "memory", "OOM risk", "why it lost"),
         rows=tuple(
             (
-                word(short_decision(one.decision)),
-                seconds(one.predicted.step_time_s, key=f"{key}.step_time_s"),
-                word("" if one.ratio_band is None else format_times(one.ratio_band)),
-                size(max(one.predicted.peak_memory_bytes)),
-                maybe(share, one.predicted.out_of_memory_probability),
-                word("; ".join(_reasons(plan, one))),
+                word(short_decision(rival.decision)),
+                seconds(rival.predicted.step_time_s, key=f"{key}.step_time_s"),
+                word("" if rival.ratio_band is None else format_times(rival.ratio_band)),
+                size(max(rival.predicted.peak_memory_bytes)),
+                maybe(share, rival.predicted.out_of_memory_probability),
+                word("; ".join(_reasons(plan, rival))),
             )
-            for key, one in rivals.items()
+            for key, rival in rivals.items()
         ),
         depth=Depth.MORE,
     )
 
 
-def _reasons(plan: Plan, one: Alternative) -> Iterator[str]:
-    yield f"{'tie: ' * one.within_band}{one.lost_by}"
-    if variants := variants_words(plan, one):
+def _reasons(plan: Plan, rival: Alternative) -> Iterator[str]:
+    yield f"{'tie: ' * rival.within_band}{rival.lost_by}"
+    if variants := variants_words(plan, rival):
         yield f"{variants} of the same layout"
 
 
@@ -112,12 +113,12 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_CandidatePoint]
     assert plan.decision is not None
     listed = {plan.decision: predicted}
     groups = {plan.decision: _CHOSEN}
-    for other in plan.alternatives:
-        listed[other.decision] = other.predicted
-        groups[other.decision] = _TIE if other.within_band else _OTHER
-    for decision, one in listed.items():
-        peak = max(one.peak_memory_bytes)
-        yield _CandidatePoint(groups[decision], decision, one.step_time_s, peak)
+    for alternative in plan.alternatives:
+        listed[alternative.decision] = alternative.predicted
+        groups[alternative.decision] = _TIE if alternative.within_band else _OTHER
+    for decision, prediction in listed.items():
+        peak = max(prediction.peak_memory_bytes)
+        yield _CandidatePoint(groups[decision], decision, prediction.step_time_s, peak)
     for point in plan.pareto:
         # A listed decision's step was simulated with every pass of the pipeline.
         known = listed.get(point.decision)
@@ -128,19 +129,19 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_CandidatePoint]
 
 def _traces(points: list[_CandidatePoint], unit_bytes: int) -> Iterator[dict[str, object]]:
     for group, mode, colour, symbol, width in _STYLES:
-        own = [point for point in points if point.group == group]
+        members = [point for point in points if point.group == group]
         if group == _FRONT:
-            own = sorted(own, key=lambda point: point.peak_bytes)
-        if own:
+            members = sorted(members, key=lambda point: point.peak_bytes)
+        if members:
             yield {
                 "type": "scatter",
                 "mode": mode,
                 "name": group,
-                "x": [point.peak_bytes / unit_bytes for point in own],
-                "y": [point.step_time_s for point in own],
+                "x": [point.peak_bytes / unit_bytes for point in members],
+                "y": [point.step_time_s for point in members],
                 "marker": {"color": colour, "symbol": symbol, "size": width},
                 "line": {"color": colour, "dash": "dot", "width": 1.5, "shape": "hv"},
-                "hovertext": [_hover(point) for point in own],
+                "hovertext": [_hover(point) for point in members],
                 "hoverinfo": "text",
             }
 

@@ -18,7 +18,9 @@ def loads_section(
 ) -> Section | None:
     """Draw expert loads by layer; None if routing was assumed balanced and there were no trials."""
     layers = tuple(index for index, kind in enumerate(plan.model.layers) if kind is LayerKind.MOE)
-    ran = next((one for one in trials if one.decision == winner and one.measured_loads), None)
+    ran = next(
+        (trial for trial in trials if trial.decision == winner and trial.measured_loads), None
+    )
     panels: dict[str, Floats] = {}
     measured = () if ran is None else ran.measured_loads
     for name, loads in (("priced with", plan.load_ratio), ("measured", measured)):

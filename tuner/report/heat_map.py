@@ -133,7 +133,7 @@ def _panel(
     drawn = blocks(panel, rows, columns)
     return {
         "type": "heatmap",
-        "z": [[float(f"{one:.4g}") for one in row] for row in drawn.tolist()],
+        "z": [[float(f"{cell:.4g}") for cell in row] for row in drawn.tolist()],
         "x": [at * wide // columns for at in range(columns)],
         "y": [str(heat.layer_ids[at * layers // rows]) for at in range(rows)],
         "zmin": 0.0,
@@ -158,18 +158,21 @@ def _axes(count: int, *, across: str) -> dict[str, Any]:
     suffixes = list(map(_suffix, range(count)))
     return {
         "grid": {"rows": 1, "columns": count, "pattern": "independent", "xgap": GAP_RATIO},
-        **{f"xaxis{one}": axis(across, anchor=f"y{one}", showgrid=False) for one in suffixes},
         **{
-            f"yaxis{one}": axis(
-                "" if one else "layer",
+            f"xaxis{suffix}": axis(across, anchor=f"y{suffix}", showgrid=False)
+            for suffix in suffixes
+        },
+        **{
+            f"yaxis{suffix}": axis(
+                "" if suffix else "layer",
                 autorange="reversed",
-                anchor=f"x{one}",
+                anchor=f"x{suffix}",
                 type="category",
                 showgrid=False,
-                showticklabels=not one,
-                **({"matches": "y"} if one else {}),
+                showticklabels=not suffix,
+                **({"matches": "y"} if suffix else {}),
             )
-            for one in suffixes
+            for suffix in suffixes
         },
     }
 

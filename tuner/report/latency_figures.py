@@ -213,16 +213,16 @@ def goodput_figure(replay: Replay) -> Figure:
     load_unit = "requests/s offered" if replay.is_open else "concurrent requests"
     planned = replay.as_planned.offered
     hover = [
-        f"{one.offered:,.4g} {load_unit}\n{one.requests_per_s:,.4g} requests/s in all\n"
-        f"{one.good_per_s:,.4g} within the SLO\nTTFT P90 {format_s(one.ttft_s.p90)}\n"
-        f"TPOT P90 {format_s(one.tpot_s.p90)}"
-        for one in rates
+        f"{point.offered:,.4g} {load_unit}\n{point.requests_per_s:,.4g} requests/s in all\n"
+        f"{point.good_per_s:,.4g} within the SLO\nTTFT P90 {format_s(point.ttft_s.p90)}\n"
+        f"TPOT P90 {format_s(point.tpot_s.p90)}"
+        for point in rates
     ]
     series = (
-        ("all requests", [one.requests_per_s for one in rates], GREY, "dot", "square"),
+        ("all requests", [point.requests_per_s for point in rates], GREY, "dot", "square"),
         (
             "within the SLO (goodput)",
-            [one.good_per_s for one in rates],
+            [point.good_per_s for point in rates],
             ORANGE,
             "solid",
             "circle",
@@ -239,7 +239,7 @@ def goodput_figure(replay: Replay) -> Figure:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": name,
-                "x": [one.offered for one in rates],
+                "x": [point.offered for point in rates],
                 "y": values,
                 "line": {"color": colour, "dash": dash, "width": 2},
                 "marker": {"color": colour, "symbol": symbol, "size": 9},
@@ -266,15 +266,15 @@ def goodput_figure(replay: Replay) -> Figure:
             ),
             rows=tuple(
                 (
-                    word(f"{one.factor:g}"),
-                    number(one.offered),
-                    *(() if replay.is_open else (number(one.requests_per_s),)),
-                    number(one.good_per_s),
-                    share(one.good_per_s / one.requests_per_s if one.requests_per_s else 0.0),
-                    seconds(one.ttft_s.p90),
-                    seconds(one.tpot_s.p90),
+                    word(f"{point.factor:g}"),
+                    number(point.offered),
+                    *(() if replay.is_open else (number(point.requests_per_s),)),
+                    number(point.good_per_s),
+                    share(point.good_per_s / point.requests_per_s if point.requests_per_s else 0.0),
+                    seconds(point.ttft_s.p90),
+                    seconds(point.tpot_s.p90),
                 )
-                for one in rates
+                for point in rates
             ),
         ),
         height=380,

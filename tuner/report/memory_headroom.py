@@ -91,18 +91,27 @@ def trade_words(plan: Plan) -> Iterator[str]:
     Two small probabilities are not compared, nor differences below the resolution of published
     peaks.
     """
-    one, predicted = plan.preferred, plan.predicted
-    if one is None or predicted is None:
+    preferred, predicted = plan.preferred, plan.predicted
+    if preferred is None or predicted is None:
         return
-    own, other = predicted.out_of_memory_probability, one.fastest_out_of_memory_probability
-    if own is not None and other is not None and is_excluded(other, beside=own):
-        yield _excluded_words(other, tried_first_s=one.fastest_tried_first_step_s)
+    chance = predicted.out_of_memory_probability
+    fastest_chance = preferred.fastest_out_of_memory_probability
+    if (
+        chance is not None
+        and fastest_chance is not None
+        and is_excluded(fastest_chance, beside=chance)
+    ):
+        yield _excluded_words(fastest_chance, tried_first_s=preferred.fastest_tried_first_step_s)
         return
-    if max(own or 0.0, other or 0.0) > SMALL:
-        yield from _expected_words(one)
-    if own is not None and other is not None and memory_step(own) > memory_step(other):
-        chances = f"{format_ratio(own)} chance of running out of memory"
-        yield f"{chances} instead of {format_ratio(other)}"
+    if max(chance or 0.0, fastest_chance or 0.0) > SMALL:
+        yield from _expected_words(preferred)
+    if (
+        chance is not None
+        and fastest_chance is not None
+        and memory_step(chance) > memory_step(fastest_chance)
+    ):
+        chances = f"{format_ratio(chance)} chance of running out of memory"
+        yield f"{chances} instead of {format_ratio(fastest_chance)}"
 
 
 def _excluded_words(chance: float, *, tried_first_s: float | None) -> str:
@@ -116,10 +125,10 @@ def _excluded_words(chance: float, *, tried_first_s: float | None) -> str:
     )
 
 
-def _expected_words(one: Preference) -> Iterator[str]:
-    own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
+def _expected_words(preferred: Preference) -> Iterator[str]:
+    own_s, fastest_s = preferred.expected_step_s, preferred.fastest_expected_step_s
     if own_s is None or fastest_s is None:
-        if one.fastest_out_of_memory_probability is not None:
+        if preferred.fastest_out_of_memory_probability is not None:
             yield (
                 "expected steps are not compared: no decision found has a chance of running out "
                 f"of memory below {format_ratio(SMALL)}"
@@ -137,21 +146,21 @@ def _expected_words(one: Preference) -> Iterator[str]:
 
 
 def _relaxation_words(plan: Plan) -> str:
-    one = plan.roomier
-    if one is None and plan.relaxations:
+    roomier = plan.roomier
+    if roomier is None and plan.relaxations:
         options = "; ".join(f"{option.limit}: {option.change}" for option in plan.relaxations)
         return f"Every decision found is likely to run out of memory. Relaxations: {options}."
-    if one is None and plan.no_roomier:
+    if roomier is None and plan.no_roomier:
         return (
             f"No decision found has a chance below {format_ratio(SMALL)}: add nodes or memory "
             "per device."
         )
-    if one is None and plan.roomier_within_ratio is None:
+    if roomier is None and plan.roomier_within_ratio is None:
         return (
             "The search for decisions with more headroom was not finished: add nodes, or lower "
             "usable_memory_ratio of the pool."
         )
-    if one is None:
+    if roomier is None:
         return (
             f"No decision found within {format_ratio(plan.roomier_within_ratio or 0.0)} of its "
             f"step has a chance below {format_ratio(SMALL)}: add nodes, or lower "
@@ -161,16 +170,17 @@ def _relaxation_words(plan: Plan) -> str:
     lost_s = whole_loss_s(
         plan.predicted.out_of_memory_loss_s or 0.0,
         chance=plan.predicted.out_of_memory_probability or 0.0,
-        slower_s=one.slower_s,
+        slower_s=roomier.slower_s,
     )
-    where = "" if not one.pools else f" on {' and '.join(map(repr, one.pools))} instead"
-    peak = format_bytes(one.peak_memory_bytes)
-    if one.rank_at_risk is not None:
-        has = format_bytes(one.rank_at_risk.memory_capacity_bytes)
-        peak += f" of the {has} of pool {one.rank_at_risk.pool!r}"
+    where = "" if not roomier.pools else f" on {' and '.join(map(repr, roomier.pools))} instead"
+    peak = format_bytes(roomier.peak_memory_bytes)
+    if roomier.rank_at_risk is not None:
+        has = format_bytes(roomier.rank_at_risk.memory_capacity_bytes)
+        peak += f" of the {has} of pool {roomier.rank_at_risk.pool!r}"
     return (
-        f"{train_words(one.decision)}{where} has {format_ratio(one.out_of_memory_probability)} "
-        f"({peak}) and takes {format_ratio(one.slower_ratio)} "
-        f"longer, {format_s(one.slower_s)} of the run. Running out of memory and continuing with "
-        f"it is expected to cost {format_s(lost_s)} of the run."
+        f"{train_words(roomier.decision)}{where} has "
+        f"{format_ratio(roomier.out_of_memory_probability)} ({peak}) and takes "
+        f"{format_ratio(roomier.slower_ratio)} longer, {format_s(roomier.slower_s)} of the run. "
+        "Running out of memory and continuing with it is expected to cost "
+        f"{format_s(lost_s)} of the run."
     )

@@ -256,8 +256,9 @@ def _as_text(value: object) -> object:
         return None
     if isinstance(value, Mapping):
         return {
-            name: one if name == "hovertemplate" else _as_text(one) for name, one in value.items()
+            name: attribute if name == "hovertemplate" else _as_text(attribute)
+            for name, attribute in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_as_text(one) for one in value]
+        return [_as_text(entry) for entry in value]
     return value

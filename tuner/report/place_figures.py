@@ -26,12 +26,12 @@ _SPREADS: Final = {"pass_before": "before", "pass_after": "plan"}
 def imbalance_figure(predicted: PlacePrediction) -> Figure:
     """Draw every workload's imbalance: current, EPLB baseline and planned."""
     outcomes = predicted.outcomes
-    names = [one.workload for one in outcomes]
-    bands = [predicted.imbalance_band.get(one.workload) for one in outcomes]
+    names = [outcome.workload for outcome in outcomes]
+    bands = [predicted.imbalance_band.get(outcome.workload) for outcome in outcomes]
     series = (
-        ("before", [one.imbalance_before for one in outcomes], GREY, ""),
-        ("EPLB", [one.imbalance_rule for one in outcomes], ORANGE, "/"),
-        ("the plan", [one.imbalance_after for one in outcomes], BLUE, ""),
+        ("before", [outcome.imbalance_before for outcome in outcomes], GREY, ""),
+        ("EPLB", [outcome.imbalance_rule for outcome in outcomes], ORANGE, "/"),
+        ("the plan", [outcome.imbalance_after for outcome in outcomes], BLUE, ""),
     )
     traces: list[dict[str, object]] = []
     for name, values, colour, shape in series:
@@ -78,22 +78,22 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
             ),
             rows=tuple(
                 (
-                    word(one.workload),
-                    word(f"{one.passes_planned_from}+{one.passes_judged}"),
+                    word(outcome.workload),
+                    word(f"{outcome.passes_planned_from}+{outcome.passes_judged}"),
                     *(
-                        _ratio(getattr(one, name), f"predicted.outcomes.{at}.{name}")
+                        _ratio(getattr(outcome, name), f"predicted.outcomes.{at}.{name}")
                         for name in ("imbalance_before", "imbalance_rule", "imbalance_after")
                     ),
                     *(
                         _ratio(
-                            getattr(getattr(one, name), kind),
+                            getattr(getattr(outcome, name), kind),
                             f"predicted.outcomes.{at}.{name}.{kind}",
                         )
                         for kind in ("p50", "p99")
                         for name in _SPREADS
                     ),
                 )
-                for at, one in enumerate(outcomes)
+                for at, outcome in enumerate(outcomes)
             ),
         ),
         height=360,
@@ -108,11 +108,11 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
     folds = predicted.left_out
     if not folds:
         return None
-    names = [one.workload for one in folds]
+    names = [fold.workload for fold in folds]
     series = (
-        ("before", [one.imbalance_before for one in folds], GREY, "circle"),
-        ("EPLB on the others", [one.imbalance_rule for one in folds], ORANGE, "square"),
-        ("planned without it", [one.imbalance_after for one in folds], BLUE, "diamond"),
+        ("before", [fold.imbalance_before for fold in folds], GREY, "circle"),
+        ("EPLB on the others", [fold.imbalance_rule for fold in folds], ORANGE, "square"),
+        ("planned without it", [fold.imbalance_after for fold in folds], BLUE, "diamond"),
     )
     return Figure(
         name="left-out",
@@ -144,17 +144,17 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
             ),
             rows=tuple(
                 (
-                    word(one.workload),
+                    word(fold.workload),
                     *(
-                        _ratio(getattr(one, name), f"predicted.left_out.{at}.{name}")
+                        _ratio(getattr(fold, name), f"predicted.left_out.{at}.{name}")
                         for name in _FOLD
                     ),
                     *(
                         number(value, key=f"predicted.left_out.{at}.traffic.{place}")
-                        for place, value in enumerate(one.traffic or ())
+                        for place, value in enumerate(fold.traffic or ())
                     ),
                 )
-                for at, one in enumerate(folds)
+                for at, fold in enumerate(folds)
             ),
         ),
         height=330,
@@ -166,7 +166,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
     layers = certificate.layers
     if not layers:
         return None
-    names = [str(one.layer) for one in layers]
+    names = [str(layer.layer) for layer in layers]
     return Figure(
         name="bounds",
         depth=Depth.MORE,
@@ -178,7 +178,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
                 "mode": "markers",
                 "name": "the plan",
                 "x": names,
-                "y": [one.objective for one in layers],
+                "y": [layer.objective for layer in layers],
                 "marker": {"color": BLUE, "size": 9},
             },
             {
@@ -186,7 +186,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
                 "mode": "markers",
                 "name": "lower bound",
                 "x": names,
-                "y": [one.bound for one in layers],
+                "y": [layer.bound for layer in layers],
                 "marker": {
                     "color": VERMILLION,
                     "symbol": "line-ew-open",
@@ -201,11 +201,11 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
             header=("layer", "the plan", "bound"),
             rows=tuple(
                 (
-                    word(one.layer),
-                    number(one.objective, key=f"certificate.layers.{at}.objective"),
-                    number(one.bound, key=f"certificate.layers.{at}.bound"),
+                    word(layer.layer),
+                    number(layer.objective, key=f"certificate.layers.{at}.objective"),
+                    number(layer.bound, key=f"certificate.layers.{at}.bound"),
                 )
-                for at, one in sorted(
+                for at, layer in sorted(
                     enumerate(layers), key=lambda pair: pair[1].bound - pair[1].objective
                 )
             ),
@@ -219,11 +219,11 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
     times = predicted.layer_times
     if not times:
         return None
-    names = [one.workload for one in times]
+    names = [layer_times.workload for layer_times in times]
     series = (
-        ("before", [one.before_s for one in times], GREY, ""),
-        ("EPLB", [one.rule_s for one in times], ORANGE, "/"),
-        ("the plan", [one.after_s for one in times], GREEN, ""),
+        ("before", [layer_times.before_s for layer_times in times], GREY, ""),
+        ("EPLB", [layer_times.rule_s for layer_times in times], ORANGE, "/"),
+        ("the plan", [layer_times.after_s for layer_times in times], GREEN, ""),
     )
     return Figure(
         name="layer-times",
@@ -237,21 +237,21 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
         table=Table(
             caption="Seconds of the expert layers of one pass",
             header=("workload", "before", "EPLB", "the plan", "its band", "of it all-to-all"),
-            rows=tuple(_times_row(one, at) for at, one in enumerate(times)),
+            rows=tuple(_times_row(layer_times, at) for at, layer_times in enumerate(times)),
         ),
         height=340,
     )
 
 
-def _times_row(one: LayerTimes, at: int) -> tuple[Cell, ...]:
+def _times_row(layer_times: LayerTimes, at: int) -> tuple[Cell, ...]:
     path = f"predicted.layer_times.{at}"
     return (
-        word(one.workload),
-        seconds(one.before_s, key=f"{path}.before_s"),
-        seconds(one.rule_s, key=f"{path}.rule_s"),
-        seconds(one.after_s, key=f"{path}.after_s"),
-        between(one.after_s_band),
-        seconds(one.exchange_after_s, key=f"{path}.exchange_after_s"),
+        word(layer_times.workload),
+        seconds(layer_times.before_s, key=f"{path}.before_s"),
+        seconds(layer_times.rule_s, key=f"{path}.rule_s"),
+        seconds(layer_times.after_s, key=f"{path}.after_s"),
+        between(layer_times.after_s_band),
+        seconds(layer_times.exchange_after_s, key=f"{path}.exchange_after_s"),
     )
 
 

@@ -134,12 +134,14 @@ def _against_eplb(
     """Compare the saving with that of EPLB's rule; nothing where that has none to compare."""
     weights = [workload.weight for workload in plan.goal.workloads]
     if predicted.layer_times:
-        pairs = [(one.before_s, one.rule_s) for one in predicted.layer_times]
+        pairs = [(times.before_s, times.rule_s) for times in predicted.layer_times]
     elif predicted.traffic:
         ((before, rule, _),) = predicted.traffic.values()
         weights, pairs = [1.0], [(before, rule)]
     else:
-        pairs = [(one.imbalance_before, one.imbalance_rule) for one in predicted.outcomes]
+        pairs = [
+            (outcome.imbalance_before, outcome.imbalance_rule) for outcome in predicted.outcomes
+        ]
     total = sum(weight * before for weight, (before, _) in zip(weights, pairs, strict=True))
     left = sum(weight * rule for weight, (_, rule) in zip(weights, pairs, strict=True))
     if total <= 0.0:
@@ -147,7 +149,7 @@ def _against_eplb(
     limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
     unlimited = "" if limits == (None, None) else ", without the migration limit,"
     folds = predicted.left_out
-    better = sum(one.imbalance_after < one.imbalance_rule for one in folds)
+    better = sum(fold.imbalance_after < fold.imbalance_rule for fold in folds)
     unseen = (
         f"; left out of the planning, {better} of {len(folds)} workloads are more even than by it"
     )
@@ -217,15 +219,17 @@ def _traffic_times(predicted: PlacePrediction) -> Table | None:
         header=("workload", "before", "EPLB", "the plan", "evaluated on"),
         rows=tuple(
             (
-                word(one.workload),
-                seconds(one.before_s, key=f"{path}.{at}.before_s"),
-                seconds(one.rule_s, key=f"{path}.{at}.rule_s"),
-                seconds(one.after_s, key=f"{path}.{at}.after_s"),
+                word(times.workload),
+                seconds(times.before_s, key=f"{path}.{at}.before_s"),
+                seconds(times.rule_s, key=f"{path}.{at}.rule_s"),
+                seconds(times.after_s, key=f"{path}.{at}.after_s"),
                 word(
-                    f"{one.tokens_judged} hold-out tokens" if one.tokens_judged else "planned from"
+                    f"{times.tokens_judged} hold-out tokens"
+                    if times.tokens_judged
+                    else "planned from"
                 ),
             )
-            for at, one in enumerate(predicted.traffic_times)
+            for at, times in enumerate(predicted.traffic_times)
         ),
     )
 
@@ -234,11 +238,11 @@ def _links(links: LinkFacts | None) -> Table | None:
     if links is None:
         return None
     write = seconds if links.unit == "seconds" else number
-    one, two = links.slowest_ranks
+    sender, receiver = links.slowest_ranks
     costs = (
         ("inside a domain", "inside_cost", links.inside_source),
         ("between domains", "between_cost", links.between_source),
-        ("at most", "slowest_cost", f"from rank {one} to rank {two}"),
+        ("at most", "slowest_cost", f"from rank {sender} to rank {receiver}"),
     )
     relative = ", relative: seconds need model, and a cluster whose links are known"
     return Table(
@@ -279,12 +283,12 @@ def _alternatives(plan: PlacePlan) -> Table | None:
         header=("placement", "objective", "meets the limits", "why it lost"),
         rows=tuple(
             (
-                word(one.method),
-                number(one.objective, key=f"alternatives.{at}.objective"),
-                word("yes" if one.is_legal else "no"),
-                word(one.lost_by),
+                word(alternative.method),
+                number(alternative.objective, key=f"alternatives.{at}.objective"),
+                word("yes" if alternative.is_legal else "no"),
+                word(alternative.lost_by),
             )
-            for at, one in enumerate(plan.alternatives)
+            for at, alternative in enumerate(plan.alternatives)
         ),
     )
 
@@ -299,13 +303,13 @@ def _dispatches(predicted: PlacePrediction) -> Table | None:
         header=("rule", "all-to-all backend", "load", "time", "cost"),
         rows=tuple(
             (
-                word(one.dispatch),
-                word("yes" if one.has_backend else "none"),
-                number(one.imbalance, key=f"{path}.{at}.imbalance"),
-                maybe(seconds, one.layer_time_s, key=f"{path}.{at}.layer_time_s"),
-                word(one.words),
+                word(outcome.dispatch),
+                word("yes" if outcome.has_backend else "none"),
+                number(outcome.imbalance, key=f"{path}.{at}.imbalance"),
+                maybe(seconds, outcome.layer_time_s, key=f"{path}.{at}.layer_time_s"),
+                word(outcome.words),
             )
-            for at, one in enumerate(predicted.dispatches)
+            for at, outcome in enumerate(predicted.dispatches)
         ),
     )
 

@@ -39,9 +39,11 @@ def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
     compared = () if plan.predicted is None else plan.predicted.dispatches
     dispatch = compared[0].rule if compared else planned_dispatch(spec)
     files = {}
-    for number, one in enumerate(split_recordings(spec)):
+    for number, evidence in enumerate(split_recordings(spec)):
         is_solved = dispatch in PASS_BY_PASS
-        shown_PLE = spread_passes(one.holdout_PLE, MOST_SOLVED) if is_solved else one.holdout_PLE
+        shown_PLE = (
+            spread_passes(evidence.holdout_PLE, MOST_SOLVED) if is_solved else evidence.holdout_PLE
+        )
         maps = {
             title: evaluate(
                 placement, load_PLE=shown_PLE, ranks=ranks, dispatch=dispatch
@@ -51,7 +53,7 @@ def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
                 ("after", chosen, spec.ranks),
             )
         }
-        heat = HeatMap(title=one.name, layer_ids=spec.layer_ids, panels=maps)
+        heat = HeatMap(title=evidence.name, layer_ids=spec.layer_ids, panels=maps)
         files[f"heat_map_{number}.json"] = heat_map_json(heat)
     return files
 

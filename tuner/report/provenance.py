@@ -12,7 +12,7 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def provenance_section(
-    own: Any,
+    provenance: Any,
     *,
     hashes: Mapping[str, str] = NOTHING,
     notes: Sequence[str] = (),
@@ -20,21 +20,23 @@ def provenance_section(
     """Say which version made the plan, and from which inputs.
 
     Args:
-        own: provenance of a plan of any goal.
+        provenance: of a plan of any goal.
         hashes: of inputs beside the spec, by their names.
         notes: beside its own.
     """
-    listed = (*own.notes, *notes)
-    hashed = {"spec": own.spec_sha256} | {f"input {name}": sha for name, sha in hashes.items()}
+    listed = (*provenance.notes, *notes)
+    hashed = {"spec": provenance.spec_sha256} | {
+        f"input {name}": sha for name, sha in hashes.items()
+    }
     return Section(
         name="provenance",
         heading="Provenance",
         blocks=some(
             named(
-                ("made by", f"moetune {own.moetune_version}"),
+                ("made by", f"moetune {provenance.moetune_version}"),
                 *(
                     (f"prices of {pool}", source)
-                    for pool, source in getattr(own, "profile_source", NOTHING).items()
+                    for pool, source in getattr(provenance, "profile_source", NOTHING).items()
                 ),
                 *((name, f"SHA-256 {sha[:SHOWN_DIGITS]}…") for name, sha in hashed.items()),
                 depth=Depth.PAGE,

@@ -66,7 +66,9 @@ def _check(folder: Path, plan: Plan) -> None:
         predicted.activation_bytes,
     )
     ranks = decision.pipeline_model_parallel_size
-    if len(predicted.stages) != decision.num_stages or any(len(own) != ranks for own in by_rank):
+    if len(predicted.stages) != decision.num_stages or any(
+        len(values) != ranks for values in by_rank
+    ):
         raise PlanUnreadableError(
             f"{folder / PLAN_NAME}: predicted: not of the decision's {decision.num_stages} stages "
             f"on {ranks} pipeline ranks; plan again"

@@ -65,7 +65,7 @@ class Replay:
     @property
     def as_planned(self) -> LoadPoint:
         """The result at the planned load."""
-        return next(one for one in self.rates if one.factor == 1.0)
+        return next(point for point in self.rates if point.factor == 1.0)
 
 
 def replayed(
@@ -119,4 +119,4 @@ def replayed(
 
 
 def _quantile_traces(values_R: Floats) -> tuple[float, ...]:
-    return tuple(float(one) for one in np.quantile(values_R, QUANTILES))
+    return tuple(float(quantile) for quantile in np.quantile(values_R, QUANTILES))

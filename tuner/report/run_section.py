@@ -116,9 +116,9 @@ def levels_sentence(run: RunForecast) -> str:
 def _level_notes(run: RunForecast, levels: CheckpointLevels) -> Iterator[str]:
     """Compare the chosen levels with others, and say what is not possible."""
     listed = ", ".join(
-        f"{_policy_words(one)} {_share(one.effective_time_ratio)}"
-        for one in levels.compared
-        if (one.levels, one.replicas) != (levels.levels, levels.replicas)
+        f"{_policy_words(policy)} {_share(policy.effective_time_ratio)}"
+        for policy in levels.compared
+        if (policy.levels, policy.replicas) != (levels.levels, levels.replicas)
     )
     if listed:
         yield (
@@ -134,11 +134,11 @@ def _level_notes(run: RunForecast, levels: CheckpointLevels) -> Iterator[str]:
     yield from (f"not possible: {reason}" for reason in levels.left_out)
 
 
-def _policy_words(one: PolicyRatio | CheckpointLevels) -> str:
-    if len(one.levels) < 2:
+def _policy_words(policy: PolicyRatio | CheckpointLevels) -> str:
+    if len(policy.levels) < 2:
         return "on shared storage alone"
-    copies = f"with {format_counted(one.replicas, 'replica')}"
-    return f"on hosts {copies if one.replicas else 'without replicas'}"
+    copies = f"with {format_counted(policy.replicas, 'replica')}"
+    return f"on hosts {copies if policy.replicas else 'without replicas'}"
 
 
 def interval_doubt(run: RunForecast, *, launched_s: float | None = None) -> str:
@@ -209,13 +209,15 @@ def _spares_sentence(choice: SpareChoice | None) -> str:
 
 def _spares_notes(choice: SpareChoice) -> Iterator[str]:
     """Compare the chosen numbers with others."""
-    others = [one for one in choice.compared if one != choice.chosen][:SHOWN_PAIRS]
+    others = [pair for pair in choice.compared if pair != choice.chosen][:SHOWN_PAIRS]
     best = (
         "the fewest device hours"
         if choice.objective == "cost"
         else "most tokens per second of the run"
     )
-    listed = "; ".join(f"{one.nodes} + {one.spare_nodes} {_value(one, choice)}" for one in others)
+    listed = "; ".join(
+        f"{pair.nodes} + {pair.spare_nodes} {_value(pair, choice)}" for pair in others
+    )
     against = f"; others, training + spare: {listed}" if listed else ""
     yield (
         f"{choice.chosen.nodes} training and {choice.chosen.spare_nodes} spare nodes are chosen for"
@@ -229,12 +231,12 @@ def _spares_notes(choice: SpareChoice) -> Iterator[str]:
         )
 
 
-def _value(one: NodeRatio, choice: SpareChoice) -> str:
-    trains = f"{_share(one.effective_time_ratio)} of the time trains"
+def _value(pair: NodeRatio, choice: SpareChoice) -> str:
+    trains = f"{_share(pair.effective_time_ratio)} of the time trains"
     if choice.objective == "cost":
-        hours = one.device_s_per_token * 1e9 / SECONDS_PER_HOUR
+        hours = pair.device_s_per_token * 1e9 / SECONDS_PER_HOUR
         return f"{hours:,.1f} device hours per billion tokens, {trains}"
-    return f"{format_count(one.goodput_tokens_per_s)} tokens/s, {trains}"
+    return f"{format_count(pair.goodput_tokens_per_s)} tokens/s, {trains}"
 
 
 def without_spare_sentence(run: RunForecast) -> str:

@@ -59,9 +59,10 @@ def choice_section(plan: ServePlan) -> Section | None:
 
 def _unlaunchable(plan: ServePlan) -> Iterator[str]:
     """Name options that no release launches, with what they would save where that is enough."""
-    for one in plan.unlaunchable:
-        gain = gain_words(one.gain_ratio, objective=plan.goal.objective)
-        yield f"Not launchable: {one.feature}{f' (would {gain})' * (one.gain_ratio >= SHOWN_RATIO)}"
+    for option in plan.unlaunchable:
+        gain = gain_words(option.gain_ratio, objective=plan.goal.objective)
+        would = f" (would {gain})" * (option.gain_ratio >= SHOWN_RATIO)
+        yield f"Not launchable: {option.feature}{would}"
 
 
 def _near_miss(plan: ServePlan) -> NamedValues | None:
@@ -70,9 +71,10 @@ def _near_miss(plan: ServePlan) -> NamedValues | None:
     if near is None:
         return None
     missed = " and ".join(
-        f"{target_words(one.target)} by {format_ratio(one.seconds / one.limit_s - 1.0, digits=1)}"
-        f" ({format_s(one.seconds)}, SLO {format_s(one.limit_s)})"
-        for one in near.missed
+        f"{target_words(miss.target)} by"
+        f" {format_ratio(miss.seconds / miss.limit_s - 1.0, digits=1)}"
+        f" ({format_s(miss.seconds)}, SLO {format_s(miss.limit_s)})"
+        for miss in near.missed
     )
     compared = f"; {near.comparison}" * bool(near.comparison)
     said = f"{short_serve(near.decision)} misses {missed}, less than the error band{compared}"
@@ -115,30 +117,30 @@ def _modes(plan: ServePlan) -> Table | None:
         "TPOT mean": (seconds, "tpot_s"),
     }
 
-    def row(at: int, one: ServeModeResult) -> tuple[Cell, ...]:
+    def row(at: int, result: ServeModeResult) -> tuple[Cell, ...]:
         return (
-            word(one.mode.replace("_", " ")),
-            word(one.status.replace("unlaunchable", "not launchable")),
+            word(result.mode.replace("_", " ")),
+            word(result.status.replace("unlaunchable", "not launchable")),
             *(
-                maybe(write, getattr(one, field), key=f"modes.{at}.{field}")
+                maybe(write, getattr(result, field), key=f"modes.{at}.{field}")
                 for write, field in fields.values()
             ),
             # Options that a release refuses are listed below.
-            word("" if one.status == "unlaunchable" else one.told),
+            word("" if result.status == "unlaunchable" else result.told),
         )
 
     order = sorted(enumerate(plan.modes), key=lambda pair: pair[1].status != "chosen")
     return Table(
         caption="Requested modes",
         header=("mode", "outcome", *fields, "why"),
-        rows=tuple(row(at, one) for at, one in order),
+        rows=tuple(row(at, result) for at, result in order),
     )
 
 
 def _candidates(plan: ServePlan) -> Figure:
     rows = list(alternatives_rows(plan))
-    lost = ["", *(one.lost_by for one in plan.alternatives)]
-    has_cost = all(one.cost_per_hour is not None for *_, one in rows)
+    lost = ["", *(alternative.lost_by for alternative in plan.alternatives)]
+    has_cost = all(predicted.cost_per_hour is not None for *_, predicted in rows)
     return Figure(
         name="candidates",
         depth=Depth.MORE,
@@ -152,7 +154,7 @@ def _candidates(plan: ServePlan) -> Figure:
                 "mode": "markers",
                 "name": name,
                 "x": [decision.num_devices],
-                "y": [one.tpot_s.p90],
+                "y": [predicted.tpot_s.p90],
                 "marker": {
                     "color": VERMILLION if at == 0 else CYCLE[(at - 1) % len(CYCLE)],
                     "symbol": "star" if at == 0 else SYMBOLS[at % len(SYMBOLS)],
@@ -160,11 +162,11 @@ def _candidates(plan: ServePlan) -> Figure:
                 },
                 "hovertext": [
                     f"{name}\n{short_serve(decision)}\nTTFT P90 "
-                    f"{format_s(one.ttft_s.p90)}, TPOT P90 {format_s(one.tpot_s.p90)}"
+                    f"{format_s(predicted.ttft_s.p90)}, TPOT P90 {format_s(predicted.tpot_s.p90)}"
                 ],
                 "hoverinfo": "text",
             }
-            for at, (name, _, decision, one) in enumerate(rows)
+            for at, (name, _, decision, predicted) in enumerate(rows)
         ),
         layout=layout(
             x=axis("devices", rangemode="tozero"),
@@ -187,23 +189,23 @@ def _candidates(plan: ServePlan) -> Figure:
                 (
                     word(name),
                     number(decision.num_devices),
-                    seconds(one.ttft_s.p90, key=f"{key}.ttft_s.p90"),
-                    seconds(one.tpot_s.p90, key=f"{key}.tpot_s.p90"),
-                    number(one.goodput_per_device, key=f"{key}.goodput_per_device"),
-                    *_cost(one, key=key, is_shown=has_cost),
+                    seconds(predicted.ttft_s.p90, key=f"{key}.ttft_s.p90"),
+                    seconds(predicted.tpot_s.p90, key=f"{key}.tpot_s.p90"),
+                    number(predicted.goodput_per_device, key=f"{key}.goodput_per_device"),
+                    *_cost(predicted, key=key, is_shown=has_cost),
                     word(short_serve(decision)),
                     word(why),
                 )
-                for (name, key, decision, one), why in zip(rows, lost, strict=True)
+                for (name, key, decision, predicted), why in zip(rows, lost, strict=True)
             ),
         ),
         height=380,
     )
 
 
-def _cost(one: ServePrediction, *, key: str, is_shown: bool) -> Iterator[Cell]:
-    if is_shown and one.cost_per_hour is not None:
-        yield number(one.cost_per_hour, key=f"{key}.cost_per_hour")
+def _cost(predicted: ServePrediction, *, key: str, is_shown: bool) -> Iterator[Cell]:
+    if is_shown and predicted.cost_per_hour is not None:
+        yield number(predicted.cost_per_hour, key=f"{key}.cost_per_hour")
 
 
 def front_figure(plan: ServePlan) -> Figure | None:
@@ -244,7 +246,7 @@ def strictest_tpot_s(plan: ServePlan) -> float | None:
     """Return the tightest limit on the time per output token; None without an SLO."""
     targets = plan.goal.slo.tpot
     stated = (targets.mean, targets.p50, targets.p90, targets.p99)
-    return min((one for one in stated if one is not None), default=None)
+    return min((limit_s for limit_s in stated if limit_s is not None), default=None)
 
 
 def _region(speed: float, *, to: float) -> dict[str, Any]:
@@ -266,23 +268,23 @@ def _region(speed: float, *, to: float) -> dict[str, Any]:
 
 def _front_traces(plan: ServePlan) -> Iterator[dict[str, Any]]:
     for place, mode in enumerate(dict.fromkeys(point.mode for point in plan.pareto)):
-        own = [point for point in plan.pareto if point.mode == mode]
+        points = [point for point in plan.pareto if point.mode == mode]
         yield {
             "type": "scatter",
             "mode": "lines+markers",
             "name": mode.replace("_", " "),
-            "x": [point.tokens_per_s_per_user for point in own],
-            "y": [point.tokens_per_s_per_device for point in own],
+            "x": [point.tokens_per_s_per_user for point in points],
+            "y": [point.tokens_per_s_per_device for point in points],
             "marker": {
                 "color": CYCLE[place % len(CYCLE)],
                 "symbol": [
                     SYMBOLS[place] if point.within_targets else f"{SYMBOLS[place]}-open"
-                    for point in own
+                    for point in points
                 ],
                 "size": 8,
             },
             "line": {"color": CYCLE[place % len(CYCLE)], "width": 1.5},
-            "hovertext": [_front_hover(point) for point in own],
+            "hovertext": [_front_hover(point) for point in points],
             "hoverinfo": "text",
         }
     if plan.decision is not None and plan.predicted is not None:
@@ -328,7 +330,11 @@ def _front_table(plan: ServePlan) -> Table:
             number(point.running, key=f"{path}.running"),
             seconds(point.ttft_s, key=f"{path}.ttft_s"),
             maybe(number, point.prefill_per_instance, key=f"{path}.prefill_per_instance"),
-            word(" + ".join(_degrees(one) for one in (point.prefill, point.instance) if one)),
+            word(
+                " + ".join(
+                    _degrees(instance) for instance in (point.prefill, point.instance) if instance
+                )
+            ),
         )
 
     order = sorted(enumerate(plan.pareto), key=lambda pair: not pair[1].on_joint_front)

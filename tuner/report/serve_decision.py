@@ -56,9 +56,12 @@ def _router_text(router: ServeRouter, hits: PlannedHits | None) -> str:
     kinds = [("instance", hits.instances, hits.if_instances), ("rank", hits.ranks, hits.if_ranks)]
     if router.ranks is not None:
         kinds.reverse()
-    (noun, count, _), (other, others, otherwise) = kinds
+    (noun, count, _), (other_noun, other_count, otherwise) = kinds
     is_split = otherwise is not None and hits.ranks > hits.instances
-    rest = f"; {format_ratio(otherwise or 0.0)} if to {format_counted(others, other)}" * is_split
+    rest = (
+        f"; {format_ratio(otherwise or 0.0)} if to {format_counted(other_count, other_noun)}"
+        * is_split
+    )
     hit_words = f"{format_ratio(hits.ratio)} of prompt tokens found{rest}"
     _, decode, decode_words = words.partition("; decode")
     return f"by prefix, to {format_counted(count, noun)} ({hit_words}){decode}{decode_words}"

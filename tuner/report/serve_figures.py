@@ -96,8 +96,10 @@ def _squares(group: Instances) -> tuple[list[int], list[str], list[str]]:
     texts: list[str] = []
     rows = group.count if group.count <= MOST_ROWS else 1
     for at in range(rows):
-        each = f"{group.pool} {group.role.value} {at + 1}"
-        name = each if rows == group.count else f"{group.count} x {group.pool} {group.role.value}"
+        instance = f"{group.pool} {group.role.value} {at + 1}"
+        name = (
+            instance if rows == group.count else f"{group.count} x {group.pool} {group.role.value}"
+        )
         for device in range(min(group.devices, MOST_SQUARES)):
             xs.append(device + 1)
             ys.append(name)
@@ -135,8 +137,8 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
     return breakdown_figure(
         {"the plan": predicted.breakdown_s}
         | {
-            f"runner-up {number}": other.predicted.breakdown_s
-            for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
+            f"runner-up {number}": alternative.predicted.breakdown_s
+            for number, alternative in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
         },
         name="decode-step",
         title=f"Where the time of a decode step goes, in the slowest group{prompts * is_mixed}",
@@ -206,6 +208,11 @@ def alternatives_rows(plan: ServePlan) -> Iterator[tuple[str, str, ServeDecision
     """Yield the plan and its runners-up: name, path in the plan, decision, prediction."""
     if plan.decision is not None and plan.predicted is not None:
         yield "the plan", "predicted", plan.decision, plan.predicted
-    for index, one in enumerate(plan.alternatives):
-        name = "tie" if one.within_band else "runner-up"
-        yield f"{name} {index + 1}", f"alternatives.{index}.predicted", one.decision, one.predicted
+    for index, alternative in enumerate(plan.alternatives):
+        name = "tie" if alternative.within_band else "runner-up"
+        yield (
+            f"{name} {index + 1}",
+            f"alternatives.{index}.predicted",
+            alternative.decision,
+            alternative.predicted,
+        )

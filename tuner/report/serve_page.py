@@ -229,12 +229,14 @@ def _replay_difference(predicted: ServePrediction, replay: Replay) -> Paragraph 
         (simulated.ttft_s.p90, predicted.ttft_s.p90),
         (simulated.tpot_s.p90, predicted.tpot_s.p90),
     )
-    if all(math.isclose(one, other, rel_tol=SAME_RATIO) for one, other in pairs):
+    if all(
+        math.isclose(simulated_s, planned_s, rel_tol=SAME_RATIO) for simulated_s, planned_s in pairs
+    ):
         return None
-    (first_s, _), (each_s, _) = pairs
+    (ttft_s, _), (tpot_s, _) = pairs
     return Paragraph(
         text="Simulated again, this version and these tables give other figures than the plan: P90 "
-        f"TTFT {format_s(first_s)} and P90 TPOT {format_s(each_s)}."
+        f"TTFT {format_s(ttft_s)} and P90 TPOT {format_s(tpot_s)}."
     )
 
 
@@ -246,11 +248,11 @@ def _relaxations(plan: ServePlan) -> Section | None:
         header=("limit", "effect of relaxing it", "decision"),
         rows=tuple(
             (
-                word(one.limit),
-                word(one.change),
-                word(short_serve(one.decision) if one.decision else "-"),
+                word(relaxation.limit),
+                word(relaxation.change),
+                word(short_serve(relaxation.decision) if relaxation.decision else "-"),
             )
-            for one in plan.relaxations
+            for relaxation in plan.relaxations
         ),
     )
     return section("ways-out", "Relaxations", table)

@@ -39,13 +39,13 @@ def serving_estimate_sections(estimate: ServingHalf) -> tuple[Section, ...]:
     """Describe the launch and what would beat it; both halves where there are two."""
     if not isinstance(estimate, ServingEstimate) or estimate.other is None:
         return (_half(estimate),)
-    one, two = estimate, estimate.other
-    facts = (("in all", word(_together(one, two))), *_listed(one, two, in_both=True))
+    first, second = estimate, estimate.other
+    facts = (("in all", word(_together(first, second))), *_listed(first, second, in_both=True))
     both = Section(name="both", heading="Both halves", blocks=(NamedValues(facts=facts),))
-    return _half(one, two), _half(two, one), both
+    return _half(first, second), _half(second, first), both
 
 
-def _half(estimate: ServingHalf, other: ServingHalf | None = None) -> Section:
+def _half(estimate: ServingHalf, other_half: ServingHalf | None = None) -> Section:
     values = (None, None) if estimate.load is None else (estimate.load.ttft_s, estimate.load.tpot_s)
     bands = (estimate.ttft_s_band, estimate.tpot_s_band)
     latencies = {
@@ -53,7 +53,7 @@ def _half(estimate: ServingHalf, other: ServingHalf | None = None) -> Section:
         for name, value, band in zip(("TTFT", "TPOT"), values, bands, strict=True)
         if value is not None and band is not None
     }
-    listed = tuple(_listed(estimate, other))
+    listed = tuple(_listed(estimate, other_half))
     return Section(
         name=estimate.instance.role.value,
         heading=f"{estimate.source}: {estimate.model} with {estimate.engine} {estimate.release} on"
@@ -151,7 +151,7 @@ def _changes(estimate: ServingHalf) -> Iterator[Block]:
             *(("", word(ratios)) for ratios in _ratios(best)),
         )
         yield NamedValues(facts=facts)
-    others = [one for one in estimate.changes if one != best]
+    others = [change for change in estimate.changes if change != best]
     shown = [*([best] if best else []), *others[:SHOWN_CHANGES]]
     if shown:
         good = "goodput" if estimate.has_slo else "requests/s"
@@ -198,12 +198,12 @@ def _ratios(change: ServingChange) -> Iterator[str]:
 
 
 def _listed(
-    estimate: ServingHalf, other: ServingHalf | None = None, *, in_both: bool = False
+    estimate: ServingHalf, other_half: ServingHalf | None = None, *, in_both: bool = False
 ) -> Facts:
     """Yield what is listed of a launch; of two halves what one or both have."""
     for label, name in _LISTED.items():
-        theirs = getattr(other, name, ())
-        listed = [one for one in getattr(estimate, name) if (one in theirs) is in_both]
+        theirs = getattr(other_half, name, ())
+        listed = [entry for entry in getattr(estimate, name) if (entry in theirs) is in_both]
         is_a_line_each = name in ("refused_by", "notes") or not listed
         for text in listed if is_a_line_each else (shortened(listed),):
             yield label, word(text)

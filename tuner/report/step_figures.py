@@ -44,8 +44,8 @@ def step_breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     return breakdown_figure(
         {"the plan": predicted.breakdown_s}
         | {
-            f"runner-up {number}": other.predicted.breakdown_s
-            for number, other in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
+            f"runner-up {number}": alternative.predicted.breakdown_s
+            for number, alternative in enumerate(plan.alternatives[:MOST_COMPARED], start=1)
         },
         name="breakdown",
         title="Where a step's time goes",
@@ -58,8 +58,8 @@ def stage_time_figure(decision: TrainDecision, predicted: TrainPrediction) -> Fi
     """Draw the seconds of one micro-batch on each stage."""
     stages = predicted.stages
     parts = (
-        ("forward", [one.forward_s for one in stages], BLUE, ""),
-        ("backward", [one.backward_s for one in stages], ORANGE, "/"),
+        ("forward", [stage.forward_s for stage in stages], BLUE, ""),
+        ("backward", [stage.backward_s for stage in stages], ORANGE, "/"),
     )
     return Figure(
         name="stage-time",
@@ -137,9 +137,9 @@ def memory_figure(predicted: TrainPrediction) -> Figure:
                 "type": "bar",
                 "name": kind,
                 "x": names,
-                "y": [own[place] / unit_bytes for own in parts],
+                "y": [rank_parts[place] / unit_bytes for rank_parts in parts],
                 "marker": filled(place),
-                "hovertext": [f"{kind}: {format_bytes(own[place])}" for own in parts],
+                "hovertext": [f"{kind}: {format_bytes(rank_parts[place])}" for rank_parts in parts],
                 "hoverinfo": "text+x",
                 **({"error_y": band} if kind == KINDS[-1] else {}),
             }
@@ -174,11 +174,11 @@ def memory_figure(predicted: TrainPrediction) -> Figure:
 
 def _rank_parts(predicted: TrainPrediction, rank: int) -> tuple[int, ...]:
     """Return the bytes of each of `KINDS` at the peak of a rank."""
-    own = predicted.stages[rank :: len(predicted.peak_memory_bytes)]
+    stages = predicted.stages[rank :: len(predicted.peak_memory_bytes)]
     stated = (
-        sum(stage.parameter_bytes for stage in own),
-        sum(stage.gradient_bytes for stage in own),
-        sum(stage.optimizer_bytes for stage in own),
+        sum(stage.parameter_bytes for stage in stages),
+        sum(stage.gradient_bytes for stage in stages),
+        sum(stage.optimizer_bytes for stage in stages),
         predicted.activation_bytes[rank],
     )
     return (*stated, max(0, predicted.peak_memory_bytes[rank] - sum(stated)))
@@ -187,4 +187,4 @@ def _rank_parts(predicted: TrainPrediction, rank: int) -> tuple[int, ...]:
 def _equal_rows(rows: Sequence[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], ...]:
     """Return a row per kind of stage, with the numbers of the first one."""
     printed = [tuple(cell.text for cell in row) for row in rows]
-    return tuple((word(one.label), *rows[one.stages[0]]) for one in equal_stages(printed))
+    return tuple((word(group.label), *rows[group.stages[0]]) for group in equal_stages(printed))

@@ -66,7 +66,7 @@ def report_text(report: Report, screen: Screen) -> str:
 
 def blocks_text(blocks: Iterable[Block | Section], screen: Screen) -> str:
     """Return blocks and sections of the screen's depth, an empty line between them."""
-    shown = ("\n".join(_block(one, screen)) for one in blocks if one.depth <= screen.depth)
+    shown = ("\n".join(_block(block, screen)) for block in blocks if block.depth <= screen.depth)
     return "\n\n".join(text for text in shown if text)
 
 
@@ -147,7 +147,7 @@ def _fitted(
         natural.append(max(1, *(len(cell) for cell in (name, *cells))))
     room = width - len(GAP) * (len(header) - 1)
     for cap in range(min(room, max(natural)), 0, -1):
-        widths = [min(own, max(low, cap)) for low, own in zip(least, natural, strict=True)]
+        widths = [min(full, max(low, cap)) for low, full in zip(least, natural, strict=True)]
         if sum(widths) <= room:
             texts = ((cell, fit) for row in rows for cell, fit in zip(row, widths, strict=True))
             return None if any(len(cell) > MOST_LINES * fit for cell, fit in texts) else widths

@@ -39,17 +39,22 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
         num_devices=ranks,
         num_microbatches=count,
     )
-    by_rank = [list(own) for _, own in groupby(passes(pipeline), lambda one: one.device)]
+    by_rank = [
+        list(rank_passes)
+        for _, rank_passes in groupby(passes(pipeline), lambda timed: timed.device)
+    ]
     names = [f"rank {rank}" for rank in range(ranks)]
-    passes_end_s = max(own[-1].end_s for own in by_rank)
+    passes_end_s = max(rank_passes[-1].end_s for rank_passes in by_rank)
     is_whole = max(map(len, by_rank)) <= MOST_DRAWN
-    end_s = min(own[:START][-1].end_s for own in by_rank)
+    end_s = min(rank_passes[:START][-1].end_s for rank_passes in by_rank)
     end_s = max(predicted.step_time_s, passes_end_s) if is_whole else end_s
     bars: dict[str, list[tuple[str, float, float, str]]] = {"forward": [], "backward": []}
-    for one in (one for own in by_rank for one in own if one.start_s < end_s):
-        kind, length_s = "forward" if one.kind == FORWARD else "backward", one.end_s - one.start_s
-        text = f"micro-batch {one.microbatch}, stage {one.stage}, {kind}: {format_s(length_s)}"
-        bars[kind].append((names[one.device], one.start_s, length_s, text))
+    drawn = (timed for rank_passes in by_rank for timed in rank_passes if timed.start_s < end_s)
+    for timed in drawn:
+        kind = "forward" if timed.kind == FORWARD else "backward"
+        length_s = timed.end_s - timed.start_s
+        text = f"micro-batch {timed.microbatch}, stage {timed.stage}, {kind}: {format_s(length_s)}"
+        bars[kind].append((names[timed.device], timed.start_s, length_s, text))
     rest_s = max(0.0, predicted.step_time_s - passes_end_s)
     if is_whole and rest_s:
         text = f"once per step, and sends: {format_s(rest_s)}"
@@ -57,8 +62,12 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
     styles = zip(bars.items(), ((BLUE, ""), (ORANGE, ""), (GREY, ".")), strict=False)
     worked_s = [
         [
-            sum(one.end_s - one.start_s for one in own if (one.kind == FORWARD) == side)
-            for own in by_rank
+            sum(
+                timed.end_s - timed.start_s
+                for timed in rank_passes
+                if (timed.kind == FORWARD) == side
+            )
+            for rank_passes in by_rank
         ]
         for side in (True, False)
     ]
@@ -74,14 +83,14 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
                 "type": "bar",
                 "orientation": "h",
                 "name": kind,
-                "y": [bar[0] for bar in own],
-                "base": [float(f"{bar[1]:.6g}") for bar in own],
-                "x": [float(f"{bar[2]:.6g}") for bar in own],
+                "y": [bar[0] for bar in kind_bars],
+                "base": [float(f"{bar[1]:.6g}") for bar in kind_bars],
+                "x": [float(f"{bar[2]:.6g}") for bar in kind_bars],
                 "marker": hatched(colour, shape),
-                "hovertext": [bar[3] for bar in own],
+                "hovertext": [bar[3] for bar in kind_bars],
                 "hoverinfo": "text",
             }
-            for (kind, own), (colour, shape) in styles
+            for (kind, kind_bars), (colour, shape) in styles
         ),
         layout=layout(
             x=time_axis("time", range=[0.0, end_s]),
@@ -95,13 +104,15 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
             rows=tuple(
                 (
                     word(name),
-                    number(len(own)),
+                    number(len(rank_passes)),
                     seconds(forward_s),
                     seconds(backward_s),
                     seconds(max(0.0, passes_end_s - forward_s - backward_s)),
                     seconds(rest_s),
                 )
-                for name, own, forward_s, backward_s in zip(names, by_rank, *worked_s, strict=True)
+                for name, rank_passes, forward_s, backward_s in zip(
+                    names, by_rank, *worked_s, strict=True
+                )
             ),
         ),
         height=150 + max(130, min(34 * ranks, 900)),

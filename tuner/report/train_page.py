@@ -234,27 +234,27 @@ def decision_facts(decision: TrainDecision) -> Iterator[tuple[str, str]]:
 
 def _placement(placement: StagePlacement) -> Iterator[tuple[str, str]]:
     """Yield which pool runs which stages, and what each pool would do by itself."""
-    runs = ((pool, list(run)) for pool, run in groupby(placement.stages, lambda one: one.pool))
+    runs = ((pool, list(run)) for pool, run in groupby(placement.stages, lambda stage: stage.pool))
     listed = (
         f"{format_counted(len(stages), 'stage')} of "
-        f"{'/'.join(dict.fromkeys(str(one.layers) for one in stages))} layers on {pool}"
+        f"{'/'.join(dict.fromkeys(str(stage.layers) for stage in stages))} layers on {pool}"
         for pool, stages in runs
     )
     yield "placement", ", then ".join(listed)
-    yield from (("single pool", _single_pool(one)) for one in placement.alone)
-    yield from (("node order", _node_order(one)) for one in placement.node_orders)
+    yield from (("single pool", _single_pool(baseline)) for baseline in placement.alone)
+    yield from (("node order", _node_order(node_order)) for node_order in placement.node_orders)
     for pool, devices in placement.unused_devices.items():
         yield "unused", f"{format_counted(devices, 'device')} of {pool}"
     yield from (("note", note) for note in placement.notes)
 
 
-def _single_pool(one: SinglePoolBaseline) -> str:
-    takes = "does not fit" if one.step_time_s is None else format_s(one.step_time_s)
-    chance = one.out_of_memory_probability
+def _single_pool(baseline: SinglePoolBaseline) -> str:
+    takes = "does not fit" if baseline.step_time_s is None else format_s(baseline.step_time_s)
+    chance = baseline.out_of_memory_probability
     if chance is not None:
         some_chance = "hardly any" if chance < HARDLY_ANY else format_ratio(chance)
         takes += f", {some_chance} chance of running out of memory"
-    return f"{one.pool}, {format_counted(one.devices, 'device')}: {takes}"
+    return f"{baseline.pool}, {format_counted(baseline.devices, 'device')}: {takes}"
 
 
 def _node_order(order: NodeOrder) -> str:
@@ -321,8 +321,8 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
     certificate, preferred = plan.certificate, plan.preferred
     least = "at least " if certificate.within_band_is_least else ""
     missing = tuple(
-        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.why}"
-        for one in plan.unlaunchable
+        f"{option.feature} would save {format_ratio(option.gain_ratio)} of a step; {option.why}"
+        for option in plan.unlaunchable
     )
     return Section(
         name="choice",
@@ -345,11 +345,11 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
                 *(
                     (
                         "runner-up",
-                        f"{short_decision(one.decision)}: a step takes "
-                        f"{format_times(one.ratio_band)} as long",
+                        f"{short_decision(alternative.decision)}: a step takes "
+                        f"{format_times(alternative.ratio_band)} as long",
                     )
-                    for one in plan.alternatives[:1]
-                    if one.ratio_band is not None
+                    for alternative in plan.alternatives[:1]
+                    if alternative.ratio_band is not None
                 ),
             ),
             Notes(notes=missing, counted_as="features not launchable") if missing else None,
@@ -386,9 +386,9 @@ def _relaxations(plan: Plan) -> Iterator[Section]:
 
 
 def _provenance(plan: Plan) -> Section:
-    own = plan.provenance
-    hashes = {f"profile of {pool}": sha for pool, sha in own.profile_sha256.items()}
-    hashes |= {f"links of {pool}": sha for pool, sha in own.links_sha256.items()}
-    outside = ", ".join(own.extrapolated)
+    provenance = plan.provenance
+    hashes = {f"profile of {pool}": sha for pool, sha in provenance.profile_sha256.items()}
+    hashes |= {f"links of {pool}": sha for pool, sha in provenance.links_sha256.items()}
+    outside = ", ".join(provenance.extrapolated)
     notes = (f"priced outside the measured range: {outside}",) if outside else ()
-    return provenance_section(own, hashes=hashes, notes=notes)
+    return provenance_section(provenance, hashes=hashes, notes=notes)

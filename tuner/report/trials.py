@@ -104,7 +104,9 @@ def _verdict(verified: Verified) -> NamedValues:
         measured = f"{_extrapolated_words(verified.winner_extrapolated)}, extrapolated"
     if all(trial.decision != verified.winner for trial in verified.trials):
         measured += "; no trial of it was launched, at full or smaller scale"
-    doubt = "noise" if all(one.scale is None for one in verified.trials) else "extrapolation error"
+    doubt = (
+        "noise" if all(trial.scale is None for trial in verified.trials) else "extrapolation error"
+    )
     tie, ratio = f" (a tie: less than the {doubt})" * verified.tie, verified.regret_ratio
     first = _first_choice(ratio, is_winner=ratio == 0.0, tie=tie)
     corrected = accuracy.recalibrated_median_ape
@@ -157,11 +159,11 @@ def _extrapolated_words(extrapolated: Extrapolated) -> str:
 
 def _extrapolations(verified: Verified) -> Iterator[tuple[str, str]]:
     """Yield the step times of jobs that were launched at a smaller scale only."""
-    smaller = [one for one in verified.trials if one.scale is not None]
-    smaller.sort(key=lambda one: (one.scale or one.decision).num_devices)
-    for decision, trial in {one.decision: one for one in smaller}.items():
+    smaller = [small_trial for small_trial in verified.trials if small_trial.scale is not None]
+    smaller.sort(key=lambda small_trial: (small_trial.scale or small_trial.decision).num_devices)
+    for decision, trial in {small_trial.decision: small_trial for small_trial in smaller}.items():
         if extrapolated := trial.extrapolated:
-            unseen = "".join(f"; not launched: {one}" for one in extrapolated.unseen)
+            unseen = "".join(f"; not launched: {difference}" for difference in extrapolated.unseen)
             yield (
                 "extrapolated",
                 f"{short_decision(decision)}: {_extrapolated_words(extrapolated)} (90 % error"
@@ -307,7 +309,7 @@ def verdict_words(verified: ServeVerified) -> str:
 def short_deployment(trial: ServeTrial) -> str:
     """Name a deployment in a few letters: `2 x 8 prefill + 1 x 16 decode`."""
     groups = trial.decision.instances
-    text = " + ".join(f"{one.count} x {one.devices} {one.role.value}" for one in groups)
+    text = " + ".join(f"{group.count} x {group.devices} {group.role.value}" for group in groups)
     # The roles identify these two modes only.
     is_named_by_roles = trial.decision.mode in ("aggregated", "disaggregated")
     return text if is_named_by_roles else f"{text} ({trial.decision.mode})"
@@ -316,9 +318,9 @@ def short_deployment(trial: ServeTrial) -> str:
 def _facts(verified: ServeVerified) -> Iterator[tuple[str, Cell]]:
     accuracy, factors = verified.accuracy, verified.factors
     yield "launched", number(len(verified.trials))
-    won = next((one for one in verified.trials if one.decision == verified.winner), None)
+    won = next((trial for trial in verified.trials if trial.decision == verified.winner), None)
     if won is None:
-        ran = any(one.runs for one in verified.trials)
+        ran = any(trial.runs for trial in verified.trials)
         nothing = "no deployment could be measured: nothing is verified"
         yield "winner", word("no launched deployment meets the SLO" if ran else nothing)
     else:

@@ -68,7 +68,9 @@ def figure_text(name: str, value: float) -> str:
 
 def why_sections(why: Why) -> tuple[Section, ...]:
     """Return what would change a plan, and the terms in which its runners-up differ."""
-    terms = (f"{one.decision}: {terms_words(one.terms_s)}" for one in why.rivals if one.terms_s)
+    terms = (
+        f"{rival.decision}: {terms_words(rival.terms_s)}" for rival in why.rivals if rival.terms_s
+    )
     listed = {
         "Runners-up, by the seconds in which they differ": bullets(terms, counted_as="runners-up"),
         "Notes on what-ifs": bullets(why.notes, counted_as="notes"),
@@ -85,8 +87,8 @@ def why_sections(why: Why) -> tuple[Section, ...]:
 
 def what_if_section(result: WhatIf) -> Section:
     """Return the outcome of every change, and first that of none, solved in the same way."""
-    solved = sum(one.status != "out_of_time" for one in result.outcomes)
-    total_s = sum(one.solve_s for one in result.outcomes)
+    solved = sum(outcome.status != "out_of_time" for outcome in result.outcomes)
+    total_s = sum(outcome.solve_s for outcome in result.outcomes)
     cases = (
         f"what-if: {format_counted(solved, 'case')} solved again in {format_s(total_s)} "
         f"(--time-limit {format_s(result.time_limit_s)} for their searches)"
@@ -115,40 +117,40 @@ def _table(result: WhatIf) -> Table:
         header=("limit", "result", "figures", "what changes"),
         rows=tuple(
             (
-                word(one.says or one.change or "as planned"),
-                _gain(one),
+                word(outcome.says or outcome.change or "as planned"),
+                _gain(outcome),
                 word(
                     ", ".join(
-                        f"{FIGURES[name]} {figure_text(name, one.figures[name])}"
+                        f"{FIGURES[name]} {figure_text(name, outcome.figures[name])}"
                         for name in SHOWN_FIGURES
-                        if name in one.figures
+                        if name in outcome.figures
                     )
                 ),
-                word(_what_changes(one)),
+                word(_what_changes(outcome)),
             )
-            for one in (result.base, *result.outcomes)
+            for outcome in (result.base, *result.outcomes)
         ),
     )
 
 
-def _gain(one: WhatIfOutcome) -> Cell:
-    gain = one.gain_ratio
-    if one.status in UNSOLVED or not one.change:
-        return word(UNSOLVED.get(one.status, one.status))
+def _gain(outcome: WhatIfOutcome) -> Cell:
+    gain = outcome.gain_ratio
+    if outcome.status in UNSOLVED or not outcome.change:
+        return word(UNSOLVED.get(outcome.status, outcome.status))
     if gain is None:
         return word("fits")
     if abs(gain) < NO_GAIN_RATIO:
         return word("no change")
-    grows = gain > 0 if one.objective in MORE_IS_BETTER else gain < 0
-    name = FIGURES.get(one.objective, one.objective)
+    grows = gain > 0 if outcome.objective in MORE_IS_BETTER else gain < 0
+    name = FIGURES.get(outcome.objective, outcome.objective)
     text = f"{'+' if grows else '-'}{format_ratio(abs(gain))} {name}"
     return Cell(text=text, value=gain)
 
 
-def _what_changes(one: WhatIfOutcome) -> str:
+def _what_changes(outcome: WhatIfOutcome) -> str:
     """Say how the decision differs, or why nothing fits."""
-    if not one.figures:
-        return one.reason
-    if one.change and one.gain_ratio is None:
-        return one.decision
-    return "; ".join((*one.decision_changes, *([IDLE] if IDLE in one.reason else [])))
+    if not outcome.figures:
+        return outcome.reason
+    if outcome.change and outcome.gain_ratio is None:
+        return outcome.decision
+    return "; ".join((*outcome.decision_changes, *([IDLE] if IDLE in outcome.reason else [])))

@@ -59,10 +59,10 @@ def by_layout(
         decision: of the plan, whose own layout is no alternative.
         runners_up: in any order; the fastest of its layout stands for it, the first of equals.
     """
-    fastest_first = sorted(runners_up, key=lambda one: one.predicted.step_time_s)
+    fastest_first = sorted(runners_up, key=lambda runner_up: runner_up.predicted.step_time_s)
     groups: dict[Layout, list[Alternative]] = {layout_of(decision): []}
-    for one in fastest_first:
-        groups.setdefault(layout_of(one.decision), []).append(one)
+    for alternative in fastest_first:
+        groups.setdefault(layout_of(alternative.decision), []).append(alternative)
     _own, *others = groups.values()
     firsts = {id(group[0]) for group in others}
     return {
@@ -70,23 +70,23 @@ def by_layout(
             group[0].model_copy(update={"num_variants": len(group) - 1}) for group in others
         ),
         "variants": tuple(
-            one.model_copy(update={"num_variants": 0})
-            for one in fastest_first
-            if id(one) not in firsts
+            runner_up.model_copy(update={"num_variants": 0})
+            for runner_up in fastest_first
+            if id(runner_up) not in firsts
         ),
     }
 
 
 def variants_of(layout: Layout, variants: Iterable[Alternative]) -> tuple[Alternative, ...]:
     """Return those of one layout."""
-    return tuple(one for one in variants if layout_of(one.decision) == layout)
+    return tuple(variant for variant in variants if layout_of(variant.decision) == layout)
 
 
-def variants_words(plan: Plan, one: Alternative) -> str:
+def variants_words(plan: Plan, alternative: Alternative) -> str:
     """Say how many variants an alternative has and their spread: `+3 within 0.4 %`."""
-    variants = variants_of(layout_of(one.decision), plan.variants)
+    variants = variants_of(layout_of(alternative.decision), plan.variants)
     if not variants:
         return ""
-    step_s = one.predicted.step_time_s
-    spread = max(abs(other.predicted.step_time_s / step_s - 1.0) for other in variants)
+    step_s = alternative.predicted.step_time_s
+    spread = max(abs(variant.predicted.step_time_s / step_s - 1.0) for variant in variants)
     return f"+{len(variants)} within {format_ratio(spread)}"

@@ -35,15 +35,17 @@ class Ratios:
     same_kernels: Band
     other_kernels: Band
 
-    def between(self, chosen: TrainDecision, other: TrainDecision, *, ratio: float) -> Band:
+    def between(self, chosen: TrainDecision, alternative: TrainDecision, *, ratio: float) -> Band:
         """Return what another's seconds over the chosen one's may measure.
 
         Args:
             chosen: the decision that is compared with.
-            other: the other one.
-            ratio: predicted seconds of the other over the chosen one's.
+            alternative: the decision compared with it.
+            ratio: predicted seconds of the alternative over the chosen one's.
         """
-        low, high = self.same_kernels if has_same_kernels(chosen, other) else self.other_kernels
+        low, high = (
+            self.same_kernels if has_same_kernels(chosen, alternative) else self.other_kernels
+        )
         return ratio * low, ratio * high
 
     def widened(self, factor: float) -> "Ratios":
@@ -64,10 +66,10 @@ def is_tie(band: Band) -> bool:
     return band[0] <= 1.0 <= band[1]
 
 
-def has_same_kernels(one: TrainDecision, other: TrainDecision) -> bool:
+def has_same_kernels(first: TrainDecision, second: TrainDecision) -> bool:
     """Return whether the layers of two decisions run the same kernels, in another arrangement."""
-    return set(one.chunks) == set(other.chunks) and all(
-        getattr(one, name) == getattr(other, name) for name in KERNEL_FIELDS
+    return set(first.chunks) == set(second.chunks) and all(
+        getattr(first, name) == getattr(second, name) for name in KERNEL_FIELDS
     )
 
 
@@ -118,8 +120,8 @@ def uniform_ratios(slower_ratio: float) -> Ratios:
 def widest(ratios: Sequence[Ratios]) -> Ratios:
     """Return the bands that contain all of some, for a step over heterogeneous machines."""
     return Ratios(
-        same_kernels=_hull([one.same_kernels for one in ratios]),
-        other_kernels=_hull([one.other_kernels for one in ratios]),
+        same_kernels=_hull([machine_ratios.same_kernels for machine_ratios in ratios]),
+        other_kernels=_hull([machine_ratios.other_kernels for machine_ratios in ratios]),
     )
 
 

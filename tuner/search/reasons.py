@@ -79,12 +79,12 @@ def unmeasured_links(
         )
 
 
-def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
+def why_lost(chosen: TrainPrediction, runner_up: TrainPrediction) -> str:
     """Name the cause that makes a runner-up slower than the chosen decision."""
-    slower_s = other.step_time_s - chosen.step_time_s
+    slower_s = runner_up.step_time_s - chosen.step_time_s
     by_cause = {
-        cause: other.breakdown_s.get(cause, 0.0) - chosen.breakdown_s.get(cause, 0.0)
-        for cause in sorted(other.breakdown_s.keys() | chosen.breakdown_s.keys())
+        cause: runner_up.breakdown_s.get(cause, 0.0) - chosen.breakdown_s.get(cause, 0.0)
+        for cause in sorted(runner_up.breakdown_s.keys() | chosen.breakdown_s.keys())
     }
     cause, extra_s = max(by_cause.items(), key=lambda item: item[1])
     if slower_s <= chosen.step_time_s * 1e-9:
@@ -99,7 +99,7 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
 
 def nearest_value(legal: Iterable[int], requested: Collection[int]) -> int:
     """Return the legal value next to any of those requested, the smallest of equals."""
-    return min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
+    return min(legal, key=lambda value: (min(abs(value - wanted) for wanted in requested), value))
 
 
 def nearest_batch(batch: int, divisors: Iterable[int]) -> int:
@@ -125,10 +125,10 @@ class MemoryOffer(NamedTuple):
 def memory_words(offers: Iterable[MemoryOffer]) -> str:
     """Say what a device must have in total, rounded up, so that the printed size suffices."""
     return "; ".join(
-        f"{format_bytes(printed_bytes(one.needed_bytes))} per device"
-        f"{f' of pool {one.pool!r}' if one.pool else ''} instead of "
-        f"{format_bytes(int(one.has_bytes))}"
-        for one in offers
+        f"{format_bytes(printed_bytes(offer.needed_bytes))} per device"
+        f"{f' of pool {offer.pool!r}' if offer.pool else ''} instead of "
+        f"{format_bytes(int(offer.has_bytes))}"
+        for offer in offers
     )
 
 

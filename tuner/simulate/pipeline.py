@@ -221,7 +221,7 @@ def _turns(pipeline: Pipeline, *, turn: int) -> npt.NDArray[np.float64]:
     finish_s = []
     for device, order in enumerate(orders):
         for kind, first in ((FORWARD, _warmup(pipeline, device)), (BACKWARD, 0)):
-            every = [done_s[kind][stage][j] for own, stage, j in order if own == kind]
+            every = [done_s[kind][stage][j] for pass_kind, stage, j in order if pass_kind == kind]
             finish_s.append(np.reshape(every[first : first + turns * pairs], (turns, pairs)))
     return np.hstack(finish_s)[turns // 2 :]
 

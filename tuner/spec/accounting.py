@@ -224,10 +224,10 @@ def mixer_parameters(
         return 0
     around = model.hidden_size + connection_parameters(model)
     if mixer is Mixer.ATTENTION or model.linear is None:
-        own = compressor_parameters(compressor, **_compressor_sizes(model))
+        extra = compressor_parameters(compressor, **_compressor_sizes(model))
         if shares_index:
-            own -= _indexer_parameters(model)
-        return attention_parameters(model) + own + around
+            extra -= _indexer_parameters(model)
+        return attention_parameters(model) + extra + around
     return linear_parameters(model.linear, hidden=model.hidden_size) + around
 
 
@@ -250,9 +250,11 @@ def layer_parameters(model: ModelSpec, layer: int) -> int:
 
 def num_parameters(model: ModelSpec) -> int:
     """Count the model as `transformers` builds it, without multi-token prediction."""
-    layers = sum(count * _one_layer(model, own) for own, count in Counter(model.each_layer).items())
-    other = embedding_parameters(model) + head_parameters(model) + final_norm_parameters(model)
-    return layers + other + stream_head_parameters(model)
+    layers = sum(
+        count * _one_layer(model, layer) for layer, count in Counter(model.each_layer).items()
+    )
+    rest = embedding_parameters(model) + head_parameters(model) + final_norm_parameters(model)
+    return layers + rest + stream_head_parameters(model)
 
 
 def active_parameters(model: ModelSpec) -> int:
@@ -296,17 +298,17 @@ def attention_core_flop_per_token(
     if windowed and attention.window_is_chunk and window is not None:
         sequence_length, window = min(sequence_length, window), None
     if attention.indexer is not None:
-        own = attention.indexer
+        indexer = attention.indexer
         pairs = attended_tokens(sequence_length=sequence_length, window=None)
-        scores = 0.0 if shares_index else 2 * own.num_heads * own.head_dim * pairs
-        window = own.top_k
+        scores = 0.0 if shares_index else 2 * indexer.num_heads * indexer.head_dim * pairs
+        window = indexer.top_k
     tokens = attended_tokens(sequence_length=sequence_length, window=window)
     if compressor is not None:
         tokens += compressor.mean_kept(sequence_length)
         if compressor.indexer is not None:
-            own, every = compressor.indexer, float("inf")
-            pairs = mean_entries(sequence_length, ratio=compressor.ratio, most=every)
-            scores = 2 * own.num_heads * own.head_dim * pairs
+            indexer, every = compressor.indexer, float("inf")
+            pairs = mean_entries(sequence_length, ratio=compressor.ratio, limit=every)
+            scores = 2 * indexer.num_heads * indexer.head_dim * pairs
     width = attention.head_dim + attention.value_head_dim
     return 2 * attention.num_heads * width * tokens + scores
 
@@ -424,10 +426,10 @@ def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
 
 def _indexer_parameters(model: ModelSpec) -> int:
     """Count an indexer over tokens: its matrices, and the weights and biases of its key's norm."""
-    own = model.attention.indexer
+    indexer = model.attention.indexer
     rank = model.attention.q_lora_rank or 0
-    norm = 0 if own is None else 2 * own.head_dim
-    return norm + indexer_weights(own, query_rank=rank, hidden=model.hidden_size)
+    norm = 0 if indexer is None else 2 * indexer.head_dim
+    return norm + indexer_weights(indexer, query_rank=rank, hidden=model.hidden_size)
 
 
 def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
@@ -441,9 +443,10 @@ def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
     attention = model.attention
     if attention.kind == "shared_kv":
         return bytes_per_element * sum(
-            (attention.head_dim + (one.indexer.head_dim if one.indexer else 0)) / one.ratio
-            for one in model.compressor_by_layer
-            if one is not None
+            (attention.head_dim + (compressor.indexer.head_dim if compressor.indexer else 0))
+            / compressor.ratio
+            for compressor in model.compressor_by_layer
+            if compressor is not None
         )
     if attention.kind == "mla":
         elements = attention.kv_lora_rank + attention.qk_rope_head_dim
@@ -465,19 +468,19 @@ def state_bytes_per_sequence(
     """
     total = 0.0
     if model.linear is not None:
-        own = model.linear
-        layer = own.state_elements * state_bytes + own.conv_state_elements * conv_bytes
+        linear = model.linear
+        layer = linear.state_elements * state_bytes + linear.conv_state_elements * conv_bytes
         total += model.num_linear_layers * layer
     return total + state_bytes * sum(
-        one.state_elements(model.attention.head_dim)
-        for one in model.compressor_by_layer
-        if one is not None
+        compressor.state_elements(model.attention.head_dim)
+        for compressor in model.compressor_by_layer
+        if compressor is not None
     )
 
 
-def _one_layer(model: ModelSpec, own: Layer) -> int:
-    mixer = mixer_parameters(model, own.mixer, own.compressor, shares_index=own.shares_index)
-    return mixer + network_parameters(model, own.network)
+def _one_layer(model: ModelSpec, layer: Layer) -> int:
+    mixer = mixer_parameters(model, layer.mixer, layer.compressor, shares_index=layer.shares_index)
+    return mixer + network_parameters(model, layer.network)
 
 
 def _compressor_sizes(model: ModelSpec) -> dict[str, int]:

@@ -115,10 +115,10 @@ class Pool(Record):
         return self
 
     def _nearest_domain(self) -> int:
-        each = self.devices_per_node
-        parts = [n for n in range(1, each + 1) if each % n == 0]
-        near = self.domain // each * each
-        whole = [n for n in (near, near + each) if 0 < n <= self.num_devices]
+        per_node = self.devices_per_node
+        parts = [n for n in range(1, per_node + 1) if per_node % n == 0]
+        near = self.domain // per_node * per_node
+        whole = [n for n in (near, near + per_node) if 0 < n <= self.num_devices]
         return min((*parts, *whole), key=lambda n: (abs(n - self.domain), n))
 
     @property
@@ -153,14 +153,16 @@ class Pool(Record):
         A pool with a profile alone has the domain of a machine. A datasheet's domain of a whole
         server is the pool's server, whatever its cards.
         """
-        own, sheet = self.devices_per_node, self._sheet_or_none
+        per_node, sheet = self.devices_per_node, self._sheet_or_none
         if self.scale_up_domain is not None or sheet is None:
-            return self.scale_up_domain or own
+            return self.scale_up_domain or per_node
         if sheet.scale_up_domain > sheet.devices_per_node:
-            return max(min(sheet.scale_up_domain, self.num_devices) // own, 1) * own
+            return max(min(sheet.scale_up_domain, self.num_devices) // per_node, 1) * per_node
         if sheet.scale_up_domain == sheet.devices_per_node:
-            return own
-        return next(n for n in range(min(sheet.scale_up_domain, own), 0, -1) if own % n == 0)
+            return per_node
+        return next(
+            n for n in range(min(sheet.scale_up_domain, per_node), 0, -1) if per_node % n == 0
+        )
 
     @property
     def _sheet_or_none(self) -> Datasheet | None:

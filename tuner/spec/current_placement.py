@@ -58,15 +58,15 @@ def read_placement(
             " share evenly; the current placement must have the planned number of ranks"
         )
     for layer, row in zip(layer_ids, expert_LS, strict=True):
-        absent = next((one for one in range(num_experts) if one not in row), None)
+        absent = next((expert for expert in range(num_experts) if expert not in row), None)
         if absent is not None:
             raise SpecError(
                 f"{source}: layer {layer}: no expert {absent}; every one of 0..{num_experts - 1}"
                 " needs a slot"
             )
     if slots != ranks.num_slots:
-        each = slots // ranks.num_ranks
-        ranks = replace(ranks, slots_G=np.full(ranks.num_ranks, each, dtype=np.int64))
+        slots_per_rank = slots // ranks.num_ranks
+        ranks = replace(ranks, slots_G=np.full(ranks.num_ranks, slots_per_rank, dtype=np.int64))
     return Placement(expert_LS=expert_LS), ranks
 
 

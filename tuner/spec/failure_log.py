@@ -231,8 +231,8 @@ def _observed(
         )
     # Failures of devices alone have no rate of machines.
     of_devices = set(counts) == {"device"}
-    each = 1 if of_devices else _devices_per_node(stated, source)
-    nodes = math.ceil(stated.devices / each)
+    devices_per_node = 1 if of_devices else _devices_per_node(stated, source)
+    nodes = math.ceil(stated.devices / devices_per_node)
     return FailureLog(
         counts=counts,
         device_s=stated.devices * period,

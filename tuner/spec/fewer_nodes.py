@@ -37,11 +37,11 @@ def with_fewer_nodes(spec: Spec, fewer: FewerNodesSpec) -> Spec:
     smaller = spec.cluster.pools[0].model_copy(update={"link_matrix": None})
     stated = spec.goal.reliability
     assert stated is not None
-    own = stated.model_copy(update={"without_spare": "wait"})
+    reliability = stated.model_copy(update={"without_spare": "wait"})
     return spec.model_copy(
         update={
             "cluster": spec.cluster.model_copy(update={"pools": (smaller,)}),
-            "goal": spec.goal.model_copy(update={"reliability": own}),
+            "goal": spec.goal.model_copy(update={"reliability": reliability}),
             "search": spec.search.model_copy(update=dict(fewer.limits)),
         }
     )
@@ -55,8 +55,10 @@ def with_levels(spec: Spec, levels: tuple[str, ...]) -> Spec:
     if levels == ONE_LEVEL:
         update |= {**dict.fromkeys(_OF_HOSTS), "replicas": "auto"}
     checkpoint = stated.checkpoint.model_copy(update=update)
-    own = stated.model_copy(update={"checkpoint": checkpoint})
-    return spec.model_copy(update={"goal": spec.goal.model_copy(update={"reliability": own})})
+    reliability = stated.model_copy(update={"checkpoint": checkpoint})
+    return spec.model_copy(
+        update={"goal": spec.goal.model_copy(update={"reliability": reliability})}
+    )
 
 
 def fewer_nodes_yaml(spec: Spec, fewer: FewerNodesSpec) -> bytes:

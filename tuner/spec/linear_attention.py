@@ -189,15 +189,15 @@ LINEAR_KINDS: Final[Mapping[LinearName, LinearKind]] = {
 
 def linear_weights(attention: LinearAttention, *, hidden: int) -> int:
     """Count the matrices of one block."""
-    own = LINEAR_KINDS[attention.kind].projections(attention)
-    second = own.low_rank * own.low_rank_outputs
-    return hidden * own.inputs + second + attention.value_dim * hidden
+    projections = LINEAR_KINDS[attention.kind].projections(attention)
+    second = projections.low_rank * projections.low_rank_outputs
+    return hidden * projections.inputs + second + attention.value_dim * hidden
 
 
 def linear_parameters(attention: LinearAttention, *, hidden: int) -> int:
     """Count one block: matrices, biases, convolution, decays and norms."""
-    own = LINEAR_KINDS[attention.kind].projections(attention)
-    biases = own.inputs + hidden if attention.projection_bias else 0
+    projections = LINEAR_KINDS[attention.kind].projections(attention)
+    biases = projections.inputs + hidden if attention.projection_bias else 0
     vectors = LINEAR_KINDS[attention.kind].vectors(attention)
     return linear_weights(attention, hidden=hidden) + vectors + biases
 

@@ -68,14 +68,14 @@ def smallest_lp_misfit(*, num_slots: int, num_experts: int, ranks: int) -> str |
 
 
 def _misfit(constraints: int, variables: int) -> str | None:
-    for need, most, what in (
+    for need, limit, what in (
         (checked_bytes(constraints, variables), BUDGET_BYTES, "its check allows"),
         (launched_bytes(constraints, variables), BLOCK_BYTES, "a thread block has"),
     ):
-        if need > most:
+        if need > limit:
             return (
                 f"needs {need / 1024:.1f} KiB of shared memory for a layer's linear program"
                 f" ({constraints} constraints, {variables} variables), and {what}"
-                f" {most / 1024:.1f} KiB"
+                f" {limit / 1024:.1f} KiB"
             )
     return None

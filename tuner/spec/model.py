@@ -142,7 +142,7 @@ class Attention(Record):
             raise ValueError(
                 f"num_heads {self.num_heads} % output_groups {self.output_groups} != 0"
             )
-        if len({one.ratio for one in self.compressors}) < len(self.compressors):
+        if len({compressor.ratio for compressor in self.compressors}) < len(self.compressors):
             raise ValueError("compressors must have different ratios")
         return self
 
@@ -153,7 +153,9 @@ class Attention(Record):
 
     def compressor(self, ratio: int) -> Compressor | None:
         """Return the compressor of that ratio; None of 0."""
-        return next((one for one in self.compressors if one.ratio == ratio), None)
+        return next(
+            (compressor for compressor in self.compressors if compressor.ratio == ratio), None
+        )
 
 
 class Moe(Record):
@@ -400,8 +402,8 @@ class ModelSpec(Record):
     @property
     def num_indexers(self) -> int:
         """Layers with an indexer of their own over tokens."""
-        own = 0 if self.attention.indexer is None else self.num_attention_layers
-        return own - sum(self.shared_indexers)
+        indexers = 0 if self.attention.indexer is None else self.num_attention_layers
+        return indexers - sum(self.shared_indexers)
 
     @property
     def num_linear_layers(self) -> int:

@@ -25,12 +25,14 @@ def with_node_numbers(spec: Spec, numbers: NodeNumbers) -> Spec:
     (pool,) = spec.cluster.pools
     stated = spec.goal.reliability
     assert stated is not None
-    own = stated.model_copy(update={"spare_nodes": numbers.spare_nodes, "objective": GOODPUT})
+    reliability = stated.model_copy(
+        update={"spare_nodes": numbers.spare_nodes, "objective": GOODPUT}
+    )
     pools = (pool.model_copy(update={"nodes": numbers.nodes}),)
     return spec.model_copy(
         update={
             "cluster": spec.cluster.model_copy(update={"pools": pools}),
-            "goal": spec.goal.model_copy(update={"reliability": own}),
+            "goal": spec.goal.model_copy(update={"reliability": reliability}),
         }
     )
 

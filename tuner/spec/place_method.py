@@ -48,5 +48,5 @@ def method_refusal(method: Method, objective: str) -> str | None:
     served = [name for name, methods in METHODS.items() if method in methods]
     return (
         f"method {method.value!r} does not serve objective {objective} but {' and '.join(served)};"
-        f" take {', '.join(one.value for one in legal)}"
+        f" take {', '.join(option.value for option in legal)}"
     )

@@ -91,7 +91,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
             f"emit: {unknown!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
         )
     goal = _on_machines(file, source)
-    recordings = {one.name: read_recording(one.path) for one in goal.workloads}
+    recordings = {workload.name: read_recording(workload.path) for workload in goal.workloads}
     model = None if file.model is None else read_model(file.model)
     first = next(iter(recordings.values()))
     layers, experts = first.layer_ids, first.num_experts
@@ -228,7 +228,7 @@ def _ranks(goal: PlaceGoal, *, experts: int, source: str) -> Ranks:
     speeds = goal.rank_speeds or (1.0,)
     if goal.slots_per_rank is None and total % goal.ranks:
         below = total // goal.ranks * goal.ranks - experts
-        legal = " and ".join(str(one) for one in (below, below + goal.ranks) if one >= 0)
+        legal = " and ".join(str(number) for number in (below, below + goal.ranks) if number >= 0)
         raise SpecError(
             f"{source}: goal.redundant_experts: {redundant} makes {total} slots, which"
             f" {goal.ranks} ranks cannot share evenly; the nearest legal: {legal}"

@@ -22,12 +22,12 @@ def check_recordings(
     if model is not None and model.moe is not None:
         stated["experts a token"] = (model.name, model.moe.top_k)
         stated["decoder layers"] = (model.name, model.num_layers)
-    first_name, first_one = next(iter(recordings.items()))
-    for name, one in recordings.items():
+    first_name, first_recording = next(iter(recordings.items()))
+    for name, recording in recordings.items():
         facts = {
-            "experts": one.num_experts,
-            "experts a token": one.top_k,
-            "decoder layers": one.num_decoder_layers,
+            "experts": recording.num_experts,
+            "experts a token": recording.top_k,
+            "decoder layers": recording.num_decoder_layers,
         }
         for what, value in facts.items():
             whose, first = stated.setdefault(what, (repr(name), value)) if value else ("", None)
@@ -36,17 +36,18 @@ def check_recordings(
                     f"{source}: goal.workloads: {name!r} has {value} {what}, {whose} has {first};"
                     " workloads of one plan must be of one model"
                 )
-        single = sorted(set(one.layer_ids) ^ set(first_one.layer_ids))
+        single = sorted(set(recording.layer_ids) ^ set(first_recording.layer_ids))
         if single:
             raise SpecError(
-                f"{source}: goal.workloads: {name!r} has layers {_shown_layers(one.layer_ids)},"
-                f" {first_name!r} has {_shown_layers(first_one.layer_ids)}; layer {single[0]} is in"
-                " one of them only; record the same layers"
+                f"{source}: goal.workloads: {name!r} has layers"
+                f" {_shown_layers(recording.layer_ids)}, {first_name!r} has"
+                f" {_shown_layers(first_recording.layer_ids)}; layer {single[0]} is in one of them"
+                " only; record the same layers"
             )
     if model is not None:
         return model.num_layers
     layer_ids = next(iter(recordings.values())).layer_ids
-    known = (one.num_decoder_layers for one in recordings.values())
+    known = (recording.num_decoder_layers for recording in recordings.values())
     all_recorded = len(layer_ids) if layer_ids == tuple(range(len(layer_ids))) else None
     return next(filter(None, known), all_recorded)
 

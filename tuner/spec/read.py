@@ -81,10 +81,10 @@ def _with_failures(
             f"{source}: goal.reliability: the log says how often devices and machines fail; leave"
             " out device_mtbf, node_mtbf, nodes_lost and process_mtbf"
         )
-    own, sizes = stated.log, {pool.devices_per_node for pool in cluster.pools}
-    if own.devices_per_node is None and len(sizes) == 1:
-        own = own.model_copy(update={"devices_per_node": sizes.pop()})
-    log = read_failure_log(own)
+    stated_log, sizes = stated.log, {pool.devices_per_node for pool in cluster.pools}
+    if stated_log.devices_per_node is None and len(sizes) == 1:
+        stated_log = stated_log.model_copy(update={"devices_per_node": sizes.pop()})
+    log = read_failure_log(stated_log)
     rates = {
         "device_mtbf": log.device_mtbf_s,
         "node_mtbf": log.node_mtbf_s,

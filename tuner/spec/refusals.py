@@ -41,7 +41,7 @@ def _broken(target: Capabilities, model: ModelSpec, decision: TrainDecision) -> 
     said = list(_rules(target, model, decision))
     yield from said
     present = features(model)
-    for restriction in sorted(target.restrictions, key=lambda one: one.feature):
+    for restriction in sorted(target.restrictions, key=lambda rule: rule.feature):
         if restriction.feature not in present:
             continue
         narrower = _rules(restrict(target, restriction.limits), model, decision)

@@ -71,20 +71,20 @@ class Compressor(Record):
 
     def mean_kept(self, sequence: _Numbers) -> _Numbers:
         """Entries that a query attends to, averaged over the positions of a sequence."""
-        return mean_entries(sequence, ratio=self.ratio, most=self._most)
+        return mean_entries(sequence, ratio=self.ratio, limit=self._most)
 
     @property
     def _most(self) -> float:
         return float("inf") if self.indexer is None else self.indexer.top_k
 
 
-def mean_entries(sequence: _Numbers, *, ratio: _Numbers, most: _Numbers) -> _Numbers:
+def mean_entries(sequence: _Numbers, *, ratio: _Numbers, limit: _Numbers) -> _Numbers:
     """Entries that end before a query and that it attends to, averaged over its positions.
 
-    Position t of 1..S has t // r entries. Entry j of m = min(most, S // r) is seen from position
+    Position t of 1..S has t // r entries. Entry j of m = min(limit, S // r) is seen from position
     r j on, so that the sum is m (S + 1) - r m (m + 1) / 2. Of numbers or of arrays.
     """
-    seen = np.minimum(sequence // ratio, most)
+    seen = np.minimum(sequence // ratio, limit)
     return seen * (sequence + 1 - ratio * (seen + 1) / 2) / sequence
 
 
@@ -108,12 +108,12 @@ def compressor_weights(
     """Count the matrices of a compressor: 2 s h d, and 2 s h d_i + q n_i d_i + h n_i to pick."""
     if compressor is None:
         return 0
-    own = compressor.indexer
+    indexer = compressor.indexer
     merged = hidden * compressor.outputs(head_dim)
-    if own is None:
+    if indexer is None:
         return merged
-    keys = hidden * compressor.outputs(own.head_dim)
-    return merged + keys + _scorer_weights(own, query_rank=query_rank, hidden=hidden)
+    keys = hidden * compressor.outputs(indexer.head_dim)
+    return merged + keys + _scorer_weights(indexer, query_rank=query_rank, hidden=hidden)
 
 
 def compressor_parameters(

@@ -37,12 +37,12 @@ class SpecFile(Record):
         stated = self.goal.reliability
         copies = None if stated is None else stated.checkpoint.host_memory
         for pool in self.cluster.pools:
-            most = pool.host_limit_bytes(None)
-            if copies is not None and most is not None and copies > most:
+            limit_bytes = pool.host_limit_bytes(None)
+            if copies is not None and limit_bytes is not None and copies > limit_bytes:
                 raise ValueError(
                     f"goal.reliability.checkpoint.host_memory {format_bytes(copies)} is more than"
-                    f" the {format_bytes(most)} that cluster.pools.{pool.name}.host leaves, which"
-                    " is its name now; leave host_memory out"
+                    f" the {format_bytes(limit_bytes)} that cluster.pools.{pool.name}.host leaves,"
+                    " which is its name now; leave host_memory out"
                 )
         return self
 

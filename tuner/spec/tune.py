@@ -204,25 +204,25 @@ def linear_matrices(model: ModelSpec) -> dict[str, Matrix]:
 
     Source: models/nemotron_h, qwen3_next, qwen3_5_moe and kimi_linear of transformers 5.24.
     """
-    own, hidden = model.linear, model.hidden_size
-    if own is None:
+    linear, hidden = model.linear, model.hidden_size
+    if linear is None:
         return {}
-    keys, values, heads = own.key_dim, own.value_dim, own.num_value_heads
-    if own.kind is LinearName.KDA:
-        rank = LINEAR_KINDS[own.kind].projections(own).low_rank
+    keys, values, heads = linear.key_dim, linear.value_dim, linear.num_value_heads
+    if linear.kind is LinearName.KDA:
+        rank = LINEAR_KINDS[linear.kind].projections(linear).low_rank
         widths = (keys, keys, values, heads, rank, keys, rank, values, hidden)
         second = {"f_b_proj": rank, "g_b_proj": rank, "o_proj": values}
         return {
             name: Matrix(second.get(name, hidden), outputs)
             for name, outputs in zip(KDA_PROJECTIONS, widths, strict=True)
         }
-    inputs = LINEAR_KINDS[own.kind].projections(own).inputs
-    if own.kind is LinearName.MAMBA2:
+    inputs = LINEAR_KINDS[linear.kind].projections(linear).inputs
+    if linear.kind is LinearName.MAMBA2:
         into = {"in_proj": inputs}
     elif model.architecture.startswith("Qwen3Next"):
-        into = dict(zip(JOINED_INPUTS, (own.conv_channels + values, 2 * heads), strict=True))
+        into = dict(zip(JOINED_INPUTS, (linear.conv_channels + values, 2 * heads), strict=True))
     else:
-        into = dict(zip(SPLIT_INPUTS, (own.conv_channels, values, heads, heads), strict=True))
+        into = dict(zip(SPLIT_INPUTS, (linear.conv_channels, values, heads, heads), strict=True))
     read = {name: Matrix(hidden, outputs) for name, outputs in into.items()}
     return read | {"out_proj": Matrix(values, hidden)}
 
@@ -237,25 +237,28 @@ def _members(target: str, present: Collection[str]) -> tuple[str, ...]:
 
 
 def _attention(model: ModelSpec) -> Iterator[tuple[str, Matrix]]:
-    own, hidden = model.attention, model.hidden_size
+    attention, hidden = model.attention, model.hidden_size
     if not model.num_attention_layers:
         return
-    queries = own.num_heads * own.head_dim
-    outputs = own.num_heads * own.value_head_dim
-    if own.kind == "gqa":
-        kept = own.num_kv_heads * own.head_dim
-        yield "q_proj", Matrix(hidden, queries * (2 if own.has_output_gate else 1))
+    queries = attention.num_heads * attention.head_dim
+    outputs = attention.num_heads * attention.value_head_dim
+    if attention.kind == "gqa":
+        kept = attention.num_kv_heads * attention.head_dim
+        yield "q_proj", Matrix(hidden, queries * (2 if attention.has_output_gate else 1))
         yield "k_proj", Matrix(hidden, kept)
         yield "v_proj", Matrix(hidden, kept)
     else:
-        if own.q_lora_rank is None:
+        if attention.q_lora_rank is None:
             yield "q_proj", Matrix(hidden, queries)
         else:
-            yield "q_a_proj", Matrix(hidden, own.q_lora_rank)
-            yield "q_b_proj", Matrix(own.q_lora_rank, queries)
-        up = own.num_heads * (own.qk_nope_head_dim + own.v_head_dim)
-        yield "kv_a_proj_with_mqa", Matrix(hidden, own.kv_lora_rank + own.qk_rope_head_dim)
-        yield "kv_b_proj", Matrix(own.kv_lora_rank, up)
+            yield "q_a_proj", Matrix(hidden, attention.q_lora_rank)
+            yield "q_b_proj", Matrix(attention.q_lora_rank, queries)
+        up = attention.num_heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+        yield (
+            "kv_a_proj_with_mqa",
+            Matrix(hidden, attention.kv_lora_rank + attention.qk_rope_head_dim),
+        )
+        yield "kv_b_proj", Matrix(attention.kv_lora_rank, up)
     yield "o_proj", Matrix(outputs, hidden)
 
 

@@ -362,7 +362,7 @@ def trial_values(launch: Launch, *, names: frozenset[str]) -> dict[str, tuple[st
     folder = launch.folder.resolve()
     emitted = [folder / "launch" / program for program in programs(launch.plan.emit)]
     needed = {
-        placeholder: next((one / name for one in emitted if (one / name).is_file()), None)
+        placeholder: next((base / name for base in emitted if (base / name).is_file()), None)
         for placeholder, name in FILES.items()
     }
     for name in sorted(names & needed.keys()):
@@ -406,9 +406,9 @@ def _megatron_args(file: Path | None) -> tuple[str, ...]:
 
 def _free_port() -> int:
     """Return a port that is free now."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 

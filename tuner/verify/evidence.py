@@ -70,7 +70,7 @@ def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
 
 def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> float | None:
     """Predict a trial with factors fitted to other trials; None if there are too few."""
-    ran = [other for other in others if other.status == "ok" and other.number != trial.number]
+    ran = [record for record in others if record.status == "ok" and record.number != trial.number]
     if len(ran) < MIN_TRIALS:
         return None
     return corrected_step_s(trial, factors(ran))
@@ -122,7 +122,7 @@ def ape(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
 def median_if_all(values: Iterable[float | None]) -> float | None:
     """Return the median of values; None if there is none, or one is unknown."""
     listed = list(values)
-    known = [one for one in listed if one is not None]
+    known = [value for value in listed if value is not None]
     return statistics.median(known) if known and len(known) == len(listed) else None
 
 
@@ -150,7 +150,7 @@ def is_tie(first: Sequence[float], second: Sequence[float]) -> bool:
 
 def slower_than(records: Sequence[TrialRecord]) -> Callable[[Sequence[float]], str]:
     """Return the test that ends a trial which can no longer become the fastest."""
-    ran = [one for one in records if one.status == "ok"]
+    ran = [record for record in records if record.status == "ok"]
     best = min(ran, key=measured_s, default=None)
 
     def hopeless(steps_s: Sequence[float]) -> str:

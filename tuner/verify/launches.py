@@ -86,10 +86,10 @@ class TrialJobs:
 
     def fewest_devices(self) -> int | None:
         """Return the smallest number of devices on which some decision has a job, if any."""
-        fewest = min((one.num_devices for one in self.space.points()), default=None)
-        for one in self.space.points():
+        fewest = min((decision.num_devices for decision in self.space.points()), default=None)
+        for decision in self.space.points():
             while fewest is not None and (
-                job := next(self._smaller(one, most_devices=fewest - 1), None)
+                job := next(self._smaller(decision, most_devices=fewest - 1), None)
             ):
                 fewest = job.num_devices
         return fewest
@@ -162,7 +162,7 @@ def start_training(
             f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
             " one release of moetune everywhere"
         )
-    whole = [one for one in records if one.scale is None]
+    whole = [record for record in records if record.scale is None]
     request = build_launch(
         job,
         timed_steps=steps,
@@ -260,7 +260,9 @@ def engine_of(plan: Plan) -> str:
 def _activations(decision: TrainDecision, report: StepReport) -> tuple[int, ...]:
     """The peak over the devices of each pipeline rank."""
     per_stage = decision.num_devices // decision.pipeline_model_parallel_size
-    by_rank = [memory.activations for memory in sorted(report.memory, key=lambda one: one.rank)]
+    by_rank = [
+        memory.activations for memory in sorted(report.memory, key=lambda device: device.rank)
+    ]
     return tuple(
         max(by_rank[first : first + per_stage]) for first in range(0, len(by_rank), per_stage)
     )

@@ -92,8 +92,8 @@ def stop_notes(
         earlier: numbers of the trials of earlier calls.
         trials: the requested number.
     """
-    failures = identical_failures([one for one in records if one.number not in earlier])
-    left = trials - sum(one.origin != "repeat" for one in records)
+    failures = identical_failures([record for record in records if record.number not in earlier])
+    left = trials - sum(record.origin != "repeat" for record in records)
     if not failures or left < 1:
         return ()
     return (
@@ -148,7 +148,7 @@ def run_trials(
                 running[threads.submit(start(next_step, study.records))] = next_step
             elif running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                first = min(done, key=lambda one: running[one].number)
+                first = min(done, key=lambda future: running[future].number)
                 proposal, record = running.pop(first), first.result()
                 if study.record(proposal, record):
                     ended(record)
@@ -166,16 +166,16 @@ def _requests(
     earlier: Collection[int],
 ) -> list[LaunchRequest[Decision]]:
     """Return what to launch next, best first."""
-    if identical_failures([one for one in progress.records if one.number not in earlier]):
+    if identical_failures([record for record in progress.records if record.number not in earlier]):
         return []
-    begun = sum(one.origin != "repeat" for one in progress.records) + len(progress.open)
+    begun = sum(record.origin != "repeat" for record in progress.records) + len(progress.open)
     if begun >= trials:
         return []
     among = affordable(progress)
     retries = [
-        one
-        for one in _retries(progress, earlier)
-        if among is None or (one.decision, one.scale) in among.items()
+        retry
+        for retry in _retries(progress, earlier)
+        if among is None or (retry.decision, retry.scale) in among.items()
     ]
     return [*retries, LaunchRequest(among=among)]
 
@@ -184,13 +184,13 @@ def _retries(
     progress: "StudySnapshot[Decision, AnyRecord]", earlier: Collection[int]
 ) -> list[LaunchRequest[Decision]]:
     """Return the identical failures of an earlier call, to retry each once."""
-    failed = identical_failures([one for one in progress.records if one.number in earlier])
-    last = max((one.number for one in failed), default=-1)
-    begun = [one.job for one in progress.records if one.number > last]
-    begun += [one.job for one in progress.open]
+    failed = identical_failures([record for record in progress.records if record.number in earlier])
+    last = max((record.number for record in failed), default=-1)
+    begun = [record.job for record in progress.records if record.number > last]
+    begun += [proposal.job for proposal in progress.open]
     return [
         LaunchRequest(decision=decision, scale=scale)
-        for decision, scale in dict.fromkeys(one.job for one in failed)
+        for decision, scale in dict.fromkeys(record.job for record in failed)
         if (decision, scale) not in begun
     ]
 

@@ -59,8 +59,8 @@ class PriorSampler(optuna.samplers.BaseSampler):
 
     def __init__(self, points: Sequence[PricedPoint], *, errors: Sequence[float]) -> None:
         self._errors = errors
-        self._logs = np.log([one.predicted for one in points])
-        self._shared = _shared_knobs([one.knobs for one in points])
+        self._logs = np.log([point.predicted for point in points])
+        self._shared = _shared_knobs([point.knobs for point in points])
         self.space: dict[str, BaseDistribution] = {
             POINT: CategoricalDistribution(tuple(range(len(points))))
         }
@@ -82,14 +82,14 @@ class PriorSampler(optuna.samplers.BaseSampler):
         Raises:
             LookupError: every point has a trial.
         """
-        others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+        others = [peer for peer in study.get_trials(deepcopy=False) if peer.number != trial.number]
         measured = {
-            one.params[POINT]: one.user_attrs[METRICS]
-            for one in others
-            if METRICS in one.user_attrs
+            peer.params[POINT]: peer.user_attrs[METRICS]
+            for peer in others
+            if METRICS in peer.user_attrs
         }
-        running = {one.params[POINT] for one in others if one.state is TrialState.RUNNING}
-        taken = {one.params[POINT] for one in others}
+        running = {peer.params[POINT] for peer in others if peer.state is TrialState.RUNNING}
+        taken = {peer.params[POINT] for peer in others}
         return {POINT: self.choose(measured, running=running, taken=taken)}
 
     def sample_independent(
@@ -119,12 +119,20 @@ class PriorSampler(optuna.samplers.BaseSampler):
         Raises:
             LookupError: none is free.
         """
-        free = [one for one in range(len(self._logs)) if one not in taken and one not in measured]
+        free = [
+            point
+            for point in range(len(self._logs))
+            if point not in taken and point not in measured
+        ]
         if not free:
             raise LookupError("every point was launched")
         posteriors = [
             self._posterior(
-                {at: math.log(value) for at, one in measured.items() if (value := one[metric])},
+                {
+                    at: math.log(value)
+                    for at, metrics in measured.items()
+                    if (value := metrics[metric])
+                },
                 metric,
                 running,
             )
@@ -134,7 +142,7 @@ class PriorSampler(optuna.samplers.BaseSampler):
         holds = np.ones(len(self._logs))
         for excess, its_error in limited:
             holds *= _normal(-excess / its_error)
-        kept = [at for at, one in measured.items() if one[0] and _holds(one[1:])]
+        kept = [at for at, metrics in measured.items() if metrics[0] and _holds(metrics[1:])]
         best = min((mean[at] for at in kept), default=float(mean[free].max()) + 1.0)
         ratio = (best - mean) / error
         density = np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
@@ -150,7 +158,9 @@ class PriorSampler(optuna.samplers.BaseSampler):
         prior = self._logs[:, metric]
         seen = list(known)
         missed = np.array([known[at] - prior[at] for at in seen])
-        spread = max(SPREADS, key=lambda one: self._likelihood(missed, seen, metric, one))
+        spread = max(
+            SPREADS, key=lambda candidate: self._likelihood(missed, seen, metric, candidate)
+        )
         covariance = self._covariance(metric, spread)
         mean = prior + covariance[:, seen] @ np.linalg.solve(self._noisy(covariance, seen), missed)
         seen = [*seen, *running]
@@ -167,8 +177,8 @@ class PriorSampler(optuna.samplers.BaseSampler):
         return float(-0.5 * (missed @ np.linalg.solve(noisy, missed) + np.linalg.slogdet(noisy)[1]))
 
     def _covariance(self, metric: int, spread: float) -> NDArray[np.float64]:
-        own = np.eye(len(self._logs))
-        covariance: NDArray[np.float64] = 0.5 * spread**2 * (self._shared + own)
+        identity = np.eye(len(self._logs))
+        covariance: NDArray[np.float64] = 0.5 * spread**2 * (self._shared + identity)
         return covariance + self._errors[metric] ** 2
 
     def _noisy(self, covariance: NDArray[np.float64], seen: list[int]) -> NDArray[np.float64]:
@@ -178,7 +188,7 @@ class PriorSampler(optuna.samplers.BaseSampler):
 
 def _normal(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the standard normal distribution's values."""
-    return np.array([0.5 + 0.5 * math.erf(one / math.sqrt(2.0)) for one in values])
+    return np.array([0.5 + 0.5 * math.erf(value / math.sqrt(2.0)) for value in values])
 
 
 def _holds(metrics: Sequence[float | None]) -> bool:
@@ -188,21 +198,21 @@ def _holds(metrics: Sequence[float | None]) -> bool:
 def _shared_knobs(points: Sequence[Knobs]) -> NDArray[np.float64]:
     """Return the similarity of each two points, 0 to 1, by the knobs that differ somewhere."""
     names = [
-        name for name in (points[0] if points else ()) if len({one[name] for one in points}) > 1
+        name for name in (points[0] if points else ()) if len({point[name] for point in points}) > 1
     ]
     similarity = np.ones((len(points), len(points)))
-    for one, other in itertools.combinations(range(len(points)), 2):
-        values = [_similarity(points[one][name], points[other][name]) for name in names]
-        similarity[one, other] = similarity[other, one] = sum(values) / max(1, len(values))
+    for first, second in itertools.combinations(range(len(points)), 2):
+        values = [_similarity(points[first][name], points[second][name]) for name in names]
+        similarity[first, second] = similarity[second, first] = sum(values) / max(1, len(values))
     return similarity
 
 
-def _similarity(one: str | float, other: str | float) -> float:
-    if one == other:
+def _similarity(first: str | float, second: str | float) -> float:
+    if first == second:
         return 1.0
-    if isinstance(one, str) or isinstance(other, str) or min(one, other) <= 0.0:
+    if isinstance(first, str) or isinstance(second, str) or min(first, second) <= 0.0:
         return 0.0
-    return math.exp2(-abs(math.log2(one / other)))
+    return math.exp2(-abs(math.log2(first / second)))
 
 
 FIRST_PAUSE_S: Final = 0.02
@@ -249,7 +259,7 @@ class StudySearch(Generic[Decision, AnyRecord]):
         while True:
             seen = self._shared.look()
             granted = (self._granted(wish, seen) for wish in requests(seen))
-            wanted = next((one for one in granted if one is not None), None)
+            wanted = next((grant for grant in granted if grant is not None), None)
             if wanted is None:
                 return Waiting(open=seen.open) if seen.open else None
             proposal = self._shared.claim(wanted, seen)
@@ -278,7 +288,7 @@ class StudySearch(Generic[Decision, AnyRecord]):
         if wish.decision is None:
             among = dict.fromkeys(self._points) if wish.among is None else wish.among
             return self._new(among, seen)
-        running = [one.decision for one in seen.open]
+        running = [proposal.decision for proposal in seen.open]
         if wish.decision in running or wish.decision not in self._points:
             return None
         return {"decision": wish.decision, "scale": wish.scale, "origin": "repeat"}
@@ -287,8 +297,8 @@ class StudySearch(Generic[Decision, AnyRecord]):
         self, among: Mapping[Decision, Scale | None], seen: StudySnapshot[Decision, AnyRecord]
     ) -> Wanted | None:
         """Return a decision that was not launched yet, the plan's first; None if all were."""
-        records = {one.job: one for one in seen.records}
-        running = [one.decision for one in seen.open]
+        records = {record.job: record for record in seen.records}
+        running = [proposal.decision for proposal in seen.open]
         decisions, trials = tuple(self._points), list[FrozenTrial]()
         for place, decision in enumerate(decisions):
             known = records.get((decision, None)) or records.get((decision, among.get(decision)))

@@ -105,7 +105,7 @@ def _parsed(pair: str) -> tuple[str, str]:
         raise SpecError(
             f"--slurm {pair!r} is not name=value of an option of sbatch, e.g. partition=gpu"
         )
-    if meant := sorted(one for one in OWN if one.startswith(name)):
+    if meant := sorted(option for option in OWN if option.startswith(name)):
         raise SpecError(
             f"--slurm {name}: sbatch reads it as {meant[0]!r}, which moetune sets for every trial;"
             " leave it out"
@@ -178,9 +178,11 @@ class SlurmLauncher:
         self._options = options
         self._requeue = requeue
         self._queue_s = queue_s
-        own = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN} | {"SBATCH_ARRAY_INX"}
+        reserved = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN} | {
+            "SBATCH_ARRAY_INX"
+        }
         # Other variables of sbatch are the user's, or overruled by its arguments.
-        self._environment = {k: v for k, v in environment.items() if k not in own}
+        self._environment = {k: v for k, v in environment.items() if k not in reserved}
         self._on_message = on_message
         self._stopping = threading.Event()
 
@@ -239,14 +241,14 @@ class SlurmLauncher:
         self, name: str, launch: Launch, shape: LaunchShape, folder: Path
     ) -> tuple[str, ...]:
         """Return sbatch's arguments, which overrule its environment variables; ours are last."""
-        given, own = dict(self._options), training_resources(shape, name=name)
+        given, resources = dict(self._options), training_resources(shape, name=name)
         if {"gpus-per-node", "gres", "gpus"} & given.keys():
-            own.pop("gpus-per-node", None)
+            resources.pop("gpus-per-node", None)
         # The log's name is a pattern to sbatch.
-        own["output"] = str(folder / JOB_LOG_NAME).replace("%", "%%")
+        resources["output"] = str(folder / JOB_LOG_NAME).replace("%", "%%")
         limit = {"time": str(2 + int(launch.deadline_s // 60))}
         return (
-            *(f"--{one}={value}" for one, value in (limit | own | given).items()),
+            *(f"--{option}={value}" for option, value in (limit | resources | given).items()),
             "--open-mode=append",
             "--requeue" if self._requeue else "--no-requeue",
             str(folder / JOB_NAME),

@@ -98,19 +98,24 @@ class TrainSpace(DecisionSpace[TrainDecision, TrainPrediction, TrialRecord]):
         named = predictions_of(
             plan.decision,
             plan.predicted,
-            ((one.decision, one.predicted) for one in plan.runners_up),
+            ((runner_up.decision, runner_up.predicted) for runner_up in plan.runners_up),
         )
         able = with_adapters(
             intersection(plan.emit, device_kind=plan.provenance.kind_of_devices),
             plan.goal.adapters,
         )
-        near = (one for base in named for one in self._near(base, able) if one not in named)
+        near = (
+            neighbour
+            for base in named
+            for neighbour in self._near(base, able)
+            if neighbour not in named
+        )
         return named | {
-            one: plan.predicted
+            neighbour: plan.predicted
             if self.machine is None
-            else measured_prices(self.machine)(plan, one)
-            for one in near
-            if plan.predicted and not refusals(able, model=plan.model, decision=one)
+            else measured_prices(self.machine)(plan, neighbour)
+            for neighbour in near
+            if plan.predicted and not refusals(able, model=plan.model, decision=neighbour)
         }
 
     def _near(self, base: TrainDecision, able: Capabilities) -> Iterator[TrainDecision]:
@@ -142,15 +147,15 @@ class TrainSpace(DecisionSpace[TrainDecision, TrainPrediction, TrialRecord]):
     @cached_property
     def _points(self) -> Mapping[TrainDecision, PricedPoint]:
         points = {}
-        for one, predicted in self.predictions.items():
+        for candidate, predicted in self.predictions.items():
             peak = max(predicted.peak_memory_bytes)
             # On heterogeneous pools the plan has checked each device against its own limit.
             limit_bytes = predicted.memory_limit_bytes or peak
             if self.machine is not None:
                 limit_bytes = self.machine.memory_limit_bytes
             if peak <= limit_bytes:
-                points[one] = priced_point(
-                    one, predicted.step_time_s, peak_ratio=peak / limit_bytes
+                points[candidate] = priced_point(
+                    candidate, predicted.step_time_s, peak_ratio=peak / limit_bytes
                 )
         return points
 
@@ -173,9 +178,9 @@ def measured_prices(machine: PricedMachine) -> Price:
     """Return the pricer of decisions of a plan and of scaled-down plans, from a profile."""
 
     def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:
-        own = replace(machine, num_devices=decision.num_devices)
+        resized = replace(machine, num_devices=decision.num_devices)
         degrees = degrees_of(decision, ranks_per_node=machine.ranks_per_node)
-        costs = CandidateCosts(work=work_of(plan), degrees=degrees, machine=own)
+        costs = CandidateCosts(work=work_of(plan), degrees=degrees, machine=resized)
         limit = {"memory_limit_bytes": machine.memory_limit_bytes}
         return predict(costs, decision).model_copy(update=limit)
 
@@ -215,6 +220,6 @@ def predictions_of(
 ) -> dict[Decision, Prediction]:
     """Return what a plan names, its choice first, with the predictions."""
     predictions = {} if decision is None or predicted is None else {decision: predicted}
-    for other, its in others:
-        predictions.setdefault(other, its)
+    for alternative, prediction in others:
+        predictions.setdefault(alternative, prediction)
     return predictions

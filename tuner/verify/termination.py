@@ -128,7 +128,11 @@ def single_interrupt() -> Iterator[Interruption]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in HEEDED if is_main}
-    former = {number: one for number, one in handlers.items() if one not in (None, signal.SIG_IGN)}
+    former = {
+        number: handler
+        for number, handler in handlers.items()
+        if handler not in (None, signal.SIG_IGN)
+    }
     interruption = Interruption(former)
     try:
         for number in former:
@@ -137,8 +141,8 @@ def single_interrupt() -> Iterator[Interruption]:
     finally:
         # A signal during the restoration is passed on.
         interruption.is_held = False
-        for number, one in former.items():
-            signal.signal(number, one)
+        for number, handler in former.items():
+            signal.signal(number, handler)
         for kept in interruption.kept[:1]:
             if not interruption.has_interrupted or isinstance(former[kept], Interruption):
                 signal.raise_signal(kept)
@@ -216,10 +220,10 @@ def _signalled(
 ) -> list[psutil.Process]:
     """Return all processes of a mark, after sending them a signal."""
     processes = _marked(mark)
-    for one in processes:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            if not (spares_trackers and TRACKER in " ".join(one.cmdline())):
-                one.send_signal(number)
+            if not (spares_trackers and TRACKER in " ".join(process.cmdline())):
+                process.send_signal(number)
     return processes
 
 
@@ -310,8 +314,8 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
         OutputError: the folder cannot be written.
         EnvironmentMissingError: no shell can be started.
     """
-    own = trials / f"{_prefix()}{scratch.name}"
-    hidden = own.with_name(f".{own.name}")
+    registration = trials / f"{_prefix()}{scratch.name}"
+    hidden = registration.with_name(f".{registration.name}")
     with _writable(trials):
         stream = hidden.open("wb")
     with stream:
@@ -322,8 +326,8 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
             # Invisible until it is locked.
             with contextlib.suppress(OSError):
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            hidden.rename(own)
-            guardian = _start_guardian(own, scratch=scratch)
+            hidden.rename(registration)
+            guardian = _start_guardian(registration, scratch=scratch)
             yield
         finally:
             with single_interrupt() as interruption:
@@ -332,7 +336,7 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
                 # Processes that still run are found by this file only.
                 if end_marked(str(scratch.resolve())):
                     shutil.rmtree(scratch, ignore_errors=True)
-                    own.unlink(missing_ok=True)
+                    registration.unlink(missing_ok=True)
                 if guardian is not None:
                     _dismiss(guardian)
 
@@ -410,13 +414,13 @@ def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
         guardian.wait()
 
 
-def _start_guardian(own: Path, *, scratch: Path) -> subprocess.Popen[bytes]:
+def _start_guardian(registration: Path, *, scratch: Path) -> subprocess.Popen[bytes]:
     ender = (
         sys.executable,
         "-P",
         "-m",
         "tuner.verify.termination",
-        str(own),
+        str(registration),
         str(scratch.resolve()),
     )
     # It must not count as a process of a trial that this verification may be.
@@ -462,9 +466,9 @@ def _prefix() -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """End a killed verification: its file, and its scratch folder."""
-    own, scratch = map(Path, arguments)
+    registration, scratch = map(Path, arguments)
     if end_marked(str(scratch)):
-        own.unlink(missing_ok=True)
+        registration.unlink(missing_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
 
 

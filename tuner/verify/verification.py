@@ -79,26 +79,28 @@ def conclude(
         space: prices whole jobs; needed where smaller ones are among the trials, or none is of the
             plan's own choice.
     """
-    records = sorted(records, key=lambda one: one.number)
+    records = sorted(records, key=lambda record: record.number)
     ran = [record for record in records if record.status == "ok"]
     residual = fitted_residual(records, prior=prior)
     jobs = sorted(_joined(ran), key=_size)
-    steps = {one.decision: _whole_step(one, space, residual) for one in jobs}
-    measured = {one.decision for one in ran if one.scale is None or space is None}
+    steps = {job.decision: _whole_step(job, space, residual) for job in jobs}
+    measured = {record.decision for record in ran if record.scale is None or space is None}
     first = None if plan.decision is None else steps.get(plan.decision)
     untried = plan.decision not in {record.decision for record in records}
     if space is not None and plan.decision is not None and ran and untried:
-        own = _untried_step(space.predicted(plan.decision), ran)
-        fastest_s = min(one.step_time_s for one in steps.values())
-        if own.step_time_s < fastest_s:
-            notes = (*notes, _stays_note(own.step_time_s, fastest_s=fastest_s))
-        steps[plan.decision] = own
-    winner = min(steps, key=lambda one: steps[one].step_time_s, default=None)
+        choice = _untried_step(space.predicted(plan.decision), ran)
+        fastest_s = min(step.step_time_s for step in steps.values())
+        if choice.step_time_s < fastest_s:
+            notes = (*notes, _stays_note(choice.step_time_s, fastest_s=fastest_s))
+        steps[plan.decision] = choice
+    winner = min(steps, key=lambda decision: steps[decision].step_time_s, default=None)
     best = None if winner is None else steps[winner]
     return Verified(
         trials=tuple(
-            _trial(one, records, None if one.decision in measured else steps.get(one.decision))
-            for one in records
+            _trial(
+                record, records, None if record.decision in measured else steps.get(record.decision)
+            )
+            for record in records
         ),
         winner=winner,
         winner_step_s=None if best is None else best.step_time_s,

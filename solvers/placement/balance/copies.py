@@ -52,12 +52,12 @@ def start_placement(
     ranks, group_G = problem.ranks, replica_groups(problem)
     share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
     mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
-    spare, most = ranks.num_slots - problem.num_experts, int(group_G.max()) + 1
+    spare, max_copies = ranks.num_slots - problem.num_experts, int(group_G.max()) + 1
     copies_LE = np.stack(
         [
-            fitting_copies(share_E, spare=spare, most=most)
+            fitting_copies(share_E, spare=spare, max_copies=max_copies)
             if ceiling is None
-            else _hottest_copies(share_E, spare=spare, most=most, ceiling=ceiling)
+            else _hottest_copies(share_E, spare=spare, max_copies=max_copies, ceiling=ceiling)
             for share_E in (share_WLE.max(axis=0) if for_each else mean_LE)
         ]
     )
@@ -73,33 +73,33 @@ def start_placement(
     return Placement(expert_LS=np.take_along_axis(expert_LS, item_LS, axis=1))
 
 
-def _hottest_copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
+def _hottest_copies(share_E: Floats, *, spare: int, max_copies: int, ceiling: float) -> Ints:
     """Return the copies of every expert of a layer, `spare` more than experts."""
     copies_E = np.ones(len(share_E), dtype=np.int64)
     while copies_E.sum() < len(share_E) + spare:
-        part_E = np.where(copies_E < most, share_E / copies_E, 0.0)
+        part_E = np.where(copies_E < max_copies, share_E / copies_E, 0.0)
         if part_E.max() <= ceiling:
             break
         copies_E[part_E.argmax()] += 1
     for expert in np.argsort(-share_E, kind="stable"):
-        missing = most - copies_E[expert]
+        missing = max_copies - copies_E[expert]
         if copies_E[expert] > 1 and copies_E.sum() + missing <= len(share_E) + spare:
-            copies_E[expert] = most
-    return _filled(copies_E, share_E, spare=spare, most=most)
+            copies_E[expert] = max_copies
+    return _filled(copies_E, share_E, spare=spare, max_copies=max_copies)
 
 
-def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
+def fitting_copies(share_E: Floats, *, spare: int, max_copies: int) -> Ints:
     """Return the copies of every expert of a layer that need the fewest ranks for large shares.
 
     With few slots a rank is full of one large share and small ones, and what counts is how many
     large ones there are, not how large the largest is. Of shares above a half no two fit in a
     rank's mean, of those above a third no three: both counts, with 1/2 for a share from a third to
     two thirds, bound the ranks that are needed (dual feasible functions; Fekete and Schepers, Math.
-    Programming 91(1), 2001). Their sum is least, O(E most spare); slots that are left go to the
-    coldest experts.
+    Programming 91(1), 2001). Their sum is least, O(E max_copies spare); slots that are left go to
+    the coldest experts.
     """
     large = np.flatnonzero(share_E > SMALL_SHARE)
-    copies_C1 = np.arange(1, min(most, spare + 1) + 1)[:, None]
+    copies_C1 = np.arange(1, min(max_copies, spare + 1) + 1)[:, None]
     part_CE = share_E[large] / copies_C1
     weight_CE = (part_CE > 1.0 / 2.0) + 0.5 * (part_CE > 1.0 / 3.0) + 0.5 * (part_CE > 2.0 / 3.0)
     weight_CE = np.where(part_CE > 1.0 + SMALL_RATIO, ABOVE_MEAN * part_CE, weight_CE)
@@ -107,14 +107,14 @@ def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
     copies_E = np.ones(len(share_E), dtype=np.int64)
     value_CE = np.asarray(copies_C1 * weight_CE, dtype=np.float64)
     copies_E[large] += least_choices(more_CE, value_CE, limit=spare)
-    return _filled(copies_E, share_E, spare=spare, most=most)
+    return _filled(copies_E, share_E, spare=spare, max_copies=max_copies)
 
 
-def _filled(copies_E: Ints, share_E: Floats, *, spare: int, most: int) -> Ints:
+def _filled(copies_E: Ints, share_E: Floats, *, spare: int, max_copies: int) -> Ints:
     """Give the slots that are left to the coldest experts, in place.
 
     Experts get more copies than there are groups only where each has one in every group.
     """
     while left := len(share_E) + spare - int(copies_E.sum()):
-        copies_E[np.lexsort((share_E, copies_E >= most))[:left]] += 1
+        copies_E[np.lexsort((share_E, copies_E >= max_copies))[:left]] += 1
     return copies_E

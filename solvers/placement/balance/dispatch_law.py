@@ -81,11 +81,11 @@ def assigned_counts(
 ) -> Ints:
     """Return how many far ranks use each replica, `[D][R]`, given the ranks of each stream."""
     streams, far = len(sizes), sum(sizes)
-    each, more = divmod(far, replicas)
-    places_DVR = np.full((launches, streams, replicas), each)
+    per_replica, more = divmod(far, replicas)
+    places_DVR = np.full((launches, streams, replicas), per_replica)
     if more:
         order_DVR = rng.random((launches, streams, replicas)).argsort(axis=2)
-        np.put_along_axis(places_DVR, order_DVR[:, :, :more], each + 1, axis=2)
+        np.put_along_axis(places_DVR, order_DVR[:, :, :more], per_replica + 1, axis=2)
     if streams == 1:
         return np.asarray(places_DVR[:, 0])
     to_draw_DV = np.tile(np.array(sizes), (launches, 1))

@@ -110,7 +110,9 @@ def search_near(
         limit_s = max(left_s, 0.0) / (len(ceilings) - number)
         start = start_placement(problem, ceiling=ceiling)
         candidates.append(run(problem, time_limit_s=limit_s, start=start, caution=CAUTION))
-    time_CWL = [largest_times(problem, one, seed=SEED).mean(axis=0) for one in candidates]
+    time_CWL = [
+        largest_times(problem, candidate, seed=SEED).mean(axis=0) for candidate in candidates
+    ]
     candidates.append(best_layers(problem, candidates, np.stack(time_CWL)))
     time_CWL.append(largest_times(problem, candidates[-1], seed=SEED).mean(axis=0))
     best = min(range(len(candidates)), key=lambda at: value_of(problem, time_CWL[at]))
@@ -124,5 +126,5 @@ def best_layers(
     best = min(range(len(candidates)), key=lambda number: value_of(problem, time_CWL[number]))
     slope_W = time_weights(problem, time_CWL[best])
     chosen_L = np.einsum("w,cwl->cl", slope_W, time_CWL).argmin(axis=0)
-    expert_CLS = np.stack([one.expert_LS for one in candidates])
+    expert_CLS = np.stack([candidate.expert_LS for candidate in candidates])
     return Placement(expert_LS=expert_CLS[chosen_L, np.arange(len(chosen_L))])

@@ -58,11 +58,11 @@ def _groups(problem: ChainProblem) -> tuple[float, list[tuple[float, Ints]]]:
     is_node = ranks.node_G[:, None] == ranks.node_G
     near = float(cost_GG[is_node & ~is_rank].min(initial=np.inf))
     far = near if ranks.num_nodes == 1 else float(cost_GG[~is_node].min())
-    own = min(float(cost_GG[is_rank].min()), near, far)
-    far = far if np.isfinite(far) else own
+    local = min(float(cost_GG[is_rank].min()), near, far)
+    far = far if np.isfinite(far) else local
     near = min(near, far)
     on_nodes_N = np.bincount(ranks.node_G, ranks.slots_G).astype(np.int64)
-    kinds = [(far - near, on_nodes_N), (near - own, ranks.slots_G)]
+    kinds = [(far - near, on_nodes_N), (near - local, ranks.slots_G)]
     return far, [kind for kind in kinds if kind[0] > 0.0]
 
 

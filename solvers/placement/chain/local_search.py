@@ -68,8 +68,14 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
         return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
     bound = lower_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
     found_LE = _searched(problem, balanced_LE, deadline_s)
-    legal = [one for one in map(placed, (balanced_LE, found_LE)) if not violations(problem, one)]
-    value, best = min(((objective(problem, one), one) for one in legal), key=itemgetter(0))
+    legal = [
+        placement
+        for placement in map(placed, (balanced_LE, found_LE))
+        if not violations(problem, placement)
+    ]
+    value, best = min(
+        ((objective(problem, placement), placement) for placement in legal), key=itemgetter(0)
+    )
     return Claim(status=Status.FEASIBLE, solution=best, bound=min(bound, value))
 
 

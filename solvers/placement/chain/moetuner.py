@@ -120,8 +120,8 @@ def clusters_to_ranks(
 ) -> ProgramSolution:
     """Solve the second program: the rank of each cluster, and what its objective is at least."""
     flow_TCC = cluster_flows(problem, cluster_LE)
-    most = float(problem.cost_GG.max()) * float(flow_TCC.max(initial=0.0))
-    scale = SCALE / most if most > 0.0 else 1.0
+    largest = float(problem.cost_GG.max()) * float(flow_TCC.max(initial=0.0))
+    scale = SCALE / largest if largest > 0.0 else 1.0
     model, y = _rank_model(problem, flow_TCC * scale)
     result = _solve_with_cbc(model, time_limit_s, threads)
     if not result.status.has_solution:
@@ -180,10 +180,10 @@ def _rank_model(problem: ChainProblem, flow_TCC: Floats) -> tuple[pulp.LpProblem
     if problem.measure is Measure.TOTAL:
         model += pulp.lpSum(term for _, term in paid)
     else:
-        most = [model.add_variable(f"M{pair}", lowBound=0.0) for pair in range(len(flow_TCC))]
-        model += pulp.lpSum(most)
+        maxima = [model.add_variable(f"M{pair}", lowBound=0.0) for pair in range(len(flow_TCC))]
+        model += pulp.lpSum(maxima)
         for pair, term in paid:
-            model += term <= most[pair]
+            model += term <= maxima[pair]
     for y_CG in y:
         for number in ranks:
             model += pulp.lpSum(y_CG[number]) == 1
@@ -205,5 +205,5 @@ def _solve_with_cbc(model: pulp.LpProblem, time_limit_s: float, threads: int) ->
 def _chosen(of_number: Sequence[Sequence[pulp.LpVariable]], result: CbcResult) -> Ints:
     """Return for each column of choices the row that CBC set to one."""
     value = result.value_of_column
-    chosen = np.array([[value.get(one.name, 0.0) for one in row] for row in of_number])
+    chosen = np.array([[value.get(variable.name, 0.0) for variable in row] for row in of_number])
     return np.asarray(chosen.argmax(axis=0), dtype=np.int64)

@@ -67,10 +67,10 @@ def fewest_copies(problem: CoactivationProblem, level: Level, both_EE: Floats) -
     """
     _, num_tokens, num_chosen = problem.expert_LTK.shape
     slots_J = np.bincount(level.group_G, problem.ranks.slots_G).astype(np.int64)
-    most = 0.0
+    most_staying = 0.0
     if slots_J.max() > 1:
-        most = most_staying_by_matching(both_EE, group_size=int(slots_J.max()) - 1) / 2.0
-    saved = num_tokens * most_saved(most / num_tokens, num_chosen, slots_J)
+        most_staying = most_staying_by_matching(both_EE, group_size=int(slots_J.max()) - 1) / 2.0
+    saved = num_tokens * most_saved(most_staying / num_tokens, num_chosen, slots_J)
     return float(math.ceil(num_tokens * num_chosen - saved - ROUNDING_RATIO * num_tokens))
 
 

@@ -83,7 +83,7 @@ def _solved(
                 deadline_s=until_s,
             )
             descended.append(layer)
-        best = min(descended, key=lambda one: one.cost())
+        best = min(descended, key=lambda candidate: candidate.cost())
         start_LE[number] = best.rank_E
         cost += best.cost()
     bound = min(float(bound_L.sum()), cost)

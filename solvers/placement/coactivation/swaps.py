@@ -131,13 +131,13 @@ class CoactivatedLayer(SwappedLayer):
         """Return the change of the cost by each swap."""
         return np.asarray(sum(tables.changes_EE() for tables in self.tables_H))
 
-    def swap(self, one: int, two: int) -> None:
+    def swap(self, first: int, second: int) -> None:
         """Swap two experts."""
-        SwappedLayer.swap(self, one, two)
-        is_theirs_TK = (self.expert_TK == one) | (self.expert_TK == two)
+        SwappedLayer.swap(self, first, second)
+        is_theirs_TK = (self.expert_TK == first) | (self.expert_TK == second)
         expert_NK = self.expert_TK[is_theirs_TK.any(axis=1)]
         for tables in self.tables_H:
-            if tables.group_E[one] != tables.group_E[two]:
+            if tables.group_E[first] != tables.group_E[second]:
                 tables.add(expert_NK, sign=-1)
-                tables.group_E[[one, two]] = tables.group_E[[two, one]]
+                tables.group_E[[first, second]] = tables.group_E[[second, first]]
                 tables.add(expert_NK, sign=1)

@@ -87,10 +87,10 @@ def near_shares(expert_LS: Ints, *, ranks: Ranks, num_experts: int) -> NearShare
 
 def dealt_variance(places: Floats, dealt: Floats, replicas: Floats) -> Floats:
     """Return the variance of how many of so many places one replica gets."""
-    each = np.floor(dealt / replicas)
-    chance = dealt / replicas - each
+    per_replica = np.floor(dealt / replicas)
+    chance = dealt / replicas - per_replica
     pairs = np.maximum(dealt * (dealt - 1.0), 1.0)
-    both = each * (each - 1.0 + 2.0 * chance) / pairs
+    both = per_replica * (per_replica - 1.0 + 2.0 * chance) / pairs
     variance = places * (1.0 - 1.0 / replicas) / replicas
     variance = variance + places * (places - 1.0) * (both - 1.0 / replicas**2)
     return np.asarray(np.maximum(variance, 0.0))

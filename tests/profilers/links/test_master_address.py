@@ -97,10 +97,10 @@ def test_a_rank_on_loopback_takes_the_nic_that_leads_outside(
         "profilers.links.master_address.own_address",
         lambda *, towards: {"10.0.0.2": "10.9.9.9"}[towards],
     )
-    assert nic(own="127.0.1.1", others=["127.0.1.1", "10.0.0.2"]) == "eth1"
-    assert nic(own="127.0.1.1", others=["127.0.1.1", "127.0.1.1"]) == "lo"
-    assert nic(own="10.9.9.9", others=["127.0.1.1", "10.9.9.9"]) == "eth1"
-    assert nic(own="10.7.7.7", others=["10.0.0.2", "10.7.7.7"]) == ""
+    assert nic(local_address="127.0.1.1", others=["127.0.1.1", "10.0.0.2"]) == "eth1"
+    assert nic(local_address="127.0.1.1", others=["127.0.1.1", "127.0.1.1"]) == "lo"
+    assert nic(local_address="10.9.9.9", others=["127.0.1.1", "10.9.9.9"]) == "eth1"
+    assert nic(local_address="10.7.7.7", others=["10.0.0.2", "10.7.7.7"]) == ""
 
 
 def test_loopback_and_nodes_are_known() -> None:

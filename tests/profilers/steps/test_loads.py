@@ -92,9 +92,11 @@ def test_tokens_stay_inside_a_small_vocabulary_and_short_corpora_wrap() -> None:
 
 
 def test_chunks_are_the_smallest_power_of_two_that_fits() -> None:
-    needed = [chunks_needed(received, limit=100, most=8) for received in (0, 100, 101, 201, 400)]
+    needed = [
+        chunks_needed(received, limit=100, max_chunks=8) for received in (0, 100, 101, 201, 400)
+    ]
     assert needed == [1, 1, 2, 4, 4]
-    assert chunks_needed(10_000, limit=100, most=8) == 8
+    assert chunks_needed(10_000, limit=100, max_chunks=8) == 8
 
 
 @settings(deadline=None, max_examples=80)

@@ -26,17 +26,17 @@ def test_a_tie_is_found_and_idle_instances_are_no_alternative() -> None:
     # decode column of two devices makes a second way, on four.
     plain = one_pool()
     best = present(solved(plain))
-    only = alternatives(plain, best, band_ratio=0.5, most=9, time_limit_s=TIME_LIMIT_S)
+    only = alternatives(plain, best, band_ratio=0.5, max_plans=9, time_limit_s=TIME_LIMIT_S)
     assert [plan.count_J for plan in only.plans] == [(2, 1)]
     assert only.is_complete
 
     decode = dataclasses.replace(plain.columns[1], name="faster", rate_per_s=11.0, devices_P=(2,))
     two = dataclasses.replace(plain, columns=(*plain.columns, decode))
     best = present(solved(two))
-    both = alternatives(two, best, band_ratio=0.4, most=9, time_limit_s=TIME_LIMIT_S)
+    both = alternatives(two, best, band_ratio=0.4, max_plans=9, time_limit_s=TIME_LIMIT_S)
     assert [plan.count_J for plan in both.plans] == [(2, 1, 0), (2, 0, 1)]
     assert both.is_complete
-    first = alternatives(two, best, band_ratio=0.4, most=1, time_limit_s=TIME_LIMIT_S)
+    first = alternatives(two, best, band_ratio=0.4, max_plans=1, time_limit_s=TIME_LIMIT_S)
     assert (len(first.plans), first.is_complete) == (1, False)
 
 
@@ -46,7 +46,7 @@ def test_the_least_rate_follows_the_band() -> None:
     best = present(solved(problem))
     for band_ratio, counts in ((0.0, [(8, 4)]), (0.0203, [(8, 4)]), (0.0205, [(7, 4)])):
         actual = alternatives(
-            problem, best, band_ratio=band_ratio, most=9, time_limit_s=TIME_LIMIT_S
+            problem, best, band_ratio=band_ratio, max_plans=9, time_limit_s=TIME_LIMIT_S
         )
         assert [plan.count_J for plan in actual.plans] == counts, band_ratio
         assert actual.is_complete, band_ratio
@@ -76,7 +76,7 @@ def differences(seed: int, objective: InstanceObjective) -> list[str]:
         for plan in light
         if not any(contains(plan.count_J, other.count_J) for other in light)
     }
-    actual = alternatives(problem, best, band_ratio=0.3, most=500, time_limit_s=TIME_LIMIT_S)
+    actual = alternatives(problem, best, band_ratio=0.3, max_plans=500, time_limit_s=TIME_LIMIT_S)
     kept = {plan.count_J for plan in actual.plans}
     missed = [each for each in lean - kept if not uses_dominated(problem, each)]
     wrong = [] if actual.is_complete else [f"seed {seed} {objective}: not complete"]
@@ -112,7 +112,7 @@ def uses_dominated(problem: InstancesProblem, count_J: tuple[int, ...]) -> bool:
 def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: InstanceObjective) -> None:
     problem = mixed_pool(objective=objective)
     best = present(solved(problem))
-    actual = alternatives(problem, best, band_ratio=0.02, most=4, time_limit_s=TIME_LIMIT_S)
+    actual = alternatives(problem, best, band_ratio=0.02, max_plans=4, time_limit_s=TIME_LIMIT_S)
     assert actual.plans
     least = INSTANCES.check.objective(problem, best)
     for plan in actual.plans:
@@ -137,5 +137,5 @@ def test_identical_columns_count_once() -> None:
     twin = Column(name="p again", group=0, devices_P=(1,), rate_per_s=5.6, price_per_hour=2.0)
     doubled = dataclasses.replace(problem, columns=(*problem.columns, twin))
     best = present(solved(doubled))
-    actual = alternatives(doubled, best, band_ratio=0.0, most=9, time_limit_s=TIME_LIMIT_S)
+    actual = alternatives(doubled, best, band_ratio=0.0, max_plans=9, time_limit_s=TIME_LIMIT_S)
     assert len(actual.plans) == 1

@@ -12,7 +12,7 @@ from tuner.calibrate.fit import Problem, fit, group_blocks
 @given(st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=60), st.integers(1, 12))
 @settings(deadline=None, max_examples=100)
 def test_no_key_is_ever_on_both_sides(keys: list[str], most: int) -> None:
-    fold_C = assign_folds(keys, most=most)
+    fold_C = assign_folds(keys, max_folds=most)
     for key in set(keys):
         assert len({int(fold) for fold, own in zip(fold_C, keys, strict=True) if own == key}) == 1
     assert len(set(fold_C.tolist())) == min(most, len(set(keys)))

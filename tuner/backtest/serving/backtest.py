@@ -45,7 +45,7 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
     files = [path for path in profiles if path.suffix == ".json"]
     residuals = read_serving_residuals(files[-1]) if files else None
     read = [_read(cells, number) for number, cells in enumerate(rows, start=1)]
-    launches = {n: one for n, one in enumerate(read) if isinstance(one, PublishedLaunch)}
+    launches = {n: launch for n, launch in enumerate(read) if isinstance(launch, PublishedLaunch)}
     folders = [path for path in profiles if path.suffix != ".json"]
     latencies, origins = _latencies(launches, folders)
     latencies = {
@@ -53,7 +53,7 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
         for number, latency in latencies.items()
     }
     return PredictedLaunches(
-        pairs=tuple(Pair(launch=one, latency=latencies[n]) for n, one in launches.items()),
+        pairs=tuple(Pair(launch=launch, latency=latencies[n]) for n, launch in launches.items()),
         refused=tuple(_source(rows[n]) for n in range(len(rows)) if n not in launches),
         tables=origins,
         residuals=residuals.origin if residuals else UNCALIBRATED,

@@ -94,15 +94,17 @@ class Predictor:
         reading = self._iteration(launch, prefill)
         writing = self._iteration(launch, decode)
         ranks = decode.workers * decode.degrees.attention_data
-        most = -(-launch.concurrency // ranks)
-        rules = self._rules(launch, writing, most)
-        decoding = self._times(launch, writing, most, replace(rules, step_tokens=most))
+        rank_sequences = -(-launch.concurrency // ranks)
+        rules = self._rules(launch, writing, rank_sequences)
+        decoding = self._times(
+            launch, writing, rank_sequences, replace(rules, step_tokens=rank_sequences)
+        )
         shared = replace(rules, step_tokens=launch.input_tokens)
         prompts = self._times(launch, reading, 1, shared)
         full = prompts.times
         isolated = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
-        each = kv_bytes_per_token(launch.decoder, launch.formats, InstanceDegrees())
+        token_bytes = kv_bytes_per_token(launch.decoder, launch.formats, InstanceDegrees())
         state = state_bytes_per_request(
             launch.decoder,
             launch.formats,
@@ -124,7 +126,7 @@ class Predictor:
                 computed_ratio=1.0 - launch.prefix_ratio,
             ),
             prefill_slot_ratio=reading.slot_ratio,
-            kv_transfer_s=lambda tokens: whole_s(each * tokens + state, path=path),
+            kv_transfer_s=lambda tokens: whole_s(token_bytes * tokens + state, path=path),
             decode_ranks=ranks,
             decode=decoding.times,
             kv_tokens=rules.kv_tokens,
@@ -188,8 +190,8 @@ class Predictor:
         self, launch: PublishedLaunch, iteration: Iteration, concurrency: int, rules: Rules
     ) -> Priced:
         longest = launch.input_tokens + launch.output_tokens
-        most = 1 << max(concurrency, 1).bit_length()
-        tokens = rules.step_tokens + most
+        most_sequences = 1 << max(concurrency, 1).bit_length()
+        tokens = rules.step_tokens + most_sequences
         key = (
             launch.system,
             launch.engine,
@@ -203,7 +205,7 @@ class Predictor:
             iteration.largest_prompt_graph,
             iteration.release,
             longest,
-            most,
+            most_sequences,
             tokens,
         )
         if key not in self.steps:
@@ -212,7 +214,7 @@ class Predictor:
             times = step_times(
                 replace(iteration, machine=machine),
                 most_tokens=tokens,
-                most_sequences=most,
+                most_sequences=most_sequences,
                 longest=longest,
             )
             self.steps[key] = Priced(times=times, estimated=frozenset(machine.estimated))

@@ -58,7 +58,7 @@ def summarise_metric(pairs: Sequence[Pair], *, read: Read, refused: Sequence[str
         name: _errors(
             [pair for pair in pairs if pair.launch.source == name],
             read=read,
-            refused=sum(other == name for other in refused),
+            refused=sum(source == name for source in refused),
         )
         for name in sources
     }

@@ -44,12 +44,12 @@ def build_machines(
     for system in systems:
         sheet = find_device(SYSTEMS[system])
         # A profile with only caches, links or storage is no source of kernels.
-        own = [
+        device_profiles = [
             path
             for path, device in stored.items()
             if device == sheet.name and PRODUCT in read_header(path).tables
         ]
-        read, origin = _reader(system, own, folders)
+        read, origin = _reader(system, device_profiles, folders)
         tables = None if read is None else KernelTables(system=system, read=read)
         machines[system] = ServingMachine(sheet=sheet, tables=tables)
         origins[system] = origin

@@ -154,7 +154,7 @@ def _indexer(setting: BlockInputs) -> Block:
     keys = gemm(setting, s.tokens, np.where(merges, 0.0, m.index_dim) + heads, m.hidden)
     every = s.sequence * (s.sequence + 1.0) / 2.0
     entries = s.sequence * mean_entries(
-        s.sequence, ratio=np.maximum(m.csa_ratio, 1.0), most=s.sequence
+        s.sequence, ratio=np.maximum(m.csa_ratio, 1.0), limit=s.sequence
     )
     pairs = s.micro_batch * np.where(merges, entries, every) / s.context
     scores = attention(
@@ -239,7 +239,7 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
         (m.hca_share, m.hca_ratio, s.sequence),
     ):
         if is_any(share):
-            entries = mean_entries(s.sequence, ratio=np.maximum(ratio, 1.0), most=most)
+            entries = mean_entries(s.sequence, ratio=np.maximum(ratio, 1.0), limit=most)
             pairs = pairs + share * s.sequence * entries
     return pairs
 

@@ -117,7 +117,9 @@ def read(text: str, *, source: str, arguments: ProgramArguments | None = None) -
         source=source,
         **settings,
         spelled={**SPELLED, **beside.spelled},
-        understood=tuple(one for one in given.read if one.split(" = ")[0] not in numbers_said),
+        understood=tuple(
+            setting for setting in given.read if setting.split(" = ")[0] not in numbers_said
+        ),
         ignored=given.left,
         deprecated=("zero_optimization.cpu_offload: say zero_optimization.offload_optimizer",)
         if is_legacy

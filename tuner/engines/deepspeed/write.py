@@ -191,10 +191,11 @@ def _requirements(
     model, decision = verified.plan.model, verified.decision
     lines = ["What your program must do:"]
     if decision.pipeline_model_parallel_size > 1:
-        each = decision.pipeline_layout[0]
+        stage_layers = decision.pipeline_layout[0]
         lines.append(
             f"- The model is a deepspeed.pipe.PipelineModule of {len(decision.pipeline_layout)} "
-            f"stages with {each} layers each; the embedding is on the first, the head on the last."
+            f"stages with {stage_layers} layers each; the embedding is on the first, the head on "
+            "the last."
         )
     if global_recompute(model, decision) is Recompute.FULL:
         lines.append("- Every layer is recomputed: turn on gradient checkpointing in the model.")

@@ -68,15 +68,18 @@ class BenchmarkRequests:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the file."""
-        most = int(self.prefix_blocks_N.max())
-        fresh = most * (int(self.session_N.max()) + 1)
+        stride = int(self.prefix_blocks_N.max())
+        fresh = stride * (int(self.session_N.max()) + 1)
         columns = (self.arrival_s_N, self.input_N, self.output_N, self.session_N)
         for arrival_s, tokens, output, session, prefix in zip(
             *(column.tolist() for column in (*columns, self.prefix_blocks_N)), strict=True
         ):
-            own = -(-tokens // self.block_tokens) - prefix
-            ids = (*range(session * most, session * most + prefix), *range(fresh, fresh + own))
-            fresh += own
+            suffix = -(-tokens // self.block_tokens) - prefix
+            ids = (
+                *range(session * stride, session * stride + prefix),
+                *range(fresh, fresh + suffix),
+            )
+            fresh += suffix
             yield (
                 f'{{"timestamp":{1e3 * arrival_s:.3f},"input_length":{tokens},'
                 f'"output_length":{output},"hash_ids":[{",".join(map(str, ids))}]}}\n'
@@ -183,11 +186,11 @@ def _prefix_blocks(
     """
     owed = 0.0
     blocks = []
-    for wanted, most, is_first in zip(
+    for wanted, limit, is_first in zip(
         wanted_N.tolist(), most_N.tolist(), is_first_N.tolist(), strict=True
     ):
         owed += 0.0 if is_first else wanted
-        blocks.append(most if is_first else min(max(round(owed), 0), most))
+        blocks.append(limit if is_first else min(max(round(owed), 0), limit))
         owed -= 0.0 if is_first else blocks[-1]
     return np.array(blocks, dtype=np.int64)
 

@@ -240,13 +240,16 @@ def _router_mode(verified: VerifiedServing) -> str:
             policy = RouterPolicy.CACHE_AWARE
     else:
         # A role with one instance needs no policy.
-        own = (router.policy, router.decode_policy or router.policy)
-        policy = next((one for one in own if one is not RouterPolicy.ROUND_ROBIN), own[0])
+        by_role = (router.policy, router.decode_policy or router.policy)
+        policy = next(
+            (candidate for candidate in by_role if candidate is not RouterPolicy.ROUND_ROBIN),
+            by_role[0],
+        )
     names = DYNAMO_FRONTEND.policies(is_disaggregated=is_disaggregated(verified))
     if policy not in names:
         raise UnknownTargetError(
             f"emit: dynamo {RELEASE} routes by none of {policy.value}, only by"
-            f" {', '.join(one.value for one in names)}; plan with 'emit: [dynamo]' alone"
+            f" {', '.join(known.value for known in names)}; plan with 'emit: [dynamo]' alone"
         )
     return names[policy]
 

@@ -102,7 +102,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     if machine is not None:
         of_client = ("bench", "expected")
         made = script_files(verified, placement)
-        scripts = [one for one in made if not one.path.name.startswith(of_client)]
+        scripts = [file for file in made if not file.path.name.startswith(of_client)]
         objects = [
             config_map(f"{app}-files", files=scripts),
             _instances(verified, machine, placement, app=app, files=True),

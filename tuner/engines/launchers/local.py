@@ -118,8 +118,8 @@ def _starts(verified: VerifiedServing, *, between: str) -> Iterator[str]:
         for index in range(shape.group.count):
             devices = range(device, device + shape.group.devices)
             device = devices.stop
-            own = shlex.quote(between.join(map(str, devices)))
-            yield f"start {shape.name} {_port(shape.first + index)} {own}\n"
+            device_list = shlex.quote(between.join(map(str, devices)))
+            yield f"start {shape.name} {_port(shape.first + index)} {device_list}\n"
 
 
 def _port(instance: int) -> int:

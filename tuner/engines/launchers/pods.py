@@ -31,8 +31,10 @@ Object = dict[str, Any]
 
 def app_name(verified: VerifiedServing) -> str:
     """Return what the deployment is called in its namespace."""
-    island = "".join(f"-{dns_label(one.name, longest=16)}" for one in verified.decision.islands)
-    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}{island}"
+    suffix = "".join(
+        f"-{dns_label(island.name, longest=16)}" for island in verified.decision.islands
+    )
+    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}{suffix}"
 
 
 def literal(text: str) -> str:
@@ -66,10 +68,10 @@ def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
     ]
     labels = pool_labels(verified)
     if _is_labelled(verified):
-        each = ", ".join(f"{label} for {pool}" for pool, label in labels.items())
+        choices = ", ".join(f"{label} for {pool}" for pool, label in labels.items())
         notes.append(
             f"Label the machines with their pool: kubectl label node NODE {POOL_LABEL}=POOL,"
-            f" where POOL is {each}."
+            f" where POOL is {choices}."
         )
     if (is_disaggregated(verified) and one_machine(verified) is None) or any(
         shape.nodes > 1 for shape in group_shapes(verified)

@@ -156,9 +156,9 @@ def restart_loop(
 
 def options(loop: RestartLoop, *, nodes: int) -> dict[str, str]:
     """Return the options of sbatch that a restarting job has beside, or instead of, its own."""
-    most = nodes + loop.spare_nodes
+    max_nodes = nodes + loop.spare_nodes
     return {
-        "nodes": f"{nodes}-{most}" if most > nodes else str(nodes),
+        "nodes": f"{nodes}-{max_nodes}" if max_nodes > nodes else str(nodes),
         "no-kill": "",
         "requeue": "",
         "open-mode": "append",

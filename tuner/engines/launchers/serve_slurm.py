@@ -101,12 +101,12 @@ def _components(verified: VerifiedServing) -> tuple[GroupShape, ...]:
     """Return the groups; an AFD unit that fits on one machine is one component, on one machine."""
     if (machine := one_machine(verified)) is not None:
         return (machine,)
-    whole = {one.name: (one, other) for one, other in one_machine_units(verified)}
-    inside = {other.name for _, other in whole.values()}
+    whole = {attention.name: (attention, ffn) for attention, ffn in one_machine_units(verified)}
+    inside = {ffn.name for _, ffn in whole.values()}
     components = []
     for shape in group_shapes(verified):
         if shape.name in whole:
-            devices = sum(one.group.devices for one in whole[shape.name])
+            devices = sum(server.group.devices for server in whole[shape.name])
             unit = shape.group.model_copy(update={"devices": devices})
             components.append(replace(shape, name=afd_unit_name(shape), group=unit))
         elif shape.name not in inside:
@@ -116,9 +116,9 @@ def _components(verified: VerifiedServing) -> tuple[GroupShape, ...]:
 
 def _ffn_groups(verified: VerifiedServing) -> dict[str, str]:
     """Return, by attention group, the group of FFN servers on machines of their own."""
-    whole = {one.name for one, _ in one_machine_units(verified)}
+    whole = {attention.name for attention, _ in one_machine_units(verified)}
     pairs = afd_units(group_shapes(verified))
-    return {one.name: other.name for one, other in pairs if one.name not in whole}
+    return {attention.name: ffn.name for attention, ffn in pairs if attention.name not in whole}
 
 
 def _directives(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> str:

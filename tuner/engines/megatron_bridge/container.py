@@ -43,8 +43,8 @@ def container_values(raw: Mapping[str, Any], *, source: str) -> dict[str, tuple[
         )
     values: dict[str, tuple[str, ...]] = {}
     for section in _ORDER:
-        own = raw.get(section)
-        for field, value in own.items() if isinstance(own, dict) else ():
+        settings = raw.get(section)
+        for field, value in settings.items() if isinstance(settings, dict) else ():
             # The model's length follows the dataset's.
             name = str(field).replace("_", "-").replace("sequence-length", "seq-length")
             # Old fields are there, but off.

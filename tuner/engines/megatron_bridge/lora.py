@@ -36,13 +36,13 @@ def lora_arguments(
     if tune is None:
         return None
     # Otherwise all experts of a rank share one adapter, as they always do in older releases.
-    own = {"share_expert_adapters": False} if core is Core.V0_18 else {}
+    per_expert = {"share_expert_adapters": False} if core is Core.V0_18 else {}
     return {
         "target_modules": list(_modules(adapted(tune, model), model)),
         "dim": tune.rank,
         "alpha": tune.effective_alpha,
         "dropout": 0.0,
-        **own,
+        **per_expert,
     }
 
 

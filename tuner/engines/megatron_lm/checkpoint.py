@@ -275,9 +275,9 @@ def _write_shard(shard: _Shard, target: Path, permutation: Permutation) -> None:
                 _copy(reader, writer, start=start, size=size)
                 continue
             row = permutation[part.layer]
-            each = size // len(row)
+            expert_bytes = size // len(row)
             for expert in row:
-                _copy(reader, writer, start=start + expert * each, size=each)
+                _copy(reader, writer, start=start + expert * expert_bytes, size=expert_bytes)
 
 
 def _copy(reader: BinaryIO, writer: BinaryIO, *, start: int, size: int) -> None:

@@ -68,13 +68,17 @@ def overrides(
             f"{source}: modules.{name}.framework {shown_value(named)}: of Primus' frameworks"
             " only megatron and torchtitan are read; name the launch file that the framework reads"
         )
-    own = modules[name].get("overrides") or {}
-    if isinstance(own, dict) and isinstance(own.get("lora"), dict) and own["lora"].get("enabled"):
+    settings = modules[name].get("overrides") or {}
+    if (
+        isinstance(settings, dict)
+        and isinstance(settings.get("lora"), dict)
+        and settings["lora"].get("enabled")
+    ):
         raise SpecError(
             f"{source}: modules.{name}.overrides.lora: adapters of Primus are not read; leave them"
             " out to price full training, or state goal.tune in a spec and run moetune plan"
         )
-    return own if isinstance(own, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def with_defaults(values: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

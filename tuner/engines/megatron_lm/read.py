@@ -98,8 +98,8 @@ def read(
     )
     if is_primus:
         # Sizes that the command leaves to Primus' file of the model are the spec's.
-        own = settings_of(replace(flags, values=_primus_values(flags, beside)))
-        return own.model_copy(update={"stated": ()})
+        settings = settings_of(replace(flags, values=_primus_values(flags, beside)))
+        return settings.model_copy(update={"stated": ()})
     return settings_of(flags)
 
 
@@ -113,11 +113,11 @@ def _primus_values(flags: Flags, beside: Callable[[str], str | None]) -> dict[st
             " launch; estimate it where the file is"
         )
     raw = parse_yaml(text, source=named)
-    own = primus.overrides(raw if isinstance(raw, dict) else {}, source=named) or {}
-    given = {**dict(_leaves(own, {}, environment=flags.environment)), **flags.values}
+    overrides = primus.overrides(raw if isinstance(raw, dict) else {}, source=named) or {}
+    given = {**dict(_leaves(overrides, {}, environment=flags.environment)), **flags.values}
     # A flag that is nothing takes back what the file says.
     return primus.with_defaults(
-        {name: one for name, one in given.items() if not one or one[0] not in _NOTHING}
+        {name: words for name, words in given.items() if not words or words[0] not in _NOTHING}
     )
 
 
@@ -355,14 +355,14 @@ def _renamed(given: Flags) -> Flags:
                 f"{given.source}: --{name} is no longer read by Megatron-LM; say "
                 f"{table.REMOVED[name]}"
             )
-        own = table.ALIASES.get(name, name)
-        own, words = _negated(own, words)
-        if own in values and values[own] != words:
+        flag = table.ALIASES.get(name, name)
+        flag, words = _negated(flag, words)
+        if flag in values and values[flag] != words:
             raise SpecError(
-                f"{given.source}: --{own} {' '.join(values[own])} and --{name} {' '.join(words)} "
+                f"{given.source}: --{flag} {' '.join(values[flag])} and --{name} {' '.join(words)} "
                 "say the same with different values; keep one"
             )
-        values[own] = words
+        values[flag] = words
     return Flags(
         source=given.source,
         values=values,
@@ -538,16 +538,16 @@ def _saves_to_hosts(flags: Flags) -> dict[str, int | None]:
     """Return what a launch says of checkpoints on hosts; empty where it has none."""
     if flags.word("non-persistent-ckpt-type") != "local":
         return {}
-    own = {"host_save_interval": flags.number("non-persistent-save-interval")}
+    settings = {"host_save_interval": flags.number("non-persistent-save-interval")}
     if not flags.is_on("replication"):
-        return own
+        return settings
     jump = flags.number("replication-jump")
     if jump is None:
         raise SpecError(
             f"{flags.source}: --replication needs --replication-jump, the devices of a node"
         )
     copies = flags.number("replication-factor") or 2
-    return own | {"host_copies": copies, "replication_jump": jump}
+    return settings | {"host_copies": copies, "replication_jump": jump}
 
 
 def _bucket(flags: Flags) -> int | None:

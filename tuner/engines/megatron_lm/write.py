@@ -202,7 +202,9 @@ def _start(schedule: CheckpointSchedule | None, shape: LaunchShape, *, program: 
         return _START.format(needs="", program=program, local="", last="")
     needs, local = exit_minutes(schedule.ending_s), ""
     if has_local(schedule):
-        listed = "".join(f"  {_local_argument(*one)}\n" for one in local_settings(schedule, shape))
+        listed = "".join(
+            f"  {_local_argument(*setting)}\n" for setting in local_settings(schedule, shape)
+        )
         needs += _NEEDS_LOCAL.format(listed=listed)
         local = '  "${LOCAL[@]}" \\\n'
     return _START.format(needs=needs, program=program, local=local, last=_LAST)

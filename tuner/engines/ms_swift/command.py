@@ -113,26 +113,28 @@ def command_flags(
         SpecError: no shell text, no command of Megatron-SWIFT that trains, or an unread file.
     """
     shell = shell_text(text, source=source, environment=environment, beside=beside)
-    commands = [one for one in (swift_command(each.words) for each in shell.commands) if one]
-    training = [one for one in commands if one.is_megatron and one.method in METHODS]
+    commands = [*filter(None, (swift_command(command.words) for command in shell.commands))]
+    training = [
+        command for command in commands if command.is_megatron and command.method in METHODS
+    ]
     if training:
-        command = training[0]
+        chosen = training[0]
     elif not commands and shell.commands and shell.commands[0].words[0].startswith("-"):
-        every = tuple(word for each in shell.commands for word in each.words)
-        command = SwiftCommand(method="sft", is_megatron=True, arguments=every)
+        every = tuple(word for command in shell.commands for word in command.words)
+        chosen = SwiftCommand(method="sft", is_megatron=True, arguments=every)
     else:
         raise SpecError(f"{source}: {_obstacle(commands)}")
-    words, aside = without_unset(command.arguments, frozenset())
+    words, aside = without_unset(chosen.arguments, frozenset())
     given, variables = _configured(words, source=source, beside=beside)
     variables = {**variables, **(environment or {}), **shell.environment}
-    nodes, per_node = launched_devices(command.launcher, shell.scheduler)
+    nodes, per_node = launched_devices(chosen.launcher, shell.scheduler)
     # The command starts torchrun where one of the two is set.
     per_node = per_node or whole(variables.get("NPROC_PER_NODE"))
     nodes = nodes or whole(variables.get("NNODES")) or (None if "NNODES=" in text else 1)
     notes = [f"{UNSET}: {word}" for word in aside]
     if len(training) > 1:
         notes.append(f"{len(training)} commands train; the first is read")
-    return command, Flags(
+    return chosen, Flags(
         source=source,
         values={**given, **grouped_words(words)},
         notes=tuple(shown_value(note)[1:-1] if len(note) > 300 else note for note in notes),
@@ -144,7 +146,7 @@ def command_flags(
 
 def _obstacle(commands: Sequence[SwiftCommand]) -> str:
     """Say why none of these commands of ms-swift is read."""
-    plain = [one.method for one in commands if one.method in METHODS]
+    plain = [command.method for command in commands if command.method in METHODS]
     if plain:
         return (
             f"swift {plain[0]} of ms-swift runs other models or generation beside the trained one,"

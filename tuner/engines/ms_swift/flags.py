@@ -131,10 +131,10 @@ def megatron_flag(name: str) -> str | None:
 def own_flag(flag: str) -> str:
     """Return a flag of Megatron-LM as ms-swift has it."""
     name = flag.removeprefix("--")
-    own = {theirs: ours for ours, theirs in OWN.items()} | {
+    swift_names = {theirs: ours for ours, theirs in OWN.items()} | {
         off: ours for ours, (off, _) in OFF.items()
     }
-    return f"--{own.get(name, name.replace('-', '_'))}"
+    return f"--{swift_names.get(name, name.replace('-', '_'))}"
 
 
 def field_of(flag: str, *, source: str, finds_slips: bool = True) -> tuple[str, bool]:
@@ -150,7 +150,7 @@ def field_of(flag: str, *, source: str, finds_slips: bool = True) -> tuple[str, 
         return (OLDER_OFF[name], True) if name in OLDER_OFF else (OLDER.get(name, name), False)
     if name.startswith("no_") and name.removeprefix("no_") in NAMES:
         return name.removeprefix("no_"), True
-    begun = sorted(one for one in NAMES if one.startswith(name))
+    begun = sorted(field for field in NAMES if field.startswith(name))
     if len(begun) == 1:
         return OLDER.get(begun[0], begun[0]), False
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=SLIP_RATIO) if finds_slips else []
@@ -158,7 +158,7 @@ def field_of(flag: str, *, source: str, finds_slips: bool = True) -> tuple[str, 
     if begun:
         raise SpecError(
             f"{source}: --{shown} begins several flags of {RELEASE}: "
-            f"{', '.join(f'--{one}' for one in begun[:4])}; write one of them out"
+            f"{', '.join(f'--{field}' for field in begun[:4])}; write one of them out"
         )
     if near:
         raise SpecError(f"{source}: --{shown} is no flag of {RELEASE}; did you mean --{near[0]}?")

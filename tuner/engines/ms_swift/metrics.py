@@ -22,7 +22,7 @@ _GIB: Final = parse_bytes("1GiB")
 def read(line: str, job: TrialWork) -> LogLine | None:
     """Read a line of the log."""
     del job  # Step times need no conversion.
-    step, speed, memory = (one.search(line) for one in (_STEP, _SPEED, _MEMORY))
+    step, speed, memory = (pattern.search(line) for pattern in (_STEP, _SPEED, _MEMORY))
     if step is None or speed is None:
         return None
     peak_bytes = int(number(memory.group(1)) * _GIB) if memory else 0

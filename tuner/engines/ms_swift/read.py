@@ -70,14 +70,14 @@ def starts(text: str) -> bool:
     except SpecError:
         return False
     is_list = bool(_OWN_ARGUMENTS.search(text)) and all(
-        each.words[0].startswith("-") for each in commands
+        command.words[0].startswith("-") for command in commands
     )
     return is_list or any(is_own_command(command.words) for command in commands)
 
 
 def holds_settings(text: str) -> bool:
     """Return whether a text is a file of settings of Megatron-SWIFT."""
-    return all(one.search(text) for one in _OWN_KEYS)
+    return all(pattern.search(text) for pattern in _OWN_KEYS)
 
 
 def read(

@@ -252,7 +252,7 @@ def _plugin_json(plugin: Mapping[str, Any], beside: Beside, source: str) -> tupl
 def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dict[str, Any]:
     """Return the Trainer's own FSDP settings under Accelerate's names."""
     options = values["fsdp"]
-    words = [str(one) for one in options] if isinstance(options, list) else str(options).split()
+    words = list(map(str, options)) if isinstance(options, list) else str(options).split()
     config = values.get("fsdp_config")
     if isinstance(config, str):
         text = found_text(config, beside, by="the Trainer", source=source)
@@ -263,7 +263,7 @@ def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dic
         # FSDP2 goes by `reshard_after_forward`.
         **({} if "reshard_after_forward" in stated else {"fsdp_sharding_strategy": strategy}),
         "fsdp_offload_params": "offload" in words,
-        **{f"fsdp_{str(name).removeprefix('fsdp_')}": one for name, one in stated.items()},
+        **{f"fsdp_{str(name).removeprefix('fsdp_')}": value for name, value in stated.items()},
     }
 
 

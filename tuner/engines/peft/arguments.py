@@ -254,7 +254,7 @@ def found_text(named: str, beside: Beside, *, by: str, source: str) -> str:
     """
     last = PurePosixPath(named).name
     texts = (beside(name) for name in (named, last, f"../{named}", f"../{last}"))
-    text = next((one for one in texts if one is not None), None)
+    text = next((content for content in texts if content is not None), None)
     if text is None:
         raise SpecError(
             f"{source}: {shown_value(named)}, which {by} reads, is not here: put "

@@ -105,8 +105,8 @@ ON_PROCESSORS: Final = replace(
 
 def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> SavedBytes:
     """Return bytes of a parameter, thrice its own type; frozen ones are loaded at every start."""
-    each = 2.0 if tune is None or tune.dtype == "bf16" else 4.0
-    return SavedBytes(trained=3.0 * each, reread=2.0)
+    parameter_bytes = 2.0 if tune is None or tune.dtype == "bf16" else 4.0
+    return SavedBytes(trained=3.0 * parameter_bytes, reread=2.0)
 
 
 TARGETS: Final = (

@@ -138,8 +138,8 @@ def read(
             "llamafactory-cli train, trl sft, or --per_device_train_batch_size"
         )
     program, values = program_values(command, beside, source=source)
-    own = values.pop("ENV", None) if program is SWIFT else None
-    stated = {str(name): str(own[name]) for name in own} if isinstance(own, dict) else {}
+    env = values.pop("ENV", None) if program is SWIFT else None
+    stated = {str(name): str(env[name]) for name in env} if isinstance(env, dict) else {}
     variables = {**stated, **(environment or {}), **shell.environment}
     given = Sections(values, source=source, defaults=program.defaults)
     own_obstacles = obstacles(given) if program is SWIFT else ()
@@ -370,8 +370,8 @@ def _mixed_precision(
 ) -> Literal["bf16", "fp16", ""]:
     """Return the type of mixed precision; empty: everything has the type of the weights."""
     # What ms-swift is not told follows from its type: bf16, or fp16 for the two others.
-    own = _PRECISIONS[given.value("torch_dtype") != "bfloat16"] if program is SWIFT else ""
-    on = [name for name in _PRECISIONS if given.is_on(name, default=name == own)]
+    default_type = _PRECISIONS[given.value("torch_dtype") != "bfloat16"] if program is SWIFT else ""
+    on = [name for name in _PRECISIONS if given.is_on(name, default=name == default_type)]
     if len(on) == 2:
         raise SpecError(f"{given.source}: bf16 and fp16: choose one")
     if not on and shared.mixed_precision in _PRECISIONS:

@@ -64,15 +64,15 @@ def parse_name(name: str) -> ExpertTensor | None:
         return ExpertTensor(layer=layer, kind="router")
     if _ALL.fullmatch(rest):
         return ExpertTensor(layer=layer, kind="all_experts")
-    one = _ONE.fullmatch(rest) or _GROUPED.fullmatch(rest)
-    if one is not None:
+    expert_match = _ONE.fullmatch(rest) or _GROUPED.fullmatch(rest)
+    if expert_match is not None:
         before = name[: len(name) - len(rest)]
         return ExpertTensor(
             layer=layer,
             kind="expert",
-            expert=int(one["expert"]),
-            head=before + one["head"],
-            tail=one["tail"],
+            expert=int(expert_match["expert"]),
+            head=before + expert_match["head"],
+            tail=expert_match["tail"],
         )
     if _EXPERTS.match(rest) and not rest.endswith("_extra_state"):
         raise ValueError(f"{name!r} is not an expert layout that can be renumbered")

@@ -192,15 +192,15 @@ def training_flags(
     shell = shell_text(text, source=source, environment=environment, beside=beside)
     names = frozenset(known)
     scored = [(_known_flags(command.words, names), command) for command in shell.commands]
-    most = max((score for score, _ in scored), default=0)
-    if not most:
+    best_score = max((score for score, _ in scored), default=0)
+    if not best_score:
         raise SpecError(
             f"{source}: no command with Megatron-LM flags such as --tensor-model-parallel-size; "
             "name the launch script, or paste its arguments"
         )
     # A file that only lists arguments has one command per line.
     is_list = all(command.words[0].startswith("-") for command in shell.commands)
-    chosen = next(command for score, command in scored if score == most)
+    chosen = next(command for score, command in scored if score == best_score)
     words = (
         [word for command in shell.commands for word in command.words]
         if is_list
@@ -209,7 +209,7 @@ def training_flags(
     words, aside = without_unset(words, switches)
     split = _script_index(words)
     launcher = grouped_words(words[:split])
-    undecided = [one for one in shell.skipped if not _is_rendezvous(one)]
+    undecided = [skipped for skipped in shell.skipped if not _is_rendezvous(skipped)]
     notes = [
         *(f"{UNSET}: {word}" for word in aside),
         *_notes(shell.commands, scored, chosen, is_list=is_list),

@@ -45,10 +45,10 @@ def check_all(source: str, *checks: Callable[[], object]) -> None:
 
 def joined(refusals: Sequence[str], *, source: str) -> str:
     """Return one line that says every refusal once."""
-    said = list(dict.fromkeys(one.removeprefix(f"{source}: ") for one in refusals))
+    said = list(dict.fromkeys(refusal.removeprefix(f"{source}: ") for refusal in refusals))
     if len(said) == 1:
         return refusals[0]
-    numbered = [f"({number}) {one}" for number, one in enumerate(said[:MOST_SAID], start=1)]
+    numbered = [f"({number}) {refusal}" for number, refusal in enumerate(said[:MOST_SAID], start=1)]
     more = f"; and {len(said) - MOST_SAID} more" if len(said) > MOST_SAID else ""
     return f"{source}: {len(said)} mistakes: {'; '.join(numbered)}{more}"
 
@@ -64,7 +64,7 @@ def read_flags(flags: Flags, read: Callable[[Flags], T]) -> T:
         return {name.replace("_", "-") for name in _FLAG.findall(text)}
 
     def read_without(left_out: Collection[str], needed: Collection[str]) -> T:
-        values = {name: one for name, one in flags.values.items() if name not in left_out}
+        values = {name: words for name, words in flags.values.items() if name not in left_out}
         return read(replace(flags, values=values | dict.fromkeys(needed, ("1",))))
 
     return _read(read_without, named, frozenset(flags.values), source=flags.source)
@@ -135,5 +135,5 @@ def _read(
 
 def _follows(names: Collection[str], left_out: Collection[str]) -> bool:
     """Say whether a refusal may come from what was left out."""
-    is_degree = [any(map(_DEGREE.search, one)) for one in (names, left_out)]
+    is_degree = [any(map(_DEGREE.search, group)) for group in (names, left_out)]
     return not set(names).isdisjoint(left_out) or all(is_degree) or not names

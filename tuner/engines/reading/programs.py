@@ -241,7 +241,7 @@ def refuse_unread(text: str, *, source: str, is_file: bool = False) -> None:
     """
     if is_file:
         names: Iterator[str] = (
-            name for name, one in _TEXTS.items() if re.search(one, text, re.MULTILINE)
+            name for name, pattern in _TEXTS.items() if re.search(pattern, text, re.MULTILINE)
         )
     else:
         names = filter(None, (unread_program(_commands(text)),))

@@ -103,9 +103,9 @@ class Sections:
         for name in islice(unknown, MOST_SEARCHED):
             section, _, key = name.rpartition(".")
             siblings = {
-                other.rpartition(".")[2]
-                for other in self._requested
-                if other.rpartition(".")[0] == section
+                requested.rpartition(".")[2]
+                for requested in self._requested
+                if requested.rpartition(".")[0] == section
             }
             near = difflib.get_close_matches(key, siblings, n=1, cutoff=SLIP_RATIO)
             if near and not self._holds(section, near[0]):

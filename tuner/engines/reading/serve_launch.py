@@ -77,7 +77,7 @@ class ServingLaunch:
     """Devices of the FFN server of an attention server (AFD); 0: no disaggregation."""
     replicas: int = 1
     """Identical launches that the file states."""
-    other: "ServingLaunch | None" = None
+    counterpart: "ServingLaunch | None" = None
     """The file's launch of the other role, where it starts prefill and decode instances."""
     draft_method: DraftMethod = DraftMethod.MTP
     """Method of drafting, where there are drafts."""
@@ -122,4 +122,6 @@ class ServingLaunch:
     @property
     def reader(self) -> "ServingLaunch":
         """The launch whose prefix caches count: the file's that reads prompts, else itself."""
-        return self.other if self.role is Role.DECODE and self.other is not None else self
+        return (
+            self.counterpart if self.role is Role.DECODE and self.counterpart is not None else self
+        )

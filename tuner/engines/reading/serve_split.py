@@ -25,10 +25,11 @@ def pipeline_stages(flags: Flags, name: str, *, around: Surroundings) -> int:
         SpecError: there are more than layers.
     """
     stages = flags.number(name) or 1
-    most = around.model.most_stages
-    if stages > most:
+    max_stages = around.model.most_stages
+    if stages > max_stages:
         raise SpecError(
-            f"{flags.source}: --{name} {stages} stages of {most} layers; the nearest is {most}"
+            f"{flags.source}: --{name} {stages} stages of {max_stages} layers; the nearest is"
+            f" {max_stages}"
         )
     return stages
 

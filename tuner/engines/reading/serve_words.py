@@ -106,14 +106,14 @@ class ServerFlags:
         """Return the flags that a name which is none begins."""
         if name in self.known or not self.takes_prefixes or len(name) <= _LONGEST_SHORT:
             return []
-        longer = {self.spellings.get(one, one) for one in self.known if one.startswith(name)}
-        return sorted(one for one in longer if "." not in one)
+        longer = {self.spellings.get(flag, flag) for flag in self.known if flag.startswith(name)}
+        return sorted(flag for flag in longer if "." not in flag)
 
     def kind(self, name: str) -> str:
         """Return which set a flag is in, or the flag that a dotted one is part of."""
-        for one in (name, name.partition(".")[0]):
+        for flag in (name, name.partition(".")[0]):
             for kind in ("read", "timeless", "unpriced"):
-                if one in getattr(self, kind):
+                if flag in getattr(self, kind):
                     return kind
         return "unpriced" if name.startswith("speculative") else ""
 
@@ -150,7 +150,9 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     ]
     if not starts:
         return _listed_flags(shell.commands, source=source, server=server)
-    parsed = [_parsed(_without_unset(own, server)[0], source, server) for _, _, own in starts]
+    parsed = [
+        _parsed(_without_unset(arguments, server)[0], source, server) for _, _, arguments in starts
+    ]
     differing = _differing(parsed, server)
     names = _differing_flags(parsed)
     undecided = sum(command.is_conditional for _, command, _ in starts)
@@ -173,7 +175,9 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     if len(differing) > 1:
         listed = ", ".join(f"--{name}" for name in names)
         notes.append(f"branches that only variables decide differ in {listed}, which have no price")
-    notes += [f"not read, because a condition decides: {one[:200]}" for one in shell.skipped[:8]]
+    notes += [
+        f"not read, because a condition decides: {skipped[:200]}" for skipped in shell.skipped[:8]
+    ]
     values = _parsed(kept, source, server)
     shown = {word for name, words in values.items() if name in server.read for word in words}
     notes += [
@@ -208,7 +212,7 @@ def _differing(
     """Return the different servers; commands of several nodes differ in ranks and addresses."""
     differing: list[dict[str, tuple[str, ...]]] = []
     for flags in parsed:
-        values = {name: own for name, own in flags.items() if server.kind(name) != "timeless"}
+        values = {name: words for name, words in flags.items() if server.kind(name) != "timeless"}
         if values not in differing:
             differing.append(values)
     return differing
@@ -260,9 +264,9 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
             yield command
         for text in inner:
             inherited = _container_variables(words)
-            for one in shell_text(text, source=source, environment=inherited).commands:
-                is_conditional = command.is_conditional or one.is_conditional
-                yield Command(words=one.words, is_conditional=is_conditional)
+            for nested in shell_text(text, source=source, environment=inherited).commands:
+                is_conditional = command.is_conditional or nested.is_conditional
+                yield Command(words=nested.words, is_conditional=is_conditional)
 
 
 def _program(word: str) -> str:
@@ -272,7 +276,7 @@ def _program(word: str) -> str:
 def _entrypoint(words: Sequence[str]) -> str:
     """Return what `docker run` starts in place of the image's own program; empty: that."""
     followed = zip((word.partition("=") for word in words), [*words[1:], ""], strict=False)
-    return next((own[2] or after for own, after in followed if own[0] == "--entrypoint"), "")
+    return next((parts[2] or after for parts, after in followed if parts[0] == "--entrypoint"), "")
 
 
 def _container_variables(words: Sequence[str]) -> dict[str, str]:
@@ -305,22 +309,22 @@ def with_json(flags: Flags, names: Mapping[str, tuple[str, str] | None]) -> Flag
         SpecError: a flag holds no JSON object.
     """
     values = dict(flags.values)
-    for name in [one for one, part in names.items() if part is None]:
-        parts = {one: part[1] for one, part in names.items() if part and part[0] == name}
-        parts |= {one: one.partition(".")[2] for one in values if one.startswith(f"{name}.")}
-        parts = {one: key for one, key in parts.items() if one in values}
+    for name in [flag for flag, part in names.items() if part is None]:
+        parts = {flag: part[1] for flag, part in names.items() if part and part[0] == name}
+        parts |= {flag: flag.partition(".")[2] for flag in values if flag.startswith(f"{name}.")}
+        parts = {flag: key for flag, key in parts.items() if flag in values}
         if not parts:
             continue
         whole = json_object(flags, name) if name in values else {}
-        for one, key in parts.items():
+        for flag, key in parts.items():
             inner = whole
             *outer, last = key.replace("-", "_").split(".")
             for step in outer:
                 inner = inner.setdefault(step, {})
                 if not isinstance(inner, dict):
-                    raise SpecError(f"{flags.source}: --{one} and --{name} contradict each other")
-            inner[last] = _json_value(flags.word(one) or "")
-            del values[one]
+                    raise SpecError(f"{flags.source}: --{flag} and --{name} contradict each other")
+            inner[last] = _json_value(flags.word(flag) or "")
+            del values[flag]
         values[name] = (json.dumps(whole),)
     return replace(flags, values=values)
 
@@ -355,7 +359,7 @@ def tokens(flags: Flags, name: str) -> int | None:
     Raises:
         SpecError: it is none, or out of range.
     """
-    return _scaled(flags, name, unit="tokens", example=8192, most=MOST_TOKENS)
+    return _scaled(flags, name, unit="tokens", example=8192, limit=MOST_TOKENS)
 
 
 def size_bytes(flags: Flags, name: str) -> int | None:
@@ -364,7 +368,7 @@ def size_bytes(flags: Flags, name: str) -> int | None:
     Raises:
         SpecError: it is none, or out of range.
     """
-    return _scaled(flags, name, unit="bytes", example=2**33, most=MOST_BYTES)
+    return _scaled(flags, name, unit="bytes", example=2**33, limit=MOST_BYTES)
 
 
 def host_sizes(flags: Flags, unit_bytes: Mapping[str, float]) -> dict[str, float]:
@@ -389,7 +393,7 @@ def host_sizes(flags: Flags, unit_bytes: Mapping[str, float]) -> dict[str, float
     return sizes
 
 
-def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> int | None:
+def _scaled(flags: Flags, name: str, *, unit: str, example: int, limit: int) -> int | None:
     """Read a whole number as vLLM does: small letters count by 1000, capital ones by 1024."""
     word = flags.word(name)
     if not word:  # Empty counts as absent (vLLM's engine/arg_utils.py, `optional_type`).
@@ -401,10 +405,10 @@ def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> i
             f" e.g. --{name} {example}"
         )
     number = int(float(f"{match[1]}{match[2] or ''}") * _MULTIPLES.get(match[3], 1))
-    if not 1 <= number <= most:
+    if not 1 <= number <= limit:
         raise SpecError(
-            f"{flags.source}: --{name} {word} is outside 1..{most}; the nearest is"
-            f" {min(max(number, 1), most)}"
+            f"{flags.source}: --{name} {word} is outside 1..{limit}; the nearest is"
+            f" {min(max(number, 1), limit)}"
         )
     return number
 
@@ -444,7 +448,7 @@ def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
                 is_other = bool(first) and first[0] in server.other_verbs
                 return None if is_other else list(words[at + len(start) :])
     entrypoint = _program(_entrypoint(words))
-    verb = next((own[1] for own in server.starts if own[:-1] == (entrypoint,)), "")
+    verb = next((known[1] for known in server.starts if known[:-1] == (entrypoint,)), "")
     for at, word in enumerate(words):
         # The verb follows the image; behind a flag the same word is a name or a path.
         if verb and word == verb and words[at - 1][:1] != "-":

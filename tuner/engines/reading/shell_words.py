@@ -429,7 +429,7 @@ class _Variables:
 
     @arguments.setter
     def arguments(self, words: Sequence[str]) -> None:
-        for name in [one for one in self._words if not one[:1].isalpha() and one[:1] != "_"]:
+        for name in [key for key in self._words if not key[:1].isalpha() and key[:1] != "_"]:
             del self._words[name]
         if words:
             numbered = {str(at): (word,) for at, word in enumerate(words, start=1)}
@@ -667,7 +667,7 @@ def _value_of(node: ast.expr) -> int:
             result = _value_of(body if _value_of(test) else orelse)
         case ast.BoolOp(op=op, values=values):
             joined = all if isinstance(op, ast.And) else any
-            result = int(joined(_value_of(one) for one in values))
+            result = int(joined(_value_of(part) for part in values))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             result = _OPERATIONS[type(op)](_value_of(left), _value_of(right))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATIONS:

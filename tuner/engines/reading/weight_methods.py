@@ -93,12 +93,12 @@ def check_bits(source: str, bits: tuple[int, ...], *, quantization: str) -> None
     Raises:
         SpecError: they have.
     """
-    own = BITS.get(quantization)
-    if not bits or own is None or own in bits:
+    spec_bits = BITS.get(quantization)
+    if not bits or spec_bits is None or spec_bits in bits:
         return
     nearest = "fp8" if 8 in bits else "int4"
     raise SpecError(
         f"{source}: its --quantization means weights of {' or '.join(map(str, bits))} bits, the"
-        f" spec's goal.quantization {quantization} has {own}; write the format of the checkpoint"
-        f" there, the nearest is {nearest}"
+        f" spec's goal.quantization {quantization} has {spec_bits}; write the format of the"
+        f" checkpoint there, the nearest is {nearest}"
     )

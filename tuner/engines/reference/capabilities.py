@@ -65,11 +65,11 @@ def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> Saved
 
 TARGETS: Final = tuple(
     Target(
-        capabilities=one,
+        capabilities=capabilities,
         family="torchtitan",
         software="torch-fsdp",
         runs_same_layers=False,
         saved_bytes=saved_bytes,
     )
-    for one in (REFERENCE, TORCHRUN)
+    for capabilities in (REFERENCE, TORCHRUN)
 )

@@ -54,7 +54,9 @@ class AfdCapabilities:
         """
         is_nvidia = generation is None or generation.vendor is Vendor.NVIDIA
         platform = "cuda" if is_nvidia else ""
-        return next((one for one in self.connectors if one.platform == platform), None)
+        return next(
+            (connector for connector in self.connectors if connector.platform == platform), None
+        )
 
 
 def side_refusals(
@@ -67,7 +69,9 @@ def side_refusals(
 ) -> Iterator[str]:
     """Yield why the plugin cannot run one server of a unit."""
     if afd.connector(generation) is None:
-        names = ", ".join(f"{one.name} ({one.platform})" for one in afd.connectors)
+        names = ", ".join(
+            f"{connector.name} ({connector.platform})" for connector in afd.connectors
+        )
         yield f"no connector runs on {generation} devices; there are {names}"
     if model.architecture not in afd.architectures:
         known = ", ".join(sorted(afd.architectures))
@@ -92,7 +96,7 @@ def afd_pairs(
     groups: Sequence[Instances],
 ) -> tuple[tuple[Instances, Instances], ...]:
     """Return the groups of attention instances with those of their FFN servers, in order."""
-    attention, expert = ([one for one in groups if one.role == role] for role in _ROLES)
+    attention, expert = ([group for group in groups if group.role == role] for role in _ROLES)
     return tuple(zip(attention, expert, strict=False))
 
 
@@ -106,7 +110,7 @@ def afd_refusals(
         groups: of all roles.
         generations: of the devices, by pool.
     """
-    attention, expert = ([one.count for one in groups if one.role == role] for role in _ROLES)
+    attention, expert = ([group.count for group in groups if group.role == role] for role in _ROLES)
     if attention != expert:
         yield (
             "every attention instance has one FFN server: groups of"

@@ -110,22 +110,22 @@ def _states(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
 
 
 def _types(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
-    one, other = transfer.prefill.dtype, transfer.decode.dtype
-    if one != other:
-        yield f"KV types {one} and {other} differ; give both sides one"
-    elif transfer.slices_heads and one in rules.unsliceable_dtypes:
-        yield f"heads of a {one} cache cannot be split; give both sides one tensor degree"
+    prefill, decode = transfer.prefill.dtype, transfer.decode.dtype
+    if prefill != decode:
+        yield f"KV types {prefill} and {decode} differ; give both sides one"
+    elif transfer.slices_heads and prefill in rules.unsliceable_dtypes:
+        yield f"heads of a {prefill} cache cannot be split; give both sides one tensor degree"
 
 
 def _pages(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
-    one, other = transfer.prefill.page_tokens, transfer.decode.page_tokens
-    if one == other:
+    prefill, decode = transfer.prefill.page_tokens, transfer.decode.page_tokens
+    if prefill == decode:
         return
-    pages = f"page sizes {one} (prefill) and {other} (decode)"
+    pages = f"page sizes {prefill} (prefill) and {decode} (decode)"
     through_host = transfer.prefill.uses_host_buffer or transfer.decode.uses_host_buffer
     if not rules.prefill_pages_divide:
         yield f"{pages} differ; give both sides one"
-    elif other % one:
+    elif decode % prefill:
         yield f"{pages}: prefill's must divide decode's"
     elif transfer.is_hybrid and rules.pages_equal_if_hybrid:
         yield f"{pages} differ, which a hybrid model forbids; give both sides one"
@@ -136,11 +136,13 @@ def _pages(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
 
 
 def _tensors(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
-    one, other, wider = transfer.prefill.tensor, transfer.decode.tensor, transfer.wider
-    degrees = f"tensor degrees {one} (prefill) and {other} (decode)"
-    if max(one, other) % min(one, other):
+    prefill, decode, wider = transfer.prefill.tensor, transfer.decode.tensor, transfer.wider
+    degrees = f"tensor degrees {prefill} (prefill) and {decode} (decode)"
+    if max(prefill, decode) % min(prefill, decode):
         yield f"{degrees}: one must be a multiple of the other"
-    beyond_heads = transfer.cache is CacheKind.GROUPED and max(one, other) > transfer.num_kv_heads
+    beyond_heads = (
+        transfer.cache is CacheKind.GROUPED and max(prefill, decode) > transfer.num_kv_heads
+    )
     heads = f"{transfer.num_kv_heads} key-value heads"
     if wider == "prefill" and beyond_heads and not rules.wider_prefill_beyond_heads:
         yield f"{degrees}: the wider prefill exceeds {heads}; give prefill at most that"
@@ -155,23 +157,23 @@ def _tensors(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
 def _layouts(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
     if transfer.cache is CacheKind.LATENT:
         return
-    one, other = transfer.prefill.layout, transfer.decode.layout
+    prefill, decode = transfer.prefill.layout, transfer.decode.layout
     allowed = " or ".join(sorted(rules.sliceable_layouts))
-    if one != other:
-        yield f"page layouts {one} and {other} differ; give both sides {allowed}"
-    elif transfer.slices_heads and one not in rules.sliceable_layouts:
-        yield f"heads cannot be split in {one} pages; use {allowed}, or one tensor degree"
+    if prefill != decode:
+        yield f"page layouts {prefill} and {decode} differ; give both sides {allowed}"
+    elif transfer.slices_heads and prefill not in rules.sliceable_layouts:
+        yield f"heads cannot be split in {prefill} pages; use {allowed}, or one tensor degree"
 
 
 def _pipelines(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
-    one, other = transfer.prefill.pipeline, transfer.decode.pipeline
-    degrees = f"pipeline degrees {one} (prefill) and {other} (decode)"
-    if rules.pipeline is PipelineRule.NONE and (one, other) != (1, 1):
+    prefill, decode = transfer.prefill.pipeline, transfer.decode.pipeline
+    degrees = f"pipeline degrees {prefill} (prefill) and {decode} (decode)"
+    if rules.pipeline is PipelineRule.NONE and (prefill, decode) != (1, 1):
         yield f"{degrees}: both must be 1"
-    if rules.pipeline is PipelineRule.DECODE_ONE and other != 1:
+    if rules.pipeline is PipelineRule.DECODE_ONE and decode != 1:
         yield f"{degrees}: decode's must be 1"
-    if rules.pipeline is PipelineRule.EQUAL_OR_DECODE_ONE and other not in (1, one):
+    if rules.pipeline is PipelineRule.EQUAL_OR_DECODE_ONE and decode not in (1, prefill):
         yield f"{degrees}: decode's must be 1 or prefill's"
-    cut = transfer.is_hybrid and transfer.slices_heads and one > 1
+    cut = transfer.is_hybrid and transfer.slices_heads and prefill > 1
     if cut and not rules.slicing_hybrid_with_pipeline:
         yield f"{degrees}: a hybrid model needs one tensor degree, or no pipeline"

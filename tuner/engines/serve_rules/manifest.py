@@ -182,7 +182,7 @@ class ServingCapabilities:
         """
         rows = {row.connector: row for row in self.transfers if row.cache is cache}
         if connector not in rows:
-            known = sorted(one.value for one in rows)
+            known = sorted(supported.value for supported in rows)
             raise ValueError(
                 f"{self.name} {self.release}: no connector {connector}; it has {known}"
             )

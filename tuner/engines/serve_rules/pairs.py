@@ -71,12 +71,12 @@ def _pair_transfer(
     decision: ServeDecision, sender: Instances, receiver: Instances
 ) -> PlannedKvTransfer | None:
     """Return the KV transfer of a pair, by default the decision's first one."""
-    own = (
-        one
-        for one in decision.handovers
-        if (one.from_pool, one.to_pool) == (sender.pool, receiver.pool)
+    pair_transfers = (
+        transfer
+        for transfer in decision.handovers
+        if (transfer.from_pool, transfer.to_pool) == (sender.pool, receiver.pool)
     )
-    return next(own, next(iter(decision.handovers), None))
+    return next(pair_transfers, next(iter(decision.handovers), None))
 
 
 def _lines(
@@ -101,19 +101,19 @@ def _lines(
         )
     )
     yield from broken
-    one, other = (
-        _side(own, group, cache=cache, goal=goal, generations=generations, path=transfer.path)
-        for own, group in zip(sides, groups, strict=True)
+    prefill, decode = (
+        _side(release, group, cache=cache, goal=goal, generations=generations, path=transfer.path)
+        for release, group in zip(sides, groups, strict=True)
     )
-    if broken or one is None or other is None:
+    if broken or prefill is None or decode is None:
         return
     kv_transfer = KvTransfer(
         cache=cache,
         num_kv_heads=1 if cache is CacheKind.LATENT else model.attention.num_kv_heads,
         is_hybrid=has_different_caches(model),
         states=state_kind(model),
-        prefill=one,
-        decode=other,
+        prefill=prefill,
+        decode=decode,
     )
     for line in refusals(kv_transfer, engine=sides[0], connector=connector):
         yield line.partition(": ")[2]
@@ -128,9 +128,9 @@ def _one_shape(
     """Yield a line if a connector with one set of degrees per side gets more."""
     shapes: dict[tuple[str, str, str], set[tuple[int, int, int]]] = {}
     for group in decision.instances:
-        own = releases.get(group.pool, engine)
-        if any(row.one_shape for row in own.transfers):
-            stack = own.plugin.partition(" ")[0] or own.name
+        release = releases.get(group.pool, engine)
+        if any(row.one_shape for row in release.transfers):
+            stack = release.plugin.partition(" ")[0] or release.name
             degrees = group.attention_tp, group.attention_dp, group.pp
             shapes.setdefault((group.role, group.island, stack), set()).add(degrees)
     for (role, _, stack), kinds in shapes.items():

@@ -128,17 +128,20 @@ DYNAMO: Final = "dynamo"
 
 
 def router_stacks(
-    own: Iterable[tuple[RouterCapabilities, ...]], targets: Iterable[str]
+    engine_stacks: Iterable[tuple[RouterCapabilities, ...]], targets: Iterable[str]
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
     """Return the routers of every stack that a spec names, by default the engines' own.
 
     Args:
-        own: routers of the pools' releases; each island of another release has one of its own.
+        engine_stacks: routers of the pools' releases; each island of another release has
+            one of its own.
         targets: that the spec names.
     """
     named = dict.fromkeys((target == DYNAMO) for target in targets) or {False: None}
     return tuple(
-        stack for is_dynamo in named for stack in (((DYNAMO_FRONTEND,),) if is_dynamo else own)
+        stack
+        for is_dynamo in named
+        for stack in (((DYNAMO_FRONTEND,),) if is_dynamo else engine_stacks)
     )
 
 
@@ -147,5 +150,10 @@ def router_with(
 ) -> RouterCapabilities | None:
     """Return the first router of a stack that has the policy."""
     return next(
-        (one for one in routers if policy in one.policies(is_disaggregated=is_disaggregated)), None
+        (
+            router
+            for router in routers
+            if policy in router.policies(is_disaggregated=is_disaggregated)
+        ),
+        None,
     )

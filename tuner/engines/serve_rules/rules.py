@@ -73,9 +73,9 @@ def refusals(
         releases: by pool, if not `engine`.
     """
     used = {group.pool: releases.get(group.pool, engine) for group in decision.instances}
-    for own in used.values():
-        if decision.mode not in own.modes:
-            return (absent_mode(own, decision.mode),)
+    for release in used.values():
+        if decision.mode not in release.modes:
+            return (absent_mode(release, decision.mode),)
     broken = [
         f"{engine.title}: {line}"
         for line in (
@@ -88,11 +88,11 @@ def refusals(
         )
     ]
     for group in decision.instances:
-        own = used[group.pool]
+        release = used[group.pool]
         broken += [
-            f"{own.title}: {line}"
+            f"{release.title}: {line}"
             for line in group_refusals(
-                own,
+                release,
                 group,
                 model=model,
                 goal=goal,
@@ -179,13 +179,13 @@ def _kv_transfers(
     if not used or any(len(names) > 1 for names in of_pool.values()):
         yield f"an instance has one KV connector, the KV transfers name {sorted(used) or 'none'}"
     for pool, names in of_pool.items():
-        own = releases.get(pool, engine)
-        for connector in sorted(names - set(own.connectors)):
-            yield f"connector {connector} is not one of {', '.join(own.connectors)}"
+        release = releases.get(pool, engine)
+        for connector in sorted(names - set(release.connectors)):
+            yield f"connector {connector} is not one of {', '.join(release.connectors)}"
     through_host = [transfer for transfer in decision.handovers if transfer.path == "host"]
     for transfer in through_host:
         sides = (releases.get(pool, engine) for pool in (transfer.from_pool, transfer.to_pool))
-        if not all(own.host_path for own in sides):
+        if not all(side.host_path for side in sides):
             yield "KV caches cannot pass through host memory; plan for a path between devices"
         elif transfer.connector == "mooncake":
             yield "connector mooncake cannot pass through host memory; nixl can"
@@ -198,10 +198,12 @@ def _afd_units(
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
     plugins = dict.fromkeys(
-        own.afd for group in decision.instances if (own := releases[group.pool]).afd is not None
+        release.afd
+        for group in decision.instances
+        if (release := releases[group.pool]).afd is not None
     )
     for plugin in plugins:
-        own_groups = [one for one in decision.instances if releases[one.pool].afd is plugin]
+        own_groups = [group for group in decision.instances if releases[group.pool].afd is plugin]
         yield from afd_refusals(plugin, own_groups, generations=generations)
 
 
@@ -218,10 +220,10 @@ def _afd_server(
 
 
 def _mixers(group: Instances, *, model: ModelSpec) -> Iterator[str]:
-    own, ranks = model.linear, group.attention_tp
-    if own is None or own.num_key_heads == 1:
+    linear, ranks = model.linear, group.attention_tp
+    if linear is None or linear.num_key_heads == 1:
         return
-    for count, what in ((own.num_value_heads, "heads"), (own.num_key_heads, "key heads")):
+    for count, what in ((linear.num_value_heads, "heads"), (linear.num_key_heads, "key heads")):
         if count % ranks:
             yield f"attention_tp {ranks} does not divide the {count} {what} of linear attention"
 

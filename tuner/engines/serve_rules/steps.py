@@ -92,8 +92,8 @@ def _tokens(engine: ServingCapabilities, group: Instances, *, longest: int) -> I
         return
     tokens = group.max_batched_tokens
     if engine.batch_needs_tokens and tokens < step_tokens(group):
-        each = f" x {group.draft_tokens + 1} tokens" if group.draft_tokens else ""
-        yield f"max_batched_tokens {tokens} is below max_batch {group.max_batch}{each}"
+        factor = f" x {group.draft_tokens + 1} tokens" if group.draft_tokens else ""
+        yield f"max_batched_tokens {tokens} is below max_batch {group.max_batch}{factor}"
     if engine.whole_prompt_in_one_batch and not group.chunked_prefill and tokens < longest:
         yield (
             f"without chunked prefill max_batched_tokens {tokens} must reach the longest request,"

@@ -29,17 +29,19 @@ from tuner.engines.serve_rules.manifest import ServingCapabilities
 def connector_between(sender: ServingCapabilities, receiver: ServingCapabilities) -> Connector:
     """Return the connector of a pair: one that both have, else the sender's."""
     order = tuple(dict.fromkeys(row.connector for row in sender.transfers)) or tuple(Connector)
-    own = [one for one in order if one.value in sender.connectors]
-    shared = [one for one in own if one.value in receiver.connectors]
-    return next(iter((*shared, *own)), order[0])
+    offered = [connector for connector in order if connector.value in sender.connectors]
+    shared = [connector for connector in offered if connector.value in receiver.connectors]
+    return next(iter((*shared, *offered)), order[0])
 
 
 def portable_backend(
     sender: ServingCapabilities, receiver: ServingCapabilities, *, cache: CacheKind
 ) -> str | None:
     """Return the attention backend that both sides must run if their vendors differ, or None."""
-    one, other = (end.portable_backends.get(cache.value) for end in (sender, receiver))
-    return one if one == other else None
+    sender_backend, receiver_backend = (
+        end.portable_backends.get(cache.value) for end in (sender, receiver)
+    )
+    return sender_backend if sender_backend == receiver_backend else None
 
 
 def vendor_refusals(
@@ -67,10 +69,10 @@ def vendor_refusals(
     if sender is receiver and generations is None:
         return
     if connector.value not in receiver.connectors or connector.value not in sender.connectors:
-        own, others = (", ".join(end.connectors.values()) for end in (sender, receiver))
+        of_sender, of_receiver = (", ".join(end.connectors.values()) for end in (sender, receiver))
         yield (
-            f"rule connector: {sender.title} has {own or 'none'}, {receiver.title}"
-            f" {others or 'none'}; none of them is the same"
+            f"rule connector: {sender.title} has {of_sender or 'none'}, {receiver.title}"
+            f" {of_receiver or 'none'}; none of them is the same"
         )
     if sender.release != receiver.release:
         why = "the NIXL connector compares releases"
@@ -80,7 +82,7 @@ def vendor_refusals(
     if sender.vendor is not receiver.vendor:
         yield from _between_vendors(sender, receiver, connector=connector, cache=cache)
     if kv_cache_dtype == "fp8" and generations is not None:
-        fnuz = [one is Generation.CDNA3 for one in generations]
+        fnuz = [generation is Generation.CDNA3 for generation in generations]
         if any(fnuz) and not all(fnuz):
             yield "rule kv_format: fp8 caches are e4m3fnuz on cdna3, e4m3fn elsewhere; use bf16"
 

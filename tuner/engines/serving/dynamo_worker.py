@@ -26,7 +26,7 @@ class DynamoWorker:
     """Files that make a placement's file a package on PYTHONPATH."""
 
 
-def cache_events(**own: object) -> tuple[str, ...]:
+def cache_events(**settings: object) -> tuple[str, ...]:
     """Return the option that publishes KV events; data-parallel ranks use the ports after it."""
     shared = {"publisher": "zmq", "topic": "kv-events", "endpoint": "tcp://*:20080"}
-    return ("--kv-events-config", json.dumps({**shared, **own}))
+    return ("--kv-events-config", json.dumps({**shared, **settings}))

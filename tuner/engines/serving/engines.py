@@ -44,6 +44,10 @@ def engine_files(
     verified: VerifiedServing, placement: ServedPlacement | None
 ) -> tuple[EmittedFile, ...]:
     """Return the files that the commands read, all in the folder FILES."""
-    own = getattr(engine_file(verified.plan.goal.engine.name, "write"), "command_files", None)
-    read = () if own is None else own(verified, group_shapes(verified), placement)
+    command_files = getattr(
+        engine_file(verified.plan.goal.engine.name, "write"), "command_files", None
+    )
+    read = (
+        () if command_files is None else command_files(verified, group_shapes(verified), placement)
+    )
     return (*read, *(() if placement is None else placement.files))

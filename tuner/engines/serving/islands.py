@@ -37,7 +37,9 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
         )
         pools = {group.pool for group in decision.instances}
         transfers = tuple(
-            one for one in verified.decision.handovers if {one.from_pool, one.to_pool} <= pools
+            transfer
+            for transfer in verified.decision.handovers
+            if {transfer.from_pool, transfer.to_pool} <= pools
         )
         router = _router(verified.decision.router, decision)
         decision = decision.model_copy(update={"handovers": transfers, "router": router})
@@ -68,14 +70,16 @@ def of_pools_used(verified: VerifiedServing) -> VerifiedServing:
     engines = {pool.name: goal.engine_on(pool.name) for pool in pools}
     if len(pools) == len(plan.cluster.pools) and goal.engine in engines.values():
         return verified
-    own = goal.engine if goal.engine in engines.values() else engines[pools[0].name]
+    goal_engine = goal.engine if goal.engine in engines.values() else engines[pools[0].name]
     names = {goal.engine.name, *(engine.name for engine in goal.engines.values())}
     links = tuple(link for link in plan.cluster.links if set(link.between) <= used)
     stated = {pool: engine for pool, engine in goal.engines.items() if pool in used}
     changes = {
         "cluster": plan.cluster.model_copy(update={"pools": pools, "links": links}),
-        "goal": goal.model_copy(update={"engine": own, "engines": stated}),
-        "emit": tuple(dict.fromkeys(own.name if one in names else one for one in plan.emit)),
+        "goal": goal.model_copy(update={"engine": goal_engine, "engines": stated}),
+        "emit": tuple(
+            dict.fromkeys(goal_engine.name if target in names else target for target in plan.emit)
+        ),
     }
     is_part = verified.is_part or len(pools) < len(plan.cluster.pools)
     return verified.model_copy(update={"plan": plan.model_copy(update=changes), "is_part": is_part})
@@ -113,12 +117,12 @@ def _variable(island: Island) -> str:
     return f"{dns_label(island.name).replace('-', '_').upper()}_URL"
 
 
-def _router(router: ServeRouter | None, own: ServeDecision) -> ServeRouter | None:
+def _router(router: ServeRouter | None, decision: ServeDecision) -> ServeRouter | None:
     """Return the router of one island; a role with one instance is round-robin."""
     if router is None:
         return None
-    last = sum(one.count for one in own.instances if one.role is Role.DECODE)
-    first = sum(one.count for one in own.instances) - last
+    last = sum(group.count for group in decision.instances if group.role is Role.DECODE)
+    first = sum(group.count for group in decision.instances) - last
     changes: dict[str, object] = {}
     if first == 1 and router.ranks is None:
         changes = {"policy": RouterPolicy.ROUND_ROBIN, "cache_threshold": None}

@@ -32,9 +32,9 @@ class ServedPlacement:
 
         A group without redundant experts takes those of the placement.
         """
-        own = self.verified.decision
-        copies = group.redundant_experts in (0, own.redundant_experts)
-        return group.moe_tp == 1 and group.ep == own.ranks and copies
+        planned = self.verified.decision
+        copies = group.redundant_experts in (0, planned.redundant_experts)
+        return group.moe_tp == 1 and group.ep == planned.ranks and copies
 
 
 def served_placement_for(
@@ -92,7 +92,9 @@ def placement_lines(
     if placement is None or not placement.suits(shape.group) or not made_for:
         return ()
     engine = group_release(verified, shape.group)
-    mark = next((one for one in made_for if one.engine == engine.name), made_for[0])
+    mark = next(
+        (candidate for candidate in made_for if candidate.engine == engine.name), made_for[0]
+    )
     # A script uses its engine's settings, also where the plan was for another engine.
     own_mark = getattr(engine_file(engine.name, "placement"), "planned_mark", None)
     followed = mark if own_mark is None else own_mark(placement.verified.plan)

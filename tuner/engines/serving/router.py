@@ -107,7 +107,7 @@ def chosen_router(verified: VerifiedServing) -> RouterCapabilities:
         UnknownTargetError: it has none for the mode.
     """
     by_role, routers = is_disaggregated(verified), _stack(verified)
-    for_mode = [one for one in routers if one.policies(is_disaggregated=by_role)]
+    for_mode = [router for router in routers if router.policies(is_disaggregated=by_role)]
     if not for_mode:
         raise UnknownTargetError(
             f"router: {verified.plan.goal.engine.name} has none for prefill and decode instances"
@@ -122,7 +122,7 @@ def _stack(verified: VerifiedServing) -> tuple[RouterCapabilities, ...]:
 
 def engine_gateway(verified: VerifiedServing) -> Gateway | None:
     """Return the gateway of the engine, whatever the router of this deployment."""
-    return next((one.gateway for one in _stack(verified) if one.gateway is not None), None)
+    return next((router.gateway for router in _stack(verified) if router.gateway is not None), None)
 
 
 def discovering_words(
@@ -181,17 +181,17 @@ def _policy(verified: VerifiedServing) -> Iterator[str]:
     else:
         yield f"--policy {first} --prefill-policy {first}"
         yield f"--decode-policy {last}"
-    own = planned_router(verified)
-    policies = (own.policy, own.decode_policy)
-    if RouterPolicy.CACHE_AWARE in policies and own.cache_threshold is not None:
-        yield f"--cache-threshold {own.cache_threshold:g}"
+    planned = planned_router(verified)
+    policies = (planned.policy, planned.decode_policy)
+    if RouterPolicy.CACHE_AWARE in policies and planned.cache_threshold is not None:
+        yield f"--cache-threshold {planned.cache_threshold:g}"
     elif RouterPolicy.LEAST_REQUESTS in policies:
         # No prompt matches by more, so that requests go to the fewest outstanding requests.
         yield f"--cache-threshold {LEAST_THRESHOLD:g}"
-    yield from _ranks(verified, own)
+    yield from _ranks(verified, planned)
 
 
-def _ranks(verified: VerifiedServing, own: ServeRouter) -> Iterator[str]:
+def _ranks(verified: VerifiedServing, planned: ServeRouter) -> Iterator[str]:
     """Return the gateway's option for attention-data ranks.
 
     Raises:
@@ -199,13 +199,13 @@ def _ranks(verified: VerifiedServing, own: ServeRouter) -> Iterator[str]:
     """
     router = chosen_router(verified)
     option = router.ranks_option(is_disaggregated=is_disaggregated(verified))
-    if own.ranks is None:
+    if planned.ranks is None:
         return
     if option is None:
         why = router.lacks_ranks or f"{router.name} {router.release} chooses among instances alone"
-        raise UnknownTargetError(f"router: ranks {own.ranks}: {why}; leave 'ranks' out")
+        raise UnknownTargetError(f"router: ranks {planned.ranks}: {why}; leave 'ranks' out")
     if option:
-        yield option.format(ranks=own.ranks)
+        yield option.format(ranks=planned.ranks)
 
 
 def _policy_names(verified: VerifiedServing) -> tuple[str, str]:
@@ -214,14 +214,14 @@ def _policy_names(verified: VerifiedServing) -> tuple[str, str]:
     Raises:
         UnknownTargetError: it lacks one.
     """
-    own, router = planned_router(verified), chosen_router(verified)
+    planned, router = planned_router(verified), chosen_router(verified)
     names = router.policies(is_disaggregated=is_disaggregated(verified))
-    policies = (own.policy, own.decode_policy or own.policy)
-    missing = next((one for one in policies if one not in names), None)
+    policies = (planned.policy, planned.decode_policy or planned.policy)
+    missing = next((policy for policy in policies if policy not in names), None)
     if missing is not None:
         raise UnknownTargetError(
             f"router: {router.name} {router.release} has no {missing.value}; it has"
-            f" {', '.join(one.value for one in names)}"
+            f" {', '.join(policy.value for policy in names)}"
         )
     return names[policies[0]], names[policies[1]]
 
@@ -258,11 +258,11 @@ def _asks_bootstrap(verified: VerifiedServing, gateway: Gateway) -> bool:
 
 
 def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
-    own = planned_router(verified)
+    planned = planned_router(verified)
     weights = []
     for shape in group_shapes(verified):
         places = shape.group.max_batch * shape.group.attention_dp
-        weight = places if own.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS else 1
+        weight = places if planned.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS else 1
         # A Service's name resolves to all its pods, each a server of that weight.
         weights += [weight] * (1 if by_service else shape.group.count)
     directive, _ = _policy_names(verified)

@@ -104,7 +104,7 @@ def one_machine(verified: VerifiedServing) -> GroupShape | None:
 
     Processes copy between devices where they share a container, with all of the devices.
     """
-    if all(one.link == "network" for one in verified.decision.handovers):
+    if all(kv_transfer.link == "network" for kv_transfer in verified.decision.handovers):
         return None
     first = group_shapes(verified)[0]
     whole = {"role": Role.AGGREGATED, "devices": verified.decision.num_devices, "count": 1}
@@ -140,7 +140,7 @@ def draft_tokens_for(verified: VerifiedServing, group: Instances) -> int:
     """
     if group.role is not Role.PREFILL:
         return group.draft_tokens
-    return max(each.draft_tokens for each in verified.decision.instances)
+    return max(peer.draft_tokens for peer in verified.decision.instances)
 
 
 def needs_draft_model(verified: VerifiedServing) -> bool:
@@ -165,7 +165,7 @@ def pool_labels(verified: VerifiedServing) -> dict[str, str]:
 
 def _unique_name(name: str, *, taken: Collection[str]) -> str:
     numbered = (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3)))
-    return next(each for each in numbered if each not in taken)
+    return next(candidate for candidate in numbered if candidate not in taken)
 
 
 def _names(groups: tuple[Instances, ...]) -> tuple[str, ...]:

@@ -24,12 +24,12 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
     plan = verified.plan
     lines = list(brief_statement(verified))
     lines += [
-        f"Island {one.name} gets {format_ratio(one.share_ratio)} of all requests."
-        for one in verified.decision.islands
+        f"Island {island.name} gets {format_ratio(island.share_ratio)} of all requests."
+        for island in verified.decision.islands
     ]
     lines += [_line(shape) for shape in group_shapes(verified)]
     speculative = plan.goal.speculative
-    if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):
+    if speculative is not None and any(group.draft_tokens for group in verified.decision.instances):
         lines.append(
             f"Expected if {format_ratio(speculative.acceptance, digits=0)} of the tokens drafted by"
             f" {speculative.method} are accepted, which depends on the texts."

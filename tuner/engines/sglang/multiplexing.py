@@ -29,8 +29,8 @@ def shares_name(shape: GroupShape) -> str:
 
 def division(*, compute_units: int, prefill_share_ratio: float) -> tuple[int, int]:
     """Return the multiprocessors of prefill and of decode nearest to the share."""
-    most = (compute_units - _GRAIN) // _GRAIN
-    grains = min(max(round(prefill_share_ratio * compute_units / _GRAIN), 1), most)
+    max_grains = (compute_units - _GRAIN) // _GRAIN
+    grains = min(max(round(prefill_share_ratio * compute_units / _GRAIN), 1), max_grains)
     return grains * _GRAIN, compute_units - grains * _GRAIN
 
 

@@ -360,17 +360,17 @@ def _state_notes(flags: Flags, *, kept: int | None) -> Iterator[str]:
 
 def _data(flags: Flags, *, devices: int) -> tuple[int, int]:
     """Return ranks of data-parallel attention, and instances behind the command."""
-    own, older = flags.number("attn-dp-size"), flags.number("dp-size")
+    newer, older = flags.number("attn-dp-size"), flags.number("dp-size")
     is_attention = flags.is_on("enable-dp-attention")
-    if own is not None and older is not None and is_attention and own != older:
+    if newer is not None and older is not None and is_attention and newer != older:
         raise SpecError(
-            f"{flags.source}: --attn-dp-size {own} and --dp-size {older} --enable-dp-attention are"
-            f" one setting; keep --attn-dp-size {own}"
+            f"{flags.source}: --attn-dp-size {newer} and --dp-size {older} --enable-dp-attention"
+            f" are one setting; keep --attn-dp-size {newer}"
         )
-    data = own or (older if is_attention else None) or 1
-    copies = (older or 1) if own is None and not is_attention else 1
+    data = newer or (older if is_attention else None) or 1
+    copies = (older or 1) if newer is None and not is_attention else 1
     if devices % data:
-        name = "attn-dp-size" if own is not None else "dp-size"
+        name = "attn-dp-size" if newer is not None else "dp-size"
         raise SpecError(
             f"{flags.source}: --{name} {data} does not divide --tp-size {devices}; the nearest"
             f" that does is {nearest_divisor(devices, data)}"
@@ -428,15 +428,15 @@ def _running(flags: Flags, *, data: int) -> int | None:
 def _prompts(flags: Flags, *, data: int) -> tuple[int | None, bool]:
     """Return the tokens of a rank's step with prompts, and whether a prompt may take several."""
     chunk = flags.number("chunked-prefill-size", least=-1)
-    most = flags.number("max-prefill-tokens")
+    max_tokens = flags.number("max-prefill-tokens")
     if chunk is None or chunk < 1:
-        return most, chunk is None
+        return max_tokens, chunk is None
     if chunk < data:
         raise SpecError(
             f"{flags.source}: --chunked-prefill-size {chunk} leaves none for some of {data}"
             f" data-parallel ranks; the nearest is {data}"
         )
-    return min(chunk // data, most or chunk), True
+    return min(chunk // data, max_tokens or chunk), True
 
 
 def _drafts(flags: Flags) -> int:
@@ -460,8 +460,8 @@ def _drafts(flags: Flags) -> int:
 
 def _draft_method(flags: Flags, around: Surroundings) -> DraftMethod:
     """Return the draft method: `EAGLE` of a model with MTP heads means those heads."""
-    own = flags.word("speculative-algorithm") or ""
-    is_own = own == "NEXTN" or (own == "EAGLE" and around.model.mtp_num_layers > 0)
+    algorithm = flags.word("speculative-algorithm") or ""
+    is_own = algorithm == "NEXTN" or (algorithm == "EAGLE" and around.model.mtp_num_layers > 0)
     return DraftMethod.MTP if is_own else DraftMethod.EAGLE
 
 
@@ -486,9 +486,9 @@ def _notes(
     backend = _backend(flags)
     if running is None:
         notes.append(f"no --max-running-requests: {MOST_RUNNING} sequences a rank count")
-    own = flags.word("speculative-algorithm")
-    if own is not None and own not in _ALGORITHMS:
-        notes.append(f"--speculative-algorithm {own[:40]} has no price; {_ALGORITHMS} have")
+    algorithm = flags.word("speculative-algorithm")
+    if algorithm is not None and algorithm not in _ALGORITHMS:
+        notes.append(f"--speculative-algorithm {algorithm[:40]} has no price; {_ALGORITHMS} have")
     if (flags.number("speculative-eagle-topk") or 1) > 1:
         notes.append("trees of drafts are priced as one chain of --speculative-num-steps")
     if backend == "deepep" and flags.number("ep-size") not in (None, degrees.expert):

@@ -131,8 +131,8 @@ ON_PROCESSORS: Final = replace(
 
 def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> SavedBytes:
     """Return bytes of a parameter: `training.dtype`, that of frozen ones and of moments, too."""
-    each = 2.0 if tune is not None and tune.dtype == "bf16" else 4.0
-    return SavedBytes(trained=3.0 * each, frozen=each)
+    parameter_bytes = 2.0 if tune is not None and tune.dtype == "bf16" else 4.0
+    return SavedBytes(trained=3.0 * parameter_bytes, frozen=parameter_bytes)
 
 
 TARGETS: Final = (

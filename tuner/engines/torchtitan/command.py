@@ -248,7 +248,7 @@ def _stated(
         )
     module = dict(flags).get("module") or ""
     files = filter(None, map(beside, registry_paths(module)))
-    read = (registered_sections(one, module=module, name=config) for one in files)
+    read = (registered_sections(text, module=module, name=config) for text in files)
     base = next(filter(None, read), None) or CONFIGS.get(config)
     sections = copy.deepcopy(dict(base or _UNKNOWN))
     for word in words:
@@ -279,13 +279,13 @@ def _count_sequences(sections: Keys, *, source: str) -> None:
     if "max_context_length" in training:
         training["seq_len"] = training.pop("max_context_length")
     length = training.get("seq_len", 2048)
-    for own, former in _IN_TOKENS.items():
-        tokens = training.pop(own, -1)
+    for current, former in _IN_TOKENS.items():
+        tokens = training.pop(current, -1)
         if tokens == -1:
             continue
         if not (type(tokens) is int and type(length) is int and length > 0) or tokens % length:
             raise SpecError(
-                f"{source}: training.{own} {shown_value(tokens)} is no multiple of"
+                f"{source}: training.{current} {shown_value(tokens)} is no multiple of"
                 f" training.max_context_length {shown_value(length)}; give one that is"
             )
         training[former] = tokens // length
@@ -321,7 +321,7 @@ def _override(sections: Keys, flags: Iterable[tuple[str, str | None]], *, source
                 raise SpecError(f"{source}: --{name}: {part} is no section")
         keys[key] = is_on if text is None else _value(text)
         if key in _LISTS and isinstance(text, str):
-            keys[key] = [one.strip() for one in text.split(",") if one.strip()]
+            keys[key] = [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -39,7 +39,11 @@ def registered_sections(text: str, *, module: str, name: str) -> dict[str, Keys]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             parsed = ast.parse(text)
-        functions = {one.name: one for one in parsed.body if isinstance(one, ast.FunctionDef)}
+        functions = {
+            statement.name: statement
+            for statement in parsed.body
+            if isinstance(statement, ast.FunctionDef)
+        }
         given = _Functions(functions, parsed.body).returned(name)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -96,18 +100,22 @@ class _Functions:
         if isinstance(node, ast.Name):
             return names.get(node.id, _UNREAD)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            one, two = self._value(node.left, names), self._value(node.right, names)
-            is_small = all(type(side) is int and abs(side) < 10**12 for side in (one, two))
-            return one * two if is_small else _UNREAD
+            left, right = self._value(node.left, names), self._value(node.right, names)
+            is_small = all(type(side) is int and abs(side) < 10**12 for side in (left, right))
+            return left * right if is_small else _UNREAD
         if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(one, names) for one in node.elts]
+            return [self._value(entry, names) for entry in node.elts]
         return self._call(node, names) if isinstance(node, ast.Call) else _UNREAD
 
     def _call(self, node: ast.Call, names: Keys) -> Any:
         called = ast.unparse(node.func)
         if called in self._functions:
             return self.returned(called) or _UNREAD
-        given = {one.arg: self._value(one.value, names) for one in node.keywords if one.arg}
+        given = {
+            keyword.arg: self._value(keyword.value, names)
+            for keyword in node.keywords
+            if keyword.arg
+        }
         return given | {_CALLED: called, _ARGUMENTS: [self._value(n, names) for n in node.args]}
 
 
@@ -154,12 +162,14 @@ def _sections(given: Keys, module: str) -> dict[str, Keys]:
 
 def _literals(table: Any) -> Keys:
     """Return the values of a call's table that a TOML could hold."""
-    own, plain = table if isinstance(table, dict) else {}, (str, int, float, bool)
+    given, plain = table if isinstance(table, dict) else {}, (str, int, float, bool)
     return {
         key: value
-        for key, value in own.items()
+        for key, value in given.items()
         if key not in (_CALLED, _ARGUMENTS)
-        and all(isinstance(one, plain) for one in (value if isinstance(value, list) else [value]))
+        and all(
+            isinstance(entry, plain) for entry in (value if isinstance(value, list) else [value])
+        )
     }
 
 
@@ -169,19 +179,25 @@ def _model(spec: Keys, module: str) -> Keys:
     if spec.get(_ARGUMENTS) and isinstance(spec[_ARGUMENTS][0], str):
         model["flavor"] = spec[_ARGUMENTS][0]
     listed = spec.get("converters")
-    tables = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    tables = (
+        [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
+    )
     model["converters"] = []
-    for one in tables:
-        called = str(one.get(_CALLED))
-        kind = next((own for name, own in _CONVERTERS.items() if called.startswith(name)), None)
+    for table in tables:
+        called = str(table.get(_CALLED))
+        kind = next(
+            (converter for name, converter in _CONVERTERS.items() if called.startswith(name)), None
+        )
         if kind is None:
             continue
         model["converters"].append(kind)
         if kind == "float8":
-            model["float8_recipe"] = _literals(one).get("recipe_name", "rowwise")
+            model["float8_recipe"] = _literals(table).get("recipe_name", "rowwise")
         # `nvfp4_bf16_tail_fqns(layers, share)` leaves the last layers in bf16.
-        rest = one.get("fqns")
+        rest = table.get("fqns")
         shares = rest.get(_ARGUMENTS, ()) if isinstance(rest, dict) else ()
         if kind == "nvfp4":
-            model["bf16_tail_fraction"] = next((one for one in shares if type(one) is float), 0.0)
+            model["bf16_tail_fraction"] = next(
+                (share for share in shares if type(share) is float), 0.0
+            )
     return model

@@ -205,12 +205,12 @@ def _renewed(raw: dict[str, Any]) -> dict[str, Any]:
     Degrees left [training] and [experimental] on 18 March 2025 (torchtitan#980), two weeks before
     the loss was compiled again (#1033; since e8977b0 of December 2024 it was not).
     """
-    sections = {name: dict(own) if isinstance(own, dict) else own for name, own in raw.items()}
+    sections = {name: dict(keys) if isinstance(keys, dict) else keys for name, keys in raw.items()}
     for (section, key), (new_section, new_key) in _FORMER.items():
-        own = sections.get(section)
-        if not isinstance(own, dict) or key not in own or isinstance(own[key], dict):
+        keys = sections.get(section)
+        if not isinstance(keys, dict) or key not in keys or isinstance(keys[key], dict):
             continue
-        value = own.pop(key)
+        value = keys.pop(key)
         target = sections.setdefault(new_section, {})
         if new_key == "converters":
             value = ["float8"] if value else []
@@ -220,7 +220,7 @@ def _renewed(raw: dict[str, Any]) -> dict[str, Any]:
                 layers_only.setdefault("components", ["model"])
         if isinstance(target, dict):
             target.setdefault(new_key, value)
-    return {name: own for name, own in sections.items() if own != {} or raw.get(name) == {}}
+    return {name: keys for name, keys in sections.items() if keys != {} or raw.get(name) == {}}
 
 
 def _settings(
@@ -332,10 +332,12 @@ def _unpriced(given: Sections) -> Iterator[UnpricedSetting]:
 
 def _dispatcher(given: Sections) -> TokenDispatcher:
     """Read the dispatcher, which release 0.3 states with the model."""
-    own = given.word(
+    model_word = given.word(
         "model.moe_comm_backend", default="standard", choices=("standard", "deepep", "hybridep")
     )
-    word = given.word(SPELLED["dispatcher"], default=own, choices=("standard", "deepep", own))
+    word = given.word(
+        SPELLED["dispatcher"], default=model_word, choices=("standard", "deepep", model_word)
+    )
     return {"deepep": TokenDispatcher.DEEPEP, "hybridep": TokenDispatcher.HYBRIDEP}.get(
         word, TokenDispatcher.ALLTOALL
     )

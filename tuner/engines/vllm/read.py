@@ -407,8 +407,8 @@ def _captured(flags: Flags) -> int | None:
     """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
     if flags.is_on("enforce-eager") or _graph_mode(flags) == "NONE":
         return 0
-    most = flags.number("max-cudagraph-capture-size", least=0)
-    return None if most is None else most // (_drafting(flags)[0] + 1)
+    max_tokens = flags.number("max-cudagraph-capture-size", least=0)
+    return None if max_tokens is None else max_tokens // (_drafting(flags)[0] + 1)
 
 
 def _streamed(flags: Flags, *, ranks: int) -> float:
@@ -476,10 +476,10 @@ def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
                 " ranks; write a whole one from 1 on"
             )
         ranks[name] = count
-    own = "num_attention_ranks" if cell["role"] == "attention" else "num_ffn_ranks"
-    if ranks[own] != devices:
+    key = "num_attention_ranks" if cell["role"] == "attention" else "num_ffn_ranks"
+    if ranks[key] != devices:
         raise SpecError(
-            f"{flags.source}: --additional-config: afd.{own} {ranks[own]} is not the {devices}"
+            f"{flags.source}: --additional-config: afd.{key} {ranks[key]} is not the {devices}"
             " devices of --tensor-parallel-size times --data-parallel-size"
         )
     return ranks["num_ffn_ranks"] if cell["role"] == "attention" else 0
@@ -547,13 +547,13 @@ def _redundant(flags: Flags, degrees: InstanceDegrees) -> int:
             f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number of"
             " experts; the nearest is 0"
         )
-    own = stated
-    if own and not (flags.is_on("enable-eplb") and degrees.expert > 1):
+    copies = stated
+    if copies and not (flags.is_on("enable-eplb") and degrees.expert > 1):
         raise SpecError(
-            f"{flags.source}: --{_COPIES_SPELLED} {own} needs --enable-eplb and"
+            f"{flags.source}: --{_COPIES_SPELLED} {copies} needs --enable-eplb and"
             " --enable-expert-parallel on several ranks; add them, or leave it out"
         )
-    return own
+    return copies
 
 
 def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:

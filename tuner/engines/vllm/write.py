@@ -221,8 +221,8 @@ def _graph_tokens(group: Instances) -> int:
     """Return the CUDA graph size that fits a decode step of the whole batch."""
     if group.a2a_backend == "deepep_low_latency" and group.role is Role.DECODE:
         return step_tokens(group)  # The token budget, which is always captured.
-    each = group.draft_tokens + 1
-    whole = -(-_capture_size(step_tokens(group)) // each) * each
+    sequence_tokens = group.draft_tokens + 1
+    whole = -(-_capture_size(step_tokens(group)) // sequence_tokens) * sequence_tokens
     return _capture_size(whole)
 
 
@@ -280,7 +280,9 @@ def _ascend_degrees(verified: VerifiedServing) -> dict[str, dict[str, int]]:
     """Return the degrees of prefill and decode, which each side needs."""
     degrees = {}
     for role in (Role.PREFILL, Role.DECODE):
-        group = next(each for each in verified.decision.instances if each.role is role)
+        group = next(
+            candidate for candidate in verified.decision.instances if candidate.role is role
+        )
         degrees[role.value] = {"dp_size": group.attention_dp, "tp_size": group.attention_tp}
         if group.pp > 1:
             degrees[role.value]["pp_size"] = group.pp

@@ -134,14 +134,15 @@ def afd_unit_name(attention: GroupShape) -> str:
 def afd_unit_scripts(verified: VerifiedServing) -> Iterator[EmittedFile]:
     """Yield a script for every kind of unit that fits on one machine."""
     for attention, expert in one_machine_units(verified):
-        own, ffn = attention.group.devices, expert.group.devices
+        attention_devices, ffn_devices = attention.group.devices, expert.group.devices
+        num_devices = attention_devices + ffn_devices
         lines = (
             *brief_statement(verified),
             "",
-            f"Usage: CUDA_VISIBLE_DEVICES={','.join(map(str, range(own + ffn)))} MODEL=..."
+            f"Usage: CUDA_VISIBLE_DEVICES={','.join(map(str, range(num_devices)))} MODEL=..."
             f" [PORT=...] ./{afd_unit_name(attention)}.sh",
-            f"Starts {attention.name}.sh on the first {own} of the devices and {expert.name}.sh on"
-            f" the other {ffn}, and stops both when one stops.",
+            f"Starts {attention.name}.sh on the first {attention_devices} of the devices and"
+            f" {expert.name}.sh on the other {ffn_devices}, and stops both when one stops.",
         )
         text = (
             "#!/usr/bin/env bash\n"
@@ -149,8 +150,8 @@ def afd_unit_scripts(verified: VerifiedServing) -> Iterator[EmittedFile]:
             + _UNIT_SCRIPT.format(
                 attention=attention.name,
                 expert=expert.name,
-                own=own,
-                all=own + ffn,
+                split=attention_devices,
+                all=num_devices,
                 behind=PORTS_PER_INSTANCE * (expert.first - attention.first),
                 offset=RENDEZVOUS_PORT_OFFSET,
                 first=FIRST_PORT,
@@ -176,9 +177,9 @@ devices() {{
   local IFS=,
   echo "$*"
 }}
-CUDA_VISIBLE_DEVICES="$(devices "${{DEVICES[@]:{own}}}")" PORT="$((PORT + {behind}))" \\
+CUDA_VISIBLE_DEVICES="$(devices "${{DEVICES[@]:{split}}}")" PORT="$((PORT + {behind}))" \\
   bash "$HERE/{expert}.sh" &
-CUDA_VISIBLE_DEVICES="$(devices "${{DEVICES[@]:0:{own}}}")" PORT="$PORT" \\
+CUDA_VISIBLE_DEVICES="$(devices "${{DEVICES[@]:0:{split}}}")" PORT="$PORT" \\
   bash "$HERE/{attention}.sh" "$@" &
 wait -n
 """

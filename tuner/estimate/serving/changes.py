@@ -149,9 +149,9 @@ def _memory(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, Se
 
 def _smaller(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
     """Yield more stages, no drafts, and the largest steps and batches that fit."""
-    degrees, most = now.degrees, inputs.serving_pool.pool.num_devices // inputs.instances
+    degrees, max_devices = now.degrees, inputs.serving_pool.pool.num_devices // inputs.instances
     stages = 2 * degrees.pipeline
-    while stages * degrees.devices // degrees.pipeline <= most:
+    while stages * degrees.devices // degrees.pipeline <= max_devices:
         more = replace(now, degrees=replace(degrees, pipeline=stages))
         yield _described(now, more), more
         stages *= 2
@@ -176,12 +176,12 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
     now = inputs.launch.setting
     pairs = [*_pairs(now.degrees)]
     if not fits_now:
-        pairs += _larger(now.degrees, most=inputs.serving_pool.pool.num_devices)
+        pairs += _larger(now.degrees, max_devices=inputs.serving_pool.pool.num_devices)
     candidates = (*_attention(now.degrees, pairs), *_experts(now.degrees))
     if inputs.decoder.experts is None:
         candidates = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in candidates)
     candidates = (*candidates, *_contexts(inputs, now.degrees, fits_now=fits_now))
-    for degrees in dict.fromkeys(_shared(inputs, one) for one in candidates):
+    for degrees in dict.fromkeys(_shared(inputs, candidate) for candidate in candidates):
         changed = replace(now, degrees=degrees, redundant_experts=_even_copies(inputs, degrees))
         if degrees != now.degrees and _is_legal(inputs, changed):
             yield _described(now, changed), changed
@@ -192,12 +192,14 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
     yield from _drafts(inputs, now)
     # A batch beyond what memory holds, or beyond the closed loop's concurrency, has no effect.
     option = price_option(inputs, now)
-    most = int(most_running(option.kv_tokens, inputs.demand, engine=option.iteration.engine))
+    max_running = int(most_running(option.kv_tokens, inputs.demand, engine=option.iteration.engine))
     concurrency = inputs.demand.concurrency
     if concurrency is not None:
-        most = min(most, math.ceil(concurrency / (inputs.instances * now.degrees.attention_data)))
-    used = min(now.running, most)
-    for running in dict.fromkeys((min(2 * used, most), most, used // 2)):
+        max_running = min(
+            max_running, math.ceil(concurrency / (inputs.instances * now.degrees.attention_data))
+        )
+    used = min(now.running, max_running)
+    for running in dict.fromkeys((min(2 * used, max_running), max_running, used // 2)):
         if running not in (0, used):
             yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
 
@@ -217,9 +219,9 @@ def _copies(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, I
     experts, ranks = inputs.decoder.experts, now.degrees.expert
     if experts is None or inputs.copies.loads is None or ranks == 1:
         return
-    least, most = fewest_redundant(experts.num, ranks), int(MOST_RATIO * experts.num)
+    minimum, maximum = fewest_redundant(experts.num, ranks), int(MOST_RATIO * experts.num)
     for copies in (now.redundant_experts - ranks, now.redundant_experts + ranks):
-        if least <= copies <= most:
+        if minimum <= copies <= maximum:
             what = f"redundant experts {now.redundant_experts} -> {copies}"
             yield what, replace(now, redundant_experts=copies)
 
@@ -241,8 +243,8 @@ def _steps(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, In
             yield f"all-to-all {now.a2a_backend} -> {backend}", plain
     if now.a2a_backend != "allgather":
         does = "without" if now.two_batch_overlap else "with"
-        other = replace(now, two_batch_overlap=not now.two_batch_overlap)
-        yield f"{does} two-batch overlap", other
+        switched = replace(now, two_batch_overlap=not now.two_batch_overlap)
+        yield f"{does} two-batch overlap", switched
 
 
 def _drafts(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
@@ -265,10 +267,10 @@ def _pairs(now: InstanceDegrees) -> Iterator[tuple[int, int]]:
     yield from ((1, tensor * data), (tensor * data, 1))
 
 
-def _larger(now: InstanceDegrees, *, most: int) -> Iterator[tuple[int, int]]:
+def _larger(now: InstanceDegrees, *, max_devices: int) -> Iterator[tuple[int, int]]:
     """Yield larger degrees, for a launch whose neighbours do not fit either."""
     factor = 4
-    while factor * now.devices <= most:
+    while factor * now.devices <= max_devices:
         yield factor * now.attention_tensor, now.attention_data
         yield now.attention_tensor, factor * now.attention_data
         factor *= 2
@@ -439,10 +441,10 @@ def _lines(inputs: EstimateInputs, launch: ServingLaunch) -> tuple[str, ...]:
         draft_method=inputs.draft_method,
         num_experts=0 if experts is None else experts.num,
     )
-    now, new = (dict(state(one.setting)) for one in (inputs.launch, launch))
+    now, new = (dict(state(variant.setting)) for variant in (inputs.launch, launch))
     changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
     for field, line in _launch_flags(inputs).items():
-        before, after = (_stated(one, field) for one in (inputs.launch, launch))
+        before, after = (_stated(variant, field) for variant in (inputs.launch, launch))
         if after != before:
             words = line.format(before if after is None else after)
             changed.append(words if after is not None else f"without {words.split()[0]}")

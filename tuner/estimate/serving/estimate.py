@@ -112,11 +112,11 @@ def estimate_serving(
     )
     option = price_option(inputs, launch.setting)
     if option.role is not Role.AGGREGATED:
-        own = InstanceGroup(option=option, count=inputs.instances)
+        group = InstanceGroup(option=option, count=inputs.instances)
         stated = _stated_half(inputs)
         inputs = replace(
             inputs,
-            beside=stated or other_half(inputs, own),
+            beside=stated or other_half(inputs, group),
             is_beside_stated=stated is not None,
         )
     memory = device_memory(inputs, option, launch.setting)
@@ -182,7 +182,7 @@ def estimate_serving(
 
 def _stated_half(inputs: EstimateInputs) -> InstanceGroup | None:
     """Return the file's instances of the other role; None where it has none, or they do not fit."""
-    launch = inputs.launch.other
+    launch = inputs.launch.counterpart
     if launch is None:
         return None
     theirs = build_inputs(
@@ -199,12 +199,12 @@ def _stated_half(inputs: EstimateInputs) -> InstanceGroup | None:
 
 def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
     """Return the model and pool that a launch's flags are checked against."""
-    own = pool.memory_per_device
-    if own is None and pool.device is not None:
-        own = pool.sheet.memory_bytes
-    if own is None:
+    memory_bytes = pool.memory_per_device
+    if memory_bytes is None and pool.device is not None:
+        memory_bytes = pool.sheet.memory_bytes
+    if memory_bytes is None:
         return Surroundings(model=spec.model, pool=pool)
-    return Surroundings(model=spec.model, pool=pool, memory_bytes=float(own))
+    return Surroundings(model=spec.model, pool=pool, memory_bytes=float(memory_bytes))
 
 
 def _host_memory(
@@ -218,14 +218,14 @@ def _host_memory(
 
 
 def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> None:
-    each, other = _devices(launch), launch.other
-    beside = 0 if other is None else _devices(other) * other.replicas
-    if each * instances + beside > pool.num_devices:
+    devices, counterpart = _devices(launch), launch.counterpart
+    beside = 0 if counterpart is None else _devices(counterpart) * counterpart.replicas
+    if devices * instances + beside > pool.num_devices:
         rest = f" beside {beside} of the file's other role" * bool(beside)
         raise SpecError(
-            f"--instances {instances}: they take {each * instances} devices{rest}, pool"
+            f"--instances {instances}: they take {devices * instances} devices{rest}, pool"
             f" {pool.name!r} has {pool.num_devices}; the nearest is"
-            f" {max((pool.num_devices - beside) // each, 1)}"
+            f" {max((pool.num_devices - beside) // devices, 1)}"
         )
 
 
@@ -289,7 +289,7 @@ def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
         not misfit_reason(inputs, option, setting),
     )
     for older, newer in zip(rules[1:], rules, strict=False):
-        release, since = (".".join(map(str, one.since)) for one in (older, newer))
+        release, since = (".".join(map(str, rule.since)) for rule in (older, newer))
         earlier = replace(option, iteration=replace(option.iteration, release=release))
         tokens = logged_tokens(inputs, earlier, setting)
         turns = fits == bool(misfit_reason(inputs, earlier, setting))
@@ -366,30 +366,30 @@ def _equal_outputs(
     waits = option.role is Role.AGGREGATED and option.iteration.waits_for_ranks
     if not (is_burst or waits):
         return
-    most = CHAT_TAIL * int(law.mean)
-    spread = LengthLaw(kind=LengthKind.LOGNORMAL, mean=law.mean, cv=CHAT_CV, most=most)
+    longest = CHAT_TAIL * int(law.mean)
+    spread = LengthLaw(kind=LengthKind.LOGNORMAL, mean=law.mean, cv=CHAT_CV, most=longest)
     as_chats = traffic.model_copy(update={"output_tokens": spread})
-    other = simulate_load(with_goal(inputs, {"traffic": as_chats}), option)
+    chat_load = simulate_load(with_goal(inputs, {"traffic": as_chats}), option)
     count = f"{traffic.requests:,} " if traffic.requests else ""
     spread_words = f"all {count}outputs have {law.mean:,.0f} tokens; were they spread as those of"
     state_words = (
         f"state 'output_tokens: {{kind: lognormal, mean: {law.mean:.0f}, cv: {CHAT_CV:.0f},"
-        f" most: {most}}}'"
+        f" most: {longest}}}'"
     )
-    if is_burst and other.requests_per_s * OTHER_LENGTHS_RATIO < load.requests_per_s:
+    if is_burst and chat_load.requests_per_s * OTHER_LENGTHS_RATIO < load.requests_per_s:
         yield (
             f"{spread_words} chats, the last ones would end late:"
-            f" {other.requests_per_s:.4g} requests/s; {state_words}"
+            f" {chat_load.requests_per_s:.4g} requests/s; {state_words}"
         )
     elif (
         not is_burst
-        and other.tpot_s is not None
+        and chat_load.tpot_s is not None
         and load.tpot_s is not None
-        and other.tpot_s.mean > OTHER_LENGTHS_RATIO * load.tpot_s.mean
+        and chat_load.tpot_s.mean > OTHER_LENGTHS_RATIO * load.tpot_s.mean
     ):
         yield (
             f"{spread_words} chats, a prompt on one of {option.degrees.attention_data} ranks would"
-            f" delay those that run on all: TPOT {format_s(other.tpot_s.mean)}; {state_words}"
+            f" delay those that run on all: TPOT {format_s(chat_load.tpot_s.mean)}; {state_words}"
         )
 
 

@@ -229,8 +229,8 @@ def _demand(goal: ServeGoal, launch: ServingLaunch, *, longest: int, instances: 
     if not has_sessions(goal):
         return demand
     reader = launch.reader
-    each = instances if reader is launch else reader.replicas
-    places = 1 if reader.follows_prefixes else each
+    readers = instances if reader is launch else reader.replicas
+    places = 1 if reader.follows_prefixes else readers
 
     def left(_role: Role, ranks: int) -> PrefixHits | None:
         caches = places * (1 if reader.finds_ranks else reader.copies * ranks)
@@ -248,9 +248,9 @@ def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
     return launch.quantization or goal.quantization
 
 
-def _engine(launch: ServingLaunch, own: Engine) -> Engine:
-    is_same = own.name == launch.engine
-    return own if is_same else Engine.model_validate({"name": launch.engine})
+def _engine(launch: ServingLaunch, spec_engine: Engine) -> Engine:
+    is_same = spec_engine.name == launch.engine
+    return spec_engine if is_same else Engine.model_validate({"name": launch.engine})
 
 
 def _other_half(role: Role) -> dict[str, Percentiles]:
@@ -301,7 +301,7 @@ def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
 def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
     """Return the step model of an instance; of an attention server, with its FFN server's."""
     data = setting.degrees.attention_data
-    own = Iteration(
+    iteration = Iteration(
         decoder=inputs.decoder,
         formats=inputs.formats,
         degrees=setting.degrees,
@@ -322,12 +322,12 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
     )
     ranks = inputs.launch.ffn_devices
     if not ranks:
-        return own
+        return iteration
     # Tensor ranks of an FFN server get the same tokens, so its tensor degree is attention's.
     tensor = setting.degrees.attention_tensor if ranks == setting.degrees.devices else 1
     degrees = InstanceDegrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks)
     loads = _loads(inputs, replace(setting, degrees=degrees))
-    ffn = replace(own, degrees=degrees, loads=loads, drafting=None, two_batch_overlap=False)
+    ffn = replace(iteration, degrees=degrees, loads=loads, drafting=None, two_batch_overlap=False)
     return remote_ffn_step(
         ffn, setting.degrees, inputs.serving_pool, halves=setting.two_batch_overlap
     )
@@ -335,33 +335,33 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
 
 def _graph_sequences(inputs: EstimateInputs, setting: InstanceKnobs) -> float:
     """Return the sequences up to which a decode step has a graph, as stated or by memory."""
-    own, engine = setting.graphed_sequences or setting.graph_sequences, inputs.launch.engine
-    if own is None and serve_traits()[engine].memory_rule(inputs.release).ratio is None:
+    sequences, engine = setting.graphed_sequences or setting.graph_sequences, inputs.launch.engine
+    if sequences is None and serve_traits()[engine].memory_rule(inputs.release).ratio is None:
         find, bytes_ = engine_file(engine, "read").usual_captured, inputs.serving_pool.memory_bytes
-        own = find(bytes_, devices=setting.degrees.devices)
-    return math.inf if own is None else own
+        sequences = find(bytes_, devices=setting.degrees.devices)
+    return math.inf if sequences is None else sequences
 
 
 def _loads(inputs: EstimateInputs, setting: InstanceKnobs) -> ExpertLoads | None:
     """Return the expert loads of the ranks with the setting's redundant experts."""
-    own, degrees = inputs.decoder.experts, setting.degrees
-    if own is None:
+    experts, degrees = inputs.decoder.experts, setting.degrees
+    if experts is None:
         return None
     nodes = nodes_needed(
         degrees.expert * degrees.moe_tensor,
         devices_per_node=inputs.serving_pool.pool.devices_per_node,
     )
     return inputs.copies.borne(
-        own, ranks=degrees.expert, nodes=nodes, redundant=setting.redundant_experts
+        experts, ranks=degrees.expert, nodes=nodes, redundant=setting.redundant_experts
     )
 
 
 def _all_to_all_backend(setting: InstanceKnobs) -> A2aBackend:
     """Return the all-to-all backend: as the launch says, else all-gather."""
-    own = setting.a2a_backend
-    if setting.degrees.attention_data == 1 or own == "none":
+    backend = setting.a2a_backend
+    if setting.degrees.attention_data == 1 or backend == "none":
         return A2aBackend.ALLGATHER
-    return A2aBackend(own)
+    return A2aBackend(backend)
 
 
 def _loaded(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Iteration:
@@ -465,21 +465,21 @@ def _tokens(
     inputs: EstimateInputs, iteration: Iteration, room: Room, *, request_tokens: float
 ) -> float:
     """Tokens of a rank's KV cache for requests of that length."""
-    each = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
-    most, pages = inputs.launch.most_cached_tokens, room.cache_bytes
+    token_bytes = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
+    max_tokens, pages = inputs.launch.most_cached_tokens, room.cache_bytes
     if inputs.launch.state_ratio is not None:
-        each -= instance_state_bytes(iteration) / request_tokens
+        token_bytes -= instance_state_bytes(iteration) / request_tokens
         pages /= 1.0 + inputs.launch.state_ratio
-    cached = pages / max(each, 1e-9)
-    return cached if most is None else min(cached, float(most))
+    cached = pages / max(token_bytes, 1e-9)
+    return cached if max_tokens is None else min(cached, float(max_tokens))
 
 
 def _most_by_states(inputs: EstimateInputs, iteration: Iteration, room: Room) -> int:
     """Return the sequences of a rank that have states, where the engine divides its memory."""
-    ratio, each = inputs.launch.state_ratio, instance_state_bytes(iteration)
-    if ratio is None or not each:
+    ratio, state_bytes = inputs.launch.state_ratio, instance_state_bytes(iteration)
+    if ratio is None or not state_bytes:
         return MOST_RUNNING
-    return max(int(room.cache_bytes * ratio / (1.0 + ratio) / each), 1)
+    return max(int(room.cache_bytes * ratio / (1.0 + ratio) / state_bytes), 1)
 
 
 def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> str:
@@ -501,12 +501,12 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
             f"{'share of memory' if inputs.launch.cache_bytes is None else 'cache'}, or its steps"
             " fewer tokens"
         )
-    own = option.iteration
-    if isinstance(own, RemoteFfnIteration):
-        peers = max(own.peers, 1.0)
+    iteration = option.iteration
+    if isinstance(iteration, RemoteFfnIteration):
+        peers = max(iteration.peers, 1.0)
         tokens, running = round(peers * setting.step_tokens), round(peers * option.running)
         memory = inputs.serving_pool.memory_bytes
-        if not ffn_fits(own.ffn, memory_bytes=memory, step_tokens=tokens, running=running):
+        if not ffn_fits(iteration.ffn, memory_bytes=memory, step_tokens=tokens, running=running):
             return (
                 f"a device of its FFN server has no room for the experts beside steps of {tokens}"
                 " tokens; give it more devices, or its attention server fewer tokens a step"
@@ -579,12 +579,13 @@ def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     longest = inputs.demand.most_tokens
     if inputs.launch.state_ratio is not None:
         return int(max(_tokens(inputs, loaded, room, request_tokens=float(longest)), 0.0))
-    each = _admission_bytes(loaded, setting, tokens=longest) / longest
+    token_bytes = _admission_bytes(loaded, setting, tokens=longest) / longest
     pool = instance_block_pool(loaded)
     if pool is not None and rule.blocks is not None and rule.blocks.logs_groups:
-        each = pool.token_bytes
-    tokens, most = int(max(room.cache_bytes / each, 0.0)), inputs.launch.most_cached_tokens
-    return tokens if most is None else min(tokens, most)
+        token_bytes = pool.token_bytes
+    tokens = int(max(room.cache_bytes / token_bytes, 0.0))
+    max_tokens = inputs.launch.most_cached_tokens
+    return tokens if max_tokens is None else min(tokens, max_tokens)
 
 
 def instances_needed(inputs: EstimateInputs, option: Option) -> int:
@@ -641,7 +642,7 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
         kv_transfers=launch_transfers(inputs, options),
         goal=goal,
         demand=demand,
-        most=max(ROLE_REQUESTS, 2 * (demand.concurrency or 0)),
+        most_requests=max(ROLE_REQUESTS, 2 * (demand.concurrency or 0)),
     )
 
 
@@ -666,10 +667,10 @@ def other_half(inputs: EstimateInputs, group: InstanceGroup) -> InstanceGroup:
         replace(inputs, launch=replace(inputs.launch, role=other_role(option), ffn_devices=0)),
         replace(inputs.launch.setting, degrees=option.degrees, running=MOST_RUNNING),
     )
-    comes_per_s, most = demand.rate_per_s, MOST_REQUESTS
+    comes_per_s, limit = demand.rate_per_s, MOST_REQUESTS
     if demand.concurrency is not None:
-        comes_per_s, most = group.rate_per_s, demand.concurrency
-    many = min(max(1, math.ceil(IDLE_FACTOR * comes_per_s / half.rate_per_s)), most)
+        comes_per_s, limit = group.rate_per_s, demand.concurrency
+    many = min(max(1, math.ceil(IDLE_FACTOR * comes_per_s / half.rate_per_s)), limit)
     # It is not part of the launch: its memory never makes requests wait either.
     return InstanceGroup(option=replace(half, kv_tokens=math.inf), count=many)
 
@@ -682,8 +683,8 @@ def other_role(option: Option) -> Role:
 def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> ServingMemory:
     """Return the memory of one device."""
     iteration, demand = _loaded(inputs, option.iteration, setting), inputs.demand
-    each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
-    cached = option.kv_tokens * each
+    token_bytes = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
+    cached = option.kv_tokens * token_bytes
     if inputs.launch.state_ratio is not None:
         cached = _room(inputs, iteration, setting).cache_bytes
     return ServingMemory(

@@ -85,27 +85,29 @@ def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
     if _TOP_KEY.search(text) is None:
         return None
     try:
-        documents = [one for one in parse_documents(text, source=source) if one is not None]
+        documents = [
+            document for document in parse_documents(text, source=source) if document is not None
+        ]
     except SpecError as error:
         if _IS_OBJECT.search(text) is None:
             return None
         rendered = "; render the template first" if _TEMPLATE.search(text) else ""
         raise SpecError(f"{error}{rendered}") from error
-    objects = [one for one in documents if isinstance(one, dict)]
-    keys = [key for one in objects for key in one]
+    objects = [document for document in documents if isinstance(document, dict)]
+    keys = [key for document in objects for key in document]
     if not keys or len(objects) < len(documents) or any(not _is_key(key) for key in keys):
         return None  # Shell text can be YAML by accident.
     maps = {
-        _text(_mapping(one, "metadata"), "name"): {
+        _text(_mapping(document, "metadata"), "name"): {
             str(name): value
-            for name, value in _mapping(one, "data").items()
+            for name, value in _mapping(document, "data").items()
             if isinstance(value, str)
         }
-        for one in objects
-        if one.get("kind") == "ConfigMap"
+        for document in objects
+        if document.get("kind") == "ConfigMap"
     }
     try:
-        return tuple(one for whole in objects for one in _servers(whole, maps))
+        return tuple(server for whole in objects for server in _servers(whole, maps))
     except (ValueError, TypeError, RecursionError) as error:
         line = str(error).partition("\n")[0]
         raise SpecError(f"{source}: a value of the YAML is no flag's: {line:.120}") from error
@@ -130,21 +132,23 @@ def _servers(whole: Mapping[str, Any], maps: _Maps) -> Iterator[ServerText]:
         yield from _pod_servers(whole, _Place(), maps, seen=set())
 
 
-def _pod_servers(one: Any, place: _Place, maps: _Maps, *, seen: set[int]) -> Iterator[ServerText]:
+def _pod_servers(node: Any, place: _Place, maps: _Maps, *, seen: set[int]) -> Iterator[ServerText]:
     """Yield the containers of all pods below a node; what aliases repeat counts once."""
-    if id(one) in seen or not isinstance(one, dict | list):
+    if id(node) in seen or not isinstance(node, dict | list):
         return
-    seen.add(id(one))
-    if isinstance(one, list):
-        for inner in one:
+    seen.add(id(node))
+    if isinstance(node, list):
+        for inner in node:
             yield from _pod_servers(inner, place, maps, seen=seen)
         return
-    place = _placed(one, place)
-    mounted = [_text(_mapping(volume, "configMap"), "name") for volume in _sequence(one, "volumes")]
+    place = _placed(node, place)
+    mounted = [
+        _text(_mapping(volume, "configMap"), "name") for volume in _sequence(node, "volumes")
+    ]
     mounted = [name for name in mounted if name in maps] or [*maps]
-    files = {name: text for own in mounted for name, text in maps[own].items()}
+    files = {name: text for config_map in mounted for name, text in maps[config_map].items()}
     for name in _CONTAINERS:
-        for container in _sequence(one, name):
+        for container in _sequence(node, name):
             seen.add(id(container))
             yield from _started_together(container, place, files)
             yield ServerText(
@@ -153,8 +157,8 @@ def _pod_servers(one: Any, place: _Place, maps: _Maps, *, seen: set[int]) -> Ite
                 replicas=place.replicas,
                 files=files,
             )
-    leads = "workerTemplate" if "leaderTemplate" in one else ""
-    for key, inner in one.items():
+    leads = "workerTemplate" if "leaderTemplate" in node else ""
+    for key, inner in node.items():
         if key not in (leads, "initContainers"):
             below = place
             if key == "services" and isinstance(inner, dict):
@@ -175,26 +179,28 @@ def _started_together(
         yield ServerText(name=name, text=text, replicas=count * place.replicas, files=files)
 
 
-def _placed(one: Mapping[str, Any], place: _Place) -> _Place:
+def _placed(node: Mapping[str, Any], place: _Place) -> _Place:
     """Return what a node says of the pods below it: a name, a number, variables."""
-    named = _mapping(one, "metadata")
-    is_object = "kind" in one
-    own = (
+    named = _mapping(node, "metadata")
+    is_object = "kind" in node
+    stated_name = (
         _text(_mapping(named, "labels"), "group") or _text(named, "name")
         if is_object
-        else _text(one, "name")
-        if "podTemplate" in one
+        else _text(node, "name")
+        if "podTemplate" in node
         else ""
     )
     exports = place.exports
-    size = one.get("size")
-    if ("workerTemplate" in one or "leaderTemplate" in one) and isinstance(size, int):
+    size = node.get("size")
+    if ("workerTemplate" in node or "leaderTemplate" in node) and isinstance(size, int):
         # LeaderWorkerSet sets these in every pod (pkg/utils/pod/pod_utils.go, AddLWSVariables).
         injected = {"GROUP_SIZE": size, "WORKER_INDEX": 0, "LEADER_ADDRESS": f"{place.name}-0"}
         exports += "".join(f"export LWS_{name}={value}\n" for name, value in injected.items())
-    if not any(name in one for name in (*_CONTAINERS, "image")):
-        exports += "".join(_exports(_variables(one.get(name))) for name in _ENVIRONMENTS)
-    return _Place(name=own or place.name, replicas=_count(one, place.replicas), exports=exports)
+    if not any(name in node for name in (*_CONTAINERS, "image")):
+        exports += "".join(_exports(_variables(node.get(name))) for name in _ENVIRONMENTS)
+    return _Place(
+        name=stated_name or place.name, replicas=_count(node, place.replicas), exports=exports
+    )
 
 
 def _container(container: Mapping[str, Any], *, files: Mapping[str, str], maps: _Maps) -> str:
@@ -226,8 +232,8 @@ def _service(name: str, service: Mapping[str, Any]) -> ServerText:
     """Return the command of a Compose service: its entrypoint or image, then its command."""
     environment = service.get("environment")
     if isinstance(environment, list):
-        texts = [one for one in environment if isinstance(one, str)]
-        stated = [one.partition("=") for one in texts if "=" in one]
+        texts = [entry for entry in environment if isinstance(entry, str)]
+        stated = [entry.partition("=") for entry in texts if "=" in entry]
         environment = {key: value for key, _, value in stated}
     pairs = environment.items() if isinstance(environment, dict) else ()
     values = _exports(_variables([{"name": key, "value": value} for key, value in pairs]))
@@ -276,7 +282,7 @@ def _roles(
 def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool) or value is None:
         return [f"--{name}"] if value else []
-    if isinstance(value, list) and all(isinstance(one, _SCALARS) for one in value):
+    if isinstance(value, list) and all(isinstance(entry, _SCALARS) for entry in value):
         return [f"--{name}", *map(str, value)]
     if isinstance(value, str):
         return [f"--{name}", value]
@@ -289,12 +295,12 @@ def _is_bounded(value: Any) -> bool:
     """Say whether a value is short written out; YAML aliases can expand a short text to any."""
     waiting, length = [value], 0
     while waiting and length + len(waiting) <= _MOST_CHARACTERS:
-        one = waiting.pop()
-        length += len(one) if isinstance(one, str) else 1
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set):
-            waiting += one
+        part = waiting.pop()
+        length += len(part) if isinstance(part, str) else 1
+        if isinstance(part, dict):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple | set):
+            waiting += part
     return not waiting
 
 
@@ -302,20 +308,20 @@ def _variables(entries: Any, maps: _Maps = MappingProxyType({})) -> dict[str, st
     """Return an object's variables; those of secrets and of other files have no value here."""
     variables: dict[str, str] = {}
     left = _MOST_CHARACTERS
-    for one in _as_list(entries):
-        if not isinstance(one, dict) or not _is_name(one.get("name")):
+    for entry in _as_list(entries):
+        if not isinstance(entry, dict) or not _is_name(entry.get("name")):
             continue
-        key = _mapping(_mapping(one, "valueFrom"), "configMapKeyRef")
-        value = one.get("value", maps.get(_text(key, "name"), {}).get(_text(key, "key")))
+        key = _mapping(_mapping(entry, "valueFrom"), "configMapKeyRef")
+        value = entry.get("value", maps.get(_text(key, "name"), {}).get(_text(key, "key")))
         if isinstance(value, _SCALARS):
-            variables[one["name"]] = _pod_variables(str(value), variables)
-            left -= len(variables[one["name"]])
+            variables[entry["name"]] = _pod_variables(str(value), variables)
+            left -= len(variables[entry["name"]])
             _check_bounded(left)
     return variables
 
 
 def _exports(variables: Mapping[str, str]) -> str:
-    return "".join(f"export {name}={shlex.quote(one)}\n" for name, one in variables.items())
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def _check_bounded(left: int) -> None:
@@ -360,9 +366,9 @@ def _is_key(key: Any) -> bool:
     return isinstance(key, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", key) is not None
 
 
-def _count(whole: Mapping[str, Any], own: int) -> int:
-    replicas = whole.get("replicas", own)
-    return replicas if type(replicas) is int and replicas > 0 else own
+def _count(whole: Mapping[str, Any], default: int) -> int:
+    replicas = whole.get("replicas", default)
+    return replicas if type(replicas) is int and replicas > 0 else default
 
 
 def _mapping(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -371,7 +377,7 @@ def _mapping(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _sequence(whole: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    return [one for one in _as_list(whole.get(name)) if isinstance(one, dict)]
+    return [entry for entry in _as_list(whole.get(name)) if isinstance(entry, dict)]
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -147,9 +147,9 @@ def other_goal(launch: str, *, kind: str) -> str:
     if kind == "serve":
         says = "the launch trains, the spec serves; give a spec with goal.kind: train, or a server"
         return f"{source}: {says}" if starts_training(text) else ""
-    for one in object_commands(text, source=source) or (ServerText(name="", text=text),):
+    for server_text in object_commands(text, source=source) or (ServerText(name="", text=text),):
         for name, reader in READERS.items():
-            if starts_server(one.text, source=source, server=reader.server):
+            if starts_server(server_text.text, source=source, server=reader.server):
                 return (
                     f"{source}: the launch serves, by {name}, the spec trains; give a spec with"
                     " goal.kind: serve and its traffic, or a command that trains"
@@ -193,13 +193,14 @@ def read_serving_text(
         )
         texts = texts if is_options else commands
     launches = [
-        (one.name, replace(launch, replicas=one.replicas))
-        for one in texts
-        if (launch := _launch(one, around, names=names, source=source, beside=beside)) is not None
+        (server_text.name, replace(launch, replicas=server_text.replicas))
+        for server_text in texts
+        if (launch := _launch(server_text, around, names=names, source=source, beside=beside))
+        is not None
     ]
     if not launches:
-        for one in texts:
-            refuse_unread(one.text, source=source)
+        for server_text in texts:
+            refuse_unread(server_text.text, source=source)
         if commands == () and texts == ():
             raise SpecError(
                 f"{source}: starts no server: YAML without a pod, a Compose service or a server's"
@@ -225,8 +226,8 @@ def read_serving_text(
         return replace(launch, notes=(*launch.notes, f"the router is not read: {error}"))
     if router is None:
         return launch
-    other = None if launch.other is None else _behind(launch.other, router)
-    return replace(_behind(launch, router), other=other)
+    counterpart = None if launch.counterpart is None else _behind(launch.counterpart, router)
+    return replace(_behind(launch, router), counterpart=counterpart)
 
 
 def _behind(launch: ServingLaunch, router: RouterLaunch) -> ServingLaunch:
@@ -243,18 +244,22 @@ def _behind(launch: ServingLaunch, router: RouterLaunch) -> ServingLaunch:
 
 def _tagged_release(text: str, engine: str) -> str:
     """Return the release that the tags of the engine's images say; empty where none or several."""
-    described = [one for releases in RELEASES.values() for one in releases.get(engine, ())]
-    images = {one.image.partition(":")[0] for one in described if one.image}
+    described = [
+        manifest for releases in RELEASES.values() for manifest in releases.get(engine, ())
+    ]
+    images = {manifest.image.partition(":")[0] for manifest in described if manifest.image}
     named = "|".join(map(re.escape, sorted(images))) or "(?!)"
     tags = {*re.findall(rf"(?:{named}):v?({_NUMBER})", text)}
-    tags -= {one.release for one in described}
+    tags -= {manifest.release for manifest in described}
     return tags.pop() if len(tags) == 1 else ""
 
 
 def _router(texts: Sequence[ServerText], *, source: str, beside: Beside) -> RouterLaunch | None:
     """Return the first router that is started; None where there is none."""
-    for one in texts:
-        router = read_router(one.text, source=source, beside=partial(_read_named_file, one, beside))
+    for server_text in texts:
+        router = read_router(
+            server_text.text, source=source, beside=partial(_read_named_file, server_text, beside)
+        )
         if router is not None:
             return router
     return None
@@ -301,10 +306,12 @@ def _chosen(
     named = [launch for name, launch in launches if name and name == role]
     matching = named or [launch for _, launch in launches if role in (None, launch.role.value)]
     if len(matching) == 1:
-        own = matching[0]
-        others = [one for half in halves.values() for one in half if one.role is not own.role]
-        has_other = own.role in halves and len(others) == 1 and others[0].engine == own.engine
-        return replace(own, other=others[0] if has_other else None)
+        chosen = matching[0]
+        others = [
+            launch for half in halves.values() for launch in half if launch.role is not chosen.role
+        ]
+        has_other = chosen.role in halves and len(others) == 1 and others[0].engine == chosen.engine
+        return replace(chosen, counterpart=others[0] if has_other else None)
     known = ", ".join(name or launch.role.value for name, launch in launches)
     if not matching:
         raise SpecError(f"{source}: --role {shown_value(str(role))} is none of {known}")

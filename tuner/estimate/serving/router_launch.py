@@ -104,12 +104,12 @@ class RouterLaunch:
 
     def __str__(self) -> str:
         """Return the program and its policies."""
-        own = self.router
-        if own is None:
+        router = self.router
+        if router is None:
             return f"{self.name} by a policy that is not known here"
-        decode = own.decode_policy
-        decode_words = "" if decode in (None, own.policy) else f", {decode} for decode"
-        return f"{self.name} by {own.policy}{decode_words}"
+        decode = router.decode_policy
+        decode_words = "" if decode in (None, router.policy) else f", {decode} for decode"
+        return f"{self.name} by {router.policy}{decode_words}"
 
 
 def read_router(text: str, *, source: str, beside: Beside = lambda _: None) -> RouterLaunch | None:

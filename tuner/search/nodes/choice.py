@@ -68,34 +68,34 @@ def choose_on_links(
     """
     assert plan.decision is not None
     assert plan.predicted is not None
-    own = _traffic(plan, plan.decision, plan.predicted, pool)
-    if own is None:
+    chosen_traffic = _traffic(plan, plan.decision, plan.predicted, pool)
+    if chosen_traffic is None:
         return PlanOnLinks(plan=plan, nodes=None)
     others = [
-        (other, sent)
-        for other in plan.runners_up
-        if (sent := _traffic(plan, other.decision, other.predicted, pool)) is not None
+        (runner_up, sent)
+        for runner_up in plan.runners_up
+        if (sent := _traffic(plan, runner_up.decision, runner_up.predicted, pool)) is not None
         and sent.num_nodes <= len(links.nodes)
     ]
     # Decisions with the same layout on the nodes share an order.
     share_s = time_limit_s / len(
-        {_node_layout(sent) for sent in (own, *(sent for _, sent in others))}
+        {_node_layout(sent) for sent in (chosen_traffic, *(sent for _, sent in others))}
     )
-    ordered = order_nodes(own, links, pool=pool, time_limit_s=share_s)
-    nodes_of = {_node_layout(own): ordered.nodes}
+    ordered = order_nodes(chosen_traffic, links, pool=pool, time_limit_s=share_s)
+    nodes_of = {_node_layout(chosen_traffic): ordered.nodes}
     slow_s_of = {plan.decision: ordered.slow_s}
-    for other, sent in others:
+    for alternative, sent in others:
         if _node_layout(sent) not in nodes_of:
             order = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
             nodes_of[_node_layout(sent)] = order.nodes
         slow_s = slow_links_s(sent, links, nodes_of[_node_layout(sent)], pool=pool)
-        slow_s_of[other.decision] = slow_s
-    best = _replacement(plan, [other for other, _ in others], slow_s_of)
+        slow_s_of[alternative.decision] = slow_s
+    best = _replacement(plan, [runner_up for runner_up, _ in others], slow_s_of)
     if best is None:
         return PlanOnLinks(plan=plan, nodes=ordered.nodes, slow_s_of=slow_s_of)
-    other, sent = others[best]
+    replacement, sent = others[best]
     instead = _with_replacement(
-        plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s_of[other.decision]
+        plan, replacement, own_slow_s=ordered.slow_s, slow_s=slow_s_of[replacement.decision]
     )
     return PlanOnLinks(plan=instead, nodes=nodes_of[_node_layout(sent)], slow_s_of=slow_s_of)
 
@@ -106,10 +106,10 @@ def _replacement(
     """Index of the runner-up that replaces the decision; None where none does."""
     assert plan.decision is not None
     assert plan.predicted is not None
-    predicted = [plan.predicted, *(other.predicted for other in others)]
-    slow_s = [slow_s_of[plan.decision], *(slow_s_of[other.decision] for other in others)]
+    predicted = [plan.predicted, *(runner_up.predicted for runner_up in others)]
+    slow_s = [slow_s_of[plan.decision], *(slow_s_of[runner_up.decision] for runner_up in others)]
     prices = loss_prices(plan.goal)
-    roomier = fallback_outside(plan, [plan.decision, *(other.decision for other in others)])
+    roomier = fallback_outside(plan, [plan.decision, *(runner_up.decision for runner_up in others)])
     index = replacement_index(
         predicted,
         usual_s_C=expected_steps_s(predicted, prices=prices, roomier=roomier),
@@ -129,7 +129,7 @@ def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) ->
     """
     assert plan.decision is not None
     assert plan.predicted is not None
-    runners_up = [_slowed(plan.predicted, one, slow_s_of) for one in plan.runners_up]
+    runners_up = [_slowed(plan.predicted, runner_up, slow_s_of) for runner_up in plan.runners_up]
     own_slow_s = plan.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
     usual_s = plan.predicted.step_time_s - own_slow_s
     return plan.model_copy(
@@ -144,16 +144,18 @@ def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) ->
 
 
 def _slowed(
-    chosen: TrainPrediction, one: Alternative, slow_s_of: Mapping[TrainDecision, float]
+    chosen: TrainPrediction, runner_up: Alternative, slow_s_of: Mapping[TrainDecision, float]
 ) -> Alternative:
     """Add the cost of slow links to a runner-up."""
-    if SLOW_LINKS in one.predicted.breakdown_s:
-        return one
-    slow_s = slow_s_of.get(one.decision)
+    if SLOW_LINKS in runner_up.predicted.breakdown_s:
+        return runner_up
+    slow_s = slow_s_of.get(runner_up.decision)
     if slow_s is None:
-        return one.model_copy(update={"lost_by": f"{one.lost_by}; {AT_USUAL_LINKS}"})
-    predicted = slowed(one.predicted, slow_s)
-    return one.model_copy(update={"predicted": predicted, "lost_by": why_lost(chosen, predicted)})
+        return runner_up.model_copy(update={"lost_by": f"{runner_up.lost_by}; {AT_USUAL_LINKS}"})
+    predicted = slowed(runner_up.predicted, slow_s)
+    return runner_up.model_copy(
+        update={"predicted": predicted, "lost_by": why_lost(chosen, predicted)}
+    )
 
 
 def _compared(
@@ -174,7 +176,9 @@ def _node_layout(sent: NodeTraffic) -> tuple[int, int, int]:
     return sent.nodes_of_stage, sent.groups, sent.block
 
 
-def _with_replacement(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float) -> Plan:
+def _with_replacement(
+    plan: Plan, replacement: Alternative, *, own_slow_s: float, slow_s: float
+) -> Plan:
     """Swap the decision with a runner-up."""
     assert plan.decision is not None
     assert plan.predicted is not None
@@ -182,31 +186,31 @@ def _with_replacement(plan: Plan, other: Alternative, *, own_slow_s: float, slow
     fastest_s = plan.predicted.step_time_s if former is None else former.fastest_step_s
     lost = f"{format_s(slow_s)} a step lost to slow links, not {format_s(own_slow_s)}"
     former_slow = slowed(plan.predicted, own_slow_s)
-    band = other.ratio_band and turned(
-        other.ratio_band,
-        before=other.predicted.step_time_s / plan.predicted.step_time_s,
-        after=former_slow.step_time_s / (other.predicted.step_time_s + slow_s),
+    band = replacement.ratio_band and turned(
+        replacement.ratio_band,
+        before=replacement.predicted.step_time_s / plan.predicted.step_time_s,
+        after=former_slow.step_time_s / (replacement.predicted.step_time_s + slow_s),
     )
     left = Alternative(
         decision=plan.decision,
         predicted=former_slow,
-        within_band=other.within_band if band is None else is_tie(band),
+        within_band=replacement.within_band if band is None else is_tie(band),
         ratio_band=band,
         lost_by=f"slow links: {format_s(own_slow_s)}",
     )
     fastest = plan.decision if former is None else former.fastest
-    riskier = _riskier(plan.predicted, other.predicted)
+    riskier = _riskier(plan.predicted, replacement.predicted)
     preferred, gap_ratio = None, None
-    if other.decision != fastest:
+    if replacement.decision != fastest:
         preferred = Preference(
             fastest=fastest,
             fastest_step_s=fastest_s,
-            slower_ratio=max(0.0, other.predicted.step_time_s / fastest_s - 1.0),
+            slower_ratio=max(0.0, replacement.predicted.step_time_s / fastest_s - 1.0),
             reasons=(lost, *riskier),
         )
         bound_s = plan.certificate.bound or 0.0
-        gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
-    notes = _notes(plan, other)
+        gap_ratio = max(0.0, 1.0 - bound_s / replacement.predicted.step_time_s)
+    notes = _notes(plan, replacement)
     if preferred is None:
         notes.append(
             f"measured links: in place of {short_decision(plan.decision)}: "
@@ -215,18 +219,18 @@ def _with_replacement(plan: Plan, other: Alternative, *, own_slow_s: float, slow
     known = _known_bands(plan)
     return plan.model_copy(
         update={
-            "decision": other.decision,
-            "predicted": other.predicted,
-            "binding_constraint": _binding(plan, other),
+            "decision": replacement.decision,
+            "predicted": replacement.predicted,
+            "binding_constraint": _binding(plan, replacement),
             "provenance": plan.provenance.model_copy(update={"notes": tuple(notes)}),
             **by_layout(
-                other.decision,
+                replacement.decision,
                 (
                     left,
                     *(
-                        _compare_with_replacement(plan, one, other, known)
-                        for one in plan.runners_up
-                        if one is not other
+                        _compare_with_replacement(plan, runner_up, replacement, known)
+                        for runner_up in plan.runners_up
+                        if runner_up is not replacement
                     ),
                 ),
             ),
@@ -252,16 +256,16 @@ def _known_bands(plan: Plan) -> dict[bool, Band]:
     assert plan.decision is not None
     assert plan.predicted is not None
     known = {}
-    for one in plan.runners_up:
-        if one.ratio_band is not None:
-            ratio = one.predicted.step_time_s / plan.predicted.step_time_s
-            low, high = one.ratio_band
-            known[has_same_kernels(plan.decision, one.decision)] = low / ratio, high / ratio
+    for runner_up in plan.runners_up:
+        if runner_up.ratio_band is not None:
+            ratio = runner_up.predicted.step_time_s / plan.predicted.step_time_s
+            low, high = runner_up.ratio_band
+            known[has_same_kernels(plan.decision, runner_up.decision)] = low / ratio, high / ratio
     return known
 
 
 def _compare_with_replacement(
-    plan: Plan, one: Alternative, other: Alternative, known: Mapping[bool, Band]
+    plan: Plan, runner_up: Alternative, replacement: Alternative, known: Mapping[bool, Band]
 ) -> Alternative:
     """Compare a runner-up with the replacement.
 
@@ -269,31 +273,31 @@ def _compare_with_replacement(
     replaced decision.
     """
     assert plan.decision is not None
-    if one.ratio_band is None:
-        return one
-    was_same = has_same_kernels(plan.decision, one.decision)
-    is_same = has_same_kernels(other.decision, one.decision)
+    if runner_up.ratio_band is None:
+        return runner_up
+    was_same = has_same_kernels(plan.decision, runner_up.decision)
+    is_same = has_same_kernels(replacement.decision, runner_up.decision)
     low, high = known.get(is_same, known[was_same])
-    ratio = one.predicted.step_time_s / other.predicted.step_time_s
+    ratio = runner_up.predicted.step_time_s / replacement.predicted.step_time_s
     band = low * ratio, high * ratio
-    return one.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
+    return runner_up.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
 
 
-def _binding(plan: Plan, other: Alternative) -> str:
+def _binding(plan: Plan, replacement: Alternative) -> str:
     """Return the binding constraint of the new decision; a memory limit stays binding."""
     if plan.binding_constraint.startswith("memory_per_device"):
         return plan.binding_constraint
     return binding_constraint(
-        other.predicted,
-        fastest_s=other.predicted.step_time_s,
+        replacement.predicted,
+        fastest_s=replacement.predicted.step_time_s,
         unlimited_s=None,
-        memory_limit_bytes=other.predicted.memory_limit_bytes or 0,
+        memory_limit_bytes=replacement.predicted.memory_limit_bytes or 0,
     )
 
 
-def _notes(plan: Plan, other: Alternative) -> list[str]:
+def _notes(plan: Plan, replacement: Alternative) -> list[str]:
     """Return the plan's notes without those that apply to the replaced decision only."""
-    decision, kept = other.decision, []
+    decision, kept = replacement.decision, []
     for note in plan.provenance.notes:
         if note.startswith("gradient buckets of "):
             continue

@@ -39,13 +39,13 @@ def slowed(predicted: TrainPrediction, slow_s: float) -> TrainPrediction:
     step_s = predicted.step_time_s + slow_s
     ratio = step_s / predicted.step_time_s
     low_s, high_s = predicted.step_time_s_band
-    fewest, most = predicted.tokens_per_s_per_device_band
+    lowest, highest = predicted.tokens_per_s_per_device_band
     breakdown = predicted.breakdown_s
     update = {
         "step_time_s": step_s,
         "step_time_s_band": (low_s, high_s * ratio),
         "tokens_per_s_per_device": predicted.tokens_per_s_per_device / ratio,
-        "tokens_per_s_per_device_band": (fewest / ratio, most),
+        "tokens_per_s_per_device_band": (lowest / ratio, highest),
         "breakdown_s": breakdown | {SLOW_LINKS: breakdown.get(SLOW_LINKS, 0.0) + slow_s},
         "communication_s": predicted.communication_s + slow_s,
         "mfu_ratio": None if predicted.mfu_ratio is None else predicted.mfu_ratio / ratio,
@@ -85,8 +85,8 @@ def _saving_steps(run: RunForecast, interval_s: float, step_s: float) -> dict[st
         background_s=max(host_background_s, together_s / segments),
         step_s=step_s,
     )
-    own = levels.model_copy(update={"host_interval_steps": on_hosts})
-    return {"checkpoint_interval_steps": segments * on_hosts, "checkpoint_levels": own}
+    updated_levels = levels.model_copy(update={"host_interval_steps": on_hosts})
+    return {"checkpoint_interval_steps": segments * on_hosts, "checkpoint_levels": updated_levels}
 
 
 LEAST_GAIN_RATIO: Final = 0.01
@@ -109,7 +109,7 @@ def expected_steps_s(
         roomier: another fallback with more headroom, on usual links. Slow links are assumed to add
             to its step what they add to the least affected of the others.
     """
-    step_s = np.array([one.step_time_s for one in predicted_C]) + slow_s_C
+    step_s = np.array([predicted.step_time_s for predicted in predicted_C]) + slow_s_C
     ever, at_start = _ever_C(predicted_C), _at_start_C(predicted_C)
     if roomier is not None:
         # It has headroom, and its own expected step is not returned.
@@ -121,8 +121,8 @@ def expected_steps_s(
 
 def fallback_outside(plan: Plan, compared: Collection[TrainDecision]) -> Roomier | None:
     """The plan's decision with headroom; None if it is among those compared."""
-    one = plan.roomier
-    return None if one is None or one.decision in compared else one
+    roomier = plan.roomier
+    return None if roomier is None or roomier.decision in compared else roomier
 
 
 def replacement_index(
@@ -152,8 +152,10 @@ def replacement_index(
 
 def _ever_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
     """Chances of running out of memory; 0 where no errors of peaks are published."""
-    return np.array([one.out_of_memory_probability or 0.0 for one in predicted_C])
+    return np.array([predicted.out_of_memory_probability or 0.0 for predicted in predicted_C])
 
 
 def _at_start_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
-    return np.array([one.out_of_memory_at_start_probability or 0.0 for one in predicted_C])
+    return np.array(
+        [predicted.out_of_memory_at_start_probability or 0.0 for predicted in predicted_C]
+    )

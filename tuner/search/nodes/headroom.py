@@ -28,7 +28,7 @@ def with_headroom_on_links(plan: Plan, *, before: Plan, priced: Collection[Train
         priced: decisions whose slow links are known.
     """
     assert plan.predicted is not None
-    others = [one for one in plan.runners_up if one.decision in priced]
+    others = [runner_up for runner_up in plan.runners_up if runner_up.decision in priced]
     update: dict[str, Any] = {"preferred": _preference(plan, others)}
     if plan.decision != before.decision:
         update |= _headroom_fields(plan, before, others)
@@ -39,12 +39,14 @@ def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
     """The comparison with the fastest; without expected steps where the fastest's is unknown."""
     assert plan.decision is not None
     assert plan.predicted is not None
-    one = plan.preferred
-    if one is None:
+    preference = plan.preferred
+    if preference is None:
         return None
-    known = {plan.decision: plan.predicted} | {other.decision: other.predicted for other in others}
+    known = {plan.decision: plan.predicted} | {
+        runner_up.decision: runner_up.predicted for runner_up in others
+    }
     chances = [value.out_of_memory_probability for value in known.values()]
-    is_known = one.fastest in known and None not in chances
+    is_known = preference.fastest in known and None not in chances
     figures: dict[str, float | None] = {
         "expected_step_s": None,
         "fastest_expected_step_s": None,
@@ -52,19 +54,20 @@ def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
         "fastest_tried_first_step_s": None,
     }
     if not is_known:
-        return one.model_copy(update=figures)
+        return preference.model_copy(update=figures)
     if plan.roomier is not None or min(chance or 0.0 for chance in chances) <= SMALL:
         step_s = _expected_s(plan, known)
         figures["expected_step_s"] = step_s[plan.decision]
-        figures["fastest_expected_step_s"] = step_s[one.fastest]
-    own, other = (
-        known[which].out_of_memory_probability or 0.0 for which in (plan.decision, one.fastest)
+        figures["fastest_expected_step_s"] = step_s[preference.fastest]
+    chosen_chance, fastest_chance = (
+        known[which].out_of_memory_probability or 0.0
+        for which in (plan.decision, preference.fastest)
     )
-    figures["fastest_out_of_memory_probability"] = other
-    if is_excluded(other, beside=own):
-        tries = {which: known[which] for which in (one.fastest, plan.decision)}
-        figures["fastest_tried_first_step_s"] = _expected_s(plan, tries)[one.fastest]
-    return one.model_copy(update=figures)
+    figures["fastest_out_of_memory_probability"] = fastest_chance
+    if is_excluded(fastest_chance, beside=chosen_chance):
+        tries = {which: known[which] for which in (preference.fastest, plan.decision)}
+        figures["fastest_tried_first_step_s"] = _expected_s(plan, tries)[preference.fastest]
+    return preference.model_copy(update=figures)
 
 
 def _expected_s(
@@ -105,30 +108,30 @@ def _roomier(plan: Plan, before: Plan, others: list[Alternative]) -> Roomier | N
     step_s = plan.predicted.step_time_s
     run_s = loss_prices(plan.goal).run_s(step_s)
 
-    def of(one: Roomier, ratio: float) -> Roomier:
+    def of(roomier: Roomier, ratio: float) -> Roomier:
         slower_ratio = max(0.0, ratio - 1.0)
-        return one.model_copy(
+        return roomier.model_copy(
             update={"slower_ratio": slower_ratio, "slower_s": slower_ratio * run_s}
         )
 
     candidates = [
-        of(_as_roomier(one), one.predicted.step_time_s / step_s)
-        for one in others
-        if (one.predicted.out_of_memory_probability or 0.0) <= SMALL
+        of(_as_roomier(runner_up), runner_up.predicted.step_time_s / step_s)
+        for runner_up in others
+        if (runner_up.predicted.out_of_memory_probability or 0.0) <= SMALL
     ]
     if before.roomier is not None and before.roomier.decision != plan.decision:
         candidates.append(of(before.roomier, before.roomier.step_time_s / _usual_s(plan.predicted)))
-    return min(candidates, key=lambda one: one.slower_ratio, default=None)
+    return min(candidates, key=lambda candidate: candidate.slower_ratio, default=None)
 
 
-def _as_roomier(one: Alternative) -> Roomier:
+def _as_roomier(runner_up: Alternative) -> Roomier:
     return Roomier(
-        decision=one.decision,
-        step_time_s=one.predicted.step_time_s,
+        decision=runner_up.decision,
+        step_time_s=runner_up.predicted.step_time_s,
         slower_ratio=0.0,
         slower_s=0.0,
-        peak_memory_bytes=max(one.predicted.peak_memory_bytes),
-        out_of_memory_probability=one.predicted.out_of_memory_probability or 0.0,
+        peak_memory_bytes=max(runner_up.predicted.peak_memory_bytes),
+        out_of_memory_probability=runner_up.predicted.out_of_memory_probability or 0.0,
     )
 
 

@@ -73,8 +73,10 @@ def with_node_order(
             known=known_orders,
         )
         notes += _notes(pools[name], ordered[name], step_s=predicted.step_time_s)
-    slow_s = sum(one.slow_s for one in ordered.values())
-    orders = tuple(_node_order(name, one, predicted.step_time_s) for name, one in ordered.items())
+    slow_s = sum(order.slow_s for order in ordered.values())
+    orders = tuple(
+        _node_order(name, order, predicted.step_time_s) for name, order in ordered.items()
+    )
     made = plan.model_copy(
         update={
             "placement": _named(placement, orders) if orders else plan.placement,
@@ -107,7 +109,7 @@ def _on_one_pool(decision: TrainDecision, pool: Pool) -> StagePlacement:
 
 def _ranks_by_pool(placement: StagePlacement, decision: TrainDecision) -> dict[str, range]:
     """Pipeline ranks of each pool, which are contiguous."""
-    names = [one.pool for one in placement.stages][: decision.pipeline_model_parallel_size]
+    names = [stage.pool for stage in placement.stages][: decision.pipeline_model_parallel_size]
     return {name: range(names.index(name), names.index(name) + names.count(name)) for name in names}
 
 
@@ -121,23 +123,23 @@ def _named(placement: StagePlacement, orders: tuple[NodeOrder, ...]) -> StagePla
     return placement.model_copy(update={"hosts": tuple(hosts), "node_orders": orders})
 
 
-def _node_order(pool: str, one: OrderedNodes, step_s: float) -> NodeOrder:
+def _node_order(pool: str, order: OrderedNodes, step_s: float) -> NodeOrder:
     return NodeOrder(
         pool=pool,
-        nodes=one.nodes,
-        spare=one.spare,
-        step_time_before_s=step_s + one.slow_before_s,
-        step_time_after_s=step_s + one.slow_s,
-        bound_s=step_s + one.slow_bound_s,
+        nodes=order.nodes,
+        spare=order.spare,
+        step_time_before_s=step_s + order.slow_before_s,
+        step_time_after_s=step_s + order.slow_s,
+        bound_s=step_s + order.slow_bound_s,
     )
 
 
-def _notes(pool: Pool, one: OrderedNodes, *, step_s: float) -> Iterator[str]:
-    if one.slow_s > LEAST_RATIO * step_s:
+def _notes(pool: Pool, order: OrderedNodes, *, step_s: float) -> Iterator[str]:
+    if order.slow_s > LEAST_RATIO * step_s:
         yield (
-            f"slow links of pool {pool.name!r} take {format_s(one.slow_s)} of a step "
-            f"({format_ratio(one.slow_s / (step_s + one.slow_s))}) in the best order found; the "
-            "certificate assumes that every link is the usual one"
+            f"slow links of pool {pool.name!r} take {format_s(order.slow_s)} of a step "
+            f"({format_ratio(order.slow_s / (step_s + order.slow_s))}) in the best order found; "
+            "the certificate assumes that every link is the usual one"
         )
     if pool.oversubscription > 1.0:
         yield (

@@ -234,5 +234,7 @@ def _hidden_s(
     if not decision.overlap_grad_reduce:
         return 0.0
     pipeline = decision.pipeline_model_parallel_size
-    of_rank = [sum(one.backward_s for one in predicted.stages[rank::pipeline]) for rank in ranks]
+    of_rank = [
+        sum(stage.backward_s for stage in predicted.stages[rank::pipeline]) for rank in ranks
+    ]
     return min(of_rank) * (microbatches if decision.zero_stage >= 2 else 1)

@@ -70,8 +70,8 @@ def to_certificate(
         gap_ratio=gap_ratio,
         objective_error=error,
         layers=tuple(
-            LayerOutcome(layer=layer, objective=float(one), bound=float(min(low, one)))
-            for layer, one, low in zip(spec.layer_ids, *layers, strict=False)
+            LayerOutcome(layer=layer, objective=float(cost), bound=float(min(low, cost)))
+            for layer, cost, low in zip(spec.layer_ids, *layers, strict=False)
         ),
         dispatch="even" if spec.goal.is_about_traffic else rule,
         solve_s=problem.deadline.elapsed_s,
@@ -84,12 +84,12 @@ def _of_time(
 ) -> tuple[float, float, tuple[Floats, Floats]]:
     """Return seconds on the fit passes and their bound, in all and by layer."""
     values, bounds = [], []
-    for one in problem.evidence:
-        cost = evaluate_workload(problem, one, chosen, split=Split.FIT, seed=LAUNCH_SEED)
+    for workload in problem.evidence:
+        cost = evaluate_workload(problem, workload, chosen, split=Split.FIT, seed=LAUNCH_SEED)
         assert cost.seconds is not None
         assert problem.pricing is not None
         values.append(cost.seconds.layer_L)
-        load_PLE = scoring_passes(one, problem.dispatch)
+        load_PLE = scoring_passes(workload, problem.dispatch)
         bound_X = problem.pricing.bound_L(
             load_LE=load_PLE.reshape(-1, load_PLE.shape[2]), ranks=problem.spec.ranks
         )
@@ -112,8 +112,11 @@ def binding_constraint(problem: PlaceProblem, chosen: Placement) -> str:
         return "the limit on moved experts"
     if dispatch == Dispatch.LEAST_LOADED.value:
         return "the gate and the smallest chunk of the rule: less than that moves nothing"
-    costs = [evaluate_workload(problem, one, chosen, split=Split.FIT) for one in problem.evidence]
-    if max(one.loads.imbalance for one in costs) <= EVEN_ENOUGH:
+    costs = [
+        evaluate_workload(problem, workload, chosen, split=Split.FIT)
+        for workload in problem.evidence
+    ]
+    if max(cost.loads.imbalance for cost in costs) <= EVEN_ENOUGH:
         return "the mean load: no rank can have less than its share"
     slots = _binding_slots(problem)
     if slots:

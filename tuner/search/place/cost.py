@@ -59,7 +59,7 @@ class WorkloadCost:
 
 def evaluate_workload(
     problem: PlaceProblem,
-    one: WorkloadEvidence,
+    workload: WorkloadEvidence,
     placement: Placement,
     *,
     split: Split = Split.HOLDOUT,
@@ -75,34 +75,34 @@ def evaluate_workload(
     # The current placement may have other slots.
     ranks = spec.current_ranks if placement is spec.current else spec.ranks
     is_fit = split is Split.FIT
-    load_PLE = scoring_passes(one, rule) if is_fit else one.load_PLE(split)
+    load_PLE = scoring_passes(workload, rule) if is_fit else workload.load_PLE(split)
     loads = evaluate(placement, load_PLE=load_PLE, ranks=ranks, dispatch=rule, seed=seed)
     is_time = spec.goal.objective is Objective.LAYER_TIME
     largest = float(loads.copies_PLG.max(axis=2).sum(axis=1).mean())
-    load_events = events = largest * len(load_PLE) * one.recorded_ratio
+    load_events = events = largest * len(load_PLE) * workload.recorded_ratio
     seconds = traffic = None
     value_P = loads.imbalance_P
     if spec.goal.is_about_traffic and not is_fit:
         is_chain = spec.goal.objective is Objective.LAYER_CHAIN
-        sample = one.flow_MEE(split) if is_chain else one.token_LTK(split)
+        sample = workload.flow_MEE(split) if is_chain else workload.token_LTK(split)
         traffic = traffic_of(problem, sampled_problem(problem, sample), placement)
         value_P, events = np.array([traffic]), math.inf
-        if one.has_holdout_transitions or not is_chain:
+        if workload.has_holdout_transitions or not is_chain:
             # Of all tokens, no gain is stated.
             is_holdout = split is Split.HOLDOUT
-            value_P = batch_traffic(problem, one, placement) if is_holdout else value_P
-        elif one.recording.transition_MEE is not None:
+            value_P = batch_traffic(problem, workload, placement) if is_holdout else value_P
+        elif workload.recording.transition_MEE is not None:
             # Every pair of a token's choices counts at most, and pairs of one are not independent.
-            pairs = float(one.recording.top_k or 1) ** 2
-            events = float(one.recording.transition_MEE.sum(axis=(1, 2)).mean()) / pairs
+            pairs = float(workload.recording.top_k or 1) ** 2
+            events = float(workload.recording.transition_MEE.sum(axis=(1, 2)).mean()) / pairs
     if pricing is not None and (split is Split.HOLDOUT or (is_fit and is_time)):
         seconds = pricing.price(
             placement,
             loads,
             load_PLE=load_PLE,
             ranks=ranks,
-            token_LTK=one.fit_LTK if is_fit else one.holdout_LTK,
-            is_counted=one.is_counted and not is_fit,
+            token_LTK=workload.fit_LTK if is_fit else workload.holdout_LTK,
+            is_counted=workload.is_counted and not is_fit,
             slow_NN=problem.links.slow_NN,
         )
         value_P, events = seconds.pass_P, load_events
@@ -117,9 +117,11 @@ def evaluate_workload(
     )
 
 
-def batch_traffic(problem: PlaceProblem, one: WorkloadEvidence, placement: Placement) -> Floats:
+def batch_traffic(
+    problem: PlaceProblem, workload: WorkloadEvidence, placement: Placement
+) -> Floats:
     """Return the traffic of batches of a workload's hold-out tokens, in order."""
-    token_LTK = one.token_LTK(Split.HOLDOUT)
+    token_LTK = workload.token_LTK(Split.HOLDOUT)
     parts = np.array_split(token_LTK, min(MAX_BATCHES, token_LTK.shape[1]), axis=1)
     samples: Sequence[Floats | Ints] = parts
     if problem.spec.goal.objective is Objective.LAYER_CHAIN:
@@ -141,16 +143,16 @@ def traffic_scale(problem: PlaceProblem, stated: TrafficProblem) -> float:
     return tokens / problem.links.scale
 
 
-def pass_copies(problem: PlaceProblem, one: WorkloadEvidence) -> float:
+def pass_copies(problem: PlaceProblem, workload: WorkloadEvidence) -> float:
     """Return the factor from traffic per token to that of a pass.
 
     Of the total a rank sends its share, as all send at once; the most-loaded pair of ranks has its
     own flow, and HierMoE's groups are counted already. Dispatch and combine count twice.
     """
     goal = problem.spec.goal
-    copies = float(one.holdout_PLE.sum(axis=2).mean())
+    copies = float(workload.holdout_PLE.sum(axis=2).mean())
     if goal.objective is Objective.CO_ACTIVATION:
-        copies *= 2.0 / one.token_LTK(Split.ALL).shape[2]
+        copies *= 2.0 / workload.token_LTK(Split.ALL).shape[2]
     elif goal.traffic is TrafficObjective.MOST_LOADED:
         return copies
     return copies / problem.spec.ranks.num_ranks
@@ -161,8 +163,8 @@ def fit_cost(problem: PlaceProblem, placement: Placement, *, seed: int = CHOICE_
     if problem.spec.goal.is_about_traffic:
         return traffic_of(problem, traffic_problem(problem), placement)
     values = [
-        evaluate_workload(problem, one, placement, split=Split.FIT, seed=seed).value
-        for one in problem.evidence
+        evaluate_workload(problem, workload, placement, split=Split.FIT, seed=seed).value
+        for workload in problem.evidence
     ]
     return robust(problem, values)
 

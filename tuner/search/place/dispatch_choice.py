@@ -63,7 +63,7 @@ def planned_dispatch(spec: PlaceSpec) -> str:
     if target.offers and named != "even":
         backend = launch_backend(target, dispatch=named, a2a_backend=spec.goal.a2a_backend)
         offers = dispatch_offers(target, named, backend)
-        return next((one for one in offers if one.name == "dynamic"), offers[0]).rule
+        return next((offer for offer in offers if offer.name == "dynamic"), offers[0]).rule
     return named or target.default_dispatch
 
 
@@ -85,7 +85,7 @@ def choose_dispatch(problem: PlaceProblem, placement: Placement) -> tuple[str, t
     if problem.dispatch not in allowed or len(allowed) == 1:
         return (allowed or [problem.dispatch])[0], notes
     # A rule that acts on the counts of each pass is compared on passes, as all are.
-    passes = [spread_passes(one.fit_PLE, MOST_SOLVED) for one in problem.evidence]
+    passes = [spread_passes(workload.fit_PLE, MOST_SOLVED) for workload in problem.evidence]
     ranks = problem.spec.ranks
 
     def imbalance(rule: str) -> float:
@@ -93,7 +93,7 @@ def choose_dispatch(problem: PlaceProblem, placement: Placement) -> tuple[str, t
             evaluate(placement, load_PLE=load_PLE, ranks=ranks, dispatch=rule)
             for load_PLE in passes
         )
-        return robust(problem, [one.imbalance for one in outcomes])
+        return robust(problem, [outcome.imbalance for outcome in outcomes])
 
     values = {rule: imbalance(rule) for rule in allowed}
     best = min(allowed, key=lambda rule: values[rule])
@@ -115,10 +115,11 @@ def compared_dispatches(problem: PlaceProblem, chosen: Placement) -> tuple[Dispa
     outcomes: list[DispatchOutcome] = []
     for offer, refusal in offers:
         costs = [
-            evaluate_workload(problem, one, chosen, dispatch=offer.rule) for one in problem.evidence
+            evaluate_workload(problem, workload, chosen, dispatch=offer.rule)
+            for workload in problem.evidence
         ]
-        seconds = [float(one.seconds.pass_P.mean()) for one in costs if one.seconds is not None]
-        imbalance = robust(problem, [one.loads.imbalance for one in costs])
+        seconds = [float(cost.seconds.pass_P.mean()) for cost in costs if cost.seconds is not None]
+        imbalance = robust(problem, [cost.loads.imbalance for cost in costs])
         words = "chosen"
         if outcomes:
             change = imbalance / outcomes[0].imbalance - 1.0
@@ -177,8 +178,8 @@ def _launch(spec: PlaceSpec, target: PlaceTarget, rule: str) -> tuple[str, str]:
     backend = launch_backend(target, dispatch=like, a2a_backend=spec.goal.a2a_backend)
     beside = dispatch_offers(target, None, backend)
     same = [offer for offer in beside if offer.rule == rule and not is_open]
-    nearest = [one for one in beside if one.name == ("dynamic" if like == "even" else like)]
-    default = [one for one in beside if one.is_default]
+    nearest = [offer for offer in beside if offer.name == ("dynamic" if like == "even" else like)]
+    default = [offer for offer in beside if offer.is_default]
     return (same + nearest + default)[0].name, backend
 
 

@@ -82,15 +82,15 @@ class Evaluation:
         return np.asarray((time_PLG / mean_PL[:, :, None]).mean(axis=0))
 
 
-def scoring_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
+def scoring_passes(workload: WorkloadEvidence, dispatch: str) -> Floats:
     """Return the fit passes to score a rule on: the mean pass, or several where it acts on each.
 
     Rules that act pass by pass (by the imbalance or the best split of a pass) are scored on
     recorded passes.
     """
     if not is_per_pass(dispatch):
-        return one.fit_LE[None]
-    return spread_passes(one.fit_PLE, MOST_SOLVED if dispatch in PASS_BY_PASS else MOST_PASSES)
+        return workload.fit_LE[None]
+    return spread_passes(workload.fit_PLE, MOST_SOLVED if dispatch in PASS_BY_PASS else MOST_PASSES)
 
 
 def is_per_pass(dispatch: str) -> bool:

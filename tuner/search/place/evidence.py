@@ -123,11 +123,11 @@ def split_recordings(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
     """Split every recording of a spec, scaled to the planned size of a pass."""
     goal = spec.goal
     total = math.fsum(workload.weight for workload in goal.workloads)
-    known: list[float | None] = [one.top_k for one in spec.recordings.values()]
+    known: list[float | None] = [recording.top_k for recording in spec.recordings.values()]
     if spec.model is not None and spec.model.moe is not None:
         # Recordings count the copies for experts with weights.
         known.insert(0, spec.model.moe.computed_top_k)
-    top_k = next((one for one in known if one is not None), None)
+    top_k = next((count for count in known if count is not None), None)
     copies = None
     if goal.tokens_per_pass is not None and top_k is not None:
         copies = float(goal.tokens_per_pass * top_k)
@@ -207,24 +207,24 @@ def _split_copies(count_PLE: Ints, *, judge_ratio: float) -> tuple[Ints, Ints]:
     return fit_PLE, holdout_PLE
 
 
-def spread_passes(load_PLE: Floats, most: int) -> Floats:
+def spread_passes(load_PLE: Floats, most_passes: int) -> Floats:
     """Return at most so many passes, evenly spaced."""
-    taken = np.linspace(0, len(load_PLE) - 1, min(most, len(load_PLE)))
+    taken = np.linspace(0, len(load_PLE) - 1, min(most_passes, len(load_PLE)))
     return load_PLE[taken.round().astype(np.int64)]
 
 
-def limit_passes(one: WorkloadEvidence, most: int) -> WorkloadEvidence:
+def limit_passes(workload: WorkloadEvidence, most_passes: int) -> WorkloadEvidence:
     """Keep at most so many passes of each part; one held out does not show how passes differ."""
     return replace(
-        one,
-        fit_PLE=spread_passes(one.fit_PLE, max(1, most)),
-        holdout_PLE=spread_passes(one.holdout_PLE, max(2, most)),
+        workload,
+        fit_PLE=spread_passes(workload.fit_PLE, max(1, most_passes)),
+        holdout_PLE=spread_passes(workload.holdout_PLE, max(2, most_passes)),
     )
 
 
 def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Weights of some of the workloads, summing to 1."""
-    weights = np.array([one.weight_ratio for one in evidence])
+    weights = np.array([workload.weight_ratio for workload in evidence])
     return np.asarray(weights / weights.sum())
 
 
@@ -233,5 +233,5 @@ def mean_load_LE(evidence: Sequence[WorkloadEvidence]) -> Floats:
 
     Totals are equal per layer, since recordings differ in length.
     """
-    shares = [one.fit_LE / one.fit_LE.sum(axis=1, keepdims=True) for one in evidence]
+    shares = [workload.fit_LE / workload.fit_LE.sum(axis=1, keepdims=True) for workload in evidence]
     return np.asarray(np.einsum("w,wle->le", weight_W(evidence), np.stack(shares)))

@@ -86,7 +86,7 @@ def links_between(
         is_chain = spec.goal.objective is Objective.LAYER_CHAIN
         width = spec.model.hidden_size if is_chain else spec.model.expert_hidden
         row_bytes = ROW_ELEMENT_BYTES * width
-    sent = [float(one.holdout_PLE.sum(axis=2).mean()) for one in evidence]
+    sent = [float(workload.holdout_PLE.sum(axis=2).mean()) for workload in evidence]
     copies = max(float(np.dot(weight_W(evidence), sent)) / ranks.num_ranks, 1.0)
     domain_G = _domains(pool, ranks)
     same_GG = domain_G[:, None] == domain_G
@@ -157,7 +157,7 @@ def _level_costs(
             all_to_all_s(*size, group, hardware, constants, is_merged=float(goal.is_merged))
             for size, group in zip(sizes, groups, strict=True)
         ]
-        return np.array([number(one) for one in sent]) / rows
+        return np.array([number(seconds) for seconds in sent]) / rows
 
     whole = level_costs(many if row_bytes is None else copies)
     return whole, np.minimum(level_costs(many), whole)
@@ -222,13 +222,15 @@ def _measured_GG(
             lanes.setdefault((link.sender_node, link.receiver_node), []).append(link)
     far = {}
     for nodes, links in lanes.items():
-        together = sum(one.bytes_per_s for one in links if one.lanes == links[-1].lanes)
+        together = sum(pair.bytes_per_s for pair in links if pair.lanes == links[-1].lanes)
         far[nodes] = cost(min(together / per_node, links[0].bytes_per_s), links[0])
     cost_GG = np.full((ranks.num_ranks, ranks.num_ranks), np.nan)
     number_G = _rank_numbers(ranks, source.pairs_per_node)
     is_near_GG = ranks.node_G[:, None] == ranks.node_G
     for known, at_G, is_of_GG in ((near, number_G, is_near_GG), (far, ranks.node_G, ~is_near_GG)):
-        value_GG = np.array([[known.get((one, two), np.nan) for two in at_G] for one in at_G])
+        value_GG = np.array(
+            [[known.get((sender, receiver), np.nan) for receiver in at_G] for sender in at_G]
+        )
         np.fill_diagonal(value_GG, 0.0)
         is_covered = known is far or per_node <= source.pairs_per_node
         if is_covered and not np.isnan(value_GG[is_of_GG]).any():

@@ -59,14 +59,14 @@ def _dispatch_notes(spec: PlaceSpec, dispatch: str) -> Iterator[str]:
     if dispatch in NEAR_FIRST:
         yield "placed and evaluated as if every rank sent equally many tokens to each expert"
     offers = () if target is None else target.offers
-    for cost in sorted({one.cost for one in offers if one.rule == dispatch and one.cost}):
+    for cost in sorted({offer.cost for offer in offers if offer.rule == dispatch and offer.cost}):
         yield f"loads and seconds leave out what the rule costs at run time: {cost}"
 
 
 def _weights_sent(problem: PlaceProblem, compared: Sequence[Compared]) -> str:
     sent = sum(
-        one.weight_ratio * float(planned.loads.weights_PLG.max(axis=2).mean())
-        for one, (_, _, planned) in zip(problem.evidence, compared, strict=True)
+        workload.weight_ratio * float(planned.loads.weights_PLG.max(axis=2).mean())
+        for workload, (_, _, planned) in zip(problem.evidence, compared, strict=True)
         if planned.loads.weights_PLG is not None
     )
     counted = (
@@ -81,20 +81,20 @@ def _weights_sent(problem: PlaceProblem, compared: Sequence[Compared]) -> str:
 
 
 def _recording_notes(problem: PlaceProblem) -> Iterator[str]:
-    whole = [one.name for one in problem.evidence if not one.is_split]
+    whole = [workload.name for workload in problem.evidence if not workload.is_split]
     if whole:
         yield (
             f"{', '.join(whole)}: one pass recorded, so token copies were split at random into fit"
             " and hold-out; how passes differ is not known"
         )
-    for one in problem.evidence:
-        unseen = int((one.recording.count_LE == 0).sum())
+    for workload in problem.evidence:
+        unseen = int((workload.recording.count_LE == 0).sum())
         if unseen:
-            yield f"{one.name}: {unseen} experts of all layers were never chosen"
-        if one.passes_left_out:
+            yield f"{workload.name}: {unseen} experts of all layers were never chosen"
+        if workload.passes_left_out:
             yield (
-                f"{one.name}: {one.passes_left_out} passes in which some layer saw no token are"
-                " left out"
+                f"{workload.name}: {workload.passes_left_out} passes in which some layer saw no"
+                " token are left out"
             )
 
 
@@ -103,7 +103,7 @@ def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
     needed = [name for name in spec.emit if PLACE_TARGETS[name].all_layers]
     if not needed or spec.model is not None:
         return
-    if any(one.num_decoder_layers is not None for one in spec.recordings.values()):
+    if any(recording.num_decoder_layers is not None for recording in spec.recordings.values()):
         yield f"{needed[0]}: a row for each of the {spec.num_layers} decoder layers recorded"
         return
     yield (
@@ -115,7 +115,7 @@ def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
 def _workload_notes(problem: PlaceProblem, folds: Sequence[LeftOut]) -> Iterator[str]:
     spec, evidence = problem.spec, problem.evidence
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        summed = [one.name for one in evidence if not one.has_holdout_transitions]
+        summed = [workload.name for workload in evidence if not workload.has_holdout_transitions]
         if summed:
             yield (
                 f"{', '.join(summed)}: transitions are kept summed over all passes, so traffic is"
@@ -129,7 +129,9 @@ def _workload_notes(problem: PlaceProblem, folds: Sequence[LeftOut]) -> Iterator
     if len(evidence) > MOST_FOLDS:
         yield f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn"
     made = {fold.workload for fold in folds}
-    missing = [repr(one.name) for one in evidence[:MOST_FOLDS] if one.name not in made]
+    missing = [
+        repr(workload.name) for workload in evidence[:MOST_FOLDS] if workload.name not in made
+    ]
     if missing:
         yield (
             f"no plan was made without {', '.join(missing)} in the time limit; give more with"

@@ -97,7 +97,7 @@ def make_place_plan(
     problem, (best, *others) = result.problem, result.candidates
     chosen, evidence, goal = best.placement, problem.evidence, spec.goal
     before, eplb, planned = (
-        [evaluate_workload(problem, one, placement) for one in evidence]
+        [evaluate_workload(problem, workload, placement) for workload in evidence]
         for placement in (spec.current, problem.baseline.placement, chosen)
     )
     compared = list(zip(before, eplb, planned, strict=True))
@@ -120,9 +120,10 @@ def make_place_plan(
         emit=spec.emit,
         decision=to_decision(spec, chosen),
         predicted=PlacePrediction(
-            imbalance={one.workload: one.imbalance_after for one in outcomes},
+            imbalance={outcome.workload: outcome.imbalance_after for outcome in outcomes},
             imbalance_band={
-                one.name: cost.loads.band for one, cost in zip(evidence, planned, strict=True)
+                workload.name: cost.loads.band
+                for workload, cost in zip(evidence, planned, strict=True)
             },
             outcomes=outcomes,
             left_out=folds,
@@ -143,7 +144,7 @@ def make_place_plan(
             slack_ratio=goal.traffic_slack_ratio,
         ),
         binding_constraint=binding_constraint(problem, chosen),
-        alternatives=tuple(_alternative(problem, other, best) for other in others),
+        alternatives=tuple(_alternative(problem, candidate, best) for candidate in others),
         provenance=provenance.model_copy(
             update={"notes": (*provenance.notes, *notes, *result.notes)}
         ),
@@ -163,8 +164,8 @@ def migration_cost(
     whole passes equals the transfer time.
     """
     spec, pricing = problem.spec, problem.pricing
-    each = loaded_LG(spec.current, chosen, ranks=spec.ranks, current_ranks=spec.current_ranks)
-    loaded_G, size = each.sum(axis=0), _expert_bytes(spec)
+    moved_LG = loaded_LG(spec.current, chosen, ranks=spec.ranks, current_ranks=spec.current_ranks)
+    loaded_G, size = moved_LG.sum(axis=0), _expert_bytes(spec)
     transfer_s = break_even_s = None
     if pricing is not None and size is not None:
         hardware = pricing.machine.hardware
@@ -181,12 +182,12 @@ def migration_cost(
     )
 
 
-def _outcome(one: WorkloadEvidence, costs: Compared) -> WorkloadOutcome:
+def _outcome(workload: WorkloadEvidence, costs: Compared) -> WorkloadOutcome:
     before, rule, after = (cost.loads for cost in costs)
     return WorkloadOutcome(
-        workload=one.name,
-        passes_planned_from=one.num_fit_passes,
-        passes_judged=len(one.holdout_PLE) * one.is_split,
+        workload=workload.name,
+        passes_planned_from=workload.num_fit_passes,
+        passes_judged=len(workload.holdout_PLE) * workload.is_split,
         imbalance_before=before.imbalance,
         imbalance_rule=rule.imbalance,
         imbalance_after=after.imbalance,
@@ -197,14 +198,14 @@ def _outcome(one: WorkloadEvidence, costs: Compared) -> WorkloadOutcome:
 
 def _layer_times(problem: PlaceProblem, compared: Sequence[Compared]) -> tuple[LayerTimes, ...]:
     times: list[LayerTimes] = []
-    for one, costs in zip(problem.evidence, compared, strict=True):
+    for workload, costs in zip(problem.evidence, compared, strict=True):
         seconds = costs[2].seconds
         if seconds is None or problem.pricing is None:
             return ()
         before_s, rule_s, after_s = (cost.value for cost in costs)
         low, high = problem.pricing.band
         time = LayerTimes(
-            workload=one.name,
+            workload=workload.name,
             before_s=before_s,
             rule_s=rule_s,
             after_s=after_s,
@@ -221,8 +222,8 @@ def _mean_traffic(
 ) -> tuple[float, float, float]:
     before, rule, after = (
         sum(
-            one.weight_ratio * (costs[at].traffic or 0.0)
-            for one, costs in zip(problem.evidence, compared, strict=True)
+            workload.weight_ratio * (costs[at].traffic or 0.0)
+            for workload, costs in zip(problem.evidence, compared, strict=True)
         )
         for at in range(3)
     )
@@ -234,13 +235,13 @@ def _traffic_times(problem: PlaceProblem, compared: Sequence[Compared]) -> tuple
     if not problem.spec.goal.is_about_traffic or problem.links.unit_s is None:
         return ()
     times = []
-    for one, costs in zip(problem.evidence, compared, strict=True):
+    for workload, costs in zip(problem.evidence, compared, strict=True):
         before_s, rule_s, after_s = (
-            pass_copies(problem, one) * (cost.traffic or 0.0) for cost in costs
+            pass_copies(problem, workload) * (cost.traffic or 0.0) for cost in costs
         )
-        held_LTK = one.holdout_LTK if one.has_holdout_transitions else None
+        held_LTK = workload.holdout_LTK if workload.has_holdout_transitions else None
         time = TrafficTimes(
-            workload=one.name,
+            workload=workload.name,
             tokens_judged=0 if held_LTK is None else held_LTK.shape[1],
             before_s=before_s,
             rule_s=rule_s,
@@ -250,18 +251,18 @@ def _traffic_times(problem: PlaceProblem, compared: Sequence[Compared]) -> tuple
     return tuple(times)
 
 
-def _alternative(problem: PlaceProblem, other: Candidate, best: Candidate) -> PlaceAlternative:
+def _alternative(problem: PlaceProblem, candidate: Candidate, best: Candidate) -> PlaceAlternative:
     """Format another candidate, evaluated under the plan's dispatch rule."""
     return PlaceAlternative(
-        method=other.name,
-        decision=to_decision(problem.spec, other.placement),
-        objective=other.objective,
+        method=candidate.name,
+        decision=to_decision(problem.spec, candidate.placement),
+        objective=candidate.objective,
         imbalance={
-            one.name: evaluate_workload(problem, one, other.placement).loads.imbalance
-            for one in problem.evidence
+            workload.name: evaluate_workload(problem, workload, candidate.placement).loads.imbalance
+            for workload in problem.evidence
         },
-        is_legal=not other.broken,
-        lost_by=other.broken or lost_by(other.objective, best.objective),
+        is_legal=not candidate.broken,
+        lost_by=candidate.broken or lost_by(candidate.objective, best.objective),
     )
 
 
@@ -298,7 +299,7 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
 def _no_plan(
     spec: PlaceSpec, outcome: Outcome[Placement], provenance: PlaceProvenance
 ) -> PlacePlan:
-    other = "" if spec.goal.method is Method.AUTO else ", or take method auto"
+    hint = "" if spec.goal.method is Method.AUTO else ", or take method auto"
     return PlacePlan(
         goal=spec.goal,
         cluster=spec.cluster,
@@ -314,6 +315,6 @@ def _no_plan(
             solve_s=outcome.solve_s,
             method=outcome.method,
         ),
-        binding_constraint=f"none found in the time limit; give more with --time-limit{other}",
+        binding_constraint=f"none found in the time limit; give more with --time-limit{hint}",
         provenance=provenance,
     )

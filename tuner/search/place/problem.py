@@ -119,7 +119,7 @@ class PlaceProblem:
         is_single = ranks.num_slots == self.spec.num_experts
         rule = solved_dispatch(dispatch or self.dispatch)
         return BalanceProblem(
-            load_WLE=np.stack([one.fit_LE for one in self.evidence]),
+            load_WLE=np.stack([workload.fit_LE for workload in self.evidence]),
             weight_W=weight_W(self.evidence),
             ranks=ranks,
             robust=Robust(goal.robust.value),
@@ -158,7 +158,7 @@ def eplb_baseline(
         placements["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
 
     def imbalance(name: str) -> float:
-        passes = [scoring_passes(one, dispatch) for one in evidence]
+        passes = [scoring_passes(workload, dispatch) for workload in evidence]
         values = [
             evaluate(placements[name], load_PLE=load_PLE, ranks=ranks, dispatch=dispatch).imbalance
             for load_PLE in passes
@@ -190,12 +190,15 @@ def traffic_problem(problem: PlaceProblem) -> TrafficProblem:
         )
     weights = weight_W(evidence)
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        flows = np.stack([one.flow_MEE(Split.FIT) for one in evidence])
+        flows = np.stack([workload.flow_MEE(Split.FIT) for workload in evidence])
         return sampled_problem(problem, np.einsum("w,wmef->mef", weights, flows))
-    samples = [one.token_LTK(Split.FIT) for one in evidence]
+    samples = [workload.token_LTK(Split.FIT) for workload in evidence]
     # The smallest sample relative to its weight sets the number of tokens.
-    most = min(each.shape[1] / w for each, w in zip(samples, weights, strict=True))
-    parts = [each[:, : max(1, int(most * w))] for each, w in zip(samples, weights, strict=True)]
+    total_tokens = min(sample.shape[1] / w for sample, w in zip(samples, weights, strict=True))
+    parts = [
+        sample[:, : max(1, int(total_tokens * w))]
+        for sample, w in zip(samples, weights, strict=True)
+    ]
     return sampled_problem(problem, np.concatenate(parts, axis=1))
 
 

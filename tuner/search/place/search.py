@@ -100,7 +100,7 @@ def search(problem: PlaceProblem) -> SearchResult | Outcome[Placement]:
 
 
 def _solves_programs(problem: PlaceProblem) -> bool:
-    allowed = {one.rule for one, refusal in offers_of(problem.spec) if not refusal}
+    allowed = {offer.rule for offer, refusal in offers_of(problem.spec) if not refusal}
     rules = {problem.dispatch, *allowed} & PASS_BY_PASS
     return bool(rules) and not problem.spec.goal.is_about_traffic
 
@@ -111,12 +111,12 @@ def _within_deadline(problem: PlaceProblem) -> tuple[PlaceProblem, tuple[str, ..
         return problem, ()
     layers, slots = problem.baseline.placement.expert_LS.shape
     each_s = PROGRAM_S * layers * slots * MOST_EVALUATED * len(problem.evidence)
-    most = int(PROGRAMS_SHARE * problem.deadline.limit_s / each_s)
-    evidence = tuple(limit_passes(one, most) for one in problem.evidence)
+    most_passes = int(PROGRAMS_SHARE * problem.deadline.limit_s / each_s)
+    evidence = tuple(limit_passes(workload, most_passes) for workload in problem.evidence)
     cut = [
-        f"{len(few.holdout_PLE)} of {len(one.holdout_PLE)} passes of {one.name!r}"
-        for one, few in zip(problem.evidence, evidence, strict=True)
-        if len(few.holdout_PLE) < len(one.holdout_PLE)
+        f"{len(few.holdout_PLE)} of {len(workload.holdout_PLE)} passes of {workload.name!r}"
+        for workload, few in zip(problem.evidence, evidence, strict=True)
+        if len(few.holdout_PLE) < len(workload.holdout_PLE)
     ]
     note = (
         f"evaluated on {', '.join(cut)}, evenly spaced: no more linear programs fit in the time"
@@ -134,14 +134,14 @@ def layer_time_candidates(problem: PlaceProblem, *, time_limit_s: float) -> dict
     spec = problem.spec
     objectives = {"balance of copies": Objective.BALANCE}
     is_single = problem.migration is None and spec.ranks.num_slots == spec.num_experts
-    has_tokens = all(one.fit_LTK is not None for one in problem.evidence)
+    has_tokens = all(workload.fit_LTK is not None for workload in problem.evidence)
     if spec.goal.is_merged and is_single and has_tokens:
         objectives["co-activation"] = Objective.CO_ACTIVATION
     placements = {}
     for name, objective in objectives.items():
         goal = spec.goal.model_copy(update={"objective": objective})
-        other = replace(problem, spec=replace(spec, goal=goal))
-        solved = solve(other, time_limit_s=time_limit_s / len(objectives))
+        variant = replace(problem, spec=replace(spec, goal=goal))
+        solved = solve(variant, time_limit_s=time_limit_s / len(objectives))
         if solved.solution is not None:
             placements[name] = solved.solution
     return placements
@@ -178,7 +178,9 @@ def score(problem: PlaceProblem, placements: Mapping[str, Placement]) -> tuple[C
         )
         candidates.append(candidate)
     method = spec.goal.method.value
-    candidates.sort(key=lambda one: (one.name != method, bool(one.broken), one.objective))
+    candidates.sort(
+        key=lambda scored: (scored.name != method, bool(scored.broken), scored.objective)
+    )
     if candidates[0].broken and not spec.goal.is_about_traffic:
         raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {candidates[0].broken}")
     return tuple(candidates)
@@ -192,8 +194,8 @@ def leave_one_out(problem: PlaceProblem) -> tuple[LeftOut, ...]:
     evidence, spec, deadline = problem.evidence, problem.spec, problem.deadline
     folds: list[LeftOut] = []
     limit_s = LEFT_OUT_SHARE * deadline.limit_s / min(len(evidence), MOST_FOLDS)
-    for one in evidence[: MOST_FOLDS * (len(evidence) > 1)]:
-        others = tuple(other for other in evidence if other is not one)
+    for workload in evidence[: MOST_FOLDS * (len(evidence) > 1)]:
+        others = tuple(kept for kept in evidence if kept is not workload)
         fold = replace(problem, evidence=others)
         if deadline.left_s <= 0.0:
             break
@@ -201,12 +203,12 @@ def leave_one_out(problem: PlaceProblem) -> tuple[LeftOut, ...]:
         if solution is None:
             continue
         before, rule, after = costs = [
-            evaluate_workload(fold, one, placement, split=Split.ALL)
+            evaluate_workload(fold, workload, placement, split=Split.ALL)
             for placement in (spec.current, fold.baseline.placement, solution)
         ]
         first, second, third = (cost.traffic or 0.0 for cost in costs)
         left_out = LeftOut(
-            workload=one.name,
+            workload=workload.name,
             imbalance_after=after.loads.imbalance,
             imbalance_rule=rule.loads.imbalance,
             imbalance_before=before.loads.imbalance,

@@ -71,7 +71,7 @@ class Gain:
 
 def gain_of(problem: PlaceProblem, compared: Sequence[Compared]) -> Gain:
     """Return what the plan saves on the hold-out passes of all workloads."""
-    weights = [one.weight_ratio for one in problem.evidence]
+    weights = [workload.weight_ratio for workload in problem.evidence]
     values = np.array([[cost.value for cost in costs] for costs in compared])
     before, eplb, after = (float(np.dot(weights, value_W)) for value_W in values.T)
     noise, eplb_noise = (
@@ -86,8 +86,8 @@ def gain_of(problem: PlaceProblem, compared: Sequence[Compared]) -> Gain:
         # Assume that layers without a recording are as imbalanced as the recorded ones.
         layers_s = machine.model.num_moe_layers / len(problem.spec.layer_ids) * before
         tokens_W = [
-            float(one.holdout_PLE.sum(axis=2).mean()) / machine.moe.computed_top_k
-            for one in problem.evidence
+            float(workload.holdout_PLE.sum(axis=2).mean()) / machine.moe.computed_top_k
+            for workload in problem.evidence
         ]
         context, decodes = float(goal.context_tokens), goal.phase == "decode"
         rest_W = [
@@ -181,15 +181,15 @@ def to_verdict(
 
 
 def _overloads(loads: Sequence[tuple[WorkloadOutcome, float]], slack_ratio: float) -> Iterator[str]:
-    for one, noise in loads:
-        allowed = (1.0 + slack_ratio) * max(one.imbalance_before, one.imbalance_rule)
-        most = min(FRAGILE_RATIO * allowed, OVERLOAD_RATIO * one.imbalance_before)
-        if one.imbalance_after > max(most, (1.0 + noise) * allowed):
+    for outcome, noise in loads:
+        allowed = (1.0 + slack_ratio) * max(outcome.imbalance_before, outcome.imbalance_rule)
+        limit = min(FRAGILE_RATIO * allowed, OVERLOAD_RATIO * outcome.imbalance_before)
+        if outcome.imbalance_after > max(limit, (1.0 + noise) * allowed):
             yield (
-                f"on {one.workload!r} the most-loaded ranks carry {one.imbalance_after:.2f} times"
-                f" the mean, {one.imbalance_before:.2f} without a plan and"
-                f" {one.imbalance_rule:.2f} by EPLB's rule: their load is limited on the mean of"
-                " the workloads; plan for fewer at once, or for less traffic_slack_ratio"
+                f"on {outcome.workload!r} the most-loaded ranks carry {outcome.imbalance_after:.2f}"
+                f" times the mean, {outcome.imbalance_before:.2f} without a plan and"
+                f" {outcome.imbalance_rule:.2f} by EPLB's rule: their load is limited on the mean"
+                " of the workloads; plan for fewer at once, or for less traffic_slack_ratio"
             )
 
 
@@ -249,7 +249,10 @@ def _praise(gain: Gain, loads: Sequence[tuple[WorkloadOutcome, float]]) -> str:
     praise = f"{format_ratio(gain.gain_ratio)} less {gain.saved}"
     praise += "" if step is None else f", {format_ratio(step)} of a whole pass"
     praise += f"; noise {_percent(gain.noise_ratio)}"
-    more = max((one.imbalance_after / one.imbalance_before - 1.0 for one, _ in loads), default=0.0)
+    more = max(
+        (outcome.imbalance_after / outcome.imbalance_before - 1.0 for outcome, _ in loads),
+        default=0.0,
+    )
     if more > 0.001:
         praise += f"; the most-loaded ranks have up to {format_ratio(more)} more load"
     if eplb is not None and eplb != gain.gain_ratio and abs(eplb - gain.gain_ratio) <= noise:

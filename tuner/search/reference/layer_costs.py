@@ -194,7 +194,7 @@ class CandidateCosts:
             fixed += work.element_bytes * sum(unit.frozen for unit in non_layer)
         units = [
             *non_layer,
-            *(one for at in layers for one in layer_units(work, degrees, layer=at)),
+            *(unit for at in layers for unit in layer_units(work, degrees, layer=at)),
         ]
         largest = max(units, key=lambda unit: unit.parameters)
         turns = [reduction_workspace(largest, work, degrees, has_gradients=True) - least, 0]
@@ -397,14 +397,16 @@ def layout_problem(
         ),
         static_bytes_R=capped(
             [
-                costs.static_bytes(first, saved=min(flying) * min(one.saved for one in row))
+                costs.static_bytes(
+                    first, saved=min(flying) * min(activation.saved for activation in row)
+                )
                 for first, row in zip(firsts, activations, strict=True)
             ]
         ),
         fixed_bytes_S=capped(
             [costs.fixed_bytes(stage, in_flight=flying[stage], least=least) for stage in stages]
         ),
-        saved_bytes_RO=capped([[one.saved for one in row] for row in activations]),
+        saved_bytes_RO=capped([[activation.saved for activation in row] for row in activations]),
         fixed_saved_bytes_S=np.zeros(len(stages), dtype=np.int64),
         transient_bytes_RO=capped(workspace),
         in_flight_S=flying,

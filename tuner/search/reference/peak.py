@@ -49,20 +49,20 @@ def peak_bytes(costs: CandidateCosts, decision: TrainDecision, *, rank: int) -> 
     stages = range(rank, decision.num_stages, degrees.pipeline)
     units = [unit for stage in stages for unit in _units(costs, decision, stage)]
     state = unit_state(units, costs.work, degrees)
-    own = state.parameters + state.optimizer
+    state_bytes = state.parameters + state.optimizer
     reduced = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
     ids = sum(costs.non_layer_resident_bytes(stage) for stage in stages)
-    made = GRADIENT_BYTES * (sum(one.parameters for one in units) + _largest(units))
+    made = GRADIENT_BYTES * (sum(unit.parameters for unit in units) + _largest(units))
     if costs.work.tune is not None:
-        frozen = [one.frozen for one in units]
+        frozen = [unit.frozen for unit in units]
         made += costs.work.element_bytes * (sum(frozen) + max(frozen))
-    updated = own + reduced + optimizer_workspace(units, degrees)
+    updated = state_bytes + reduced + optimizer_workspace(units, degrees)
     backward = max(
         _backward_bytes(costs, decision, stages, expert_rank=expert_rank)
         for expert_rank in range(degrees.expert)
     )
     gathered = state.gathered + _gathered_embedding_and_head(costs, stages)
-    counted = ids + max(made, updated, own + gathered + backward)
+    counted = ids + max(made, updated, state_bytes + gathered + backward)
     return math.ceil(counted * (1.0 + UNCOUNTED_RATIO))
 
 
@@ -136,7 +136,7 @@ def _backward_bytes(
         )
         stage = stages[moment.chunk]
         peak = added(stage, stage not in begun)
-        largest = max(largest, resident + sum(gradients[one] for one in begun) + peak)
+        largest = max(largest, resident + sum(gradients[earlier] for earlier in begun) + peak)
         begun.add(stage)
     return largest
 
@@ -181,7 +181,7 @@ def _backward_peak(
     batches, is_piped = costs.num_microbatches, degrees.pipeline > 1
     released, reduced, released_state = 0, 0, 0
     for layer in reversed(layers_of(decision)[stage]):
-        own = layer_units(work, degrees, layer=layer)
+        units = layer_units(work, degrees, layer=layer)
         saved = costs.activations(layer, option, expert_rank=expert_rank).saved
         level = waiting + reduced - released + turn
         # Only the last micro-batch releases state.
@@ -193,13 +193,13 @@ def _backward_peak(
         peak = max(peak, workspace - (released_state if batches == 1 else 0))
         if not is_piped:
             gone = _released_before_reduction(costs, layer, option, expert_rank, saved=saved)
-            reduction = behind + _reduction_peak(costs, own, is_first=is_first)
+            reduction = behind + _reduction_peak(costs, units, is_first=is_first)
             peak = max(peak, level - released_state - gone + reduction)
-            released_state += _released_state(costs, own, is_first=is_first)
+            released_state += _released_state(costs, units, is_first=is_first)
         behind = _pending_reduction(costs, firsts)
         released += saved
         if is_first:
-            reduced += _first_gradients(costs, own)
+            reduced += _first_gradients(costs, units)
     if stage == 0:
         # The embedding's gradient comes last, whole.
         peak = max(peak, waiting + reduced - released + _embedding_gradients(costs))

@@ -130,15 +130,15 @@ def _runners_up(result: ReferenceOutcome, settings: SearchSettings) -> tuple[Alt
     best = result.solved[0]
     chosen = predict(best.costs, best.decision)
     ties = result.certificate.within_band
-    layouts = [layout_of(one.decision) for one in result.solved]
+    layouts = [layout_of(solved.decision) for solved in result.solved]
     enough = num_runners_up(layouts, top=settings.top)
     wanted = result.solved[1 : 1 + max(enough, min(ties, MOST_TIES))]
     alternatives = []
-    for index, other in enumerate(wanted):
-        predicted = predict(other.costs, other.decision)
+    for index, candidate in enumerate(wanted):
+        predicted = predict(candidate.costs, candidate.decision)
         alternatives.append(
             Alternative(
-                decision=other.decision,
+                decision=candidate.decision,
                 predicted=predicted,
                 within_band=index < ties,
                 lost_by=why_lost(chosen, predicted),
@@ -162,7 +162,7 @@ def _without_decision(
     provenance: Provenance,
 ) -> Plan:
     nearest = _nearest(problem, result, settings)
-    limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
+    limits = ", ".join(relaxation.limit for relaxation in nearest if relaxation.limit != "nodes")
     not_known = what_is_not_known(result.certificate, time_limit_s=settings.time_limit_s)
     return without_decision(
         problem.spec,
@@ -217,7 +217,7 @@ def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float)
 
 
 def blocking_rules(
-    enumeration: Enumeration, *, global_batch_size: int, most: int = 3
+    enumeration: Enumeration, *, global_batch_size: int, max_rules: int = 3
 ) -> tuple[Relaxation, ...]:
     """Name the rules that alone exclude combinations, when none is legal.
 
@@ -226,7 +226,7 @@ def blocking_rules(
     single = Counter(rule for rule, _ in enumeration.nearly)
     counts = single or Counter(enumeration.illegal)
     relaxations = []
-    for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
+    for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:max_rules]:
         only = "this rule alone excludes" if single else "this rule excludes"
         change = f"{only} {count} of {enumeration.num_illegal} combinations"
         if rule in BATCH_RULES and single:

@@ -239,7 +239,7 @@ def _held_bytes(
     saved = [saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
     seen = moments(costs.degrees, num_microbatches=costs.num_microbatches, rank=stages[0] % ranks)
     kept = max(
-        sum(count * one for count, one in zip(moment.resident, saved, strict=True))
+        sum(count * stage_bytes for count, stage_bytes in zip(moment.resident, saved, strict=True))
         for moment in seen
     )
     return kept + sum(costs.non_layer_resident_bytes(stage) for stage in stages)

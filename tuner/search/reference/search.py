@@ -125,7 +125,7 @@ def _candidates(
         candidates.append(
             Candidate(costs=costs, problem=problem, bound_s=least_objective_s(problem))
         )
-    return sorted(candidates, key=lambda one: one.bound_s)
+    return sorted(candidates, key=lambda candidate: candidate.bound_s)
 
 
 def _reproducible_order(solved: SolvedCandidate) -> tuple[float, tuple[int, ...]]:
@@ -234,7 +234,7 @@ class _BranchAndBound:
         self, solutions: Sequence[SolvedCandidate], enumeration: Enumeration
     ) -> Certificate:
         """State what is proven."""
-        bounds_s = [*self._open_bounds_s, *(one.bound_s for one in solutions)]
+        bounds_s = [*self._open_bounds_s, *(solution.bound_s for solution in solutions)]
         return certify(
             Space(
                 priced=len(self.solved) + len(self.infeasible),
@@ -244,7 +244,7 @@ class _BranchAndBound:
             ),
             objective_s=solutions[0].objective_s if solutions else None,
             bound_s=min(bounds_s, default=math.inf),
-            within_band=sum(one.objective_s <= self._tie_s() for one in solutions[1:]),
+            within_band=sum(solution.objective_s <= self._tie_s() for solution in solutions[1:]),
             solve_s=self._begun.elapsed_s,
             method=LAYOUT.default,
         )
@@ -272,11 +272,13 @@ class _BranchAndBound:
 
         The slower one of the K-th best layout and of the ties with the best.
         """
-        best = sorted(self.solved, key=lambda one: one.objective_s)
-        rows = rows_of_layouts((layout_of(one.decision) for one in best), top=self._settings.top)
+        best = sorted(self.solved, key=lambda solved: solved.objective_s)
+        rows = rows_of_layouts(
+            (layout_of(solved.decision) for solved in best), top=self._settings.top
+        )
         return math.inf if rows is None else max(best[rows - 1].objective_s, self._tie_s())
 
     def _tie_s(self) -> float:
         """The upper edge of the error band around the best."""
-        best_s = min(one.objective_s for one in self.solved)
+        best_s = min(solved.objective_s for solved in self.solved)
         return band_around(best_s, ratio=self._machine.residual.band_ratio)[1]

@@ -78,7 +78,7 @@ def price_afd_options(
     refused: list[Option] = []
     illegal: Counter[str] = Counter()
     for serving_pool in serving_pools:
-        for own, ffn_degrees in sides_of(serving_pool.pool, decoder):
+        for attention_degrees, ffn_degrees in sides_of(serving_pool.pool, decoder):
             ffn = Iteration(
                 decoder=decoder,
                 formats=formats,
@@ -86,15 +86,17 @@ def price_afd_options(
                 engine=engine,
                 machine=serving_pool.machine,
                 a2a_backend=A2aBackend.ALLGATHER,
-                stream_s=serve_traits()[engine].rank_stream_s(own.attention_data),
+                stream_s=serve_traits()[engine].rank_stream_s(attention_degrees.attention_data),
                 release=release,
                 loads=_borne(loads, decoder, ranks=ffn_degrees.expert),
             )
-            if not _has_room(ffn, serving_pool, peers=own.devices / ffn_degrees.devices, running=1):
+            if not _has_room(
+                ffn, serving_pool, peers=attention_degrees.devices / ffn_degrees.devices, running=1
+            ):
                 illegal[NO_FFN_ROOM] += 1
                 continue
-            for halves in (False, True)[: 1 + (own.attention_data > 1)]:
-                unit = remote_ffn_step(ffn, own, serving_pool, halves=halves)
+            for halves in (False, True)[: 1 + (attention_degrees.attention_data > 1)]:
+                unit = remote_ffn_step(ffn, attention_degrees, serving_pool, halves=halves)
                 made, reason = decode_options(
                     serving_pool,
                     unit,
@@ -123,8 +125,8 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[InstanceDegrees, In
     experts = decoder.experts
     if experts is None:
         return
-    most = min(LARGEST_SIDE, pool.num_devices)
-    whole = [ranks for ranks in range(1, most + 1) if experts.num % ranks == 0]
+    largest_side = min(LARGEST_SIDE, pool.num_devices)
+    whole = [ranks for ranks in range(1, largest_side + 1) if experts.num % ranks == 0]
     for ffn in whole:
         several = {ffn * peers for peers in PEERS}
         fewer = {ffn // share for share in FEWER if ffn % share == 0}
@@ -138,9 +140,11 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[InstanceDegrees, In
         for ranks in whole:
             is_split = ranks % tensor == 0 and decoder.is_split_by(tensor) and tensor <= pool.domain
             if is_split and 2 * ranks <= pool.num_devices:
-                own = InstanceDegrees(attention_tensor=tensor, attention_data=ranks // tensor)
+                attention_degrees = InstanceDegrees(
+                    attention_tensor=tensor, attention_data=ranks // tensor
+                )
                 yield (
-                    own,
+                    attention_degrees,
                     InstanceDegrees(
                         attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks
                     ),
@@ -148,13 +152,13 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[InstanceDegrees, In
 
 
 def remote_ffn_step(
-    ffn: Iteration, own: InstanceDegrees, serving_pool: ServingPool, *, halves: bool
+    ffn: Iteration, attention_degrees: InstanceDegrees, serving_pool: ServingPool, *, halves: bool
 ) -> RemoteFfnIteration:
     """Return the steps of attention servers with such an FFN server, both on one pool.
 
     Args:
         ffn: the server of the networks.
-        own: degrees of the attention server.
+        attention_degrees: of the attention server.
         serving_pool: where both run.
         halves: batches run as two halves.
     """
@@ -162,12 +166,12 @@ def remote_ffn_step(
     link = peer_link(
         inside_bytes_per_s=sheet.scale_up_bytes_per_s,
         nic_bytes_per_s=sheet.scale_out_bytes_per_s,
-        is_inside=own.devices + ffn.degrees.devices <= pool.domain,
+        is_inside=attention_degrees.devices + ffn.degrees.devices <= pool.domain,
     )
     return RemoteFfnIteration(
         decoder=attention_only(ffn.decoder),
         formats=ffn.formats,
-        degrees=own,
+        degrees=attention_degrees,
         engine=ffn.engine,
         machine=serving_pool.machine,
         two_batch_overlap=halves,
@@ -190,7 +194,7 @@ def _has_room(ffn: Iteration, serving_pool: ServingPool, *, peers: float, runnin
 
 def _borne(loads: ExpertLoads | None, decoder: Decoder, *, ranks: int) -> ExpertLoads | None:
     """Return the loads of an FFN server's ranks; it has no redundant experts."""
-    own = decoder.experts
-    if own is None:
+    experts = decoder.experts
+    if experts is None:
         return None
-    return ExpertCopies(loads=loads).borne(own, ranks=ranks, nodes=1, redundant=0)
+    return ExpertCopies(loads=loads).borne(experts, ranks=ranks, nodes=1, redundant=0)

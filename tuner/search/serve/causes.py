@@ -60,22 +60,24 @@ def binding_resource(problem: ServeProblem, mode: Mode) -> str:
     for role in ROLES[mode]:
         if not any(option.role is role for option in priced):
             return f"{role.value}: {_unpriced_cause(problem, role)}"
-    best = max(most_of_pools(problem, mode), key=lambda one: rate_of(one, problem), default=None)
+    best = max(
+        most_of_pools(problem, mode), key=lambda solved: rate_of(solved, problem), default=None
+    )
     if best is None:
         return _too_few_devices(problem, mode, priced)
-    most, links = rate_of(best, problem), best.program.problem.links
+    most_per_s, links = rate_of(best, problem), best.program.problem.links
     wide = replace(
-        best.program.problem, links=tuple(replace(one, bytes_per_s=NO_LIMIT) for one in links)
+        best.program.problem, links=tuple(replace(link, bytes_per_s=NO_LIMIT) for link in links)
     )
     wider = solve_program(
         replace(best.program, problem=wide), time_limit_s=problem.settings.time_limit_s / 4.0
     )
-    served = f"at most {most:.3g} of {demand.rate_per_s:.3g} requests/s"
-    if links and rate_of(wider, problem) > LEAST_GAIN_RATIO * most:
-        each = max(route.request_bytes for route in best.program.problem.routes)
-        rates = ", ".join(f"{one.name} {format_bytes(int(one.bytes_per_s))}/s" for one in links)
+    served = f"at most {most_per_s:.3g} of {demand.rate_per_s:.3g} requests/s"
+    if links and rate_of(wider, problem) > LEAST_GAIN_RATIO * most_per_s:
+        request_bytes = max(route.request_bytes for route in best.program.problem.routes)
+        rates = ", ".join(f"{link.name} {format_bytes(int(link.bytes_per_s))}/s" for link in links)
         return (
-            f"KV transfers: {served}, as a request moves {format_bytes(int(each))}"
+            f"KV transfers: {served}, as a request moves {format_bytes(int(request_bytes))}"
             f" and what sends them has {rates}"
         )
     used = [option for option, _ in serving_instances(best) if option.role is not Role.PREFILL]
@@ -96,7 +98,10 @@ def _unpriced_cause(problem: ServeProblem, role: Role) -> str:
 
 def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ...]) -> str:
     """Say what one instance of each role takes, or that no route joins them."""
-    least = {role: min(one.devices for one in priced if one.role is role) for role in ROLES[mode]}
+    least = {
+        role: min(option.devices for option in priced if option.role is role)
+        for role in ROLES[mode]
+    }
     needed = " and ".join(f"{devices} for {role.value}" for role, devices in least.items())
     devices = sum(serving_pool.pool.num_devices for serving_pool in problem.serving_pools)
     if sum(least.values()) > devices:
@@ -107,21 +112,21 @@ def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ..
 
 def _batch_end(option: Option, problem: ServeProblem) -> str:
     """Say what ends the batch of an instance that decodes: requests, KV room or the TPOT target."""
-    limit_s, most = problem.demand.tpot_s, option.running
-    if most >= min(MOST_RUNNING, problem.demand.most_at_once):
-        return f"batch: {most} sequences a rank, all that are in flight or priced"
+    limit_s, running = problem.demand.tpot_s, option.running
+    if running >= min(MOST_RUNNING, problem.demand.most_at_once):
+        return f"batch: {running} sequences a rank, all that are in flight or priced"
     tokens = problem.demand.held_tokens
     curve = next(
         (
-            one
-            for one in problem.options.curves
-            if one.option.degrees == option.degrees
-            and one.option.role is option.role
-            and one.option.serving_pool is option.serving_pool
+            candidate
+            for candidate in problem.options.curves
+            if candidate.option.degrees == option.degrees
+            and candidate.option.role is option.role
+            and candidate.option.serving_pool is option.serving_pool
         ),
         None,
     )
-    if curve is not None and most < curve.running_N[-1] and limit_s < math.inf:
+    if curve is not None and running < curve.running_N[-1] and limit_s < math.inf:
         taken = f"{format_s(option.tpot_s)} of {format_s(limit_s)}"
-        return f"TPOT: {most} sequences a rank take {taken} a token"
-    return f"KV room: {most} sequences of {tokens:,.0f} tokens a rank"
+        return f"TPOT: {running} sequences a rank take {taken} a token"
+    return f"KV room: {running} sequences of {tokens:,.0f} tokens a rank"

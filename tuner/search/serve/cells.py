@@ -74,33 +74,33 @@ def solve_cells(
     """
     pool = serving_pool.pool
     machine = replace(serving_pool, pool=pool.model_copy(update={"nodes": 1}))
-    one, cells = solve(machine, demand, True), min(pool.nodes, MOST_CELLS)
-    if one is None or one.outcome.solution is None:
+    cell, cells = solve(machine, demand, True), min(pool.nodes, MOST_CELLS)
+    if cell is None or cell.outcome.solution is None:
         return None
     if not most_rate:
-        held_per_s = one.outcome.solution.rate_per_s / (1.0 + spare_ratio)
+        held_per_s = cell.outcome.solution.rate_per_s / (1.0 + spare_ratio)
         needed = math.ceil(demand.rate_per_s / held_per_s * (1.0 - BOUND_TOLERANCE))
         if needed > cells:
             return None
         cells = max(needed, 1)
-        one = solve(machine, replace(demand, rate_per_s=demand.rate_per_s / cells), False)
+        cell = solve(machine, replace(demand, rate_per_s=demand.rate_per_s / cells), False)
     whole = solve(serving_pool, demand, most_rate)
-    if one is None or whole is None:
+    if cell is None or whole is None:
         return None
-    return _repeated(one, cells=cells, bound=whole.outcome.bound)
+    return _repeated(cell, cells=cells, bound=whole.outcome.bound)
 
 
-def _repeated(one: SolvedProgram, *, cells: int, bound: float) -> SolvedProgram | None:
+def _repeated(cell: SolvedProgram, *, cells: int, bound: float) -> SolvedProgram | None:
     """Return one cell's instances as those of so many."""
-    plan, outcome = one.outcome.solution, one.outcome
+    plan, outcome = cell.outcome.solution, cell.outcome
     if plan is None:
         return None
-    is_rate = one.program.problem.objective is InstanceObjective.RATE
+    is_rate = cell.program.problem.objective is InstanceObjective.RATE
     objective = outcome.objective / cells if is_rate else outcome.objective * cells
     is_open = bound < objective * (1.0 - BOUND_TOLERANCE)
     flows = tuple(flow * cells for flow in plan.flow_per_s_E)
     return SolvedProgram(
-        program=replace(one.program, cells=cells),
+        program=replace(cell.program, cells=cells),
         outcome=replace(
             outcome,
             status=Status.FEASIBLE if is_open else outcome.status,

@@ -41,11 +41,11 @@ def to_certificate(
     ties, is_least = _ties(best)
     limit = (1.0 + tie_ratio()) * objective_value(best, problem.spec.goal)
     modes = [
-        other
-        for other in solutions.fitting
-        if other is not best and objective_value(other, problem.spec.goal) <= limit
+        solution
+        for solution in solutions.fitting
+        if solution is not best and objective_value(solution, problem.spec.goal) <= limit
     ]
-    bound = min(best.bound, *(one.bound for one in solutions.launched))
+    bound = min(best.bound, *(solution.bound for solution in solutions.launched))
     is_proven = bound >= best.objective * (1.0 - BOUND_TOLERANCE)
     # A program of rates counts seconds per request.
     is_rate = best.rate_per_s is not None
@@ -65,11 +65,11 @@ def to_certificate(
 
 
 def _covers(launched: Sequence[ModeSolution]) -> str:
-    modes = ", ".join(one.mode for one in launched)
-    kinds = min((one.covered_kinds for one in launched), default=1)
-    each = "one kind" if kinds == 1 else f"up to {kinds} kinds"
-    where = " and island" if any(one.solved.program.islands for one in launched) else ""
-    return f"{modes}, {each} of instance a role{where}, as if no request waited"
+    modes = ", ".join(solution.mode for solution in launched)
+    kinds = min((solution.covered_kinds for solution in launched), default=1)
+    kinds_text = "one kind" if kinds == 1 else f"up to {kinds} kinds"
+    where = " and island" if any(solution.solved.program.islands for solution in launched) else ""
+    return f"{modes}, {kinds_text} of instance a role{where}, as if no request waited"
 
 
 def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpace:
@@ -77,9 +77,12 @@ def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpa
 
     AFD units that a release without the mode refuses are in no space.
     """
-    own = [one for one in serving if one.mode in ("shared_device", "prefill_offload")]
+    mode_specific = [
+        solution for solution in serving if solution.mode in ("shared_device", "prefill_offload")
+    ]
     afd_units = problem.afd_units
-    added = sum(len(one.solved.program.options) for one in own) + len(afd_units.options)
+    added = sum(len(solution.solved.program.options) for solution in mode_specific)
+    added += len(afd_units.options)
     illegal = Counter(problem.options.illegal_by)
     if "attention_expert" in modes_on(problem.spec.goal, problem.spec.cluster):
         illegal.update(afd_units.illegal_by)
@@ -102,7 +105,7 @@ def _ties(best: ModeSolution) -> tuple[int, bool]:
     if chosen is None:
         return 0, False
     near = alternatives(
-        problem, chosen, band_ratio=tie_ratio(), most=MOST_TIES + 1, time_limit_s=TIES_S
+        problem, chosen, band_ratio=tie_ratio(), max_plans=MOST_TIES + 1, time_limit_s=TIES_S
     )
-    others = [one for one in near.plans if one.count_J != chosen.count_J]
-    return sum(unrouted_pair(problem, one) is None for one in others), not near.is_complete
+    others = [plan for plan in near.plans if plan.count_J != chosen.count_J]
+    return sum(unrouted_pair(problem, plan) is None for plan in others), not near.is_complete

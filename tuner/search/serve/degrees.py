@@ -44,18 +44,18 @@ def instance_degrees(
         decoder: the model.
         has_copies: ranks may hold copies of experts, so that they need not divide them.
     """
-    most = min(pool.num_devices, LARGEST_INSTANCE)
-    tensors = _tensors(decoder, min(most, pool.domain))
-    for devices in sorted({*_powers(most), *_odd(pool, most), *tensors}):
+    most_devices = min(pool.num_devices, LARGEST_INSTANCE)
+    tensors = _tensors(decoder, min(most_devices, pool.domain))
+    for devices in sorted({*_powers(most_devices), *_odd(pool, most_devices), *tensors}):
         for tensor in tensors:
             data, rest = divmod(devices, tensor)
             if rest == 0 and (data == 1 or decoder.experts is not None):
                 yield from _experts(
                     decoder, tensor=tensor, data=data, stages=1, has_copies=has_copies
                 )
-    for stages in _powers(min(most, decoder.most_stages))[1:]:
+    for stages in _powers(min(most_devices, decoder.most_stages))[1:]:
         for tensor in tensors:
-            if tensor * stages <= most:
+            if tensor * stages <= most_devices:
                 yield from _experts(decoder, tensor=tensor, data=1, stages=stages)
 
 
@@ -65,41 +65,44 @@ def has_slow_links(sheet: Datasheet, pool: Pool) -> bool:
     return is_split or sheet.scale_up_bytes_per_s <= BUS_BYTES_PER_S
 
 
-def _odd(pool: Pool, most: int) -> Iterator[int]:
+def _odd(pool: Pool, most_devices: int) -> Iterator[int]:
     """Yield the devices of whole machines, where they are worth a try and no power of two."""
-    for machines in (*(odd * power for odd in ODD_MACHINES for power in _powers(most)), pool.nodes):
-        if machines * pool.devices_per_node <= most:
+    for machines in (
+        *(odd * power for odd in ODD_MACHINES for power in _powers(most_devices)),
+        pool.nodes,
+    ):
+        if machines * pool.devices_per_node <= most_devices:
             yield machines * pool.devices_per_node
 
 
-def _tensors(decoder: Decoder, most: int) -> list[int]:
+def _tensors(decoder: Decoder, most_ranks: int) -> list[int]:
     """Return the tensor degrees that the model allows."""
     networks = {group.dense_ffn for group in decoder.layers}
     is_odd = decoder.experts is None
     return [
         ranks
-        for ranks in range(1, most + 1)
+        for ranks in range(1, most_ranks + 1)
         if (ranks & (ranks - 1) == 0 or (is_odd and not any(width % ranks for width in networks)))
         and decoder.is_split_by(ranks)
     ]
 
 
-def _powers(most: int) -> list[int]:
-    return [1 << power for power in range(most.bit_length())]
+def _powers(limit: int) -> list[int]:
+    return [1 << power for power in range(limit.bit_length())]
 
 
 def _experts(
     decoder: Decoder, *, tensor: int, data: int, stages: int, has_copies: bool = False
 ) -> Iterator[InstanceDegrees]:
-    own, ranks = decoder.experts, tensor * data
-    if own is None or ranks == 1:
+    experts, ranks = decoder.experts, tensor * data
+    if experts is None or ranks == 1:
         yield InstanceDegrees(attention_tensor=tensor, attention_data=data, pipeline=stages)
         return
-    if own.num % ranks == 0 or has_copies:
+    if experts.num % ranks == 0 or has_copies:
         yield InstanceDegrees(
             attention_tensor=tensor, attention_data=data, expert=ranks, pipeline=stages
         )
-    if data == 1 and own.ffn % (LEAST_SLICE * ranks) == 0:
+    if data == 1 and experts.ffn % (LEAST_SLICE * ranks) == 0:
         yield InstanceDegrees(
             attention_tensor=tensor, attention_data=data, moe_tensor=ranks, pipeline=stages
         )

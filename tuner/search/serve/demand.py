@@ -196,8 +196,12 @@ def build_demand(goal: ServeGoal, *, longest: int) -> Demand:
         most_tokens=longest,
         held_tokens=float(weight @ (prompt_lengths + output_lengths)),
         past_tokens=float(weight @ (prompt_lengths + 0.5 * output_lengths)),
-        reserved_N=joint_quantiles(prompt_lengths + output_lengths, weight, most=MOST_RUNNING),
-        grown_N=joint_quantiles(*grown(prompt_lengths, output_lengths, weight), most=MOST_RUNNING),
+        reserved_N=joint_quantiles(
+            prompt_lengths + output_lengths, weight, most_sequences=MOST_RUNNING
+        ),
+        grown_N=joint_quantiles(
+            *grown(prompt_lengths, output_lengths, weight), most_sequences=MOST_RUNNING
+        ),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         concurrency=traffic.concurrency,
@@ -235,17 +239,17 @@ def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats, Float
 def _at(law: LengthLaw, at: Floats, *, rng: np.random.Generator) -> Floats:
     if law.kind is LengthKind.EMPIRICAL:
         return sample_tokens(law, count=len(at), rng=rng).astype(np.float64)
-    return np.array([quantile_tokens(law, ratio=float(one)) for one in at])
+    return np.array([quantile_tokens(law, ratio=float(ratio)) for ratio in at])
 
 
 def strictest_s(targets: Percentiles) -> float:
     """Return the least time that any percentile is held to; infinite without a target."""
     stated = (targets.mean, targets.p50, targets.p90, targets.p99)
-    return min((one for one in stated if one is not None), default=float("inf"))
+    return min((limit_s for limit_s in stated if limit_s is not None), default=float("inf"))
 
 
 def _laws(goal: ServeGoal) -> tuple[LengthLaw, LengthLaw]:
-    own = goal.traffic
-    if own.input_tokens is None or own.output_tokens is None:
+    traffic = goal.traffic
+    if traffic.input_tokens is None or traffic.output_tokens is None:
         raise ValueError("traffic without a trace has laws of lengths")
-    return own.input_tokens, own.output_tokens
+    return traffic.input_tokens, traffic.output_tokens

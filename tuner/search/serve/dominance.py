@@ -25,24 +25,27 @@ def drop_dominated(options: Sequence["Option"]) -> tuple["Option", ...]:
 
 
 def _place(option: "Option") -> object:
-    own = option.degrees
-    return option.role, option.serving_pool.pool.name, own.attention_tensor, own.pipeline
+    degrees = option.degrees
+    return option.role, option.serving_pool.pool.name, degrees.attention_tensor, degrees.pipeline
 
 
 def _front(options: Iterable["Option"]) -> list["Option"]:
     front: list[Option] = []
     # A later option cannot dominate an earlier one.
-    for option in sorted(options, key=lambda one: (-one.rate_per_s / one.devices, one.devices)):
-        if not any(_beats(other, option) for other in front):
+    for option in sorted(
+        options,
+        key=lambda candidate: (-candidate.rate_per_s / candidate.devices, candidate.devices),
+    ):
+        if not any(_beats(kept, option) for kept in front):
             front.append(option)
     return front
 
 
-def _beats(one: "Option", other: "Option") -> bool:
-    is_like = one.degrees == other.degrees
-    least = other.rate_per_s if is_like else (1.0 + BAND_RATIO) * other.rate_per_s
+def _beats(kept: "Option", option: "Option") -> bool:
+    is_like = kept.degrees == option.degrees
+    least = option.rate_per_s if is_like else (1.0 + BAND_RATIO) * option.rate_per_s
     return (
-        other.devices // one.devices * one.rate_per_s >= least
-        and one.ttft_s <= other.ttft_s
-        and one.tpot_s <= other.tpot_s
+        option.devices // kept.devices * kept.rate_per_s >= least
+        and kept.ttft_s <= option.ttft_s
+        and kept.tpot_s <= option.tpot_s
     )

@@ -46,47 +46,51 @@ class ExpertCopies:
     """Loads by ranks, nodes and copies; filled on use."""
 
     def solve_and_simulate(
-        self, own: Experts, *, ranks: int, nodes: int
+        self, experts: Experts, *, ranks: int, nodes: int
     ) -> Iterator[tuple[int, ExpertLoads | None]]:
         """Yield numbers of redundant experts for an instance, with the loads of its ranks.
 
         Args:
-            own: the model's experts.
+            experts: of the model.
             ranks: that share them.
             nodes: that hold the ranks.
         """
         named = self._named(ranks)
         if named is not None:
-            yield named.num_slots - own.num, named
+            yield named.num_slots - experts.num, named
             return
-        fewest = fewest_redundant(own.num, ranks)
-        if not self._is_tried(fewest, own):
+        fewest = fewest_redundant(experts.num, ranks)
+        if not self._is_tried(fewest, experts):
             return
-        plain = self.borne(own, ranks=ranks, nodes=nodes, redundant=fewest)
+        plain = self.borne(experts, ranks=ranks, nodes=nodes, redundant=fewest)
         yield fewest, plain
         more = fewest + ranks
-        if self.loads is None or plain is None or ranks == 1 or not self._is_tried(more, own):
+        if self.loads is None or plain is None or ranks == 1 or not self._is_tried(more, experts):
             return
-        levelled = self.borne(own, ranks=ranks, nodes=nodes, redundant=more)
+        levelled = self.borne(experts, ranks=ranks, nodes=nodes, redundant=more)
         assert levelled is not None  # as slots are even
         if levelled.expert_imbalance(ranks) <= (1.0 - LEAST_GAIN) * plain.expert_imbalance(ranks):
             yield more, levelled
 
-    def borne(self, own: Experts, *, ranks: int, nodes: int, redundant: int) -> ExpertLoads | None:
+    def borne(
+        self, experts: Experts, *, ranks: int, nodes: int, redundant: int
+    ) -> ExpertLoads | None:
         """Return the loads of ranks with so many copies; None where those of the tables count.
 
         A placement for other ranks or slots is left out. Without a recording copies are taken to
         level loads as far as even experts can be in so many slots.
         """
         named = self._named(ranks)
-        if named is not None and redundant in (0, named.num_slots - own.num):
+        if named is not None and redundant in (0, named.num_slots - experts.num):
             return named
         if redundant:
             key = (ranks, nodes, redundant)
-            if not are_even(own.num, redundant, ranks):
+            if not are_even(experts.num, redundant, ranks):
                 return None
             if key not in self.placed:
-                self.placed[key] = self._placed(own, ranks=ranks, nodes=nodes, redundant=redundant)
+                self.placed[key] = self._placed(
+                    experts, ranks=ranks, nodes=nodes, redundant=redundant
+                )
             return self.placed[key]
         if self.loads is None:
             return None
@@ -95,22 +99,22 @@ class ExpertCopies:
 
     def _named(self, ranks: int) -> ExpertLoads | None:
         """Return the loads under the goal's own placement where it is for so many ranks."""
-        own = self.loads
-        is_named = own is not None and own.expert_LS is not None and ranks > 1
-        return own if own is not None and is_named and own.fits(ranks) else None
+        loads = self.loads
+        is_named = loads is not None and loads.expert_LS is not None and ranks > 1
+        return loads if loads is not None and is_named and loads.fits(ranks) else None
 
-    def _is_tried(self, redundant: int, own: Experts) -> bool:
-        return not redundant or (self.is_launched and redundant <= MOST_RATIO * own.num)
+    def _is_tried(self, redundant: int, experts: Experts) -> bool:
+        return not redundant or (self.is_launched and redundant <= MOST_RATIO * experts.num)
 
-    def _placed(self, own: Experts, *, ranks: int, nodes: int, redundant: int) -> ExpertLoads:
+    def _placed(self, experts: Experts, *, ranks: int, nodes: int, redundant: int) -> ExpertLoads:
         loads = self.loads or ExpertLoads(
-            share_LE=np.full((1, own.num), 1.0 / own.num), top_k=own.computed_top_k
+            share_LE=np.full((1, experts.num), 1.0 / experts.num), top_k=experts.computed_top_k
         )
         placement = eplb(
             loads.share_LE,
             ranks=Ranks.uniform(
                 ranks=ranks,
-                slots_per_rank=(own.num + redundant) // ranks,
+                slots_per_rank=(experts.num + redundant) // ranks,
                 ranks_per_node=ranks // nodes if ranks % nodes == 0 else ranks,
             ),
             num_groups=self.groups,

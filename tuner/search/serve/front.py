@@ -70,18 +70,18 @@ class Offer:
         if self.prefill is None:
             return np.zeros_like(self.running_N)
         busy_N = self.rate_N / self.prefill.rate_per_s
-        own, other = self.option.serving_pool.pool, self.prefill.serving_pool.pool
-        is_one = own.name == other.name
-        left = own.num_devices - (self.prefill.devices if is_one else 0)
-        most = left // self.option.devices
-        if most < 1:
+        decode_pool, prefill_pool = self.option.serving_pool.pool, self.prefill.serving_pool.pool
+        is_one = decode_pool.name == prefill_pool.name
+        left = decode_pool.num_devices - (self.prefill.devices if is_one else 0)
+        most_decodes = left // self.option.devices
+        if most_decodes < 1:
             return np.full_like(busy_N, np.inf)
         # With less than one prefill instance for each, several share it.
-        sharing_N = np.clip(1.0 / busy_N, 1.0, float(most))
+        sharing_N = np.clip(1.0 / busy_N, 1.0, float(most_decodes))
         reading_N = np.maximum(sharing_N * busy_N, 1.0)
         taken_N = reading_N * self.prefill.devices
         taken_N = taken_N + (sharing_N * self.option.devices if is_one else 0.0)
-        return np.where(taken_N <= other.num_devices + SLACK, reading_N / sharing_N, np.inf)
+        return np.where(taken_N <= prefill_pool.num_devices + SLACK, reading_N / sharing_N, np.inf)
 
     @property
     def device_N(self) -> Floats:
@@ -127,8 +127,8 @@ def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[M
     demand, modes = problem.demand, problem.spec.goal.modes
     curves = problem.options.curves
     if "aggregated" in modes:
-        own = [curve for curve in curves if curve.option.role is Role.AGGREGATED]
-        yield "aggregated", [offer_of(curve, None, demand) for curve in own]
+        aggregated = [curve for curve in curves if curve.option.role is Role.AGGREGATED]
+        yield "aggregated", [offer_of(curve, None, demand) for curve in aggregated]
     if "disaggregated" in modes:
         yield "disaggregated", list(_disaggregated_offers(problem))
     for solution in solutions.launched:
@@ -138,7 +138,9 @@ def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[M
 
 def _disaggregated_offers(problem: ServeProblem) -> Iterator[Offer]:
     """Yield every decode option with the prefill instance that costs it least."""
-    prefills = [one for one in problem.options.options if one.role is Role.PREFILL]
+    prefills = [
+        candidate for candidate in problem.options.options if candidate.role is Role.PREFILL
+    ]
     best: dict[object, Option | None] = {}
     for curve in problem.options.curves:
         option = curve.option
@@ -160,29 +162,31 @@ def _sender(option: Option, prefills: Iterable[Option], kv_transfers: KvTransfer
     """
     pool = option.serving_pool.pool
     reachable = (
-        one
-        for one in prefills
-        if kv_transfers.reach(one.serving_pool, option.serving_pool)
-        and not kv_transfers.refusals(one, option)
+        prefill
+        for prefill in prefills
+        if kv_transfers.reach(prefill.serving_pool, option.serving_pool)
+        and not kv_transfers.refusals(prefill, option)
         and (
-            one.serving_pool.pool.name != pool.name
-            or one.devices + option.devices <= pool.num_devices
+            prefill.serving_pool.pool.name != pool.name
+            or prefill.devices + option.devices <= pool.num_devices
         )
     )
-    return max(reachable, key=lambda one: one.rate_per_s / one.devices, default=None)
+    return max(reachable, key=lambda prefill: prefill.rate_per_s / prefill.devices, default=None)
 
 
 def _program_offers(solution: ModeSolution, problem: ServeProblem) -> Iterator[Offer]:
     """Yield the options that a mode's program chose from, each at its own batch."""
     options = solution.solved.program.options
-    prefills = [one for one in options if one.role is Role.PREFILL]
+    prefills = [candidate for candidate in options if candidate.role is Role.PREFILL]
     for option in options:
         if option.role is Role.PREFILL:
             continue
         sender = None
         if solution.threshold is not None:
             # Only instances of another pool read long prompts.
-            others = [one for one in prefills if one.serving_pool is not option.serving_pool]
+            others = [
+                prefill for prefill in prefills if prefill.serving_pool is not option.serving_pool
+            ]
             sender = _sender(option, others, problem.kv_transfers)
         if solution.threshold is None or sender is not None:
             yield Offer(
@@ -221,16 +225,16 @@ def _front(mode: Mode, offers: Sequence[Offer]) -> list[_FrontPoint]:
 def _undominated(points: Sequence[_FrontPoint]) -> list[_FrontPoint]:
     """Return those that no other dominates in both speeds; of equal ones the first."""
     kept: list[_FrontPoint] = []
-    for point in sorted(points, key=lambda one: (-one.user, -one.device)):
+    for point in sorted(points, key=lambda candidate: (-candidate.user, -candidate.device)):
         if not kept or point.device > kept[-1].device:
             kept.append(point)
     return kept[::-1]
 
 
-def _thinned(points: Sequence[_FrontPoint], most: int) -> list[_FrontPoint]:
-    if len(points) <= most:
+def _thinned(points: Sequence[_FrontPoint], limit: int) -> list[_FrontPoint]:
+    if len(points) <= limit:
         return list(points)
-    places = np.unique(np.round(np.linspace(0, len(points) - 1, most)).astype(int))
+    places = np.unique(np.round(np.linspace(0, len(points) - 1, limit)).astype(int))
     return [points[place] for place in places]
 
 

@@ -16,18 +16,18 @@ from tuner.spec.serving.goal import ServeGoal
 
 def to_instances(option: Option, *, count: int, island: str = "") -> tuple[Instances, ...]:
     """Return the instance groups of a count of options: an AFD unit is one of each role."""
-    own = option.iteration
-    if not isinstance(own, RemoteFfnIteration):
+    iteration = option.iteration
+    if not isinstance(iteration, RemoteFfnIteration):
         return (to_instance_group(option, count=count, island=island),)
     ffn = replace(
         option,
         role=Role.EXPERT,
-        degrees=own.ffn.degrees,
-        iteration=replace(own.ffn, two_batch_overlap=own.two_batch_overlap),
+        degrees=iteration.ffn.degrees,
+        iteration=replace(iteration.ffn, two_batch_overlap=iteration.two_batch_overlap),
         kv_tokens=0.0,
         page_tokens=None,
     )
-    return tuple(to_instance_group(one, count=count, island=island) for one in (option, ffn))
+    return tuple(to_instance_group(server, count=count, island=island) for server in (option, ffn))
 
 
 def to_instance_group(option: Option, *, count: int, island: str = "") -> Instances:
@@ -93,13 +93,15 @@ def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
     int4 without experts is AWQ's or GPTQ's, of all linear layers. Checkpoints of other types leave
     parts in bf16 as far as their `config.json` says.
     """
-    own = goal.quantization
-    attention, ffn, experts = _PARTS.get(own, (own, own, own))
-    if own == "int4" and model.moe is None:
+    quantization = goal.quantization
+    attention, ffn, experts = _PARTS.get(quantization, (quantization, quantization, quantization))
+    if quantization == "int4" and model.moe is None:
         attention = ffn = experts
-    if own == model.released_weights == "nvfp4":
-        attention = own
-    is_mixed = own == "nvfp4" and model.architecture in _FP8_MAMBA and model.moe is not None
+    if quantization == model.released_weights == "nvfp4":
+        attention = quantization
+    is_mixed = (
+        quantization == "nvfp4" and model.architecture in _FP8_MAMBA and model.moe is not None
+    )
     ffn = "fp8" if is_mixed else ffn
     attention = "bf16" if "attention" in model.unquantized else attention
     ffn = "bf16" if "networks" in model.unquantized else ffn

@@ -29,17 +29,17 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
     Aggregated instances of two releases are islands always: nothing passes between them.
     """
     releases = releases_by_pool(spec.goal, spec.cluster.pools)
-    titles = dict.fromkeys((one.vendor, one.title) for one in releases.values())
+    titles = dict.fromkeys((release.vendor, release.title) for release in releases.values())
     if len(titles) < 2 or mode not in ISLAND_MODES:
         return ({},)
     vendors = [vendor for vendor, _ in titles]
     by_pool = {
         pool: (
-            one.vendor.value
-            if vendors.count(one.vendor) == 1
-            else f"{one.vendor}-{one.name}-{one.release}"
+            release.vendor.value
+            if vendors.count(release.vendor) == 1
+            else f"{release.vendor}-{release.name}-{release.release}"
         )
-        for pool, one in releases.items()
+        for pool, release in releases.items()
     }
     return (by_pool,) if mode == "aggregated" else ({}, by_pool)
 
@@ -49,7 +49,9 @@ def island_shares(groups: Sequence[InstanceGroup]) -> dict[str, float]:
     names = tuple(dict.fromkeys(group.island for group in groups))
     if len(names) < 2:
         return {}
-    served = {name: _served_per_s([one for one in groups if one.island == name]) for name in names}
+    served = {
+        name: _served_per_s([group for group in groups if group.island == name]) for name in names
+    }
     return {name: rate / sum(served.values()) for name, rate in served.items()}
 
 
@@ -65,8 +67,8 @@ def prefixes_kept(groups: Sequence[InstanceGroup], *, loses: bool) -> float:
     shares = island_shares(groups)
     kept = 0.0
     for name in dict.fromkeys(group.island for group in groups):
-        own = [group for group in groups if group.island == name]
-        readers = sum(one.count for one in own if one.option.role is not Role.DECODE)
+        members = [group for group in groups if group.island == name]
+        readers = sum(group.count for group in members if group.option.role is not Role.DECODE)
         kept += shares.get(name, 1.0) ** 2 / (readers if loses else 1)
     return kept
 
@@ -74,7 +76,7 @@ def prefixes_kept(groups: Sequence[InstanceGroup], *, loses: bool) -> float:
 def capacity_per_s(groups: Sequence[InstanceGroup]) -> float:
     """Return the requests a second that all islands serve if none waits."""
     names = dict.fromkeys(group.island for group in groups)
-    return sum(_served_per_s([one for one in groups if one.island == name]) for name in names)
+    return sum(_served_per_s([group for group in groups if group.island == name]) for name in names)
 
 
 def _served_per_s(groups: Sequence[InstanceGroup]) -> float:

@@ -53,13 +53,14 @@ def build_kv_routes(
     for option in options:
         kinds.setdefault(_key(option), option)
     bytes_of = {
-        (out, into): round(kv_transfers.moved(one, other).whole)
-        for out, one in kinds.items()
-        if one.role is Role.PREFILL
-        for into, other in kinds.items()
-        if other.role is Role.DECODE and kv_transfers.reach(one.serving_pool, other.serving_pool)
+        (out, into): round(kv_transfers.moved(sender, receiver).whole)
+        for out, sender in kinds.items()
+        if sender.role is Role.PREFILL
+        for into, receiver in kinds.items()
+        if receiver.role is Role.DECODE
+        and kv_transfers.reach(sender.serving_pool, receiver.serving_pool)
         if islands.get(out[1]) == islands.get(into[1])
-        if not (kv_transfers.refuses and kv_transfers.refusals(one, other))
+        if not (kv_transfers.refuses and kv_transfers.refusals(sender, receiver))
     }
     members: dict[tuple[Role, str, Others], list[Key]] = {}
     for key in kinds:

@@ -106,10 +106,10 @@ class KvTransfers:
 
     def path_kind(self, sender: ServingPool, receiver: ServingPool) -> Path:
         """Return whether caches go from device to device or through the hosts' memory."""
-        one, other = (
+        sender_vendor, receiver_vendor = (
             serving_pool.machine.sheet.generation.vendor for serving_pool in (sender, receiver)
         )
-        return "device" if one is other else "host"
+        return "device" if sender_vendor is receiver_vendor else "host"
 
     def inside_bytes_per_s(self, sender: ServingPool, receiver: ServingPool) -> float | None:
         """Rate of one rank's transfers inside a machine; None where caches cross the NICs."""
@@ -178,25 +178,25 @@ class KvTransfers:
         None where the pages are equal, or where no profile of that device measured it: then it is
         not priced.
         """
-        one, other = self.side(sender), self.side(receiver)
+        sender_side, receiver_side = self.side(sender), self.side(receiver)
         table = receiver.serving_pool.conversions
-        if one is None or other is None or table is None:
+        if sender_side is None or receiver_side is None or table is None:
             return None
         is_latent = self.cache is CacheKind.LATENT
-        has_equal_heads = is_latent or one.tensor == other.tensor
+        has_equal_heads = is_latent or sender_side.tensor == receiver_side.tensor
         is_direct = self.path_kind(sender.serving_pool, receiver.serving_pool) == "device"
-        if one.page_tokens == other.page_tokens and has_equal_heads and is_direct:
+        if sender_side.page_tokens == receiver_side.page_tokens and has_equal_heads and is_direct:
             return None
         try:
             return conversion_bytes_per_s(
                 table,
                 self.spec.model,
                 tokens=self.tokens,
-                kind="latent" if is_latent else f"{one.layout}_{other.layout}",
-                dtype=one.dtype,
-                bytes_per_element=1.0 if one.dtype == "fp8" else 2.0,
-                pages=(one.page_tokens, other.page_tokens),
-                tensors=(one.tensor, other.tensor),
+                kind="latent" if is_latent else f"{sender_side.layout}_{receiver_side.layout}",
+                dtype=sender_side.dtype,
+                bytes_per_element=1.0 if sender_side.dtype == "fp8" else 2.0,
+                pages=(sender_side.page_tokens, receiver_side.page_tokens),
+                tensors=(sender_side.tensor, receiver_side.tensor),
             )
         except OutsideProfileError:
             return None
@@ -207,13 +207,13 @@ class KvTransfers:
 
     def refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
         """Say why the engine's release refuses the transfer between the two; empty: it does not."""
-        one, other = (
+        sender_key, receiver_key = (
             (option.serving_pool.pool.name, option.page_tokens, kept_by(option))
             for option in (sender, receiver)
         )
-        if (one, other) not in self.refused:
-            self.refused[one, other] = self._refusals(sender, receiver)
-        return self.refused[one, other]
+        if (sender_key, receiver_key) not in self.refused:
+            self.refused[sender_key, receiver_key] = self._refusals(sender, receiver)
+        return self.refused[sender_key, receiver_key]
 
     def _refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
         releases = self.pool_releases(sender.serving_pool, receiver.serving_pool)
@@ -233,8 +233,10 @@ class KvTransfers:
             )
         )
         through_host = self.path_kind(sender.serving_pool, receiver.serving_pool) == "host"
-        one, other = (self.side(option, through_host=through_host) for option in (sender, receiver))
-        if broken or one is None or other is None:
+        sender_side, receiver_side = (
+            self.side(option, through_host=through_host) for option in (sender, receiver)
+        )
+        if broken or sender_side is None or receiver_side is None:
             return tuple(f"{who}: {line}" for line in broken)
         attention = self.spec.model.attention
         hand_over = KvTransfer(
@@ -242,8 +244,8 @@ class KvTransfers:
             num_kv_heads=1 if self.cache is CacheKind.LATENT else attention.num_kv_heads,
             is_hybrid=has_different_caches(self.spec.model),
             states=state_kind(self.spec.model),
-            prefill=one,
-            decode=other,
+            prefill=sender_side,
+            decode=receiver_side,
         )
         return refusals(hand_over, engine=releases[0], connector=connector)
 

@@ -203,26 +203,28 @@ def build_choices(
         SpecError: the model has no heads for the drafts that the goal allows.
     """
     goal = spec.goal
-    engine, own = release_on(goal, serving_pools[0].pool), goal.speculative
+    engine, speculative = release_on(goal, serving_pools[0].pool), goal.speculative
     drafting = None
-    if own is not None and own.method == "mtp" and not spec.model.mtp_num_layers:
+    if speculative is not None and speculative.method == "mtp" and not spec.model.mtp_num_layers:
         raise SpecError(
             f"goal.speculative: {spec.model.name} has no heads for further tokens, which mtp drafts"
             " with; write 'method: eagle', or leave it out"
         )
-    if own is not None:
+    if speculative is not None:
         drafting = Drafting(
-            draft_tokens=own.draft_tokens,
-            acceptance=own.acceptance,
-            method=DraftMethod(own.method),
+            draft_tokens=speculative.draft_tokens,
+            acceptance=speculative.acceptance,
+            method=DraftMethod(speculative.method),
         )
     feeds_all = goal.quantization not in engine.no_deepep_quantization
     backends = engine.a2a_backends if feeds_all else engine.a2a_backends - DEEPEP
     return Choices(
         budgets=engine_budgets(engine.name, longest=demand.most_tokens),
         drafting=drafting,
-        a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in backends),
+        a2a_backends=tuple(backend for backend in A2A_BACKENDS if backend.value in backends),
         copies=copies_of(spec.model, engine, None),
-        overlapped=frozenset(one for one in A2A_BACKENDS if one.value in engine.overlap_backends),
+        overlapped=frozenset(
+            backend for backend in A2A_BACKENDS if backend.value in engine.overlap_backends
+        ),
         page_by_pool=page_by_pool(spec, serving_pools),
     )

@@ -60,10 +60,10 @@ def lasting_running(iteration: Iteration, demand: Demand, *, step_tokens: int) -
     """
     if iteration.traits.batching is Batching.PREFILL_FIRST:
         return math.inf
-    each = iteration.tokens_per_step * demand.computed_tokens / demand.output_tokens
+    read_tokens = iteration.tokens_per_step * demand.computed_tokens / demand.output_tokens
     checked = iteration.checked_tokens
-    one_left = max(step_tokens - checked, 1.0) / each
-    return min(one_left, step_tokens / (each + checked / iteration.degrees.pipeline))
+    one_left = max(step_tokens - checked, 1.0) / read_tokens
+    return min(one_left, step_tokens / (read_tokens + checked / iteration.degrees.pipeline))
 
 
 def token_seconds(
@@ -83,8 +83,8 @@ def token_seconds(
         step_tokens: budget of a step with prompts.
         decode_s_N: seconds of a step without any, where they are known.
     """
-    wanted_N, most = running_N, lasting_running(iteration, demand, step_tokens=step_tokens)
-    running_N = np.minimum(wanted_N, most)
+    wanted_N, most_running = running_N, lasting_running(iteration, demand, step_tokens=step_tokens)
+    running_N = np.minimum(wanted_N, most_running)
     if decode_s_N is None:
         counted_N = np.maximum(running_N, 1.0)
         decode_s_N = step_s(iteration, counted_N, np.full_like(counted_N, demand.past_tokens))

@@ -105,12 +105,12 @@ def is_routed(mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice)
     """
     if mode not in ROUTED:
         return False
-    own = [group for group in groups if group.option.role is not Role.PREFILL]
+    serving = [group for group in groups if group.option.role is not Role.PREFILL]
     if mode == "disaggregated":
         return sum(group.count for group in groups) > 2
-    if sum(group.count for group in own) == 1:
-        return router.to_ranks and own[0].ranks > 1
-    return len(own) > 1 or policy_of(router, groups) is not RouterPolicy.ROUND_ROBIN
+    if sum(group.count for group in serving) == 1:
+        return router.to_ranks and serving[0].ranks > 1
+    return len(serving) > 1 or policy_of(router, groups) is not RouterPolicy.ROUND_ROBIN
 
 
 def _merge_into_slowest(groups: Sequence[InstanceGroup]) -> InstanceGroup:
@@ -158,22 +158,25 @@ def _simulate_shared_group(
     reading, writing = split_iteration(
         option.iteration, option.prefill_share_ratio, demand, step_tokens=option.step_tokens
     )
-    most = max(option.step_tokens, int(requests.input_R.max()))
+    most_tokens = max(option.step_tokens, int(requests.input_R.max()))
     isolated, multiplexed = (
         option_step_times(
-            replace(option, iteration=one),
+            replace(option, iteration=iteration),
             requests,
-            most_tokens=most,
+            most_tokens=most_tokens,
             most_running=option.running,
         )
-        for one in (option.iteration, writing)
+        for iteration in (option.iteration, writing)
     )
     served = simulate_shared(
         requests,
         phases=Phases(
             isolated_prompts=isolated,
             multiplexed_prompts=option_step_times(
-                replace(option, iteration=reading), requests, most_tokens=most, most_running=2
+                replace(option, iteration=reading),
+                requests,
+                most_tokens=most_tokens,
+                most_running=2,
             ),
             isolated_steps=isolated,
             multiplexed_steps=multiplexed,
@@ -223,13 +226,13 @@ def simulate_offload_mode(
             0.0,
         )
         delay_s_R = late_s_R if requests.delay_s_R is None else requests.delay_s_R + late_s_R
-        own = replace(requests, delay_s_R=delay_s_R, prefilled_R=long_R)
+        rank_requests = replace(requests, delay_s_R=delay_s_R, prefilled_R=long_R)
     else:
         late_s_R[long_R] += waits_s(requests.arrival_s_R[long_R], read_s_R[long_R], remote.ranks)
-        own, late_s_R = _single_rank(requests, late_s_R, long_R, ranks=ranks)
+        rank_requests, late_s_R = _single_rank(requests, late_s_R, long_R, ranks=ranks)
     option = local.option
     running = min(option.running, concurrency) if is_closed else option.running
-    served = simulate_rank(option, own, most_running=running, concurrency=concurrency)
+    served = simulate_rank(option, rank_requests, most_running=running, concurrency=concurrency)
     sent = replace(served, arrival_s_R=served.arrival_s_R - late_s_R)
     return _to_client_result(sent, local, demand=demand, goal=goal, share=1.0)
 
@@ -245,11 +248,11 @@ def _remote_s(
     """Seconds of each prompt on the remote side, and of its KV transfer to the local one."""
     [prompt_s] = prompt_times(remote.option, requests, demand.computed_ratio)
     path = kv_transfers.path(remote.option, local.option)
-    each = kv_transfers.moved(remote.option, local.option).peak_rank / kv_transfers.tokens
+    token_bytes = kv_transfers.moved(remote.option, local.option).peak_rank / kv_transfers.tokens
     busy = remote.option.degrees.attention_data
     tokens_U, place_R = np.unique(requests.input_R, return_inverse=True)
     read_s_U = np.array([prompt_s(int(tokens), busy) for tokens in tokens_U])
-    sent_s_U = np.array([whole_s(each * int(tokens), path=path) for tokens in tokens_U])
+    sent_s_U = np.array([whole_s(token_bytes * int(tokens), path=path) for tokens in tokens_U])
     return read_s_U[place_R], sent_s_U[place_R]
 
 
@@ -297,15 +300,15 @@ def _single_rank(
     if requests.arrival_s_R is None:
         raise ValueError("open arrivals are needed")
     there_s_R = requests.arrival_s_R + late_s_R
-    own = np.argsort(there_s_R, kind="stable")[::ranks]
+    own_R = np.argsort(there_s_R, kind="stable")[::ranks]
     part = Requests(
-        input_R=requests.input_R[own],
-        output_R=requests.output_R[own],
-        arrival_s_R=there_s_R[own],
-        cached_R=None if requests.cached_R is None else requests.cached_R[own],
-        prefilled_R=long_R[own],
+        input_R=requests.input_R[own_R],
+        output_R=requests.output_R[own_R],
+        arrival_s_R=there_s_R[own_R],
+        cached_R=None if requests.cached_R is None else requests.cached_R[own_R],
+        prefilled_R=long_R[own_R],
     )
-    return part, late_s_R[own]
+    return part, late_s_R[own_R]
 
 
 def _rank_concurrency(demand: Demand, *, share: float, ranks: int) -> int:

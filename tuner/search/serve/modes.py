@@ -45,11 +45,11 @@ class ModeSolutions:
     @property
     def launched(self) -> tuple[ModeSolution, ...]:
         """Return the solutions that can be launched, whether they meet the targets or not."""
-        return tuple(one for one in self.serving if not self.refused[one.mode])
+        return tuple(solution for solution in self.serving if not self.refused[solution.mode])
 
     def of(self, mode: Mode) -> ModeSolution | None:
         """Return a mode's solution."""
-        return next((one for one in self.serving if one.mode == mode), None)
+        return next((solution for solution in self.serving if solution.mode == mode), None)
 
 
 def requested_modes(problem: ServeProblem) -> tuple[Mode, ...]:
@@ -59,10 +59,13 @@ def requested_modes(problem: ServeProblem) -> tuple[Mode, ...]:
 
 def solve_modes(problem: ServeProblem) -> ModeSolutions:
     """Solve every mode."""
-    serving = tuple(one for mode in requested_modes(problem) if (one := solve_goal(problem, mode)))
-    refused = {one.mode: solution_refusals(one, problem) for one in serving}
+    serving = tuple(
+        solved for mode in requested_modes(problem) if (solved := solve_goal(problem, mode))
+    )
+    refused = {solution.mode: solution_refusals(solution, problem) for solution in serving}
     fitting = rank_solutions(
-        [one for one in serving if not one.missed and not refused[one.mode]], problem
+        [solution for solution in serving if not solution.missed and not refused[solution.mode]],
+        problem,
     )
     return ModeSolutions(serving=serving, refused=refused, fitting=fitting)
 

@@ -86,15 +86,15 @@ def _most_rate_with(
         return before
     best = before
     for variant, solved in first[:MOST_SIMULATED]:
-        one = _fastest_rate(variant, solved, least, router, above_per_s=_rate(best))
-        if one is None:
+        fastest = _fastest_rate(variant, solved, least, router, above_per_s=_rate(best))
+        if fastest is None:
             continue
-        best = _faster(best, one)
-        for other, spare in _other_programs(variant, one, mode):
-            resolved = solve_instances(other, mode, spare, router=router)
+        best = _faster(best, fastest)
+        for candidate, spare in _other_programs(variant, fastest, mode):
+            resolved = solve_instances(candidate, mode, spare, router=router)
             if resolved is not None:
                 best = _faster(
-                    best, _fastest_rate(other, resolved, spare, router, above_per_s=_rate(best))
+                    best, _fastest_rate(candidate, resolved, spare, router, above_per_s=_rate(best))
                 )
     if best is None:
         return None
@@ -127,13 +127,15 @@ def _other_programs(
             for ratio in PREFILL_SPARES
             if ratio > least.prefill_ratio
         ]
-    for other in (problem, *tighter_problems(problem, base.missed_without_spare)):
-        yield from ((other, spare) for spare in spares if (other, spare) != (problem, least))
+    for candidate in (problem, *tighter_problems(problem, base.missed_without_spare)):
+        yield from (
+            (candidate, spare) for spare in spares if (candidate, spare) != (problem, least)
+        )
 
 
-def _faster(best: ModeSolution | None, other: ModeSolution | None) -> ModeSolution | None:
-    if best is None or (other is not None and _rate(other) > _rate(best)):
-        return other
+def _faster(best: ModeSolution | None, candidate: ModeSolution | None) -> ModeSolution | None:
+    if best is None or (candidate is not None and _rate(candidate) > _rate(best)):
+        return candidate
     return best
 
 
@@ -154,13 +156,13 @@ def _fastest_rate(
     A solution that misses a target at every rate is returned, without a rate, if it is the first.
     """
     mode, groups = solved.program.mode, instance_groups(solved)
-    most = _capacity(problem, solved, groups)
-    low = above_per_s * (1.0 + RATE_STEP) or LEAST_RATIO * most
-    if low > most:
+    most_per_s = _capacity(problem, solved, groups)
+    low = above_per_s * (1.0 + RATE_STEP) or LEAST_RATIO * most_per_s
+    if low > most_per_s:
         return None
     known: dict[float, SimulationResult] = {}
     missed: dict[float, tuple[str, ...]] = {}
-    for rate in _bisected(low, most, known):
+    for rate in _bisected(low, most_per_s, known):
         simulated = simulate_traffic(at_rate(problem, rate), mode, groups, router=router)
         late = simulated.missed(problem.spec.goal.slo)
         if late:
@@ -202,10 +204,10 @@ def _capacity(
     """Requests a second up to which instances are tried: a step less than all they could serve."""
     plan = solved.outcome.solution
     assert plan is not None  # as the program was solved
-    most = capacity_per_s(groups)
+    most_per_s = capacity_per_s(groups)
     if solved.program.problem.links:
-        most = min(most, plan.rate_per_s)
-    return most / (1.0 + RATE_STEP) / (1.0 + problem.spec.goal.spare_ratio)
+        most_per_s = min(most_per_s, plan.rate_per_s)
+    return most_per_s / (1.0 + RATE_STEP) / (1.0 + problem.spec.goal.spare_ratio)
 
 
 def at_stated_rate(

@@ -55,22 +55,22 @@ def multiplexed_options(options: Sequence[Option], demand: Demand) -> tuple[Opti
 
 def can_share(option: Option) -> bool:
     """Return whether an option can be multiplexed: it decodes, on one plain rank."""
-    own = option.iteration
+    iteration = option.iteration
     return (
         option.role is not Role.PREFILL
         and option.degrees.attention_data == option.degrees.pipeline == 1
-        and own.drafting is None
-        and not own.two_batch_overlap
+        and iteration.drafting is None
+        and not iteration.two_batch_overlap
     )
 
 
 def sm_shares(option: Option) -> tuple[float, ...]:
     """Return shares of prefill that the device can be divided by."""
     units = option.serving_pool.machine.sheet.compute_units
-    most = max((units - LEAST_UNITS) // UNITS, 1)
-    least = min(-(-LEAST_UNITS // UNITS), most)
-    chosen = np.unique(np.round(np.linspace(least, most, SHARES)))
-    return tuple(float(one) * UNITS / units for one in chosen if one * UNITS < units)
+    largest_multiple = max((units - LEAST_UNITS) // UNITS, 1)
+    least = min(-(-LEAST_UNITS // UNITS), largest_multiple)
+    chosen = np.unique(np.round(np.linspace(least, largest_multiple, SHARES)))
+    return tuple(float(multiple) * UNITS / units for multiple in chosen if multiple * UNITS < units)
 
 
 def _shared(option: Option, demand: Demand) -> Iterator[Option]:

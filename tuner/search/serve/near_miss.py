@@ -41,7 +41,7 @@ MOST_SETTLED: Final = 2
 def near_miss(problem: ServeProblem, solutions: ModeSolutions) -> ServeNearMiss | None:
     """Return the cheapest near miss that takes less than the chosen solution; None without one."""
     goal = problem.spec.goal
-    is_repriced = any(one.prefix_hit is not None for one in solutions.serving)
+    is_repriced = any(solution.prefix_hit is not None for solution in solutions.serving)
     if goal.objective == "rate" or is_repriced or not goal.slo.is_stated:
         return None
     best = solutions.fitting[0] if solutions.fitting else None
@@ -50,23 +50,23 @@ def near_miss(problem: ServeProblem, solutions: ModeSolutions) -> ServeNearMiss 
     _simulate_larger_batches(problem, solutions, best)
     cheaper = sorted(
         (
-            one
-            for one in problem.simulated
-            if one.mode in known
-            and objective_value(one, goal) < limit * (1.0 - BOUND_TOLERANCE)
-            and _misses(one, one.simulated, problem)
-            and not solution_refusals(one, problem)
+            solution
+            for solution in problem.simulated
+            if solution.mode in known
+            and objective_value(solution, goal) < limit * (1.0 - BOUND_TOLERANCE)
+            and _misses(solution, solution.simulated, problem)
+            and not solution_refusals(solution, problem)
         ),
-        key=lambda one: objective_value(one, goal),
+        key=lambda solution: objective_value(solution, goal),
     )
-    for one in cheaper[:MOST_SETTLED]:
-        missed = _misses(one, _settled(one, problem), problem)
+    for candidate in cheaper[:MOST_SETTLED]:
+        missed = _misses(candidate, _settled(candidate, problem), problem)
         if missed:
             return ServeNearMiss(
-                decision=to_decision(one, problem),
-                cost_per_hour=one.price_per_hour,
+                decision=to_decision(candidate, problem),
+                cost_per_hour=candidate.price_per_hour,
                 missed=missed,
-                comparison="" if best is None else lost_by(one, best, goal),
+                comparison="" if best is None else lost_by(candidate, best, goal),
             )
     return None
 
@@ -78,7 +78,7 @@ def _simulate_larger_batches(
     limit_s = LONGER_RATIO * problem.demand.tpot_s
     if limit_s == float("inf"):
         return
-    prefills = [one for one in problem.options.options if one.role is Role.PREFILL]
+    prefills = [option for option in problem.options.options if option.role is Role.PREFILL]
     larger = [
         replace(
             curve.option,

@@ -46,42 +46,44 @@ def grown(prompt_lengths: Floats, output_lengths: Floats, weight: Floats) -> tup
     """
     share_S = (np.arange(SHARES) + 0.5) / SHARES
     tokens = prompt_lengths[:, None] + share_S * output_lengths[:, None]
-    each = np.broadcast_to(weight[:, None] / SHARES, tokens.shape)
-    return tokens.ravel(), each.ravel()
+    probability = np.broadcast_to(weight[:, None] / SHARES, tokens.shape)
+    return tokens.ravel(), probability.ravel()
 
 
 def joint_quantiles(
-    tokens: Floats, weight: Floats, *, most: int, ratio: float = OCCUPANCY_QUANTILE
+    tokens: Floats, weight: Floats, *, most_sequences: int, ratio: float = OCCUPANCY_QUANTILE
 ) -> Floats:
-    """Tokens that 1, 2, … `most` independent sequences stay within, at a share of the time.
+    """Tokens that 1, 2, … independent sequences stay within, at a share of the time.
 
     Args:
-        tokens: that one takes.
+        tokens: that a sequence takes.
         weight: how often; adds up to 1.
-        most: sequences.
+        most_sequences: largest number of them.
         ratio: share of the time.
 
     Returns:
         An array that cannot be written to: a plan asks for the same many times.
     """
-    return _joint_quantiles(tokens.tobytes(), weight.tobytes(), most=most, ratio=ratio)
+    return _joint_quantiles(
+        tokens.tobytes(), weight.tobytes(), most_sequences=most_sequences, ratio=ratio
+    )
 
 
 @lru_cache(maxsize=16)
-def _joint_quantiles(tokens: bytes, weight: bytes, *, most: int, ratio: float) -> Floats:
+def _joint_quantiles(tokens: bytes, weight: bytes, *, most_sequences: int, ratio: float) -> Floats:
     """Return `joint_quantiles` of arrays that are given by their bytes, which can be a key."""
     tokens_N, weight_N = np.frombuffer(tokens), np.frombuffer(weight)
     least = float(tokens_N.min())
     above = tokens_N - least
     mean = float(weight_N @ above)
     spread = float(np.sqrt(weight_N @ (above - mean) ** 2))
-    counts = np.unique(np.round(np.geomspace(1.0, most, COUNTS)).astype(np.int64))
+    counts = np.unique(np.round(np.geomspace(1.0, most_sequences, COUNTS)).astype(np.int64))
     quantiles = [
         n * least
         + _quantile(above, weight_N, n, reach=n * mean + FAR * np.sqrt(n) * spread, ratio=ratio)
         for n in counts.tolist()
     ]
-    result: Floats = np.interp(np.arange(1.0, most + 1.0), counts, quantiles)
+    result: Floats = np.interp(np.arange(1.0, most_sequences + 1.0), counts, quantiles)
     result.setflags(write=False)
     return result
 

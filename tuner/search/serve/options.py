@@ -140,8 +140,8 @@ class Option:
     @property
     def devices(self) -> int:
         """Count the devices of one instance; of an AFD unit those of its FFN server too."""
-        own = self.iteration
-        ffn = own.ffn.degrees.devices if isinstance(own, RemoteFfnIteration) else 0
+        iteration = self.iteration
+        ffn = iteration.ffn.degrees.devices if isinstance(iteration, RemoteFfnIteration) else 0
         return self.degrees.devices + ffn
 
 
@@ -214,15 +214,15 @@ def price_options(
     least_tpot_s = least_ttft_s = float("inf")
     plain = (decoder, formats, engine, release)
     for candidate in _candidates(serving_pools, plain, choices or usual_choices(engine), demand):
-        own = [role for role in roles if candidate.suits(role)]
+        suited_roles = [role for role in roles if candidate.suits(role)]
         if not len(candidate.running_N):
-            illegal[NO_ROOM] += len(own)
+            illegal[NO_ROOM] += len(suited_roles)
             continue
         prompts: dict[float, PromptTime] = {}
         least_tpot_s = min(
             least_tpot_s, float(candidate.decode_s_N[0]) / candidate.iteration.tokens_per_step
         )
-        for role in own:
+        for role in suited_roles:
             own_demand = demand.on(role, ranks=candidate.iteration.degrees.attention_data)
             prompt = prompts.get(own_demand.computed_tokens) or candidate.prompt(own_demand)
             prompts[own_demand.computed_tokens] = prompt
@@ -232,7 +232,7 @@ def price_options(
             if curve is not None and not (refusals or [refuse(curve.option)])[0]:
                 curves.append(curve)
             refused[role].update(refusal for refusal in refusals if refusal)
-            illegal.update(one for one in (reason, *refusals) if one)
+            illegal.update(refusal for refusal in (reason, *refusals) if refusal)
             launchable += [option for option, no in zip(made, refusals, strict=True) if not no]
     served = {option.role for option in launchable}
     kept = sorted(drop_dominated(launchable), key=lambda option: roles.index(option.role))
@@ -414,14 +414,14 @@ def _candidates(
 
 def _with_expert_copies(iteration: Iteration, pool: Pool, choices: Choices) -> Iterator[Iteration]:
     """Yield an instance with the numbers of copies of experts that are worth a try."""
-    degrees, own = iteration.degrees, iteration.decoder.experts
-    if own is None:
+    degrees, experts = iteration.degrees, iteration.decoder.experts
+    if experts is None:
         yield iteration
         return
     ranks = degrees.expert * degrees.moe_tensor
     nodes = nodes_needed(ranks, devices_per_node=pool.devices_per_node)
     for redundant, loads in choices.copies.solve_and_simulate(
-        own, ranks=degrees.expert, nodes=nodes
+        experts, ranks=degrees.expert, nodes=nodes
     ):
         yield replace(iteration, redundant_experts=redundant, loads=loads)
 
@@ -440,11 +440,12 @@ def _with_budgets(
         if tokens(running=1) >= longest and _holds_whole(
             iteration, serving_pool, budget, demand, running=1
         ):
-            most = _most_sequences(iteration, serving_pool, budget, demand, tokens=tokens)
-            if most not in priced:
-                running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
-                priced[most] = running_N, step_seconds(iteration, running_N, demand)
-            running_N, decode_s_N = priced[most]
+            largest_batch = _most_sequences(iteration, serving_pool, budget, demand, tokens=tokens)
+            if largest_batch not in priced:
+                batches = np.geomspace(1.0, largest_batch, BATCHES)
+                running_N = np.unique(np.round(batches)).astype(np.float64)
+                priced[largest_batch] = running_N, step_seconds(iteration, running_N, demand)
+            running_N, decode_s_N = priced[largest_batch]
         yield _Candidate(
             serving_pool=serving_pool,
             iteration=iteration,
@@ -521,14 +522,14 @@ def device_memory_bytes(option: Option, demand: Demand) -> int:
     """Bytes of one device: weights, the cache of the sequences that run, and what steps take."""
     iteration = option.iteration
     cached_tokens = min(option.running * demand.held_tokens, option.kv_tokens)
-    each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
+    token_bytes = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
     steps = step_reserve(
         iteration,
         step_tokens=option.step_tokens,
         running=option.running,
         moves_cache=option.role is not Role.AGGREGATED,
     )
-    return int(instance_weight_bytes(iteration) + cached_tokens * each + steps.total)
+    return int(instance_weight_bytes(iteration) + cached_tokens * token_bytes + steps.total)
 
 
 def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:
@@ -549,8 +550,8 @@ def _price_role(
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
         cache = candidate.cache_tokens(demand, running=PREFILL_PLACES)
-        most = min(PREFILL_PLACES, demand.most_at_once)
-        places = int(np.clip(cache // demand.longest_input, 1.0, most))
+        most_places = min(PREFILL_PLACES, demand.most_at_once)
+        places = int(np.clip(cache // demand.longest_input, 1.0, most_places))
         isolated = candidate.option(
             role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
         )

@@ -30,16 +30,22 @@ def page_by_pool(spec: ServeSpec, serving_pools: Sequence[ServingPool]) -> Mappi
     linked = [
         serving_pool for serving_pool in serving_pools if serving_pool.pool.name in linked_names
     ]
-    own = {serving_pool.pool.name: _usual_page(spec, serving_pool) for serving_pool in linked}
-    if None in own.values() or len(set(own.values())) < 2:
+    usual_pages = {
+        serving_pool.pool.name: _usual_page(spec, serving_pool) for serving_pool in linked
+    }
+    if None in usual_pages.values() or len(set(usual_pages.values())) < 2:
         return {}
     page = next(
-        (one for one in PAGES if all(_allows(spec, serving_pool, one) for serving_pool in linked)),
+        (
+            size
+            for size in PAGES
+            if all(_allows(spec, serving_pool, size) for serving_pool in linked)
+        ),
         None,
     )
     if page is None:
         return {}
-    return {name: page for name, usual in own.items() if usual != page}
+    return {name: page for name, usual in usual_pages.items() if usual != page}
 
 
 def _is_connected(spec: ServeSpec, link: Link) -> bool:
@@ -49,15 +55,15 @@ def _is_connected(spec: ServeSpec, link: Link) -> bool:
     return any(
         not any(
             vendor_refusals(
-                one,
-                other,
-                connector=connector_between(one, other),
+                sender,
+                receiver,
+                connector=connector_between(sender, receiver),
                 cache=cache_kind(spec.model),
                 kv_cache_dtype=spec.goal.kv_cache_dtype,
                 generations=None,
             )
         )
-        for one, other in (releases, releases[::-1])
+        for sender, receiver in (releases, releases[::-1])
     )
 
 

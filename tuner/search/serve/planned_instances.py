@@ -38,7 +38,7 @@ def planned_groups(
     """Return the priced instances of a decision; None where they cannot be found."""
     if decision.mode in ("prefill_offload", "attention_expert"):
         return None
-    is_packed = any(one.link == "scale_up" for one in decision.handovers)
+    is_packed = any(transfer.link == "scale_up" for transfer in decision.handovers)
     groups = [_matching_group(problem, group) for group in decision.instances]
     known = [replace(group, is_packed=is_packed) for group in groups if group is not None]
     return tuple(known) if len(known) == len(groups) else None
@@ -61,11 +61,11 @@ def simulate_planned(
 ) -> SimulationResult:
     """Simulate the planned traffic, times a factor, on instances behind the decision's router."""
     goal = problem.spec.goal
-    own = goal.traffic
-    traffic = own.model_copy(
-        update={"rate": own.rate * factor}
-        if own.rate is not None
-        else {"concurrency": max(1, round((own.concurrency or 1) * factor))}
+    planned_traffic = goal.traffic
+    traffic = planned_traffic.model_copy(
+        update={"rate": planned_traffic.rate * factor}
+        if planned_traffic.rate is not None
+        else {"concurrency": max(1, round((planned_traffic.concurrency or 1) * factor))}
     )
     goal = goal.model_copy(update={"traffic": traffic})
     model = problem.spec.model
@@ -105,8 +105,8 @@ def batch_neighbours(
             near = decision.model_copy(
                 update={
                     "instances": tuple(
-                        to_instance_group(one.option, count=one.count, island=one.island)
-                        for one in others
+                        to_instance_group(kind.option, count=kind.count, island=kind.island)
+                        for kind in others
                     )
                 }
             )

@@ -32,15 +32,15 @@ def rank_solutions(
     solution: Sequence[ModeSolution], problem: ServeProblem
 ) -> tuple[ModeSolution, ...]:
     """Order solutions, best first; those held back by the rule above come last."""
-    order = sorted(solution, key=lambda one: rank_key(one, problem.spec.goal))
-    first = next((at for at, one in enumerate(order) if one.mode in PUBLISHED_MODES), 0)
+    order = sorted(solution, key=lambda candidate: rank_key(candidate, problem.spec.goal))
+    first = next((at for at, candidate in enumerate(order) if candidate.mode in PUBLISHED_MODES), 0)
     least = objective_value(order[first], problem.spec.goal) if order else 0.0
     held_back = [
-        one
-        for one in order[:first]
-        if worst_objective(one, problem) >= least * (1.0 - BOUND_TOLERANCE)
+        candidate
+        for candidate in order[:first]
+        if worst_objective(candidate, problem) >= least * (1.0 - BOUND_TOLERANCE)
     ]
-    return (*(one for one in order if one not in held_back), *held_back)
+    return (*(candidate for candidate in order if candidate not in held_back), *held_back)
 
 
 def worst_objective(solution: ModeSolution, problem: ServeProblem) -> float:
@@ -70,13 +70,13 @@ def bands_around(solution: ModeSolution, problem: ServeProblem) -> Bands:
     pools = [group.option.serving_pool for group in solution.groups]
     return joined(
         [
-            own.bands(
-                goal.engine_on(own.pool.name).name,
-                release=release_on(goal, own.pool).release,
+            serving_pool.bands(
+                goal.engine_on(serving_pool.pool.name).name,
+                release=release_on(goal, serving_pool.pool).release,
                 mode=solution.mode,
                 decoder=decoder,
             )
-            for own in pools
+            for serving_pool in pools
         ]
     )
 
@@ -106,28 +106,31 @@ def gain_ratio(worth: float, best: ModeSolution, goal: ServeGoal) -> float:
     return 1.0 - worth / max(objective_value(best, goal), 1e-9)
 
 
-def lost_by(other: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
+def lost_by(solution: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
     """Say how a solution compares with the chosen one."""
     if goal.objective == "rate":
-        rates = [0.0 if one.rate_per_s is None else one.rate_per_s for one in (other, best)]
+        rates = [
+            0.0 if candidate.rate_per_s is None else candidate.rate_per_s
+            for candidate in (solution, best)
+        ]
         return f"{rates[0]:.4g} requests/s, the chosen one serves {rates[1]:.4g}"
-    text = f"{format_counted(other.devices, 'device')}, the chosen one takes {best.devices}"
-    if other.devices == best.devices:
+    text = f"{format_counted(solution.devices, 'device')}, the chosen one takes {best.devices}"
+    if solution.devices == best.devices:
         text = "as many devices as the chosen one"
     if goal.objective == "cost":
-        prices = (other.price_per_hour or 0.0, best.price_per_hour or 0.0)
+        prices = (solution.price_per_hour or 0.0, best.price_per_hour or 0.0)
         text += f"; {prices[0]:.4g} an hour against {prices[1]:.4g}"
     elif goal.objective == "goodput":
-        each = [-rank_key(one, goal)[0] for one in (other, best)]
-        text += f"; {each[0]:.4g} good requests/s a device against {each[1]:.4g}"
+        goodputs = [-rank_key(candidate, goal)[0] for candidate in (solution, best)]
+        text += f"; {goodputs[0]:.4g} good requests/s a device against {goodputs[1]:.4g}"
     return text
 
 
-def held_back_reason(other: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
+def held_back_reason(solution: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
     """Say why a launchable solution that takes less is not chosen; else nothing."""
-    if other.mode in PUBLISHED_MODES or rank_key(other, goal) > rank_key(best, goal):
+    if solution.mode in PUBLISHED_MODES or rank_key(solution, goal) > rank_key(best, goal):
         return ""
     return (
-        f"; no published run backs {other.mode}, and where steps are as long as its band"
+        f"; no published run backs {solution.mode}, and where steps are as long as its band"
         " allows it takes no less: measure it before relying on it"
     )

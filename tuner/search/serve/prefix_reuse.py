@@ -132,7 +132,7 @@ class RecordedPrompts:
         """Yield the islands that get any of the prompts, with these and where they were."""
         if not islands:
             return
-        island_N = by_weight(len(self.input_N), [one.share_ratio for one in islands])
+        island_N = by_weight(len(self.input_N), [reuse.share_ratio for reuse in islands])
         for at, island in enumerate(islands):
             chosen_N = island_N == at
             if chosen_N.any():
@@ -185,12 +185,14 @@ def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts |
 
 def most_reuse(problem: ServeProblem) -> PrefixReuse:
     """Return one cache as large as the memory of all pools."""
-    each = kv_bytes_per_token(problem.decoder, problem.formats, InstanceDegrees()) * BLOCK_TOKENS
+    block_bytes = (
+        kv_bytes_per_token(problem.decoder, problem.formats, InstanceDegrees()) * BLOCK_TOKENS
+    )
     whole = sum(
         serving_pool.memory_bytes * serving_pool.pool.num_devices
         for serving_pool in problem.serving_pools
     )
-    blocks = max(1, math.floor(whole / each))
+    blocks = max(1, math.floor(whole / block_bytes))
     return PrefixReuse(router="one", instances=1, ranks=1, cache_blocks=blocks, stay_s=0.0)
 
 
@@ -201,7 +203,7 @@ def measure_reuse(
     tpot_s = float(solution.simulated.tpot_s_R.mean()) if len(solution.simulated.tpot_s_R) else 0.0
     stay_s = float(solution.simulated.ttft_s_R.mean()) + problem.demand.output_tokens * tpot_s
     shares = island_shares(solution.groups)
-    each = [
+    islands = [
         _caches(
             solution.router,
             [group for group in solution.groups if group.island == name],
@@ -210,7 +212,7 @@ def measure_reuse(
         ).model_copy(update={"share_ratio": shares.get(name, 1.0)})
         for name in dict.fromkeys(group.island for group in solution.groups)
     ]
-    plain = each[0] if len(each) == 1 else _together(each)
+    plain = islands[0] if len(islands) == 1 else _together(islands)
     return _counted(plain, prompts)
 
 
@@ -235,9 +237,11 @@ def hits_of_options(problem: ServeProblem, prompts: RecordedPrompts) -> dict[Key
     tpot_s = min(demand.tpot_s, NO_TARGET_TPOT_S)
     hits = {}
     for (role, ranks), option in best.items():
-        most = option.serving_pool.pool.num_devices // option.devices
+        most_instances = option.serving_pool.pool.num_devices // option.devices
         needed = math.ceil(demand.rate_per_s / option.rate_per_s)
-        count = max(1, most if spec.goal.objective == "rate" else min(needed, most))
+        count = max(
+            1, most_instances if spec.goal.objective == "rate" else min(needed, most_instances)
+        )
         reuse = _caches(
             routers[role],
             [InstanceGroup(option=option, count=count)],
@@ -261,7 +265,7 @@ def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
     if reuse.router in ("ranks", "own_ranks") and not reuse.islands:
         requests_P = np.bincount(prompts.rank_N(reuse), minlength=reuse.instances * reuse.ranks)
         most_loaded = float(requests_P.max() / requests_P.mean())
-    is_mixed = any(one.router != reuse.router for one in reuse.islands)
+    is_mixed = any(island.router != reuse.router for island in reuse.islands)
     return reuse.model_copy(
         update={
             "by_router": by_router,
@@ -269,7 +273,8 @@ def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
             "most_loaded_ratio": most_loaded,
             "requests": len(prompts.input_N),
             "islands": tuple(
-                _counted(one, own) for one, own, _ in prompts.split_by_island(reuse.islands)
+                _counted(island, island_prompts)
+                for island, island_prompts, _ in prompts.split_by_island(reuse.islands)
             ),
         }
     )
@@ -307,18 +312,18 @@ def _together(islands: Sequence[PrefixReuse]) -> PrefixReuse:
         update={
             "share_ratio": 1.0,
             "router": first.router
-            if all(one.router == first.router for one in islands)
+            if all(island.router == first.router for island in islands)
             else "in_turn",
-            "instances": sum(one.instances for one in islands),
-            "ranks": max(one.ranks for one in islands),
-            "cache_blocks": min(one.cache_blocks for one in islands),
+            "instances": sum(island.instances for island in islands),
+            "ranks": max(island.ranks for island in islands),
+            "cache_blocks": min(island.cache_blocks for island in islands),
             "islands": tuple(islands),
         }
     )
 
 
 def _behind(reuse: PrefixReuse, router: str) -> PrefixReuse:
-    islands = tuple(one.model_copy(update={"router": router}) for one in reuse.islands)
+    islands = tuple(island.model_copy(update={"router": router}) for island in reuse.islands)
     return reuse.model_copy(update={"router": router, "islands": islands})
 
 
@@ -349,7 +354,7 @@ def with_reuse(
         ratio=hits.ratio,
         ratio_band=(low, hits.ratio),
         instances=reuse.instances,
-        ranks=sum(one.instances * one.ranks for one in islands),
+        ranks=sum(island.instances * island.ranks for island in islands),
         if_instances=reuse.by_router["cache_aware"] if follows else None,
         if_ranks=reuse.by_router.get("ranks") if follows else None,
     )
@@ -358,7 +363,7 @@ def with_reuse(
 
 def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
     """Describe the hits, and what the plan counts on."""
-    ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
+    ranks = sum(island.instances * island.ranks for island in reuse.islands or (reuse,))
     uneven = f"; the most loaded rank gets {reuse.most_loaded_ratio:.1f} times the mean requests"
     others = ", ".join(
         f"{format_ratio(ratio)} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()

@@ -247,9 +247,9 @@ def unrouted_pair(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, i
     island = [group.island for group in problem.groups]
     return next(
         (
-            (one, other)
-            for one, other in sorted(pairs)
-            if (one, other) not in legal and island[one] == island[other]
+            (sender, receiver)
+            for sender, receiver in sorted(pairs)
+            if (sender, receiver) not in legal and island[sender] == island[receiver]
         ),
         None,
     )

@@ -96,8 +96,8 @@ def _binding(problem: ServeProblem, solutions: ModeSolutions) -> str:
     if options.slowest_ttft_s > demand.ttft_s:
         return f"ttft: a single prompt takes {options.slowest_ttft_s * 1e3:.4g} ms"
     launched = launchable_modes(problem)
-    candidates = [one for one in solutions.serving if one.mode in launched]
-    missed = [one for one in candidates if one.missed]
+    candidates = [solution for solution in solutions.serving if solution.mode in launched]
+    missed = [solution for solution in candidates if solution.missed]
     if missed:
         return describe_missed(missed[0], problem)
     return _refused(problem, solutions, launched) or _exhausted(problem)
@@ -111,7 +111,7 @@ def _refused(problem: ServeProblem, solutions: ModeSolutions, launched: tuple[Mo
             f"release: {engine.name} {engine.release} launches none of the requested modes"
             f" ({', '.join(requested_modes(problem))}), but {', '.join(sorted(engine.modes))}"
         )
-    candidates = [one for one in solutions.serving if one.mode in launched]
+    candidates = [solution for solution in solutions.serving if solution.mode in launched]
     if candidates:
         return f"release: {solutions.refused[candidates[0].mode][0]}"
     roles = {role for mode in launched for role in PRICED_ROLES[mode]} & set(problem.refused)
@@ -182,17 +182,21 @@ def find_closest(problem: ServeProblem) -> Closest | None:
     spec = replace(problem.spec, goal=goal)
     # A program takes its objective from the spec of the KV transfers.
     kv_transfers = replace(problem.kv_transfers, spec=spec)
-    most = replace(problem, spec=spec, kv_transfers=kv_transfers)
+    rate_problem = replace(problem, spec=spec, kv_transfers=kv_transfers)
     end_s, candidates = settings.clock() + settings.time_limit_s, list[ModeSolution]()
-    for mode in launchable_modes(most):
+    for mode in launchable_modes(rate_problem):
         if candidates and settings.clock() > end_s:
             break
-        one = solve_goal(most, mode)
-        if one is not None and one.rate_per_s is not None and not solution_refusals(one, most):
-            candidates.append(one)
+        solution = solve_goal(rate_problem, mode)
+        if (
+            solution is not None
+            and solution.rate_per_s is not None
+            and not solution_refusals(solution, rate_problem)
+        ):
+            candidates.append(solution)
     if not candidates:
         return None
-    best = rank_solutions(candidates, most)[0]
+    best = rank_solutions(candidates, rate_problem)[0]
     less = at_rate(problem, best.rate_per_s or 0.0)
     return Closest(
         decision=to_decision(best, problem),
@@ -212,7 +216,7 @@ def held_after_all(
     chosen = at_stated_rate(closest.solution, problem, stated=stated)
     if chosen is None or solutions.refused[chosen.mode]:
         return solutions
-    serving = tuple(chosen if one is stated else one for one in solutions.serving)
+    serving = tuple(chosen if solution is stated else solution for solution in solutions.serving)
     return replace(solutions, serving=serving, fitting=(chosen,))
 
 
@@ -281,7 +285,7 @@ def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
         replace(serving_pool, pool=pool)
         for serving_pool, pool in zip(problem.serving_pools, spec.cluster.pools, strict=True)
     )
-    other = build_serve_problem(
+    relaxed = build_serve_problem(
         spec,
         serving_pools,
         problem.settings,
@@ -289,12 +293,14 @@ def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
         hits_by_ranks=problem.demand.hits_by_ranks,
     )
     candidates = [
-        one
-        for mode in launchable_modes(other)
-        if (one := solve_goal(other, mode)) and not one.missed and not solution_refusals(one, other)
+        solution
+        for mode in launchable_modes(relaxed)
+        if (solution := solve_goal(relaxed, mode))
+        and not solution.missed
+        and not solution_refusals(solution, relaxed)
     ]
-    best = rank_solutions(candidates, other)
-    return to_decision(best[0], other) if best else None
+    best = rank_solutions(candidates, relaxed)
+    return to_decision(best[0], relaxed) if best else None
 
 
 def _changes(problem: ServeProblem) -> Iterator[tuple[str, str, ServeSpec]]:

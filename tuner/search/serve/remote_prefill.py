@@ -103,13 +103,17 @@ def offload_options(
         threshold: the threshold.
         demand: of the whole mix.
     """
-    remote = (one for option in _fastest(options) for one in _remote(option, threshold, demand))
+    remote = (
+        instance for option in _fastest(options) for instance in _remote(option, threshold, demand)
+    )
     kinds = {
         (option.serving_pool.pool.name, option.degrees, option.step_tokens): option
         for option in options
         if option.role is Role.AGGREGATED
     }
-    local = (one for option in kinds.values() for one in _local(option, threshold, demand))
+    local = (
+        instance for option in kinds.values() for instance in _local(option, threshold, demand)
+    )
     return (*remote, *local)
 
 
@@ -133,8 +137,8 @@ def _remote(option: Option, threshold: LengthThreshold, demand: Demand) -> Itera
         )
         for tokens in threshold.lengths(is_long=True)
     ]
-    busy_s = float(np.mean([one.busy_s for one in times]))
-    read_s = float(np.mean([one.latency_s for one in times]))
+    busy_s = float(np.mean([prompt.busy_s for prompt in times]))
+    read_s = float(np.mean([prompt.latency_s for prompt in times]))
     first_s = client_ttft_s(option.iteration, demand, read_s=read_s)
     if first_s <= demand.ttft_s:
         rate = option.degrees.attention_data / (threshold.long_share * busy_s)

@@ -61,8 +61,8 @@ MOST_RANKS: Final = 32
 
 def policy_of(router: RouterChoice, groups: Sequence[InstanceGroup]) -> RouterPolicy:
     """Return the policy of aggregated or prefill instances: one kind or several."""
-    own = [group for group in groups if group.option.role is not Role.DECODE]
-    return router.policy if len(own) == 1 else router.mixed_policy
+    reading = [group for group in groups if group.option.role is not Role.DECODE]
+    return router.policy if len(reading) == 1 else router.mixed_policy
 
 
 def simulate_routed_mode(
@@ -125,7 +125,7 @@ def simulate_routed_mode(
         concurrency=_concurrency(demand, every),
     )
     rate = reached_rate(routed.served, ranks=every, goal=goal, comes_per_s=demand.rate_per_s)
-    places = [one.count for one in kinds]
+    places = [kind.count for kind in kinds]
     ttft_s_R, tpot_s_R = _seen(routed, serving, places)
     return to_simulation_result(
         ttft_s_R,
@@ -276,10 +276,10 @@ def _prefills(
     option = group.option
     paths = [
         (
-            kv_transfers.moved(option, other.option).peak_rank / kv_transfers.tokens,
-            kv_transfers.path(option, other.option),
+            kv_transfers.moved(option, receiver.option).peak_rank / kv_transfers.tokens,
+            kv_transfers.path(option, receiver.option),
         )
-        for other in serving
+        for receiver in serving
     ]
     prompt_s, whole_prompt_s = prompt_times(option, requests, demand.computed_ratio, 1.0)
     return PrefillInstances(
@@ -288,8 +288,8 @@ def _prefills(
         prompt_s=prompt_s,
         whole_prompt_s=whole_prompt_s,
         kv_transfer_s_by_kind=[
-            lambda tokens, each=each, path=path: whole_s(each * tokens, path=path)  # type: ignore[misc]  # bound early
-            for each, path in paths
+            lambda tokens, size=size, path=path: whole_s(size * tokens, path=path)  # type: ignore[misc]  # bound early
+            for size, path in paths
         ],
         weight=float(option.running * option.degrees.attention_data),
         slot_ratio=option.iteration.slot_ratio,
@@ -304,14 +304,14 @@ def _seen(
     kind_of = np.repeat(np.arange(len(serving)), places)
     ttft, tpot = [], []
     for number, group in enumerate(serving):
-        own: Ints = np.flatnonzero(kind_of[routed.place_R] == number)
-        if not len(own):
+        own_R: Ints = np.flatnonzero(kind_of[routed.place_R] == number)
+        if not len(own_R):
             continue
         part = Served(
-            arrival_s_R=routed.served.arrival_s_R[own],
-            first_token_s_R=routed.served.first_token_s_R[own],
-            end_s_R=routed.served.end_s_R[own],
-            output_R=routed.served.output_R[own],
+            arrival_s_R=routed.served.arrival_s_R[own_R],
+            first_token_s_R=routed.served.first_token_s_R[own_R],
+            end_s_R=routed.served.end_s_R[own_R],
+            output_R=routed.served.output_R[own_R],
         )
         ttft.append(client_observed_ttft_s(part, client=engine_client(group.option.iteration)))
         tpot.append(part.tpot_s_R)

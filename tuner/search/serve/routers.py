@@ -93,7 +93,7 @@ def router_choices(
     )
     options = _ranks_options(stacks, is_disaggregated=is_disaggregated) if keeps else (None,)
     to_ranks, is_one_count = None not in options, any(options)
-    finds_ranks = all(one.finds_ranks for one in _releases(goal, pools))
+    finds_ranks = all(release.finds_ranks for release in _releases(goal, pools))
     if mode not in ROUTED:
         # Simulated round robin; every prefix is a hit where it is looked for.
         plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
@@ -122,7 +122,7 @@ def router_choices(
         policy=load,
         mixed_policy=mixed,
         decode_policy=_decode(stacks, load) if is_disaggregated else None,
-        holds_prefill=any(one.holds_prefill for stack in stacks for one in stack[:1])
+        holds_prefill=any(router.holds_prefill for stack in stacks for router in stack[:1])
         and is_disaggregated,
         has_sessions=keeps,
         to_ranks=to_ranks,
@@ -170,7 +170,9 @@ def stated_hits(
 def missing_ranks(goal: ServeGoal, targets: Iterable[str], *, pools: tuple[Pool, ...] = ()) -> str:
     """Return why an option of a named router for ranks reaches none; empty: it has no option."""
     stacks = stack_routers(goal, targets, pools)
-    return next((one.lacks_ranks for stack in stacks for one in stack if one.lacks_ranks), "")
+    return next(
+        (router.lacks_ranks for stack in stacks for router in stack if router.lacks_ranks), ""
+    )
 
 
 def _ranks_options(
@@ -182,8 +184,8 @@ def _ranks_options(
         for stack in stacks
     )
     return tuple(
-        None if one is None else one.ranks_option(is_disaggregated=is_disaggregated)
-        for one in routers
+        None if router is None else router.ranks_option(is_disaggregated=is_disaggregated)
+        for router in routers
     )
 
 
@@ -196,7 +198,7 @@ def stack_routers(
     goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
     """Return the routers of every stack that the pools may be served by, as `router_choices`."""
-    return router_stacks(tuple(one.routers for one in _releases(goal, pools)), targets)
+    return router_stacks(tuple(release.routers for release in _releases(goal, pools)), targets)
 
 
 def _releases(goal: ServeGoal, pools: tuple[Pool, ...]) -> tuple[ServingCapabilities, ...]:
@@ -236,10 +238,10 @@ def to_serve_router(
     """
     kinds = [_first_counts(groups) for groups in islands]
     to_ranks = choice.to_ranks and ranks > 1
-    first = max(sum(own) for own in kinds) * (ranks if to_ranks else 1)
+    first = max(sum(counts) for counts in kinds) * (ranks if to_ranks else 1)
     last = max(
-        sum(count for _, count in groups) - sum(own)
-        for groups, own in zip(islands, kinds, strict=True)
+        sum(count for _, count in groups) - sum(counts)
+        for groups, counts in zip(islands, kinds, strict=True)
     )
     if first <= 1 and last <= 1:
         return None
@@ -295,5 +297,7 @@ def _first(
     is_disaggregated: bool,
 ) -> RouterPolicy:
     stacks = tuple(stacks)
-    choices = (one for one in policies if _have(stacks, one, is_disaggregated=is_disaggregated))
+    choices = (
+        policy for policy in policies if _have(stacks, policy, is_disaggregated=is_disaggregated)
+    )
     return next(choices, RouterPolicy.ROUND_ROBIN)

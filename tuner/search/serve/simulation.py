@@ -116,7 +116,7 @@ class SimulationResult:
 def reading_groups(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     """Return the aggregated instances, or else those that prefill."""
     reading = [group for group in groups if group.option.role is not Role.DECODE]
-    return [one for one in reading if one.option.role is Role.AGGREGATED] or reading
+    return [group for group in reading if group.option.role is Role.AGGREGATED] or reading
 
 
 def busy_ratio(groups: Sequence[InstanceGroup], *, rate_per_s: float) -> float:
@@ -222,8 +222,8 @@ def _simulate_aggregated_rank(
     busy = busy_ratio((group,), rate_per_s=share * demand.rate_per_s)
     count = per_rank(goal, demand, ranks=ranks / share, busy_ratio=busy)
     if demand.concurrency is not None:
-        most = max(MOST_REQUESTS, concurrency)
-        count = min(loop_requests(goal, concurrency=concurrency), most)
+        most_requests = max(MOST_REQUESTS, concurrency)
+        count = min(loop_requests(goal, concurrency=concurrency), most_requests)
     requests = sample_rank_requests(
         goal,
         demand,
@@ -231,8 +231,8 @@ def _simulate_aggregated_rank(
         every=max(1, round(ranks / share)),
         most_tokens=option.kv_tokens,
     )
-    most = min(option.running, concurrency) if demand.concurrency else option.running
-    served = simulate_rank(option, requests, most_running=most, concurrency=concurrency)
+    most_running = min(option.running, concurrency) if demand.concurrency else option.running
+    served = simulate_rank(option, requests, most_running=most_running, concurrency=concurrency)
     rate = reached_rate(served, ranks=ranks, goal=goal, comes_per_s=share * demand.rate_per_s)
     return to_simulation_result(
         client_observed_ttft_s(served, client=engine_client(option.iteration)),
@@ -250,7 +250,7 @@ def simulate_disaggregated_mode(
     kv_transfers: KvTransfers,
     goal: ServeGoal,
     demand: Demand,
-    most: int = MOST_REQUESTS,
+    most_requests: int = MOST_REQUESTS,
 ) -> SimulationResult:
     """Simulate prefill and decode instances.
 
@@ -260,7 +260,7 @@ def simulate_disaggregated_mode(
         kv_transfers: paths and refusals of pairs of options.
         goal: with targets and traffic.
         demand: the traffic in numbers.
-        most: requests that are simulated.
+        most_requests: that are simulated.
     """
     concurrency = demand.concurrency or 0
     demand = demand.on(Role.PREFILL, ranks=prefill.option.degrees.attention_data)
@@ -272,7 +272,7 @@ def simulate_disaggregated_mode(
     requests = sample_rank_requests(
         goal,
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
-        count=min(count, most),
+        count=min(count, most_requests),
         every=1,
         most_tokens=decode.option.kv_tokens,
     )
@@ -300,13 +300,13 @@ def build_stations(
 ) -> Stations:
     """Price both sides and the KV transfer between them."""
     path = kv_transfers.path(prefill.option, decode.option)
-    each = kv_transfers.moved(prefill.option, decode.option).peak_rank / kv_transfers.tokens
+    token_bytes = kv_transfers.moved(prefill.option, decode.option).peak_rank / kv_transfers.tokens
     return Stations(
         prefill_workers=prefill.count,
         prefill_ranks=prefill.option.degrees.attention_data,
         prompt_s=prompt_times(prefill.option, requests, demand.computed_ratio)[0],
         prefill_slot_ratio=prefill.option.iteration.slot_ratio,
-        kv_transfer_s=lambda tokens: whole_s(each * tokens, path=path),
+        kv_transfer_s=lambda tokens: whole_s(token_bytes * tokens, path=path),
         decode_ranks=decode.ranks,
         decode=option_step_times(
             decode.option,
@@ -330,9 +330,9 @@ def prompt_times(
         computed_ratios: of a prompt, one for each function; the rest is found in the prefix cache.
     """
     longest = int(requests.input_R.max())
-    most, ranks = min(option.step_tokens, longest), option.degrees.attention_data
+    most_tokens, ranks = min(option.step_tokens, longest), option.degrees.attention_data
     all_busy, *rest = (
-        step_times(iteration, most_tokens=most, most_sequences=2, longest=longest)
+        step_times(iteration, most_tokens=most_tokens, most_sequences=2, longest=longest)
         # No other rank may be idle where there is one.
         for iteration in (option.iteration, replace(option.iteration, busy_ratio=0.0))[:ranks]
     )
@@ -341,7 +341,7 @@ def prompt_times(
             all_busy,
             rest[0] if rest else all_busy,
             ranks=ranks,
-            step_tokens=most,
+            step_tokens=most_tokens,
             computed_ratio=computed_ratio,
         )
         for computed_ratio in computed_ratios
@@ -361,7 +361,7 @@ def sample_rank_requests(
         most_tokens: that one of them has room for, which no request exceeds.
     """
     rng = np.random.default_rng(SEED)
-    most = int(min(demand.most_tokens, most_tokens))
+    limit_tokens = int(min(demand.most_tokens, most_tokens))
     is_closed = demand.concurrency is not None
     whole = min(MOST_REQUESTS * 50, count * every)
     drawn = sample_requests(goal.traffic, count=count if is_closed else whole, rng=rng)
@@ -376,7 +376,7 @@ def sample_rank_requests(
         after_R[drawn.after_N[own_R] < 0] = -1
     inputs, outputs = clip_lengths(
         *_spread(goal, drawn.input_tokens_N[own_R], drawn.output_tokens_N[own_R], rng=rng),
-        most=most,
+        most_tokens=limit_tokens,
     )
     found_ratio = (1.0 - demand.computed_ratio) / demand.request_ratio
     cached = np.rint(inputs * found_ratio)
@@ -414,9 +414,9 @@ def _spread(
     goal: ServeGoal, inputs: Ints, outputs: Ints, *, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
     """Replace what was drawn from a law by its quantiles, shuffled; pairs of a trace stay."""
-    own = goal.traffic
-    return _quantiles(own.input_tokens, inputs, rng=rng), _quantiles(
-        own.output_tokens, outputs, rng=rng
+    traffic = goal.traffic
+    return _quantiles(traffic.input_tokens, inputs, rng=rng), _quantiles(
+        traffic.output_tokens, outputs, rng=rng
     )
 
 
@@ -432,10 +432,10 @@ def _every_quantile(law: LengthLaw, count: int) -> Ints:
     return np.maximum(np.rint(values), 1).astype(np.int64)
 
 
-def clip_lengths(inputs: Ints, outputs: Ints, *, most: int) -> tuple[Ints, Ints]:
+def clip_lengths(inputs: Ints, outputs: Ints, *, most_tokens: int) -> tuple[Ints, Ints]:
     """Clip lengths to what a rank takes."""
-    whole = np.clip(inputs, 1, most - 1)
-    return whole, np.clip(outputs, 1, most - whole)
+    whole = np.clip(inputs, 1, most_tokens - 1)
+    return whole, np.clip(outputs, 1, most_tokens - whole)
 
 
 def option_step_times(
@@ -505,10 +505,10 @@ def mix_results(
     """Mix groups by the share of requests that each serves."""
     if len(parts) == 1:
         return parts[0]
-    most = max(len(part.ttft_s_R) for part in parts)
+    most_requests = max(len(part.ttft_s_R) for part in parts)
     ttft, tpot = [], []
     for part, weight in zip(parts, weights, strict=True):
-        number = max(1, round(most * weight))
+        number = max(1, round(most_requests * weight))
         at = (np.arange(number) + 0.5) / number
         ttft.append(np.quantile(part.ttft_s_R, at))
         tpot.append(np.quantile(part.tpot_s_R, at) if len(part.tpot_s_R) else np.zeros(0))

@@ -294,10 +294,12 @@ def problem_variants(problem: ServeProblem, mode: Mode) -> tuple[ServeProblem, .
 def _cell_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
     kv_transfers, options = problem.kv_transfers, problem.options
     for name in cell_pools(options.options, kv_transfers, problem.demand):
-        own = tuple(one for one in options.options if one.serving_pool.pool.name == name)
+        pool_options = tuple(
+            option for option in options.options if option.serving_pool.pool.name == name
+        )
         yield replace(
             problem,
-            options=replace(options, options=own),
+            options=replace(options, options=pool_options),
             kv_transfers=replace(kv_transfers, is_packed=True),
             cell_pool=name,
         )
@@ -305,7 +307,7 @@ def _cell_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
 
 def _shared_device_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
     made = multiplexed_options(problem.options.options, problem.demand)
-    launched = tuple(one for one in made if not release_refuses(one, problem.spec))
+    launched = tuple(option for option in made if not release_refuses(option, problem.spec))
     options = replace(problem.options, options=launched or made)
     return (replace(problem, options=options),) if made else ()
 
@@ -313,7 +315,7 @@ def _shared_device_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
 def _afd_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
     """Take refused AFD units where there are no others, so that the plan names the refusal."""
     afd_units = problem.afd_units.options or problem.afd_units.refused_units
-    prefills = tuple(one for one in problem.options.options if one.role is Role.PREFILL)
+    prefills = tuple(option for option in problem.options.options if option.role is Role.PREFILL)
     options = replace(problem.options, options=(*prefills, *afd_units))
     return (replace(problem, options=options),) if afd_units else ()
 
@@ -322,7 +324,7 @@ def _offload_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
     if len(problem.serving_pools) < 2 or not problem.spec.cluster.links:
         return
     # One threshold is for all instances, so that the fewest hits of any count.
-    ranks = max((one.degrees.attention_data for one in problem.options.options), default=1)
+    ranks = max((option.degrees.attention_data for option in problem.options.options), default=1)
     problem = replace(problem, demand=problem.demand.on(Role.AGGREGATED, ranks=ranks))
     for threshold in length_thresholds(problem.spec.goal, problem.demand):
         made = offload_options(problem.options.options, threshold, problem.demand)
@@ -404,9 +406,11 @@ def _by_rank_count(problem: ServeProblem, router: RouterChoice) -> Iterator[Serv
     if not router.is_one_count or router.most_kinds == 1:
         yield problem
         return
-    for ranks in sorted({one.degrees.attention_data for one in options}):
+    for ranks in sorted({option.degrees.attention_data for option in options}):
         kept = tuple(
-            one for one in options if one.role is Role.DECODE or one.degrees.attention_data == ranks
+            option
+            for option in options
+            if option.role is Role.DECODE or option.degrees.attention_data == ranks
         )
         yield replace(problem, options=replace(problem.options, options=kept))
 
@@ -438,10 +442,10 @@ def solve_with_router(
         if not _may_be_better(solved, best):
             break
         base = _simulate_instances(variant, solved, least, router)
-        one = _find_least_spare(variant, base, best)
-        one = replace(one, missed_without_spare=base.missed)
-        kept, best = best, _better(best, one)
-        for tighter in _tighter_if_missed(variant, base, one):
+        solution = _find_least_spare(variant, base, best)
+        solution = replace(solution, missed_without_spare=base.missed)
+        kept, best = best, _better(best, solution)
+        for tighter in _tighter_if_missed(variant, base, solution):
             resolved = solve_instances(tighter, mode, least, router=router)
             if resolved is not None and _may_be_better(resolved, best):
                 tighter_base = _simulate_instances(tighter, resolved, least, router)
@@ -460,11 +464,12 @@ def _may_be_better(solved: SolvedProgram, solution: ModeSolution | None) -> bool
     )
 
 
-def _better(one: ModeSolution | None, other: ModeSolution) -> ModeSolution:
+def _better(best: ModeSolution | None, candidate: ModeSolution) -> ModeSolution:
     """Return the one that meets the targets, then the one with the lower objective."""
-    if one is None or (bool(other.missed), other.objective) < (bool(one.missed), one.objective):
-        return other
-    return one
+    if best is None:
+        return candidate
+    is_better = (bool(candidate.missed), candidate.objective) < (bool(best.missed), best.objective)
+    return candidate if is_better else best
 
 
 def _tighter_if_missed(
@@ -644,7 +649,11 @@ def solve_program_of(
     """
     if problem.cell_pool:
         return solve_cells(
-            next(one for one in problem.serving_pools if one.pool.name == problem.cell_pool),
+            next(
+                serving_pool
+                for serving_pool in problem.serving_pools
+                if serving_pool.pool.name == problem.cell_pool
+            ),
             problem.demand,
             lambda serving_pool, demand, is_most: solve_program_of(
                 replace(problem, serving_pools=(serving_pool,), demand=demand, cell_pool=""),

@@ -67,7 +67,7 @@ def tie_ratio() -> float:
 def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[str, ...]:
     """Return why the engine's release does not launch a solution."""
     spec = problem.spec
-    own = target_refusals(spec.emit) if solution.mode == "attention_expert" else ()
+    refused_by_targets = target_refusals(spec.emit) if solution.mode == "attention_expert" else ()
     refused = refusals(
         main_release(spec.goal, spec.cluster),
         to_decision(solution, problem),
@@ -80,7 +80,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
         },
         releases=problem.kv_transfers.releases,
     )
-    return (*refused, *own)
+    return (*refused, *refused_by_targets)
 
 
 def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
@@ -109,9 +109,9 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
     return ServeDecision(
         mode=solution.mode,
         instances=tuple(
-            each
+            instances
             for group in groups
-            for each in to_instances(group.option, count=group.count, island=group.island)
+            for instances in to_instances(group.option, count=group.count, island=group.island)
         ),
         handovers=tuple(planned_transfers.values()),
         offload_above_tokens=None if threshold is None else threshold.above_tokens,
@@ -119,7 +119,7 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
             solution.router,
             problem.spec.goal,
             *(
-                [(one.option.role, one.count) for one in groups if one.island == island]
+                [(group.option.role, group.count) for group in groups if group.island == island]
                 for island in dict.fromkeys(group.island for group in groups)
             ),
             is_counted=problem.hits is not None,
@@ -133,7 +133,7 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
 
 def _equal_ranks(groups: Sequence[InstanceGroup]) -> int:
     """Return the attention-data ranks of each instance that prefills; 1 where they differ."""
-    ranks = {one.option.degrees.attention_data for one in reading_groups(groups)}
+    ranks = {group.option.degrees.attention_data for group in reading_groups(groups)}
     return ranks.pop() if len(ranks) == 1 else 1
 
 
@@ -180,7 +180,7 @@ def to_prediction(solution: ModeSolution, problem: ServeProblem) -> ServePredict
             for group in solution.groups
             for name, _ in _memory(group, demand)
         },
-        memory_bytes=dict(each for group in solution.groups for each in _memory(group, demand)),
+        memory_bytes=dict(entry for group in solution.groups for entry in _memory(group, demand)),
         input_tokens_per_s=input_tokens_per_s(solution, problem),
         cost_per_hour=solution.price_per_hour,
         prefix_hits=planned_hits(solution, problem),
@@ -214,9 +214,9 @@ def planned_hits(solution: ModeSolution, problem: ServeProblem) -> PlannedHits |
 
 def _named(group: InstanceGroup) -> str:
     """Name a group by its role; an AFD unit by its attention servers."""
-    own = group.option
-    role = Role.ATTENTION if isinstance(own.iteration, RemoteFfnIteration) else own.role
-    return _label(role, own, own.degrees)
+    option = group.option
+    role = Role.ATTENTION if isinstance(option.iteration, RemoteFfnIteration) else option.role
+    return _label(role, option, option.degrees)
 
 
 def _label(role: Role, option: Option, degrees: InstanceDegrees) -> str:
@@ -307,34 +307,34 @@ def to_alternatives(
 ) -> Iterator[ServeAlternative]:
     """Yield the other modes that can be launched."""
     goal = problem.spec.goal
-    for other in others:
+    for solution in others:
         yield ServeAlternative(
-            decision=to_decision(other, problem),
-            predicted=to_prediction(other, problem),
-            within_band=gain_ratio(objective_value(other, goal), best, goal) >= -tie_ratio(),
-            lost_by=lost_by(other, best, goal) + held_back_reason(other, best, goal),
+            decision=to_decision(solution, problem),
+            predicted=to_prediction(solution, problem),
+            within_band=gain_ratio(objective_value(solution, goal), best, goal) >= -tie_ratio(),
+            lost_by=lost_by(solution, best, goal) + held_back_reason(solution, best, goal),
         )
 
 
 def describe_missed(solution: ModeSolution, problem: ServeProblem) -> str:
     """Name the target that a solution misses, by how much, and the most spare that was tried."""
-    most = solution.spare.most_ratio
+    spare = solution.spare.most_ratio
     name, seconds, limit_s = solution.simulated.misses(problem.spec.goal.slo)[0]
     text = (
         f"{target_words(name)} of {format_s(seconds)} (SLO {format_s(limit_s)}) on"
-        f" {format_counted(solution.devices, 'device')}, with {format_ratio(most, digits=0)} of"
+        f" {format_counted(solution.devices, 'device')}, with {format_ratio(spare, digits=0)} of"
         " spare capacity"
     )
     # The next step is twice as much, a quarter at least.
-    return text if max(FIRST_SPARE, 2.0 * most) > MOST_SPARE else f"{text}; the pools hold no more"
+    return text if max(FIRST_SPARE, 2.0 * spare) > MOST_SPARE else f"{text}; the pools hold no more"
 
 
 def describe_solution(solution: ModeSolution) -> str:
     """Summarise a mode's solution."""
     groups = " and ".join(
-        f"{each.count} x {each.devices} {each.pool} ({each.role.value})"
+        f"{instances.count} x {instances.devices} {instances.pool} ({instances.role.value})"
         for group in solution.groups
-        for each in to_instances(group.option, count=group.count)
+        for instances in to_instances(group.option, count=group.count)
     )
     words = f"{solution.mode} on {groups}"
     share = solution.groups[0].option.prefill_share_ratio
@@ -430,9 +430,9 @@ def _experiment(solution: ModeSolution) -> Iterator[str]:
         " compared; measure before relying on it"
     )
     if any(
-        isinstance(one.iteration, RemoteFfnIteration)
-        and one.devices > one.serving_pool.pool.devices_per_node
-        for one in (group.option for group in solution.groups)
+        isinstance(option.iteration, RemoteFfnIteration)
+        and option.devices > option.serving_pool.pool.devices_per_node
+        for option in (group.option for group in solution.groups)
     ):
         yield (
             "AFD units span machines, which the plugin has verified for DeepSeek-V2-Lite with 2"
@@ -447,7 +447,7 @@ def _vendors(solution: ModeSolution, problem: ServeProblem) -> Iterator[str]:
     }
     for name, serving_pool in serving_pools.items():
         vendor = serving_pool.machine.sheet.generation.vendor
-        spread = [one for one in solution.groups if one.option.serving_pool is serving_pool]
+        spread = [group for group in solution.groups if group.option.serving_pool is serving_pool]
         if vendor is not Vendor.NVIDIA and any(
             group.option.degrees.attention_data > 1 for group in spread
         ):
@@ -477,20 +477,20 @@ def _shares(solution: ModeSolution) -> Iterator[str]:
     """Say what the router gives each of several kinds of instances, by their capacity."""
     kinds = dict.fromkeys((group.option.role, group.island) for group in solution.groups)
     for role, island in kinds:
-        own = [
+        groups = [
             group
             for group in solution.groups
             if (group.option.role, group.island) == (role, island)
         ]
-        total = sum(group.rate_per_s for group in own)
-        if len(own) > 1:
+        total = sum(group.rate_per_s for group in groups)
+        if len(groups) > 1:
             text = ", ".join(
                 f"{format_ratio(group.option.rate_per_s / total)} to each of {group.count} x"
                 f" {group.option.devices} {group.option.serving_pool.pool.name}"
-                for group in own
+                for group in groups
             )
             yield (
-                f"{role.value} instances of {len(own)} kinds need a router that follows load; by"
+                f"{role.value} instances of {len(groups)} kinds need a router that follows load; by"
                 f" capacity {text}"
             )
 

@@ -51,8 +51,8 @@ class Allowed:
 
 def single_expert(shape: ModelShape) -> ModelShape:
     """Replace all experts by one that takes every copy of every token."""
-    one = np.minimum(shape.experts, 1.0)
-    return replace(shape, experts=one, num_groups=1.0, groups_per_token=1.0)
+    experts = np.minimum(shape.experts, 1.0)
+    return replace(shape, experts=experts, num_groups=1.0, groups_per_token=1.0)
 
 
 def degrees_bound_s(
@@ -76,39 +76,39 @@ def _peak_s(problem: TrainProblem, times: PassTimes, pipeline: Floats) -> Floats
     target = problem.capabilities
     if target.uneven_layout:
         return min_peak_s(problem.model, times, pipeline=pipeline.astype(np.int64))
-    each = problem.model.num_layers // pipeline
-    uniform_s = each * np.minimum(times.dense_s, times.moe_s)
+    stage_layers = problem.model.num_layers // pipeline
+    uniform_s = stage_layers * np.minimum(times.dense_s, times.moe_s)
     return np.maximum(uniform_s + times.end_s, total_s(problem.model, times) / pipeline)
 
 
 def _boundaries_s(problem: TrainProblem, strategies: Strategies, allowed: Allowed) -> Numbers:
-    s, own = strategies, problem.constants
+    s, constants = strategies, problem.constants
     sent = s.element_bytes * s.tokens * problem.shape.residual / s.tensor
     best_s: Numbers = np.inf
     for order in allowed.rank_orders:
         group = groups(s, problem.hardware, order=tuple(order.split("-"))).boundary
-        best_s = np.minimum(best_s, send_s(sent, group, problem.hardware, own))
+        best_s = np.minimum(best_s, send_s(sent, group, problem.hardware, constants))
     crossings = 2.0 * (s.pipeline - 1.0)
-    each = np.where(
+    repeated_crossings = np.where(
         np.equal(s.virtual_pipeline, 1.0),
         crossings / s.pipeline * (s.num_microbatches - 1.0),
         0.0,
     )
-    return (crossings + each) * best_s * own.boundary_exposed_ratio
+    return (crossings + repeated_crossings) * best_s * constants.boundary_exposed_ratio
 
 
 def _once_s(
     problem: TrainProblem, strategies: Strategies, units: UnitCosts, allowed: Allowed
 ) -> Numbers:
-    s, own, shape = strategies, problem.constants, problem.shape
+    s, constants, shape = strategies, problem.constants, problem.shape
     dense = sum_over_layers(shape, units, "trained") / s.pipeline
     experts = sum_over_layers(shape, units, "expert_trained") / s.pipeline
     dense_shards, expert_shards = s.data * s.context, s.expert_data
     is_sharded = bool(allowed.zero_stages - {0})
     local = dense / dense_shards + experts / expert_shards if is_sharded else dense + experts
-    once_s = local * _optimizer_s(problem) + own.step_fixed_s
+    once_s = local * _optimizer_s(problem) + constants.step_fixed_s
     if allowed.zero_stages <= {0, 1}:
-        once_s = once_s + own.gradient_exposed_ratio * _gradient_reduction_s(
+        once_s = once_s + constants.gradient_exposed_ratio * _gradient_reduction_s(
             problem, s, dense, allowed
         )
     return once_s

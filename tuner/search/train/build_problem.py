@@ -153,8 +153,8 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
 
 def tuned_columns(spec: Spec) -> dict[str, float]:
     """Return the columns of what the goal trains on the first program's stack."""
-    own = OF_TARGET[programs(spec.emit)[0]]
-    return tune_columns(spec.goal.adapters, spec.model, stack_of(own.software, own.family))
+    target = OF_TARGET[programs(spec.emit)[0]]
+    return tune_columns(spec.goal.adapters, spec.model, stack_of(target.software, target.family))
 
 
 def adapter_parameters(spec: Spec) -> float:
@@ -162,8 +162,10 @@ def adapter_parameters(spec: Spec) -> float:
     if spec.goal.adapters is None:
         return 0.0
     shape = shape_of_model(spec.model, mtp_layers=0)
-    own = Strategies(sequence=1.0, micro_batch=1.0, num_microbatches=1.0, **tuned_columns(spec))
-    return number(num_adapter_parameters(shape, own))
+    strategies = Strategies(
+        sequence=1.0, micro_batch=1.0, num_microbatches=1.0, **tuned_columns(spec)
+    )
+    return number(num_adapter_parameters(shape, strategies))
 
 
 def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
@@ -194,7 +196,11 @@ def _refuse_dispatcher(spec: Spec) -> None:
     """
     requested = spec.search.dispatcher
     able = intersection(spec.emit).dispatchers
-    usable = [one for one in PRICED_DISPATCHERS if one in able] if spec.model.moe else ["alltoall"]
+    usable = (
+        [dispatcher for dispatcher in PRICED_DISPATCHERS if dispatcher in able]
+        if spec.model.moe
+        else ["alltoall"]
+    )
     if requested is None or set(requested) & set(usable):
         return
     if spec.model.moe is None:
@@ -202,7 +208,8 @@ def _refuse_dispatcher(spec: Spec) -> None:
     else:
         engines = ", ".join(intersection(spec.emit).names)
         reasons = [
-            f"{one!r} {UNPRICED.get(one, f'cannot be launched by {engines}')}" for one in requested
+            f"{dispatcher!r} {UNPRICED.get(dispatcher, f'cannot be launched by {engines}')}"
+            for dispatcher in requested
         ]
     works = ", ".join(map(repr, usable))
     raise SpecError(f"search.dispatcher: {'; '.join(reasons)}; {works} would do")

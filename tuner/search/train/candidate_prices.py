@@ -348,25 +348,25 @@ def _layer_bytes(batch: Batch, piece: TimePiece) -> Floats:
     """Return the bytes that one more layer costs each device, [P, C]."""
     candidates = batch.candidates.taken(piece.at)
     units, unit_of = unit_memory(batch.problem, piece.strategies, candidates)
-    own = take_units(units, unit_of)
-    with_pools = 1.0 + own.unused_ratio_C + own.pool_ratio_C
-    kept = kept_PC(piece.strategies) * with_pools * own.saved_KC[1]
-    layer_bytes: Floats = own.state_BKC[:3, 1].sum(axis=0) + kept
+    memory = take_units(units, unit_of)
+    with_pools = 1.0 + memory.unused_ratio_C + memory.pool_ratio_C
+    kept = kept_PC(piece.strategies) * with_pools * memory.saved_KC[1]
+    layer_bytes: Floats = memory.state_BKC[:3, 1].sum(axis=0) + kept
     return layer_bytes
 
 
 def _fractions(problem: TrainProblem, pipeline: int) -> Stages:
     shape = problem.shape
 
-    def each(count: Numbers) -> Floats:
+    def per_stage(count: Numbers) -> Floats:
         return np.full((pipeline, 1), float(count) / pipeline)
 
     return Stages(
-        dense_SC=each(shape.dense_layers),
-        moe_SC=each(shape.moe_layers),
-        embedding_SC=each(1.0),
-        head_SC=each(1.0),
-        mtp_SC=each(shape.mtp_layers),
+        dense_SC=per_stage(shape.dense_layers),
+        moe_SC=per_stage(shape.moe_layers),
+        embedding_SC=per_stage(1.0),
+        head_SC=per_stage(1.0),
+        mtp_SC=per_stage(shape.mtp_layers),
     )
 
 
@@ -391,11 +391,11 @@ def times_of_kinds(problem: TrainProblem, piece: TimePiece) -> PassTimes:
     s = piece.strategies
     if not np.any(s.zero_stage > 1.0) and not np.any(s.activation_offload):
         return pass_times(problem, piece.units, len(piece))
-    one = np.eye(len(KINDS_OF_STAGES))[:, :, None]
-    kinds = Stages(**dict(zip(KINDS_OF_STAGES, one, strict=True)))
-    single = replace(piece, strategies=replace(s, pipeline=float(len(one))))
+    identity = np.eye(len(KINDS_OF_STAGES))[:, :, None]
+    kinds = Stages(**dict(zip(KINDS_OF_STAGES, identity, strict=True)))
+    single = replace(piece, strategies=replace(s, pipeline=float(len(identity))))
     price = assemble_step(problem, single, kinds)
-    both = np.broadcast_to(price.forward_s_SC + price.backward_s_SC, (len(one), len(piece)))
+    both = np.broadcast_to(price.forward_s_SC + price.backward_s_SC, (len(identity), len(piece)))
     of_kind = dict(zip(KINDS_OF_STAGES, both, strict=True))
     return PassTimes(
         dense_s=of_kind["dense_SC"],
@@ -437,7 +437,7 @@ def per_step_bound_s(
     problem: TrainProblem, strategies: Strategies, units: UnitCosts, order: tuple[str, ...]
 ) -> Numbers:
     """Lower bound on the costs once per step of every candidate, in seconds."""
-    s, own, machine = strategies, problem.constants, problem.hardware
+    s, constants, machine = strategies, problem.constants, problem.hardware
     laid = groups(s, machine, order=order)
     dense = sum_over_layers(problem.shape, units, "trained") / s.pipeline
     experts = sum_over_layers(problem.shape, units, "expert_trained") / s.pipeline
@@ -448,18 +448,18 @@ def per_step_bound_s(
         problem, s, experts, laid.expert_data
     )
     visible_s = reduction_s * np.where(
-        np.greater(s.overlap_gradients, 0.0), own.gradient_exposed_ratio, 1.0
+        np.greater(s.overlap_gradients, 0.0), constants.gradient_exposed_ratio, 1.0
     ) + all_gather_total_s * np.where(
-        np.greater(s.overlap_parameters, 0.0), own.parameter_exposed_ratio, 1.0
+        np.greater(s.overlap_parameters, 0.0), constants.parameter_exposed_ratio, 1.0
     )
     is_sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
     parts = of_one_copy(laid.shared, copies).ranks
     expert_parts = of_one_copy(laid.expert_data, copies).ranks
     local = np.where(is_sharded, dense / parts, dense)
     local = local + np.where(is_sharded, experts / expert_parts, experts)
-    on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
+    on_device = constants.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
-    return visible_s + local * (on_device + on_host) + own.step_fixed_s
+    return visible_s + local * (on_device + on_host) + constants.step_fixed_s
 
 
 def sum_over_layers(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:

@@ -55,15 +55,15 @@ class Candidates:
             options={name: column[chosen] for name, column in self.options.items()},
         )
 
-    def concat(self, other: "Candidates") -> "Candidates":
+    def concat(self, appended: "Candidates") -> "Candidates":
         """Concatenate two sets of candidates."""
         return Candidates(
             rows={
-                name: np.concatenate((column, other.rows[name]))
+                name: np.concatenate((column, appended.rows[name]))
                 for name, column in self.rows.items()
             },
             options={
-                name: np.concatenate((column, other.options[name]))
+                name: np.concatenate((column, appended.options[name]))
                 for name, column in self.options.items()
             },
         )
@@ -136,11 +136,13 @@ def _option_columns(options: OptionSpace, chosen: Mapping[str, Ints]) -> dict[st
         knob.field: [knob.columns_of(choice) for choice in options.choices[knob.field]]  # type: ignore[arg-type] # no recomputation
         for knob in searched()
     } | {
-        "recompute": [recompute_columns(one.modules, full_ratio=one.share) for one in recompute],
+        "recompute": [
+            recompute_columns(choice.modules, full_ratio=choice.share) for choice in recompute
+        ],
         "chunks": [{"chunks": float(count)} for count in options.choices["chunks"]],  # type: ignore[arg-type] # numbers by construction
     }
     return {
-        column: np.array([one[column] for one in columns])[chosen[axis]]
+        column: np.array([values[column] for values in columns])[chosen[axis]]
         for axis, columns in by_axis.items()
         for column in columns[0]
     }

@@ -185,8 +185,8 @@ def _factorisations(num_devices: int) -> dict[str, Ints]:
 
 def _num_virtual(problem: TrainProblem, pipeline: Ints) -> Ints:
     """Choices of virtual stages: 1, and with a pipeline all that leave every stage a layer."""
-    most = np.maximum(1, problem.model.num_layers // pipeline)
-    return np.where(pipeline > 1, most, 1)
+    largest = np.maximum(1, problem.model.num_layers // pipeline)
+    return np.where(pipeline > 1, largest, 1)
 
 
 def _expert_pairs(ranks: int) -> dict[str, Ints]:
@@ -225,7 +225,7 @@ def _all_pairs(
         np.arange(len(of_each)), np.array([len(pairs["expert"]) for pairs in of_each], dtype=int)
     )
     pairs = {
-        name: np.concatenate([np.zeros(0, dtype=np.int64), *(one[name] for one in of_each)])
+        name: np.concatenate([np.zeros(0, dtype=np.int64), *(table[name] for table in of_each)])
         for name in ("expert", "expert_tensor")
     }
     return _at(dense, index) | pairs | {"dense": index}

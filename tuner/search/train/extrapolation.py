@@ -48,8 +48,8 @@ class ExtrapolationWeight:
 
     def widened(self, band: Band) -> Band:
         """Widen a band of measured over predicted seconds."""
-        other = self.datasheet_s / self.measured_s
-        return band[0] * min(1.0, other) / self.stretch, band[1] * max(1.0, other) * self.stretch
+        ratio = self.datasheet_s / self.measured_s
+        return band[0] * min(1.0, ratio) / self.stretch, band[1] * max(1.0, ratio) * self.stretch
 
 
 def weigh_extrapolation(
@@ -66,20 +66,20 @@ def weigh_extrapolation(
         return float(np.asarray(detail.step.step_s).ravel()[0])
 
     def stretched(factor: float) -> tuple[TrainProblem, MeasuredPrices, dict[str, str]]:
-        own = replace(prices, stretch=factor, extrapolation_counts={})
+        stretched_prices = replace(prices, stretch=factor, extrapolation_counts={})
         links: dict[str, str] = {}
         machine = hardware
         if isinstance(hardware, MeasuredHardware):
             ratios = replace(hardware.collectives, stretch=factor, outside=links)
             machine = replace(hardware, collectives=ratios)
-        return replace(problem, prices=own, hardware=machine), own, links
+        return replace(problem, prices=stretched_prices, hardware=machine), stretched_prices, links
 
-    as_found, own, links = stretched(1.0)
+    as_found, measured_prices, links = stretched(1.0)
     measured_s = step_s(as_found)
     longer_s = step_s(stretched(EXTRAPOLATED_FACTOR)[0])
     sheet_s = step_s(replace(problem, prices=None, hardware=plain(hardware)))
     return ExtrapolationWeight(
-        outside=list_extrapolated(own, links),
+        outside=list_extrapolated(measured_prices, links),
         stretch=longer_s / measured_s,
         datasheet_s=sheet_s,
         measured_s=measured_s,

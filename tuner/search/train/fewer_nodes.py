@@ -110,13 +110,15 @@ def plan_without_spare(
     if stated.checkpoint.levels != "auto":
         return made
     levels = ONE_LEVEL if _keeps_host_copies(run) else TWO_LEVELS
-    other = with_levels(spec, levels)
+    changed_spec = with_levels(spec, levels)
     try:
-        replanned = plan_all(other)
+        replanned = plan_all(changed_spec)
     except SpecError:
         # The engine has no copies on hosts, or no layout whose copies fit.
         return made
-    alternative = _decide_for(replanned, other, price=price, make_plan=make_plan, settings=settings)
+    alternative = _decide_for(
+        replanned, changed_spec, price=price, make_plan=make_plan, settings=settings
+    )
     notes = (*alternative[0].provenance.notes, _JOINT)
     provenance = alternative[0].provenance.model_copy(update={"notes": notes})
     alternative = (alternative[0].model_copy(update={"provenance": provenance}), alternative[1])
@@ -124,7 +126,7 @@ def plan_without_spare(
     return max(
         made,
         alternative,
-        key=lambda one: (must_continue and one[1] is not None, _training_speed(one[0])),
+        key=lambda result: (must_continue and result[1] is not None, _training_speed(result[0])),
     )
 
 
@@ -176,15 +178,15 @@ def _decide(
     assert fewer is not None
     smaller, text = with_fewer_nodes(spec, fewer), fewer_nodes_yaml(spec, fewer)
     try:
-        other = make_plan(smaller, text)
-        refused = "" if other.decision is not None else other.binding_constraint
+        smaller_plan = make_plan(smaller, text)
+        refused = "" if smaller_plan.decision is not None else smaller_plan.binding_constraint
     except SpecError as error:
         refused = str(error)
     full = _PricedRun.of(plan, spec, price(spec.cluster.pools[0]))
     if refused:
         reason = f"no plan of {fewer.nodes - fewer.spare_nodes} nodes: {refused}"
         return _with_run(plan, _with_record(full.forecast, waits, reason=reason)), None
-    small = _PricedRun.of(other, smaller, price(smaller.cluster.pools[0]))
+    small = _PricedRun.of(smaller_plan, smaller, price(smaller.cluster.pools[0]))
     losses = node_losses(full.jobs, small.jobs, full.reliability, idle_nodes=fewer.spare_nodes)
     continued = continued_run(losses, full.shares, small.shares)
     record = waits.model_copy(
@@ -194,11 +196,11 @@ def _decide(
     )
     stated = spec.goal.reliability
     assert stated is not None
-    if stated.without_spare == "auto" and continued.training <= full.own.training:
+    if stated.without_spare == "auto" and continued.training <= full.time_shares.training:
         return _with_run(plan, full.forecast.model_copy(update={"without_spare": record})), None
     record = record.model_copy(update={"decision": "continue"})
-    own = replace(
-        full.own,
+    time_shares = replace(
+        full.time_shares,
         training=min(1.0, continued.training),
         checkpoints=continued.checkpoints,
         restarting=continued.restarting,
@@ -206,14 +208,14 @@ def _decide(
         slower=continued.slower,
         switches_per_s=continued.switches_per_s,
     )
-    run = forecast_shares(own, full.run, jobs=full.jobs, reliability=full.reliability)
+    run = forecast_shares(time_shares, full.run, jobs=full.jobs, reliability=full.reliability)
     run = run.model_copy(update={"process_restart": full.forecast.process_restart})
     of_fewer = small.forecast.model_copy(
         update={"without_spare": record.model_copy(update={"is_fewer": True})}
     )
     return (
         _with_run(plan, run.model_copy(update={"without_spare": record})),
-        FewerNodesPlan(plan=_with_run(other, of_fewer), spec=smaller, spec_yaml=text),
+        FewerNodesPlan(plan=_with_run(smaller_plan, of_fewer), spec=smaller, spec_yaml=text),
     )
 
 
@@ -226,7 +228,7 @@ class _PricedRun:
     run: TrainingRun
     jobs: Jobs
     reliability: FailureModel
-    own: RunShares
+    time_shares: RunShares
     shares: LayoutShares
 
     @classmethod
@@ -243,7 +245,7 @@ class _PricedRun:
         jobs, reliability = priced.failure_model(spec, strategies)
         assert reliability is not None
         step_s = predicted.step_time_s
-        own = run_shares(jobs, reliability, step_s=step_s)
+        time_shares = run_shares(jobs, reliability, step_s=step_s)
         return cls(
             decision=decision,
             forecast=predicted.run,
@@ -256,8 +258,8 @@ class _PricedRun:
             ),
             jobs=jobs,
             reliability=reliability,
-            own=own,
-            shares=layout_shares(own, jobs, reliability, step_s=step_s),
+            time_shares=time_shares,
+            shares=layout_shares(time_shares, jobs, reliability, step_s=step_s),
         )
 
 
@@ -390,17 +392,17 @@ def _best_nodes(
         left = replace(settings.until(deadline), top=1, band_ratio=0.0, below_s=below_s)
         if not left.time_limit_s:
             break
-        one = FewerNodesSpec(
+        fewer = FewerNodesSpec(
             nodes=nodes - 1,
             spare_nodes=nodes - 1 - used,
             limits=limits,
             is_shared_only=is_shared_only,
         )
-        smaller = with_fewer_nodes(spec, one)
+        smaller = with_fewer_nodes(spec, fewer)
         fastest = price(smaller.cluster.pools[0]).fastest(smaller, left)
         fewest = used
         if fastest is not None and fastest.step_s < below_s:
-            best, below_s = one, fastest.step_s
+            best, below_s = fewer, fastest.step_s
     return _Searched(best=best, fewest=fewest)
 
 
@@ -414,6 +416,6 @@ def kept_limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...
         has_ranks = decision.expert_model_parallel_size > 1
         allowed = spec.search.expert_model_parallel_size or divisors(moe.num_experts).tolist()
         limits["expert_model_parallel_size"] = tuple(
-            one for one in allowed if (one > 1) is has_ranks
+            degree for degree in allowed if (degree > 1) is has_ranks
         )
     return limits

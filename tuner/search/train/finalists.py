@@ -111,25 +111,25 @@ def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -
     if search.solutions is None:
         raise ValueError("the search found nothing that fits")
     model, limit = search.problem.model, search.problem.memory_limit_bytes
-    one = search.solutions.candidates.taken(np.array([index]))
+    candidate = search.solutions.candidates.taken(np.array([index]))
     layers = stage_layers(search, index)
-    detail = price_in_layout(search, one, to_stages(model, np.array(layers)[:, None]))
-    variants = recompute_variants(search, one, step_s=_step_s(detail))
+    detail = price_in_layout(search, candidate, to_stages(model, np.array(layers)[:, None]))
+    variants = recompute_variants(search, candidate, step_s=_step_s(detail))
     program = layout_problem(search, variants)
     outcome = LAYOUT.solve(program, time_limit_s=time_limit_s)
     if outcome.solution is not None:
         chosen = variants.taken(np.array([outcome.solution.option_S[0]]))
         solved = tuple(sum(layers_R) for layers_R in outcome.solution.layers_SR)
-        other = price_in_layout(search, chosen, to_stages(model, np.array(solved)[:, None]))
-        fits = float(other.memory.total_PC.max()) <= limit
+        refined = price_in_layout(search, chosen, to_stages(model, np.array(solved)[:, None]))
+        fits = float(refined.memory.total_PC.max()) <= limit
         if search.problem.host_limit_bytes is not None:
-            layers_PC = np.array(solved).reshape(-1, int(one.rows["pipeline"][0])).sum(axis=0)
+            layers_PC = np.array(solved).reshape(-1, int(candidate.rows["pipeline"][0])).sum(axis=0)
             needed = host_bytes(search.problem, search.options, chosen, layers_PC[:, None])
             fits = fits and float(needed[0]) <= search.problem.host_limit_bytes
-        if fits and _step_s(other) < _step_s(detail):
-            one, layers, detail = chosen, solved, other
+        if fits and _step_s(refined) < _step_s(detail):
+            candidate, layers, detail = chosen, solved, refined
     return Finalist(
-        candidate=one,
+        candidate=candidate,
         layers_S=layers,
         detail=detail,
         step_s=_step_s(detail),
@@ -137,23 +137,25 @@ def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -
     )
 
 
-def recompute_variants(search: SearchOutcome, one: Candidates, *, step_s: float) -> Candidates:
+def recompute_variants(
+    search: SearchOutcome, candidate: Candidates, *, step_s: float
+) -> Candidates:
     """Legal recomputation and chunk counts that may be no slower, the row's own first."""
     axes = tuple(search.options.choices)
-    table = search.options.legal(next(by_facts(one.rows))[0])
+    table = search.options.legal(next(by_facts(candidate.rows))[0])
     same = np.ones(len(table), dtype=np.bool_)
     for at, axis in enumerate(axes):
         if axis not in RECOMPUTE_AXES:
-            same &= table[:, at] == one.options[axis][0]
+            same &= table[:, at] == candidate.options[axis][0]
     options = table[same]
     every = Candidates(
-        rows={name: np.repeat(column, len(options)) for name, column in one.rows.items()},
+        rows={name: np.repeat(column, len(options)) for name, column in candidate.rows.items()},
         options={axis: options[:, at] for at, axis in enumerate(axes)},
     )
     bound_s = candidate_bound_s(search.problem, search.options, every)
     order = np.argsort(bound_s, kind="stable")
     kept = order[bound_s[order] <= step_s][:MOST_OPTIONS]
-    return one.concat(every.taken(kept))
+    return candidate.concat(every.taken(kept))
 
 
 def layout_problem(search: SearchOutcome, variants: Candidates) -> LayoutProblem:
@@ -277,9 +279,9 @@ def _in_flight(
 ) -> tuple[int, ...]:
     """Micro-batches that every stage keeps before its device's first backward pass."""
     strategies = to_strategies(search.problem, search.options, variants)
-    one = np.atleast_1d(strategies.num_microbatches)[:1]
+    microbatches = np.atleast_1d(strategies.num_microbatches)[:1]
     zero_bubble = np.atleast_1d(strategies.zero_bubble)[:1]
-    kept = warmup_in_flight(pipeline, virtual, microbatches=one, zero_bubble=zero_bubble)
+    kept = warmup_in_flight(pipeline, virtual, microbatches=microbatches, zero_bubble=zero_bubble)
     return tuple(int(n) for n in kept.reshape(-1))
 
 

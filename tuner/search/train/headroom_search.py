@@ -143,8 +143,8 @@ class _HeadroomSearch:
 
     def _fastest_s(self, chance: float) -> float:
         """Seconds of the fastest step so far with at most this OOM probability."""
-        fastest = (fastest_within_chance(one, most_chance=chance) for one in self._kept)
-        return min((float(one.step_s[0]) for one in fastest if one is not None), default=np.inf)
+        fastest = (fastest_within_chance(outcome, most_chance=chance) for outcome in self._kept)
+        return min((float(row.step_s[0]) for row in fastest if row is not None), default=np.inf)
 
     def _under(self, chance: float, *, below_s: float, uneven_ratio: float) -> float:
         """Search under the memory limits of an OOM probability, given how peaks grow.
@@ -237,9 +237,9 @@ def _limit_bytes(
     )
 
 
-def _uneven_ratio(outcome: SearchOutcome, one: Solutions) -> float:
+def _uneven_ratio(outcome: SearchOutcome, row: Solutions) -> float:
     """Growth of the peak at risk, as a share, when the most-loaded rank's load doubles."""
-    return float(likeliest_ranks(outcome, one)[1].max())
+    return float(likeliest_ranks(outcome, row)[1].max())
 
 
 def _looked_through_s(outcome: SearchOutcome) -> float:

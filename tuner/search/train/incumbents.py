@@ -32,21 +32,21 @@ class Solutions:
     layers_PC: Ints
     """Layers of every device of the pipeline."""
 
-    def concat_best(self, other: "Solutions") -> "Solutions":
+    def concat_best(self, added: "Solutions") -> "Solutions":
         """Concatenate, each row at its better option, best first, up to `MOST_KEPT` rows."""
-        both = self.concat(other)
+        both = self.concat(added)
         order = np.argsort(both.step_s, kind="stable")
         _, row = both.candidates.same(FIELD_OF_DEGREE)
         _, first = np.unique(row[order], return_index=True)
         return both.taken(order[np.sort(first)][:MOST_KEPT])
 
-    def concat(self, other: "Solutions") -> "Solutions":
+    def concat(self, added: "Solutions") -> "Solutions":
         """Concatenate as they are."""
         return Solutions(
-            candidates=self.candidates.concat(other.candidates),
-            step_s=np.concatenate((self.step_s, other.step_s)),
-            peak_bytes=np.concatenate((self.peak_bytes, other.peak_bytes)),
-            layers_PC=_side_by_side(self.layers_PC, other.layers_PC),
+            candidates=self.candidates.concat(added.candidates),
+            step_s=np.concatenate((self.step_s, added.step_s)),
+            peak_bytes=np.concatenate((self.peak_bytes, added.peak_bytes)),
+            layers_PC=_side_by_side(self.layers_PC, added.layers_PC),
         )
 
     def taken(self, chosen: Ints) -> "Solutions":
@@ -84,9 +84,9 @@ class SearchOutcome:
     solve_s: float
 
 
-def _side_by_side(one: Ints, other: Ints) -> Ints:
+def _side_by_side(left: Ints, right: Ints) -> Ints:
     """Columns of both; the shorter ones are filled with zeros."""
-    rows = max(len(one), len(other))
+    rows = max(len(left), len(right))
     return np.concatenate(
-        [np.pad(part, ((0, rows - len(part)), (0, 0))) for part in (one, other)], axis=1
+        [np.pad(part, ((0, rows - len(part)), (0, 0))) for part in (left, right)], axis=1
     )

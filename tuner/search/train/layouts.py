@@ -124,8 +124,8 @@ def balanced_split(model: ModelSpec, times: PassTimes, *, pipeline: int, least: 
 
 def even_split(model: ModelSpec, *, pipeline: int, columns: int) -> Split:
     """The split of targets whose stages must all hold the same number of layers."""
-    each = np.full(columns, model.num_layers // pipeline, dtype=np.int64)
-    return Split(first_C=each, last_C=each)
+    layers_C = np.full(columns, model.num_layers // pipeline, dtype=np.int64)
+    return Split(first_C=layers_C, last_C=layers_C)
 
 
 def to_device_layers(model: ModelSpec, split: Split, *, pipeline: int) -> Ints:
@@ -138,10 +138,10 @@ def to_device_layers(model: ModelSpec, split: Split, *, pipeline: int) -> Ints:
     inner = pipeline - 2
     if inner:
         rest = model.num_layers - split.first_C - split.last_C
-        each, more = np.divmod(rest, inner)
+        layers_C, more = np.divmod(rest, inner)
         # Later devices hold fewer micro-batches, so the longer share is theirs.
         position = np.arange(inner)[:, None]
-        devices_PC[1:-1] = each + (position >= inner - more)
+        devices_PC[1:-1] = layers_C + (position >= inner - more)
     return devices_PC
 
 
@@ -210,10 +210,10 @@ def interleaved_layers(model: ModelSpec, *, pipeline: int, virtual: Ints) -> Int
 
     Missing layers are taken off the last stage as far as possible, where the head is.
     """
-    each = -(-model.num_layers // (pipeline * virtual))
-    missing = each * pipeline * virtual - model.num_layers
-    of_last = np.minimum(missing, each)
-    devices_PC = np.repeat((each * virtual)[None], pipeline, axis=0)
+    layers_C = -(-model.num_layers // (pipeline * virtual))
+    missing = layers_C * pipeline * virtual - model.num_layers
+    of_last = np.minimum(missing, layers_C)
+    devices_PC = np.repeat((layers_C * virtual)[None], pipeline, axis=0)
     devices_PC[0] -= missing - of_last
     devices_PC[-1] -= of_last
     return devices_PC
@@ -224,10 +224,10 @@ def layers_of_stages(devices_PC: Ints, *, virtual: int) -> Ints:
     pipeline = len(devices_PC)
     if virtual == 1:
         return devices_PC
-    each = -(-devices_PC.sum(axis=0) // (pipeline * virtual))
-    layers_SC = np.repeat(each[None], pipeline * virtual, axis=0)
-    layers_SC[0] -= each * virtual - devices_PC[0]
-    layers_SC[-1] -= each * virtual - devices_PC[-1]
+    layers_C = -(-devices_PC.sum(axis=0) // (pipeline * virtual))
+    layers_SC = np.repeat(layers_C[None], pipeline * virtual, axis=0)
+    layers_SC[0] -= layers_C * virtual - devices_PC[0]
+    layers_SC[-1] -= layers_C * virtual - devices_PC[-1]
     return layers_SC
 
 

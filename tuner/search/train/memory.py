@@ -105,7 +105,7 @@ def host_bytes(
     """Bytes of a node's memory that each candidate offloads."""
     strategies, needed_C = to_strategies(problem, options, candidates), np.zeros(len(candidates))
     moved_C = needed_C + strategies.optimizer_offload + strategies.activation_offload
-    orders = np.array([pipeline_inside(str(one)) for one in options.choices["rank_order"]])
+    orders = np.array([pipeline_inside(str(order)) for order in options.choices["rank_order"]])
     inside_C, chosen = orders[candidates.options["rank_order"]], np.flatnonzero(moved_C > 0.0)
     for at, pipeline, virtual in pieces_of_layouts(candidates.taken(chosen), layers_PC[:, chosen]):
         same = chosen[at]
@@ -153,7 +153,7 @@ def _uniform_layouts(layers_PC: Ints) -> Iterator[Ints]:
 def _of_groups(group: Ints) -> Iterator[Ints]:
     order = np.argsort(group, kind="stable")
     boundaries = np.flatnonzero(np.diff(group[order])) + 1
-    yield from (one for one in np.split(order, boundaries) if len(one))
+    yield from (members for members in np.split(order, boundaries) if len(members))
 
 
 def may_fit(
@@ -201,7 +201,7 @@ def _layer_capacity(problem: TrainProblem, strategies: Strategies, units: Memory
     plain = replace(strategies, virtual_pipeline=1.0, zero_bubble=0.0)
     stages = _without_layers(problem, int(np.max(strategies.pipeline)))
     units = _in_largest_chunk(units, strategies)
-    one, two = (
+    single_PC, double_PC = (
         assemble_memory(
             units, plain, replace(stages, **{name: np.full_like(stages.dense_SC, count)})
         ).total_PC
@@ -209,9 +209,9 @@ def _layer_capacity(problem: TrainProblem, strategies: Strategies, units: Memory
     )
     with_pools = 1.0 + units.unused_ratio_C + units.pool_ratio_C
     more_PC = (kept_PC(strategies) - kept_PC(plain)) * with_pools * units.saved_KC[kind]
-    least_PC = np.maximum(two - one, 1.0)
+    least_PC = np.maximum(double_PC - single_PC, 1.0)
     slope_PC = least_PC + np.maximum(more_PC, 0.0)
-    left_PC = np.maximum(problem.memory_limit_bytes - (one - (two - one)), 0.0)
+    left_PC = np.maximum(problem.memory_limit_bytes - (single_PC - (double_PC - single_PC)), 0.0)
     virtual = np.asarray(strategies.virtual_pipeline)
     rounds_PC = np.floor(left_PC / (slope_PC * virtual))
     rest_PC = np.floor((left_PC - rounds_PC * slope_PC * virtual) / least_PC)

@@ -102,13 +102,13 @@ def _relaxation(
     formatter = PlanFormatter(
         spec=spec, priced_pool=larger, search=outcome, band=band, ratios=ratios
     )
-    nodes, each = larger.pool.nodes, larger.pool.devices_per_node
+    nodes, devices = larger.pool.nodes, larger.pool.num_devices
     predicted = formatter.prediction(price_solution(outcome, 0))
     if predicted.host_memory is not None:
         note += f"; host memory: {predicted.host_memory.words}"
     return Relaxation(
         limit="nodes",
-        change=f"{nodes} nodes instead of {priced_pool.pool.nodes}: {nodes * each} devices{note}",
+        change=f"{nodes} nodes instead of {priced_pool.pool.nodes}: {devices} devices{note}",
         decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
         predicted=predicted,
     )
@@ -141,7 +141,9 @@ def headroom_relaxations(
 
     def predict(outcome: SearchOutcome) -> TrainPrediction:
         ratios = pool_ratios(spec, roomy, band=band)
-        one = PlanFormatter(spec=spec, priced_pool=roomy, search=outcome, band=band, ratios=ratios)
-        return one.prediction(price_solution(outcome, 0))
+        formatter = PlanFormatter(
+            spec=spec, priced_pool=roomy, search=outcome, band=band, ratios=ratios
+        )
+        return formatter.prediction(price_solution(outcome, 0))
 
     return (*nodes, more_memory(problem, settings.until(deadline), predict=predict))

@@ -150,7 +150,7 @@ def _leading_dispatch(
     """Dispatch settings that no other covers: as good or better in what is never worse."""
     ranks_DA = np.stack(
         [
-            np.array([knob.choices.index(one) for one in options.choices[knob.field]])[
+            np.array([knob.choices.index(choice) for choice in options.choices[knob.field]])[
                 dispatch_DA[:, axes.index(knob.field)]
             ]
             for knob in DISPATCH

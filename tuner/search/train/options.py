@@ -103,7 +103,7 @@ class OptionSpace:
     def _broken(self, facts: Facts, rule: OptionRule) -> Mask:
         lists = [self.choices[axis] for axis in rule.axes]
         flat = [rule.is_broken(facts, *chosen) for chosen in itertools.product(*lists)]
-        return np.array(flat, dtype=np.bool_).reshape([len(one) for one in lists])
+        return np.array(flat, dtype=np.bool_).reshape([len(choices) for choices in lists])
 
     def _components(self) -> list[tuple[str, ...]]:
         """Axes that rules tie together, directly or through others."""

@@ -292,11 +292,11 @@ class PlanFormatter:
         if choice.is_fastest:
             return None
         tries = (choice.fastest, choice.chosen)
-        risks = [self.risk(one.detail) for one in tries]
-        chance, own = (risk.out_of_memory_probability for risk in risks)
+        risks = [self.risk(decision.detail) for decision in tries]
+        fastest_chance, chosen_chance = (risk.out_of_memory_probability for risk in risks)
         tried_first_s = None
-        if is_excluded(chance, beside=own):
-            step_s = [one.step_s for one in tries]
+        if is_excluded(fastest_chance, beside=chosen_chance):
+            step_s = [decision.step_s for decision in tries]
             if room is not None:
                 step_s.append(room.step_time_s)
                 risks.append(fallback_forecast(room.out_of_memory_probability))
@@ -312,7 +312,7 @@ class PlanFormatter:
             reasons=choice.reasons,
             expected_step_s=with_buckets_s(choice.expected_s, choice.chosen),
             fastest_expected_step_s=with_buckets_s(choice.fastest_expected_s, choice.fastest),
-            fastest_out_of_memory_probability=chance,
+            fastest_out_of_memory_probability=fastest_chance,
             fastest_tried_first_step_s=tried_first_s,
         )
 

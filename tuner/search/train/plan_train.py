@@ -214,8 +214,8 @@ def _plan_nothing(
     limits = more_host_memory(replace(problem, limits=spec.search), half, predict=predict)
     if not limits or least_sufficient_memory(problem) > problem.memory_limit_bytes:
         limits = (*limits, *relaxations(problem, half, predict=predict))
-    binding = ", ".join(one.limit for one in limits)
-    if any(one.limit == MEMORY_LIMIT for one in limits):
+    binding = ", ".join(relaxation.limit for relaxation in limits)
+    if any(relaxation.limit == MEMORY_LIMIT for relaxation in limits):
         left = settings.until(deadline)
         limits = (*more_nodes(spec, priced_pool, settings=left, band=band), *limits)
     certificate = to_certificate(outcome)
@@ -300,27 +300,31 @@ def _choose(
             headroom=headroom.searches,
         )
 
-    other = preferred_with(NO_HEADROOM)
+    preferred = preferred_with(NO_HEADROOM)
     full, step_s = row, fastest.objective_s
-    if other is not None and other.step_s <= step_s * (1.0 + TOLERANCE_RATIO):
-        full, step_s = other.row, other.step_s
+    if preferred is not None and preferred.step_s <= step_s * (1.0 + TOLERANCE_RATIO):
+        full, step_s = preferred.row, preferred.step_s
     headroom = NO_HEADROOM
-    if other is None or not has_enough_headroom(outcome, other, fastest_s=fastest.objective_s):
+    if preferred is None or not has_enough_headroom(
+        outcome, preferred, fastest_s=fastest.objective_s
+    ):
         headroom = search_headroom(outcome, settings, full=full, step_s=step_s)
     if headroom.searches:
-        other = preferred_with(headroom)
-    if other is None:
+        preferred = preferred_with(headroom)
+    if preferred is None:
         return ChosenDecision(
             chosen=fastest, fastest=fastest, order=order, index=index, headroom=headroom
         )
     return ChosenDecision(
-        chosen=_to_priced(outcome, other.row, other.detail, simulated_s=other.simulated_s),
+        chosen=_to_priced(
+            outcome, preferred.row, preferred.detail, simulated_s=preferred.simulated_s
+        ),
         fastest=fastest,
         order=order,
         index=index,
-        reasons=other.reasons,
-        expected_s=other.expected_s,
-        fastest_expected_s=other.fastest_expected_s,
+        reasons=preferred.reasons,
+        expected_s=preferred.expected_s,
+        fastest_expected_s=preferred.fastest_expected_s,
         headroom=headroom,
     )
 
@@ -328,15 +332,15 @@ def _choose(
 def _to_priced(
     outcome: SearchOutcome, row: Solutions, detail: Detail, *, simulated_s: float
 ) -> PricedDecision:
-    bucket, own = with_best_bucket(outcome.problem, detail)
-    saved = saved_s(detail, own)
+    bucket, with_bucket = with_best_bucket(outcome.problem, detail)
+    saved = saved_s(detail, with_bucket)
     objective_s = max(number(detail.step.step_s), simulated_s)
     return PricedDecision(
         decision=TrainDecision.model_validate(
             solution_fields(replace(outcome, solutions=row), 0) | {"ddp_bucket_size": bucket}
         ),
         candidate=row.candidates,
-        detail=own,
+        detail=with_bucket,
         objective_s=objective_s,
         simulated_s=simulated_s - saved,
         note="" if bucket is None else bucket_note(bucket, objective_s=objective_s, saved=saved),

@@ -166,15 +166,15 @@ def choose_preferred(
     near = _nearby(search, fastest, objective_s=objective_s, prices=prices, headroom=headroom)
     eligible_C = near.eligible_C
     keys_CK = criteria(search, near.solutions)
-    own = tuple(keys_CK[0])
+    fastest_keys = tuple(keys_CK[0])
     others = 1 + np.flatnonzero(eligible_C[1:])
     order = np.lexsort((near.solutions.step_s[others], *keys_CK[others].T[::-1]))
     for index in others[order][:MOST_SIMULATED]:
-        if eligible_C[0] and tuple(keys_CK[index]) >= own:
+        if eligible_C[0] and tuple(keys_CK[index]) >= fastest_keys:
             return None
-        one = _simulate(search, near, int(index), simulate=simulate)
-        if is_near(one.detail, one.expected_s, near.most_s / objective_s):
-            return _to_preferred(search, fastest, near, one)
+        simulated = _simulate(search, near, int(index), simulate=simulate)
+        if is_near(simulated.detail, simulated.expected_s, near.most_s / objective_s):
+            return _to_preferred(search, fastest, near, simulated)
     if eligible_C[0]:
         return None
     least = _first_as_simulated(search, near, keys_CK, simulate=simulate)
@@ -220,7 +220,7 @@ def _first_as_simulated(
         simulated[index] = _simulate(search, near, int(index), simulate=simulate)
         min_expected_s = min(min_expected_s, simulated[index].expected_s)
     most_s = min_expected_s * (1.0 + TOLERANCE_RATIO)
-    kept = [index for index, one in simulated.items() if one.expected_s <= most_s]
+    kept = [index for index, candidate in simulated.items() if candidate.expected_s <= most_s]
     if not kept:
         return None
     first = min(kept, key=lambda index: (*keys_CK[index], simulated[index].expected_s))
@@ -231,14 +231,14 @@ def _first_as_simulated(
 
 
 def _to_preferred(
-    search: SearchOutcome, fastest: Solutions, near: _Nearby, one: _Simulated
+    search: SearchOutcome, fastest: Solutions, near: _Nearby, simulated: _Simulated
 ) -> Preferred:
     return Preferred(
-        row=one.row,
-        detail=one.detail,
-        simulated_s=one.simulated_s,
-        reasons=tuple(_reasons(search, fastest, one.row)),
-        expected_s=one.expected_s if near.has_fallback else None,
+        row=simulated.row,
+        detail=simulated.detail,
+        simulated_s=simulated.simulated_s,
+        reasons=tuple(_reasons(search, fastest, simulated.row)),
+        expected_s=simulated.expected_s if near.has_fallback else None,
         fastest_expected_s=float(near.expected_s[0]) if near.has_fallback else None,
     )
 
@@ -293,9 +293,9 @@ def fastest_with_headroom(
     """
     limit_s, best = step_s * (1.0 + MOST_SLOWER_RATIO), None
     for room in headroom:
-        one = fastest_within_chance(room, most_chance=SMALL)
-        if one is not None and (best is None or one.step_s[0] < best.step_s[0]):
-            best, limit_s = one, min(limit_s, float(one.step_s[0]))
+        safe = fastest_within_chance(room, most_chance=SMALL)
+        if safe is not None and (best is None or safe.step_s[0] < best.step_s[0]):
+            best, limit_s = safe, min(limit_s, float(safe.step_s[0]))
     near = _nearby_options(search, limit_s=limit_s)
     if near is None:
         return best
@@ -400,9 +400,9 @@ def is_excluded(chance: float, *, beside: float) -> bool:
     return not fit_C(np.array([chance, beside]))[0]
 
 
-def less_chance_words(chance: float, *, other: float) -> str:
+def less_chance_words(chance: float, *, instead_of: float) -> str:
     """Say that a decision runs out less often than another."""
-    return f"{LESS_CHANCE} ({format_ratio(chance)} instead of {format_ratio(other)})"
+    return f"{LESS_CHANCE} ({format_ratio(chance)} instead of {format_ratio(instead_of)})"
 
 
 def _nearby_limit_s(
@@ -411,10 +411,10 @@ def _nearby_limit_s(
     """Seconds above which no step of the first search can be within the tolerance."""
     step_s = float(fastest.step_s[0])
     if with_room is None:
-        own = oom_chances(search, fastest)
-        expected_s = float(prices.expected_s(fastest.step_s, own)[0])
+        fastest_risks = oom_chances(search, fastest)
+        expected_s = float(prices.expected_s(fastest.step_s, fastest_risks)[0])
         # A fallback would be searched for up to the tolerance.
-        most_s = expected_s * (1.0 + TOLERANCE_RATIO * (1.0 + float(own.ever_C[0])))
+        most_s = expected_s * (1.0 + TOLERANCE_RATIO * (1.0 + float(fastest_risks.ever_C[0])))
         return min(most_s, step_s * (1.0 + MOST_SLOWER_RATIO))
     every = fastest.concat(with_room)
     risks = oom_chances(search, every)
@@ -426,7 +426,7 @@ def _nearby_limit_s(
 def criteria(search: SearchOutcome, solutions: Solutions) -> Ints:
     """Every criterion of every candidate but time, [C, K]; smaller is better."""
     rows, options = solutions.candidates.rows, solutions.candidates.options
-    is_copied = np.array([one == "domain" for one in search.options.choices["sharding"]])
+    is_copied = np.array([choice == "domain" for choice in search.options.choices["sharding"]])
     columns = {
         "memory": np.searchsorted(MEMORY_STEPS, oom_chances(search, solutions).ever_C),
         "kinds": sum((rows[name] > 1).astype(np.int64) for name in KINDS),
@@ -440,11 +440,11 @@ def criteria(search: SearchOutcome, solutions: Solutions) -> Ints:
     return np.stack([columns[n] if n in columns else rows[n] for n, _ in CRITERIA], axis=1)
 
 
-def _concat(one: Solutions | None, other: Solutions | None) -> Solutions | None:
+def _concat(first: Solutions | None, second: Solutions | None) -> Solutions | None:
     """Both, where there are both."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one.concat(other)
+    if first is None or second is None:
+        return second if first is None else first
+    return first.concat(second)
 
 
 def _nearby_options(search: SearchOutcome, *, limit_s: float) -> Solutions | None:
@@ -471,8 +471,8 @@ def _nearby_options(search: SearchOutcome, *, limit_s: float) -> Solutions | Non
             peak_bytes=prices.peak_bytes[good],
             layers_PC=prices.layers_PC[:, good],
         )
-        one = _fastest_of_each(search, priced)
-        solutions = one if solutions is None else solutions.concat(one)
+        fastest = _fastest_of_each(search, priced)
+        solutions = fastest if solutions is None else solutions.concat(fastest)
     return solutions
 
 
@@ -525,7 +525,9 @@ def _choices(options: OptionSpace, chosen: Mapping[str, Ints], axis: str) -> Int
 def _recomputed(options: OptionSpace) -> Ints:
     """Return how much each choice recomputes: modules, or by layers, more than all of them."""
     recompute: list[RecomputeChoice] = list(options.choices["recompute"])  # type: ignore[arg-type] # this axis only
-    return np.array([len(one.modules) + round(MODULES_TOGETHER * one.share) for one in recompute])
+    return np.array(
+        [len(choice.modules) + round(MODULES_TOGETHER * choice.share) for choice in recompute]
+    )
 
 
 def _reasons(search: SearchOutcome, fastest: Solutions, chosen: Solutions) -> Iterator[str]:
@@ -537,8 +539,10 @@ def _reasons(search: SearchOutcome, fastest: Solutions, chosen: Solutions) -> It
     for at in better:
         name, words = CRITERIA[at]
         if name == "memory":
-            chance, other = (float(oom_chances(search, one).ever_C[0]) for one in (chosen, fastest))
-            yield less_chance_words(chance, other=other)
+            chosen_chance, fastest_chance = (
+                float(oom_chances(search, solution).ever_C[0]) for solution in (chosen, fastest)
+            )
+            yield less_chance_words(chosen_chance, instead_of=fastest_chance)
         elif name == "recompute":
             yield words
         else:

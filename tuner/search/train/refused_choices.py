@@ -59,9 +59,9 @@ def _words(rule: OptionRule, facts: Facts, chosen: Mapping[str, Choice]) -> str:
 def _degrees(rule: OptionRule, facts: Facts, chosen: Mapping[str, Choice]) -> Iterator[str]:
     """Say which degrees break the rule."""
 
-    def is_free(**other: bool) -> bool:
+    def is_free(**changed: bool) -> bool:
         choices = (chosen[axis] for axis in rule.axes)
-        return not rule.is_broken(replace(facts, **other), *choices)
+        return not rule.is_broken(replace(facts, **changed), *choices)
 
     if facts.has_pipeline and is_free(has_pipeline=False):
         is_plain = not facts.has_virtual and is_free(has_virtual=True)

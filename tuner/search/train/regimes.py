@@ -186,11 +186,14 @@ def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
 
 def _names(target: str) -> tuple[str, ...]:
     """Return what the software of a target may be called."""
-    own = OF_TARGET[target]
-    if not own.runs_same_layers:
+    relative = OF_TARGET[target]
+    if not relative.runs_same_layers:
         return (target,)
-    same_layers = [name for name, one in OF_TARGET.items() if one.runs_same_layers]
-    return (*(name for name in same_layers if OF_TARGET[name].family == own.family), own.family)
+    same_layers = [name for name, software in OF_TARGET.items() if software.runs_same_layers]
+    return (
+        *(name for name in same_layers if OF_TARGET[name].family == relative.family),
+        relative.family,
+    )
 
 
 def _known(target: str, residuals: Residuals | None) -> tuple[str, ...]:
@@ -200,4 +203,4 @@ def _known(target: str, residuals: Residuals | None) -> tuple[str, ...]:
         return ()
     first, end = SPAN.get(target, ANY)
     known = residuals.releases.get(relative.family, ())
-    return tuple(one for one in known if first <= version_of(one) < end)
+    return tuple(release for release in known if first <= version_of(release) < end)

@@ -192,7 +192,7 @@ def _blocking_choice(
 ) -> Relaxation:
     """Name the user's limit of one axis, which leaves nothing, with the values that would do."""
     (axis,) = limit.axes
-    free = replace(options, rules=tuple(one for one in options.rules if one is not limit))
+    free = replace(options, rules=tuple(rule for rule in options.rules if rule is not limit))
     able = [
         _value(choice)
         for choice in free.choices[axis]
@@ -213,7 +213,7 @@ def _value(choice: Choice) -> str:
 def _legal_without(options: OptionSpace, degrees: Degrees) -> Iterator[OptionRule]:
     """Yield each rule without which something is legal."""
     for rule in options.rules:
-        others = tuple(one for one in options.rules if one is not rule)
+        others = tuple(kept for kept in options.rules if kept is not rule)
         if space(replace(options, rules=others), degrees)[0]:
             yield rule
 
@@ -260,9 +260,11 @@ def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
         return UNDIVIDED_RULE
     if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(problem):
         return "more than one model chunk per rank needs a pipeline"
-    own = {rule: n for rule, n in legal_degrees(problem).illegal.items() if "search." not in rule}
+    counts = {
+        rule: n for rule, n in legal_degrees(problem).illegal.items() if "search." not in rule
+    }
     word = "interleav" if column == "virtual_pipeline" else name
-    related = {rule: n for rule, n in own.items() if word in rule} or own
+    related = {rule: n for rule, n in counts.items() if word in rule} or counts
     if not related:
         return "the other limits leave it out"
     rule = max(related, key=lambda text: (related[text], text))
@@ -283,7 +285,7 @@ def _rules_broken_by_one_degree(problem: TrainProblem, name: str, column: str) -
     """Rules about one degree that all requested values break, on any number of devices."""
     requested = np.array(getattr(problem.limits, name), dtype=np.int64)
     rules = (*dense_rules(problem), *expert_rules(problem))
-    chosen = {one: np.ones_like(requested) for one in (*DENSE_NAMES, *EXPERT_NAMES)} | {
+    chosen = {degree: np.ones_like(requested) for degree in (*DENSE_NAMES, *EXPERT_NAMES)} | {
         column: requested
     }
     about = [rule for rule in rules if rule.text.startswith(f"{name} does not divide")]
@@ -311,7 +313,7 @@ def _nearest_batch(problem: TrainProblem, relaxed: Degrees) -> int:
     partials = relaxed.partials_N
     sequences = relaxed.dense_D["data"][partials["dense"]] * partials["micro_batch"]
     legal = relaxed.num_pairs_N > 0
-    return nearest_batch(problem.global_batch_size, [int(one) for one in set(sequences[legal])])
+    return nearest_batch(problem.global_batch_size, [int(count) for count in set(sequences[legal])])
 
 
 def _listed(values: tuple[int, ...]) -> str:
@@ -511,7 +513,7 @@ def unlaunchable(
             missing.append(
                 Unlaunchable(target=names, feature=feature, gain_ratio=gain, condition=condition)
             )
-    return tuple(sorted(missing, key=lambda one: -one.gain_ratio))
+    return tuple(sorted(missing, key=lambda refusal: -refusal.gain_ratio))
 
 
 def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:

@@ -30,7 +30,7 @@ from tuner.search.train.problem import TrainProblem
 class LowerBoundPrices:
     """Measured prices, except for the experts and the router."""
 
-    own: Prices
+    measured: Prices
     peak_flop_per_s: Numbers
 
     def seconds(self, op: Op) -> Numbers:
@@ -44,31 +44,33 @@ class LowerBoundPrices:
             np.minimum(np.minimum(axes["m"], axes["n"]), axes["k"]) <= 1.0
         ):
             return 0.0
-        return self.own.seconds(op)
+        return self.measured.seconds(op)
 
 
 def lower_bound_prices(problem: TrainProblem) -> Prices | None:
     """Return the prices that bound partial rows; None: the datasheet's formulas."""
-    own = problem.prices
-    if isinstance(own, NotedPrices):
+    prices = problem.prices
+    if isinstance(prices, NotedPrices):
         # No plan runs one expert in place of all.
-        own = own.own
-    if not isinstance(own, MeasuredPrices):
-        return own
-    return LowerBoundPrices(own=own, peak_flop_per_s=problem.hardware.matmul_flop_per_s)
+        prices = prices.own
+    if not isinstance(prices, MeasuredPrices):
+        return prices
+    return LowerBoundPrices(measured=prices, peak_flop_per_s=problem.hardware.matmul_flop_per_s)
 
 
 def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degrees) -> Floats:
     """Bound every partial row with a single expert in place of all, in seconds."""
-    one = np.ones(degrees.num_partials, dtype=np.int64)
+    ones = np.ones(degrees.num_partials, dtype=np.int64)
     partials = degrees.dense_rows(degrees.partials_N["dense"]) | {
         name: degrees.partials_N[name] for name in ("virtual_pipeline", "micro_batch")
     }
-    fastest = {axis: np.zeros_like(one) for axis in options.choices}
+    fastest = {axis: np.zeros_like(ones) for axis in options.choices}
     for knob in DISPATCH:
         if knob.never_worse and (best := knob.never_worse[-1][1]) in options.choices[knob.field]:
-            fastest[knob.field] = one * options.choices[knob.field].index(best)
-    candidates = Candidates(rows=partials | {"expert": one, "expert_tensor": one}, options=fastest)
+            fastest[knob.field] = ones * options.choices[knob.field].index(best)
+    candidates = Candidates(
+        rows=partials | {"expert": ones, "expert_tensor": ones}, options=fastest
+    )
     strategies = to_strategies(problem, options, candidates)
     first, inverse = candidates.same(TIME_DEGREES)
     # A rank that holds a part of an expert adds to its part of the main gradient: none here.

@@ -56,8 +56,8 @@ def merge_by_table(parts: list[Rows]) -> list[Rows]:
     return [
         replace(
             same[0],
-            rows={n: np.concatenate([one.rows[n] for one in same]) for n in same[0].rows},
-            bound_CD=np.concatenate([one.bound_CD for one in same]),
+            rows={n: np.concatenate([rows.rows[n] for rows in same]) for n in same[0].rows},
+            bound_CD=np.concatenate([rows.bound_CD for rows in same]),
         )
         for same in by_table.values()
     ]
@@ -91,13 +91,13 @@ def rank_within(group: Ints) -> Ints:
 
 def batches(order: Ints, rows_N: Ints, *, first: int = FIRST_ROWS) -> Iterator[Ints]:
     """Cut work, best first, into batches of rows; `first` limits the first batch."""
-    most, start = first, 0
+    max_rows, start = first, 0
     cumulative_rows = np.cumsum(rows_N[order])
     while start < len(order):
         done = int(cumulative_rows[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(cumulative_rows, done + most, side="right")))
+        stop = max(start + 1, int(np.searchsorted(cumulative_rows, done + max_rows, side="right")))
         yield order[start:stop]
-        start, most = stop, min(2 * most, MOST_ROWS)
+        start, max_rows = stop, min(2 * max_rows, MOST_ROWS)
 
 
 def expand_runs(count: Ints, start: Ints) -> tuple[Ints, Ints]:

@@ -170,8 +170,8 @@ def missing_layers(layers: int, chosen: Chosen) -> Ints:
 
 def most_missing(layers: int, chosen: Chosen) -> Ints:
     """Layers that two stages have."""
-    most: Ints = 2 * -(-layers // (chosen["pipeline"] * chosen["virtual_pipeline"]))
-    return most
+    missing: Ints = 2 * -(-layers // (chosen["pipeline"] * chosen["virtual_pipeline"]))
+    return missing
 
 
 def expert_rules(problem: TrainProblem) -> Iterator[Rule]:

@@ -247,12 +247,12 @@ class _Run:
         row, dispatch = np.nonzero(rows.bound_CD <= self.threshold_s())
         order = np.argsort(rows.bound_CD[row, dispatch], kind="stable")
         row, dispatch = row[order], dispatch[order]
-        start, most = 0, FIRST_DISPATCH
+        start, num_settings = 0, FIRST_DISPATCH
         while start < len(row):
             if self.deadline.is_over:
                 self.leave_open_dispatch(rows, row[start:], dispatch[start:])
                 return
-            stop, most = start + most, min(2 * most, MOST_DISPATCH)
+            stop, num_settings = start + num_settings, min(2 * num_settings, MOST_DISPATCH)
             here, of = row[start:stop], dispatch[start:stop]
             wanted = rows.bound_CD[here, of] <= np.minimum(self.threshold_s(), best_s[here])
             here, of = here[wanted], of[wanted]
@@ -304,10 +304,10 @@ class _Run:
     def in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
         """Yield groups below the threshold, those of the lowest bounds first."""
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
-        start, most = 0, FIRST_GROUPS
+        start, num_groups = 0, FIRST_GROUPS
         while start < len(kept):
-            now = kept[start : start + most]
-            start, most = start + most, min(2 * most, MOST_GROUPS)
+            now = kept[start : start + num_groups]
+            start, num_groups = start + num_groups, min(2 * num_groups, MOST_GROUPS)
             now = now[bound_s[now] <= np.minimum(self.threshold_s(), best_s[row[now]])]
             if len(now):
                 yield now

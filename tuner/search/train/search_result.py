@@ -48,8 +48,8 @@ class Detail:
 def solution_fields(search: SearchOutcome, index: int) -> dict[str, Any]:
     """Return what the row of that rank decides, as fields of `TrainDecision`."""
     solutions = _require_solutions(search)
-    one = solutions.candidates.taken(np.array([index]))
-    return decision_fields(search.problem, search.options, one, stage_layers(search, index))
+    candidate = solutions.candidates.taken(np.array([index]))
+    return decision_fields(search.problem, search.options, candidate, stage_layers(search, index))
 
 
 def decision_fields(
@@ -94,9 +94,9 @@ def stage_layers(search: SearchOutcome, index: int) -> tuple[int, ...]:
 def price_solution(search: SearchOutcome, index: int) -> Detail:
     """Price a row stage by stage."""
     solutions, problem = _require_solutions(search), search.problem
-    one = solutions.candidates.taken(np.array([index]))
+    candidate = solutions.candidates.taken(np.array([index]))
     layers_SC = np.array(stage_layers(search, index))[:, None]
-    return price_in_layout(search, one, to_stages(problem.model, layers_SC))
+    return price_in_layout(search, candidate, to_stages(problem.model, layers_SC))
 
 
 def price_in_layout(search: SearchOutcome, candidate: Candidates, stages: Stages) -> Detail:

@@ -103,8 +103,8 @@ PRICED: Final = ("uneven_layout", "empty_stages", "sequence_parallel", "fp8_disp
 
 def only_adds(problem: TrainProblem, known: TrainProblem) -> bool:
     """Return whether two problems' targets differ in rules alone, so that prices are equal."""
-    one, other = problem.capabilities, known.capabilities
-    return all(getattr(one, name) == getattr(other, name) for name in PRICED)
+    capabilities, known_capabilities = problem.capabilities, known.capabilities
+    return all(getattr(capabilities, name) == getattr(known_capabilities, name) for name in PRICED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -103,7 +103,7 @@ def decide_spare_nodes(
     pool, objective = spec.cluster.pools[0], stated.objective
     searched = _search(spec, price=price, settings=settings)
     layouts = searched.layouts
-    pairs = [pair for one in layouts for pair in _pairs(one, layouts, spec)]
+    pairs = [pair for layout in layouts for pair in _pairs(layout, layouts, spec)]
     if not pairs:
         return DecidedNodes.of(spec, NodeNumbers(nodes=pool.nodes, spare_nodes=0))
     chosen = choose_numbers(pairs, objective)
@@ -172,7 +172,7 @@ class _Layout:
         )
         jobs, reliability = priced.failure_model(spec, strategies)
         assert reliability is not None
-        own = run_shares(jobs, replace(reliability, repair_s=0.0), step_s=step_s)
+        shares = run_shares(jobs, replace(reliability, repair_s=0.0), step_s=step_s)
         shared = run_shares(jobs, replace(reliability, repair_s=0.0, host=None), step_s=step_s)
         return cls(
             nodes=nodes,
@@ -180,10 +180,11 @@ class _Layout:
             step_s=step_s,
             jobs=jobs,
             reliability=reliability,
-            training=own.training,
-            shares=layout_shares(own, jobs, reliability, step_s=step_s),
+            training=shares.training,
+            shares=layout_shares(shares, jobs, reliability, step_s=step_s),
             on_shared_storage=layout_shares(shared, jobs, reliability, step_s=step_s),
-            keeps_host_copies=own.levels is not None and own.levels.host_interval_s is not None,
+            keeps_host_copies=shares.levels is not None
+            and shares.levels.host_interval_s is not None,
         )
 
 
@@ -221,13 +222,13 @@ def _search(
             below_s=below.step_s(nodes),
             watch=ignore_progress,
         )
-        own = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
-        priced = price(own.cluster.pools[0])
-        fastest = priced.fastest(own, left)
+        sized_spec = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
+        priced = price(sized_spec.cluster.pools[0])
+        fastest = priced.fastest(sized_spec, left)
         fewest = nodes
         if fastest is None:
             continue
-        layout = _Layout.of(nodes, fastest, own, priced)
+        layout = _Layout.of(nodes, fastest, sized_spec, priced)
         layouts.append(layout)
         below.see(_pairs(layout, (), spec))
     return _Searched(layouts=layouts, fewest=fewest, is_complete=fewest == numbers[-1])
@@ -245,10 +246,10 @@ class _Below:
     objective is cost."""
 
     def see(self, pairs: Sequence[NodeRatio]) -> None:
-        for one in pairs:
-            if one.effective_time_ratio > 0.0:
-                own_s = one.step_time_s / one.effective_time_ratio
-                own_s *= one.nodes + one.spare_nodes if self.objective == "cost" else 1.0
+        for pair in pairs:
+            if pair.effective_time_ratio > 0.0:
+                own_s = pair.step_time_s / pair.effective_time_ratio
+                own_s *= pair.nodes + pair.spare_nodes if self.objective == "cost" else 1.0
                 self.least_s = min(self.least_s, own_s)
 
     def step_s(self, nodes: int) -> float:
@@ -283,8 +284,8 @@ def _pairs(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> list[NodeR
                 layout.reliability,
                 idle_nodes=layout.nodes - 1 - fewer.nodes,
             )
-            own = fewer.shares if layout.keeps_host_copies else fewer.on_shared_storage
-            continued = continued_run(losses, layout.shares, own).training
+            fewer_shares = fewer.shares if layout.keeps_host_copies else fewer.on_shared_storage
+            continued = continued_run(losses, layout.shares, fewer_shares).training
             always = stated.without_spare == "continue"
             ratio = continued if always else max(ratio, continued)
         if ratio > 0.0:
@@ -313,9 +314,9 @@ def _fewer(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> _Layout | 
         return None
     limits = kept_limits(layout.decision, spec)
     restoring = [
-        one
-        for one in others
-        if one.nodes < layout.nodes
-        and all(getattr(one.decision, name) in allowed for name, allowed in limits.items())
+        candidate
+        for candidate in others
+        if candidate.nodes < layout.nodes
+        and all(getattr(candidate.decision, name) in allowed for name, allowed in limits.items())
     ]
-    return min(restoring, key=lambda one: one.step_s, default=None)
+    return min(restoring, key=lambda candidate: candidate.step_s, default=None)

@@ -121,18 +121,20 @@ def _equal(
     """Return whether every row has the decision's value of a field."""
     if name in special:
         return special[name]
-    own = getattr(chosen, name)
+    value = getattr(chosen, name)
     if name in DEGREE_OF:
-        equal_C: Mask = solutions.candidates.rows[DEGREE_OF[name]] == own
+        equal_C: Mask = solutions.candidates.rows[DEGREE_OF[name]] == value
         return equal_C
-    return _is_chosen(solutions, name, [choice == own for choice in search.options.choices[name]])
+    return _is_chosen(solutions, name, [choice == value for choice in search.options.choices[name]])
 
 
 def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision) -> dict[str, Mask]:
     """Fields of a decision that are no column, as `search_result.decision_fields` computes them."""
     rows = solutions.candidates.rows
     recompute: list[RecomputeChoice] = list(search.options.choices["recompute"])  # type: ignore[arg-type] # this axis only
-    share_C = np.array([one.share for one in recompute])[solutions.candidates.options["recompute"]]
+    share_C = np.array([choice.share for choice in recompute])[
+        solutions.candidates.options["recompute"]
+    ]
     is_part_C = (share_C > 0.0) & (share_C < 1.0)
     layers_C = np.where(is_part_C, np.ceil(share_C * _layer_capacity(solutions)), 0.0)
     is_domain = [choice == "domain" for choice in search.options.choices["sharding"]]
@@ -144,10 +146,10 @@ def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision)
     return {
         "sequence_parallel": ((rows["tensor"] > 1) & has_sequence) == chosen.sequence_parallel,
         "recompute": _is_chosen(
-            solutions, "recompute", [one.level == chosen.recompute for one in recompute]
+            solutions, "recompute", [choice.level == chosen.recompute for choice in recompute]
         ),
         "recompute_modules": _is_chosen(
-            solutions, "recompute", [one.modules == modules for one in recompute]
+            solutions, "recompute", [choice.modules == modules for choice in recompute]
         ),
         "recompute_num_layers": layers_C == (chosen.recompute_num_layers or 0),
         "shard_ranks": ranks_C == (chosen.shard_ranks or 0),

@@ -116,10 +116,10 @@ class _DisaggregatedSimulation(RunningSequences):
     def join(self) -> None:
         """Take in what has been transferred, as memory allows."""
         ranks = self.stations.decode_ranks
-        room, most = self.stations.kv_tokens * ranks, self.stations.most_running * ranks
+        room, most_running = self.stations.kv_tokens * ranks, self.stations.most_running * ranks
         while self.ready and self.ready[0][0] <= self.now_s:
             request = self.ready[0][1]
-            is_full = len(self.running) >= most or self.past + self.inputs[request] > room
+            is_full = len(self.running) >= most_running or self.past + self.inputs[request] > room
             if self.running and is_full:
                 return
             heapq.heappop(self.ready)
@@ -135,12 +135,12 @@ class _DisaggregatedSimulation(RunningSequences):
         """Steps until a sequence ends or one joins."""
         ranks = self.stations.decode_ranks
         num = len(self.running)
-        each = min(-(-num // ranks), self.stations.decode.most_sequences)
+        sequences = min(-(-num // ranks), self.stations.decode.most_sequences)
         mean_past = self.past / num
         steps = self.running[0][0] - self.step
         gained = self.stations.decode.tokens_per_step
         middle = mean_past + 0.5 * (steps - 1) * gained
-        step_s = self.stations.decode.decode_step_s(each, middle)
+        step_s = self.stations.decode.decode_step_s(sequences, middle)
         next_s = self.next_s()
         if self.now_s < next_s < self.now_s + steps * step_s:
             steps = min(max(math.ceil((next_s - self.now_s) / step_s), 1), steps)

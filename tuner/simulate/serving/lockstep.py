@@ -123,10 +123,10 @@ def beside_peers(
     if not mean.computed:
         return times
     is_mixed = rules.batching is not Batching.PREFILL_FIRST
-    most = min(float(rules.most_running), concurrency)
+    most_running = min(float(rules.most_running), concurrency)
     token_s, waited_s, others_ratio = times.decode_step_s(1, mean.past), 0.0, 1.0
     for _ in range(MOST_SETTLING_ROUNDS):
-        running = min(rate_per_s * mean.steps * token_s, most)
+        running = min(rate_per_s * mean.steps * token_s, most_running)
         num = max(math.ceil(running), 1)
         beside = num if is_mixed else 0
         tokens = running / mean.steps * mean.read_ratio * mean.computed
@@ -201,7 +201,10 @@ def simulate_together(
     """Serve requests on one of so many ranks, step by step with the others."""
     rng = np.random.default_rng(SEED)
     every = [requests, *(of_a_peer(requests, rng=rng) for _ in range(ranks - 1))]
-    engines = [engine_rank(one, times=times, rules=rules, concurrency=concurrency) for one in every]
+    engines = [
+        engine_rank(rank_requests, times=times, rules=rules, concurrency=concurrency)
+        for rank_requests in every
+    ]
     while len(engines[0].end_s) < len(requests.input_R):
         _turn(engines)
     return engines[0].served(requests)

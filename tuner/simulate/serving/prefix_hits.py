@@ -42,8 +42,8 @@ Floats = NDArray[np.float64]
 class BlockCache:
     """The blocks that a place holds, least recently used first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def match(self, blocks: Sequence[int]) -> int:
@@ -56,10 +56,10 @@ class BlockCache:
     def take(self, blocks: Sequence[int]) -> None:
         """Hold the blocks of a request, as the most recently used ones."""
         blocks_by_age = self._blocks
-        for block in reversed(blocks[: self._most]):
+        for block in reversed(blocks[: self._capacity]):
             blocks_by_age[block] = None
             blocks_by_age.move_to_end(block)
-        while len(blocks_by_age) > self._most:
+        while len(blocks_by_age) > self._capacity:
             blocks_by_age.popitem(last=False)
 
 
@@ -73,10 +73,12 @@ def prefix_hits(blocks: Blocks, place_R: Ints, *, cache_blocks: int) -> Ints:
     """
     caches: dict[int, BlockCache] = {}
     hits = np.zeros(len(place_R), dtype=np.int64)
-    for request, (own, place) in enumerate(zip(blocks.lists(), place_R.tolist(), strict=True)):
+    for request, (block_ids, place) in enumerate(
+        zip(blocks.lists(), place_R.tolist(), strict=True)
+    ):
         cache = caches.setdefault(place, BlockCache(cache_blocks))
-        hits[request] = cache.match(own)
-        cache.take(own)
+        hits[request] = cache.match(block_ids)
+        cache.take(block_ids)
     return hits
 
 
@@ -134,24 +136,26 @@ def by_prefix(
     load = [0] * instances
     in_flight: deque[tuple[float, int]] = deque()
     chosen = np.zeros(len(arrival_s_R), dtype=np.int64)
-    for request, (own, at_s) in enumerate(zip(blocks.lists(), arrival_s_R.tolist(), strict=True)):
+    for request, (block_ids, at_s) in enumerate(
+        zip(blocks.lists(), arrival_s_R.tolist(), strict=True)
+    ):
         while in_flight and in_flight[0][0] <= at_s:
             load[in_flight.popleft()[1]] -= 1
-        place = _by_rule(own, caches, load)
-        caches[place].take(own)
+        place = _by_rule(block_ids, caches, load)
+        caches[place].take(block_ids)
         load[place] += 1
         in_flight.append((at_s + stay_s, place))
         chosen[request] = place
     return chosen
 
 
-def _by_rule(own: Sequence[int], caches: Sequence[BlockCache], load: Sequence[int]) -> int:
+def _by_rule(block_ids: Sequence[int], caches: Sequence[BlockCache], load: Sequence[int]) -> int:
     """Return the place that the rule sends a request to; of equal ones the first."""
-    most, least = max(load), min(load)
-    if most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least:
-        return load.index(least)
-    matches = [cache.match(own) for cache in caches]
+    highest, lowest = max(load), min(load)
+    if highest - lowest > IMBALANCE_REQUESTS and highest > IMBALANCE_RATIO * lowest:
+        return load.index(lowest)
+    matches = [cache.match(block_ids) for cache in caches]
     best = max(matches)
-    if own and best > CACHE_THRESHOLD * len(own):
+    if block_ids and best > CACHE_THRESHOLD * len(block_ids):
         return matches.index(best)
-    return load.index(least)
+    return load.index(lowest)

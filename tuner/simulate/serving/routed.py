@@ -135,7 +135,9 @@ class _PrefillWorker:
             (self.prefills.prompt_s, False),
             (self.prefills.whole_prompt_s, True),
         ):
-            longest = max((inputs[one] for one in taken if (one in misses) is is_miss), default=0)
+            longest = max(
+                (inputs[request] for request in taken if (request in misses) is is_miss), default=0
+            )
             step_s = max(step_s, prompt_s(longest, busy) if longest else 0.0)
         self.free_s = start_s + self.prefills.slot_ratio * step_s
         return taken, start_s + step_s
@@ -184,10 +186,10 @@ class _RoutedSimulation(SentRequests):
             reading += [prefills.weight] * prefills.count
             self.workers += [_PrefillWorker(prefills) for _ in range(prefills.count)]
         self.version = [0] * (len(self.ranks) + len(self.workers))
-        own = self.routing.decode_policy if self.prefills else self.routing.policy
+        decode_policy = self.routing.decode_policy if self.prefills else self.routing.policy
         return (
             Router(policy=self.routing.policy, weight_N=reading or [1.0], rng=self.rng),
-            Router(policy=own, weight_N=weights, rng=self.rng),
+            Router(policy=decode_policy, weight_N=weights, rng=self.rng),
         )
 
     def _rank(self, kind: RoutedInstances) -> EngineRank:
@@ -306,9 +308,9 @@ class _RoutedSimulation(SentRequests):
 
     def offer(self, request: int, at_s: float) -> None:
         """Give a request to the next rank of its instance."""
-        own = self.ranks_of[self.place[request]]
-        number = own[0]
-        own.append(own.pop(0))
+        instance_ranks = self.ranks_of[self.place[request]]
+        number = instance_ranks[0]
+        instance_ranks.append(instance_ranks.pop(0))
         self.ranks[number].send(request, at_s)
         self.wake(number)
 

@@ -81,5 +81,5 @@ class Router:
         return self.outstanding[place] / weight, self.sent[place] / weight
 
     def _is_uneven(self) -> bool:
-        most, fewest = max(self.outstanding), min(self.outstanding)
-        return most - fewest > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * fewest
+        highest, lowest = max(self.outstanding), min(self.outstanding)
+        return highest - lowest > IMBALANCE_REQUESTS and highest > IMBALANCE_RATIO * lowest

@@ -97,8 +97,8 @@ class _SharedSimulation(RunningSequences):
         num = len(self.running)
         times = self.phases.multiplexed_steps if self.batch else self.phases.isolated_steps
         steps = self.running[0][0] - self.step
-        each = min(num, times.most_sequences)
-        step_s = times.decode_step_s(each, self.past / num + 0.5 * (steps - 1))
+        sequences = min(num, times.most_sequences)
+        step_s = times.decode_step_s(sequences, self.past / num + 0.5 * (steps - 1))
         until_s = math.inf
         if self.batch:
             prompts_s = self.batch_s(self.phases.multiplexed_prompts)

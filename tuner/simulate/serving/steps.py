@@ -194,12 +194,12 @@ class StepTimes:
                 layers_s = max(layers_s, self.layers_launch_s)
             step_s = layers_s + last_s + self.scheduler_s + self.waited_s
             return max(step_s, sequences * self.stream_s)
-        each = -(-sequences // self.micro_batches)
+        batch_sequences = -(-sequences // self.micro_batches)
         step_s = self.waited_s + self._round_s(
-            each * self.checked_tokens,
-            self.attention_s(each, past),
-            running=each,
-            heads=each,
+            batch_sequences * self.checked_tokens,
+            self.attention_s(batch_sequences, past),
+            running=batch_sequences,
+            heads=batch_sequences,
             reads=False,
             busy=min(sequences, self.micro_batches),
         )
@@ -233,16 +233,16 @@ class StepTimes:
             ended: prompts that end.
             parts: micro-batches that hold them.
         """
-        each = -(-running // self.micro_batches)
+        batch_sequences = -(-running // self.micro_batches)
         attention /= parts
-        if each:
-            attention += self.attention_s(each, past)
-        step_tokens = -(-tokens // parts) + each * self.checked_tokens
+        if batch_sequences:
+            attention += self.attention_s(batch_sequences, past)
+        step_tokens = -(-tokens // parts) + batch_sequences * self.checked_tokens
         seconds = self._round_s(
             step_tokens,
             attention,
-            running=each,
-            heads=each + ended,
+            running=batch_sequences,
+            heads=batch_sequences + ended,
             reads=True,
             busy=max(parts, min(running, self.micro_batches)),
         )
@@ -275,8 +275,8 @@ class StepTimes:
 
         A prompt that must not be split may be longer than any step that was priced.
         """
-        most = len(self.linear_s) - 1
-        return self.linear_s[tokens] if tokens <= most else tokens / most * self.linear_s[most]
+        last = len(self.linear_s) - 1
+        return self.linear_s[tokens] if tokens <= last else tokens / last * self.linear_s[last]
 
 
 def step_times(
@@ -343,12 +343,12 @@ def _decode_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
 
 def _prompt_s(iteration: Iteration, s_Q: Floats, *, most_tokens: int) -> Floats:
     """Attention of prompts; of a drafter also its GEMMs, as a step that is full takes them."""
-    one = iteration.drafter
-    if one is None:
+    drafter = iteration.drafter
+    if drafter is None:
         return iteration.prompt_s(s_Q)
     full = np.array([float(most_tokens)])
-    token_s = float((one.linear_s(full) + one.joined_s(full))[0]) / most_tokens
-    return np.asarray(iteration.prompt_s(s_Q) + one.prompt_s(s_Q) + token_s * s_Q)
+    token_s = float((drafter.linear_s(full) + drafter.joined_s(full))[0]) / most_tokens
+    return np.asarray(iteration.prompt_s(s_Q) + drafter.prompt_s(s_Q) + token_s * s_Q)
 
 
 def _stages(iteration: Iteration) -> PipelineStages | None:
@@ -377,6 +377,6 @@ def _halves(iteration: Iteration, token_M: Floats, every_M: Floats) -> tuple[Flo
     )
 
 
-def _sizes(most: int) -> Floats:
+def _sizes(largest: int) -> Floats:
     """Whole sizes from 1 on, at even ratios."""
-    return np.unique(np.round(np.geomspace(1.0, max(most, 2), POINTS))).astype(np.float64)
+    return np.unique(np.round(np.geomspace(1.0, max(largest, 2), POINTS))).astype(np.float64)

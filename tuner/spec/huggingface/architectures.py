@@ -22,7 +22,7 @@ from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, Attention, ModelSpec
 
 def _mixtral(fields: ConfigFields) -> ModelSpec:
     num_layers = parts.num_layers(fields)
-    window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
+    window = fields.optional_size("sliding_window", largest=LONGEST_POSITION)
     return parts.build_model(
         fields,
         attention=parts.gqa(fields, sliding_window=window),
@@ -131,7 +131,7 @@ def _deepseek_v2(fields: ConfigFields) -> ModelSpec:
             num_groups=limits.get("num_groups", 1),
             groups_per_token=limits.get("groups_per_token", 1),
         ),
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, largest=64),
     )
 
 
@@ -149,7 +149,7 @@ def _sparse_deepseek(fields: ConfigFields) -> ModelSpec:
 def _deepseek_v4(fields: ConfigFields) -> ModelSpec:
     """Read DeepSeek-V4: one key for all heads, compressors beside windows, residual streams."""
     total = parts.num_layers(fields)
-    mtp_layers = fields.size("num_nextn_predict_layers", default=0, least=0, most=64)
+    mtp_layers = fields.size("num_nextn_predict_layers", default=0, least=0, largest=64)
     ratios = parts.compress_ratios(fields, num_layers=total, mtp_layers=mtp_layers)
     # The class builds one, whatever the field says.
     parts.only(fields, "n_shared_experts", 1)
@@ -188,7 +188,7 @@ def _latent_moe(
         shared_indexers=shared_indexers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
         moe=parts.sigmoid_moe(fields),
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, largest=64),
     )
 
 
@@ -204,13 +204,13 @@ def _glm4_moe(fields: ConfigFields) -> ModelSpec:
         layers=layers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
         moe=parts.sigmoid_moe(fields),
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, largest=64),
     )
 
 
 def _gpt_oss(fields: ConfigFields) -> ModelSpec:
     num_layers = parts.num_layers(fields)
-    window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
+    window = fields.optional_size("sliding_window", largest=LONGEST_POSITION)
     bias = fields.flag("attention_bias", default=True)
     return parts.build_model(
         fields,
@@ -264,7 +264,7 @@ def _minimax_m2(fields: ConfigFields) -> ModelSpec:
 def _llama4(fields: ConfigFields) -> ModelSpec:
     """Read Llama-4's language model: layers with rotary embedding attend inside chunks."""
     text = fields.text_config() if "text_config" in fields.values else fields
-    chunk = text.optional_size("attention_chunk_size", most=LONGEST_POSITION)
+    chunk = text.optional_size("attention_chunk_size", largest=LONGEST_POSITION)
     if "attention_chunk_size" not in text.values:
         chunk = 8192
     layers, windowed = _llama4_layers(text, has_chunks=chunk is not None)
@@ -307,8 +307,10 @@ def _llama4_layers(
     if text.values.get("no_rope_layers") != []:
         by = f"no_rope_layer_interval {interval}"
         parts.check_layers(text, "no_rope_layers", rotary, by=by)
-    windowed = tuple(has_chunks and bool(one) for one in rotary)
-    names = tuple("chunked_attention" if one else "full_attention" for one in windowed)
+    windowed = tuple(has_chunks and bool(is_rotary) for is_rotary in rotary)
+    names = tuple(
+        "chunked_attention" if is_windowed else "full_attention" for is_windowed in windowed
+    )
     by = f"no_rope_layer_interval {interval} with{'' if has_chunks else 'out'} attention_chunk_size"
     parts.check_layers(text, "layer_types", names, by=by)
     with_experts = list(range(step - 1, count, step))
@@ -331,7 +333,7 @@ def _longcat_flash(fields: ConfigFields) -> ModelSpec:
     longcat_flash_mtp.py; SGLang 0.5.23, configs/longcat_flash.py).
     """
     width = fields.size("ffn_hidden_size")
-    num_layers = fields.size("num_layers", most=MOST_LAYERS // 2)
+    num_layers = fields.size("num_layers", largest=MOST_LAYERS // 2)
     # Transformers writes twice the number, vLLM reads the number itself.
     stated = fields.size("num_hidden_layers", default=num_layers)
     if stated not in (num_layers, 2 * num_layers):
@@ -364,7 +366,7 @@ def _longcat_flash(fields: ConfigFields) -> ModelSpec:
             is_shortcut=True,
         ),
         default_rope_theta=10_000_000.0,
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=1, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=1, least=0, largest=64),
     )
 
 
@@ -380,7 +382,7 @@ def _llama(fields: ConfigFields) -> ModelSpec:
 
 
 def _mistral(fields: ConfigFields) -> ModelSpec:
-    window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
+    window = fields.optional_size("sliding_window", largest=LONGEST_POSITION)
     if "sliding_window" not in fields.values:
         window = 4096
     return _dense(

@@ -47,7 +47,7 @@ class ConfigFields:
         return self.values.get(name) is not None
 
     def size(
-        self, name: str, *, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE
+        self, name: str, *, default: int | None = None, least: int = 1, largest: int = LARGEST_SIZE
     ) -> int:
         """Read a whole number within bounds; `default` replaces an absent or null field."""
         if not self.has(name) and default is not None:
@@ -55,13 +55,13 @@ class ConfigFields:
         value = self._required(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refusal(name, f"{shown_value(value)} is not a whole number")
-        if not least <= value <= most:
-            raise self.refusal(name, f"{shown_value(value)} is not in {least}..{most}")
+        if not least <= value <= largest:
+            raise self.refusal(name, f"{shown_value(value)} is not in {least}..{largest}")
         return value
 
-    def optional_size(self, name: str, *, most: int = LARGEST_SIZE) -> int | None:
+    def optional_size(self, name: str, *, largest: int = LARGEST_SIZE) -> int | None:
         """Read a whole number of at least 1; None when the field is absent or null."""
-        return self.size(name, most=most) if self.has(name) else None
+        return self.size(name, largest=largest) if self.has(name) else None
 
     def number(self, name: str, *, below: float = math.inf, default: float | None = None) -> float:
         """Read a finite number above 0 and under `below`."""

@@ -52,7 +52,7 @@ def nemotron_h(fields: ConfigFields) -> ModelSpec:
         ffn_is_gated=False,
         ffn_bias=mlp_bias,
         moe=_nemotron_moe(fields) if LayerKind.MOE in layers else None,
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, largest=64),
         norm_epsilon="layer_norm_epsilon",
     )
 
@@ -127,7 +127,7 @@ def qwen3_next(fields: ConfigFields) -> ModelSpec:
     return _gated_delta_model(
         fields,
         layers=parts.sparse_steps(fields),
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=1, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=1, least=0, largest=64),
     )
 
 
@@ -137,7 +137,7 @@ def qwen3_5_moe(fields: ConfigFields) -> ModelSpec:
     return _gated_delta_model(
         text,
         layers=(LayerKind.MOE,) * parts.num_layers(text),
-        mtp_num_layers=text.size("mtp_num_hidden_layers", default=0, least=0, most=64),
+        mtp_num_layers=text.size("mtp_num_hidden_layers", default=0, least=0, largest=64),
     )
 
 
@@ -147,7 +147,7 @@ def qwen3_5(fields: ConfigFields) -> ModelSpec:
     return _gated_delta_model(
         text,
         layers=(LayerKind.DENSE,) * parts.num_layers(text),
-        mtp_num_layers=text.size("mtp_num_hidden_layers", default=0, least=0, most=64),
+        mtp_num_layers=text.size("mtp_num_hidden_layers", default=0, least=0, largest=64),
     )
 
 
@@ -219,9 +219,9 @@ def _gated_delta(fields: ConfigFields) -> LinearAttention:
 def kimi_linear(fields: ConfigFields) -> ModelSpec:
     """Read Kimi Linear: KDA, and MLA without rotary embedding in every fourth layer."""
     layers = parts.leading_dense(fields)
-    own = fields.nested("linear_attn_config")
-    mixers = _kimi_mixers(own, len(layers))
-    heads, width = own.size("num_heads"), own.size("head_dim")
+    linear_fields = fields.nested("linear_attn_config")
+    mixers = _kimi_mixers(linear_fields, len(layers))
+    heads, width = linear_fields.size("num_heads"), linear_fields.size("head_dim")
     return parts.build_model(
         fields,
         attention=parts.mla(fields),
@@ -231,7 +231,7 @@ def kimi_linear(fields: ConfigFields) -> ModelSpec:
             num_value_heads=heads,
             key_head_dim=width,
             value_head_dim=width,
-            conv_kernel=own.size("short_conv_kernel_size", default=4),
+            conv_kernel=linear_fields.size("short_conv_kernel_size", default=4),
             chunk_size=DELTA_CHUNK,
         )
         if Mixer.LINEAR in mixers
@@ -252,19 +252,19 @@ def kimi_linear(fields: ConfigFields) -> ModelSpec:
             num_groups=fields.size("num_expert_group", default=1),
             groups_per_token=fields.size("topk_group", default=1),
         ),
-        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, largest=64),
         max_position="max_position_embeddings"
         if fields.has("max_position_embeddings")
         else "model_max_length",
     )
 
 
-def _kimi_mixers(own: ConfigFields, num_layers: int) -> tuple[Mixer, ...]:
+def _kimi_mixers(fields: ConfigFields, num_layers: int) -> tuple[Mixer, ...]:
     """Read the two lists of layers, counted from 1; together they are all layers, each once."""
-    full = own.typed_list("full_attn_layers", int) or []
-    linear = own.typed_list("kda_layers", int) or []
+    full = fields.typed_list("full_attn_layers", int) or []
+    linear = fields.typed_list("kda_layers", int) or []
     if sorted(full + linear) != list(range(1, num_layers + 1)):
-        raise own.refusal(
+        raise fields.refusal(
             "full_attn_layers",
             f"with kda_layers not each of the {num_layers} layers once, counted from 1",
         )

@@ -54,7 +54,7 @@ def build_model(
         norm_epsilon=fields.number(norm_epsilon, below=1.0),
         rope_theta=rope_theta(fields, default=default_rope_theta),
         rope_factor=rope_factor(fields),
-        max_position=fields.size(max_position, most=LONGEST_POSITION),
+        max_position=fields.size(max_position, largest=LONGEST_POSITION),
         attention=attention,
         dense_ffn_size=dense_ffn_size if LayerKind.DENSE in layers else 0,
         layers=layers,
@@ -73,7 +73,7 @@ def only(fields: ConfigFields, name: str, value: int) -> None:
 
 def num_layers(fields: ConfigFields) -> int:
     """Read the number of layers, without multi-token prediction."""
-    return fields.size("num_hidden_layers", most=MOST_LAYERS)
+    return fields.size("num_hidden_layers", largest=MOST_LAYERS)
 
 
 def gqa(
@@ -149,7 +149,7 @@ def indexer(fields: ConfigFields) -> Indexer:
     return Indexer(
         num_heads=fields.size("index_n_heads"),
         head_dim=fields.size("index_head_dim"),
-        top_k=fields.size("index_topk", most=LARGEST_SIZE),
+        top_k=fields.size("index_topk", largest=LARGEST_SIZE),
     )
 
 
@@ -200,7 +200,7 @@ def shared_kv(fields: ConfigFields, *, ratios: tuple[int, ...]) -> Attention:
         num_kv_heads=1,
         head_dim=width,
         has_sinks=True,
-        sliding_window=fields.size("sliding_window", most=LONGEST_POSITION),
+        sliding_window=fields.size("sliding_window", largest=LONGEST_POSITION),
         q_lora_rank=fields.size("q_lora_rank"),
         qk_nope_head_dim=width - rope,
         qk_rope_head_dim=rope,
@@ -274,7 +274,7 @@ def moe(
     `experts`, `width` and `chosen` are the names of the architecture's fields.
     """
     num_experts, zero_experts = fields.size(experts), more.get("zero_experts", 0)
-    top_k = fields.size(chosen, most=MOST_TOP_K)
+    top_k = fields.size(chosen, largest=MOST_TOP_K)
     if top_k > num_experts + zero_experts:
         zero = f" + {zero_experts} without weights" if zero_experts else ""
         raise fields.refusal(chosen, f"{top_k} exceeds {experts} {num_experts}{zero}")
@@ -339,7 +339,7 @@ def used_window(fields: ConfigFields) -> int | None:
     """Read the sliding window, which applies only if `use_sliding_window` is set."""
     if not fields.flag("use_sliding_window", default=False):
         return None
-    return fields.size("sliding_window", default=4096, most=LONGEST_POSITION)
+    return fields.size("sliding_window", default=4096, largest=LONGEST_POSITION)
 
 
 def upper_windowed(fields: ConfigFields, *, window: int | None) -> tuple[bool, ...]:
@@ -359,10 +359,11 @@ def layer_list(fields: ConfigFields, name: str, kind: type, *, count: int) -> li
 def check_layers(fields: ConfigFields, name: str, derived: Sequence[Any], *, by: str) -> None:
     """Refuse a list of layers, if there is one, that is not what `by` makes of them."""
     stated = layer_list(fields, name, type(derived[0]), count=len(derived)) or ()
-    for position, (entry, own) in enumerate(zip(stated, derived, strict=False)):
-        if entry != own:
+    for position, (entry, expected) in enumerate(zip(stated, derived, strict=False)):
+        if entry != expected:
             raise fields.refusal(
-                f"{name}[{position}]", f"{shown_value(entry)}, but {by} makes it {shown_value(own)}"
+                f"{name}[{position}]",
+                f"{shown_value(entry)}, but {by} makes it {shown_value(expected)}",
             )
 
 

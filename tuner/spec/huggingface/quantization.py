@@ -77,10 +77,12 @@ def released_cache(config: Mapping[str, Any]) -> Literal["bf16", "fp8"]:
     mem_cache/kv_cache_dtype.py; TensorRT-LLM, llmapi/llm_utils.py).
     """
     both = _released_fields(config)
-    own = both.get("kv_cache_scheme") or both.get("kv_cache_quant_algo")
-    if isinstance(own, dict):
-        return "fp8" if (own.get("type"), own.get("num_bits")) == ("float", 8) else UNQUANTIZED
-    return "fp8" if isinstance(own, str) and own.lower().startswith("fp8") else UNQUANTIZED
+    scheme = both.get("kv_cache_scheme") or both.get("kv_cache_quant_algo")
+    if isinstance(scheme, dict):
+        return (
+            "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else UNQUANTIZED
+        )
+    return "fp8" if isinstance(scheme, str) and scheme.lower().startswith("fp8") else UNQUANTIZED
 
 
 def released_weights(config: Mapping[str, Any]) -> str:
@@ -100,11 +102,11 @@ def int4_weight_bytes(config: Mapping[str, Any]) -> float:
              compressed_tensors_wNa16.py).
     """
     fields = _released_fields(config)
-    for own in (*_weights(fields), fields):
-        size, bits = own.get("group_size"), own.get("num_bits", own.get("bits"))
-        is_int4 = bits == 4 and own.get("type", "int") == "int"
+    for scheme in (*_weights(fields), fields):
+        size, bits = scheme.get("group_size"), scheme.get("num_bits", scheme.get("bits"))
+        is_int4 = bits == 4 and scheme.get("type", "int") == "int"
         if is_int4 and isinstance(size, int) and size:
-            is_symmetric = own.get("symmetric", own.get("sym", not own.get("zero_point")))
+            is_symmetric = scheme.get("symmetric", scheme.get("sym", not scheme.get("zero_point")))
             return 0.5 + (2.0 if is_symmetric else 2.5) / size * (size > 0)
     return 0.5 + 2.0 / _INT4_GROUP
 
@@ -116,8 +118,10 @@ def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> tuple[Weight
     last projection or says none (vLLM 0.33.0, model_executor/layers/quantization/).
     """
     fields, parts = _released_fields(config), list[WeightPart]()
-    lists = [own for key in _EXCEPTIONS if isinstance(own := fields.get(key), list)]
-    names = [name for own in lists for name in map(str, own) if len(name) <= _LONGEST_NAME]
+    lists = [patterns for key in _EXCEPTIONS if isinstance(patterns := fields.get(key), list)]
+    names = [
+        name for exceptions in lists for name in map(str, exceptions) if len(name) <= _LONGEST_NAME
+    ]
     for part, pattern in _PARTS.items():
         matches = [_LAYER.search(name) for name in names if pattern.search(name)]
         some = {match[1] for match in matches if match is not None}
@@ -160,7 +164,7 @@ def _weight_type(fields: Mapping[str, Any]) -> str | None:
 
 
 def _is_by_block(fields: Mapping[str, Any]) -> bool:
-    return any(one.get("strategy") == "block" for one in _weights(fields))
+    return any(scheme.get("strategy") == "block" for scheme in _weights(fields))
 
 
 def _packs_experts(fields: Mapping[str, Any]) -> bool:
@@ -171,7 +175,7 @@ def _packs_experts(fields: Mapping[str, Any]) -> bool:
     exceptions = " ".join(map(str, names)) if isinstance(names, list) else ""
     return (
         bool(weights)
-        and all(one.items() >= int4.items() for one in weights)
+        and all(scheme.items() >= int4.items() for scheme in weights)
         and all(part in exceptions for part in others)
     )
 
@@ -180,4 +184,4 @@ def _weights(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     groups = fields.get("config_groups")
     members = groups.values() if isinstance(groups, dict) else ()
     weights = [group.get("weights") for group in members if isinstance(group, dict)]
-    return [one for one in weights if isinstance(one, dict)]
+    return [scheme for scheme in weights if isinstance(scheme, dict)]

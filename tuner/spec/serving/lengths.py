@@ -181,15 +181,15 @@ def sample_tokens(law: LengthLaw, *, count: int, rng: np.random.Generator) -> In
 def _skewed_mean(law: LengthLaw) -> float:
     """E[min(X, most)]: the lognormal's part below truncation or tail, and the rest."""
     mu, sigma = _log_parameters(law)
-    most, mean = float(law.most), _required(law.mean)
-    has_tail = law.kind is LengthKind.PARETO_TAILED and _tail_start(law) < most
-    limit = _tail_start(law) if has_tail else most
+    longest, mean = float(law.most), _required(law.mean)
+    has_tail = law.kind is LengthKind.PARETO_TAILED and _tail_start(law) < longest
+    limit = _tail_start(law) if has_tail else longest
     below = mean * _STANDARD.cdf((math.log(limit) - mu - sigma**2) / sigma)
     if not has_tail:
-        return below + most * (1.0 - _STANDARD.cdf((math.log(limit) - mu) / sigma))
+        return below + longest * (1.0 - _STANDARD.cdf((math.log(limit) - mu) / sigma))
     a = _required(law.tail_index)
     # Pareto's E[min(X, m)] = q a / (a - 1) - q / (a - 1) (q / m)^(a - 1)
-    tail = limit * (a - math.pow(limit / most, a - 1.0)) / (a - 1.0)
+    tail = limit * (a - math.pow(limit / longest, a - 1.0)) / (a - 1.0)
     return below + _required(law.tail_ratio) * tail
 
 

@@ -65,7 +65,9 @@ def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
     model = read_model(file.model)
     goal, release = file.goal, ""
     version = goal.engine.version
-    if any_release and version not in {one.release for one in ENGINES.get(goal.engine.name, ())}:
+    if any_release and version not in {
+        engine.release for engine in ENGINES.get(goal.engine.name, ())
+    }:
         release = version
         unnamed = goal.engine.model_copy(update={"version": ""})
         goal = goal.model_copy(update={"engine": unnamed})
@@ -89,8 +91,12 @@ def _with_cache(goal: ServeGoal, model: ModelSpec, cluster: Cluster) -> ServeGoa
         return goal
     pool = cluster.pools[0]
     generation = None if pool.device is None else pool.sheet.generation
-    own = serve_traits()[goal.engine_on(pool.name).name].auto_cache(model, generation)
-    return goal if own == goal.kv_cache_dtype else goal.model_copy(update={"kv_cache_dtype": own})
+    cache_dtype = serve_traits()[goal.engine_on(pool.name).name].auto_cache(model, generation)
+    return (
+        goal
+        if cache_dtype == goal.kv_cache_dtype
+        else goal.model_copy(update={"kv_cache_dtype": cache_dtype})
+    )
 
 
 def _check_engines(goal: ServeGoal, cluster: Cluster, source: str) -> None:

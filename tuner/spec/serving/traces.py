@@ -263,18 +263,18 @@ def _tokens(cells: Sequence[Any], *, complain: _Complain) -> Ints:
 
 
 def _blocks(hashes: Sequence[Any], input_N: Ints, *, complain: _Complain) -> Blocks:
-    listed = [[] if one is None else one for one in hashes]
-    readable_N = np.array([isinstance(one, list) for one in listed])
+    listed = [[] if ids is None else ids for ids in hashes]
+    readable_N = np.array([isinstance(ids, list) for ids in listed])
     complain(~readable_N, hashes, "is no list of block ids")
-    count_N = np.array([len(one) for one in listed], dtype=np.int64)
+    count_N = np.array([len(ids) for ids in listed], dtype=np.int64)
     needed_N = -(-input_N // BLOCK_TOKENS)
     complain(
         (count_N > 0) & (count_N != needed_N),
-        [f"{len(one)} hash_ids" for one in listed],
+        [f"{len(ids)} hash_ids" for ids in listed],
         f"are not one for every {BLOCK_TOKENS} tokens of the prompt, the last partly filled",
     )
     whole_N = np.array(
-        [all(type(each) is int and 0 <= each < 2**62 for each in one) for one in listed]
+        [all(type(block) is int and 0 <= block < 2**62 for block in ids) for ids in listed]
     )
     complain(~whole_N, hashes, "holds an id that is no whole number from 0")
     return Blocks(id_B=np.array(list(chain.from_iterable(listed)), dtype=np.int64), count_N=count_N)

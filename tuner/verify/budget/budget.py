@@ -86,7 +86,7 @@ class Spending:
         """
         free = math.inf
         if self.budget.max_devices is not None:
-            busy = sum((one.scale or one.decision).num_devices for one in running)
+            busy = sum((proposal.scale or proposal.decision).num_devices for proposal in running)
             free = self.budget.max_devices - busy
         return {
             job.decision: job.scale
@@ -100,7 +100,7 @@ class Spending:
         Raises:
             SpecError: it names the cheapest trial, or why there is none.
         """
-        cheapest = min(self._possible(), key=lambda one: self._cost_s(one, ()), default=None)
+        cheapest = min(self._possible(), key=lambda job: self._cost_s(job, ()), default=None)
         if cheapest is None:
             fewest = self.jobs.fewest_devices()
             raise SpecError(
@@ -119,19 +119,19 @@ class Spending:
 
     def without_own_choice(self) -> tuple[str, ...]:
         """Say in one line why the plan's own choice has no trial; nothing if it has one."""
-        own = self.jobs.space.plan.decision
-        if own is None or self.jobs.job(own) is not None:
+        choice = self.jobs.space.plan.decision
+        if choice is None or self.jobs.job(choice) is not None:
             return ()
         return (
-            f"the plan's own choice has no trial: it needs {own.num_devices} devices, and no"
+            f"the plan's own choice has no trial: it needs {choice.num_devices} devices, and no"
             f" smaller job of it fits {self.jobs.most_devices}",
         )
 
     def stop_notes(self, records: Sequence[TrialRecord], *, trials: int) -> tuple[str, ...]:
         """Say why fewer trials than requested were launched, if the budget was the reason."""
-        tried = {one.decision for one in records}
-        left = [one for one in self._possible() if one.decision not in tried]
-        costs_s = [self._cost_s(one, records) for one in left]
+        tried = {record.decision for record in records}
+        left = [job for job in self._possible() if job.decision not in tried]
+        costs_s = [self._cost_s(job, records) for job in left]
         if not left or len(tried) >= trials or min(costs_s) <= self.left_s:
             return self.without_own_choice()
         return (
@@ -146,8 +146,8 @@ class Spending:
 
     def _cost_s(self, job: TrialJob, records: Sequence[TrialRecord]) -> float:
         """Predict the wall time of a launch: start-up, and its steps with the warm-up."""
-        ran = [one for one in records if one.status == "ok"]
-        spent = [one.wall_s - self.num_steps * measured_s(one) for one in ran]
+        ran = [record for record in records if record.status == "ok"]
+        spent = [record.wall_s - self.num_steps * measured_s(record) for record in ran]
         step_s = job.predicted.step_time_s_band[1]
         if ran:
             slowest = (1.0 + SLOWER_RATIO) * max(map(measured_ratio, ran))

@@ -65,8 +65,8 @@ def launchable_scales(
         for scale in _smaller(plan, decision)
         if scale.num_devices <= max_devices and _is_launchable(plan, decision, scale)
     ]
-    smaller = dict.fromkeys(one for one in scales if one.decision != decision)
-    return tuple(sorted(smaller, key=lambda one: (-one.num_devices, -len(one.layers))))
+    smaller = dict.fromkeys(scale for scale in scales if scale.decision != decision)
+    return tuple(sorted(smaller, key=lambda scale: (-scale.num_devices, -len(scale.layers))))
 
 
 def scaled_plan(plan: Plan, scale: Scale) -> Plan:
@@ -117,7 +117,7 @@ def _replicas(decision: TrainDecision) -> list[int]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [one for one in range(number, 0, -1) if number % one == 0]
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
 def _kept_layers(
@@ -160,13 +160,13 @@ def _spread(model: ModelSpec, layers: Sequence[int], *, count: int) -> tuple[int
     kinds = _kinds(model, layers)
     taken = dict.fromkeys(kinds, 1)
     while sum(taken.values()) < min(count, len(layers)):
-        left = (kind for kind, one in kinds.items() if taken[kind] < len(one))
+        left = (kind for kind, indices in kinds.items() if taken[kind] < len(indices))
         fewest = max(left, key=lambda kind: len(kinds[kind]) * count / len(layers) - taken[kind])
         taken[fewest] += 1
     return tuple(
         sorted(
-            one[int((place + 0.5) * len(one) / taken[kind])]
-            for kind, one in kinds.items()
+            indices[int((place + 0.5) * len(indices) / taken[kind])]
+            for kind, indices in kinds.items()
             for place in range(taken[kind])
         )
     )

@@ -43,7 +43,7 @@ class Client:
             ValueError: there is nothing, it is too large, or not this client's.
         """
         files = (file for pattern in self.leaves for file in sorted(folder.glob(pattern)))
-        file = next((one for one in files if one.is_file()), None)
+        file = next((path for path in files if path.is_file()), None)
         if file is None:
             raise ValueError(
                 f"the client left no {self.leaves[0].rpartition('/')[2]}; does --bench write to"
@@ -60,8 +60,8 @@ class Client:
 
 
 CLIENTS: Final[Mapping[str, Client]] = {
-    one.name: one
-    for one in (
+    client.name: client
+    for client in (
         Client(
             name="vllm-bench",
             reader="tuner.engines.vllm.metrics:read",

@@ -55,16 +55,17 @@ class MeasuredDeployment:
     @property
     def runs(self) -> tuple[BenchmarkRun, ...]:
         """Runs of the successful launches."""
-        return tuple(run for one in self.records if one.status == "ok" for run in one.runs)
+        return tuple(run for record in self.records if record.status == "ok" for run in record.runs)
 
 
 def group_by_decision(records: Iterable[ServeTrialRecord]) -> tuple[MeasuredDeployment, ...]:
     """Group the launches by decision, in the order of first launch."""
     by_decision: dict[ServeDecision, list[ServeTrialRecord]] = {}
-    for record in sorted(records, key=lambda one: one.number):
+    for record in sorted(records, key=lambda launch: launch.number):
         by_decision.setdefault(record.decision, []).append(record)
     return tuple(
-        MeasuredDeployment(first=each[0], records=tuple(each)) for each in by_decision.values()
+        MeasuredDeployment(first=launches[0], records=tuple(launches))
+        for launches in by_decision.values()
     )
 
 
@@ -72,7 +73,7 @@ def measured_spread(runs: Sequence[BenchmarkRun], metric: Metric) -> Spread:
     """Return the median over runs of each statistic that all runs have, in seconds."""
     spreads = [run.ttft_s if metric == "ttft" else run.tpot_s for run in runs]
     values: dict[str, Any] = {
-        name: median_if_all(getattr(one, name) for one in spreads) for name in STATISTICS
+        name: median_if_all(getattr(spread, name) for spread in spreads) for name in STATISTICS
     }
     return Spread(**values)
 
@@ -118,8 +119,8 @@ re-tokenize."""
 def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerified:
     """Derive `verified.json` from the records."""
     deployments = group_by_decision(records)
-    trials = tuple(_trial(plan, one, deployments) for one in deployments)
-    ran = [one for one in deployments if one.runs]
+    trials = tuple(_trial(plan, deployment, deployments) for deployment in deployments)
+    ran = [deployment for deployment in deployments if deployment.runs]
     order = _ranked(plan, ran)
     winner = order[0] if order else None
     return ServeVerified(
@@ -127,7 +128,8 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
         trials=trials,
         winner=None if winner is None else winner.first.decision,
         regret_ratio=_regret(plan, order, ran),
-        tie=len(order) > 1 and is_tie(*(_worths(plan, one, ran) for one in order[:2])),
+        tie=len(order) > 1
+        and is_tie(*(_worths(plan, deployment, ran) for deployment in order[:2])),
         factors=(
             ServeFactors(
                 ttft=_factor(ran, "ttft"), tpot=_factor(ran, "tpot"), num_deployments=len(ran)
@@ -142,11 +144,11 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
 
 
 def _trial(
-    plan: ServePlan, one: MeasuredDeployment, deployments: Sequence[MeasuredDeployment]
+    plan: ServePlan, deployment: MeasuredDeployment, deployments: Sequence[MeasuredDeployment]
 ) -> ServeTrial:
-    runs, first, predicted = one.runs, one.first, one.first.predicted
-    shown = next((record for record in one.records if record.status == "ok"), first)
-    others = [other for other in deployments if other is not one and other.runs]
+    runs, first, predicted = deployment.runs, deployment.first, deployment.first.predicted
+    shown = next((record for record in deployment.records if record.status == "ok"), first)
+    others = [peer for peer in deployments if peer is not deployment and peer.runs]
     ttft = measured_spread(runs, "ttft") if runs else None
     tpot = measured_spread(runs, "tpot") if runs else None
     misses = tuple(missed_slos(plan, runs)) if runs else ()
@@ -180,64 +182,76 @@ def _trial(
 
 def _ranked(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> list[MeasuredDeployment]:
     """Return the deployments that meet every SLO, best first."""
-    holding = [one for one in ran if not list(missed_slos(plan, one.runs))]
+    holding = [deployment for deployment in ran if not list(missed_slos(plan, deployment.runs))]
     # sorted() is stable: exact ties stay in the plan's order.
-    return sorted(holding, key=lambda one: (_worth(plan, one, ran), _request_s(plan, one)))
+    return sorted(
+        holding,
+        key=lambda deployment: (_worth(plan, deployment, ran), _request_s(plan, deployment)),
+    )
 
 
-def _worth(plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> float:
-    return statistics.median(_worths(plan, one, ran))
+def _worth(
+    plan: ServePlan, deployment: MeasuredDeployment, ran: Sequence[MeasuredDeployment]
+) -> float:
+    return statistics.median(_worths(plan, deployment, ran))
 
 
 def _worths(
-    plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]
+    plan: ServePlan, deployment: MeasuredDeployment, ran: Sequence[MeasuredDeployment]
 ) -> list[float]:
     """Return the value that the goal minimises, of each run where it counts requests."""
-    objective, devices = plan.goal.objective, one.first.decision.num_devices
+    objective, devices = plan.goal.objective, deployment.first.decision.num_devices
     if objective in GOOD:
         per = 1 if objective == "rate" else devices
-        return [-rate / per for rate in _goodputs(one, ran)]
-    price = one.first.predicted.cost_per_hour if objective == "cost" else None
+        return [-rate / per for rate in _goodputs(deployment, ran)]
+    price = deployment.first.predicted.cost_per_hour if objective == "cost" else None
     return [float(devices) if price is None else price]
 
 
-def _goodputs(one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> list[float]:
+def _goodputs(deployment: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> list[float]:
     """Return each run's goodput in requests per second, or completed requests if not reported."""
-    good = [run.goodput_requests_per_s for run in one.runs]
+    good = [run.goodput_requests_per_s for run in deployment.runs]
     reported = [value for value in good if value is not None]
-    return reported if _all_report_goodput(ran) else [run.requests_per_s for run in one.runs]
+    return reported if _all_report_goodput(ran) else [run.requests_per_s for run in deployment.runs]
 
 
 def _all_report_goodput(ran: Sequence[MeasuredDeployment]) -> bool:
-    return all(run.goodput_requests_per_s is not None for one in ran for run in one.runs)
+    return all(
+        run.goodput_requests_per_s is not None for deployment in ran for run in deployment.runs
+    )
 
 
-def _request_s(plan: ServePlan, one: MeasuredDeployment) -> float:
+def _request_s(plan: ServePlan, deployment: MeasuredDeployment) -> float:
     """Return the latency of a mean request in seconds."""
     lengths = plan.goal.traffic.output_tokens
-    sent = median_if_all(run.mean_output_tokens for run in one.runs) or 1.0
+    sent = median_if_all(run.mean_output_tokens for run in deployment.runs) or 1.0
     tokens = sent if lengths is None else mean_tokens(lengths)
     further = max(0.0, tokens - 1.0)
-    return measured_spread(one.runs, "ttft").mean + further * measured_spread(one.runs, "tpot").mean
+    return (
+        measured_spread(deployment.runs, "ttft").mean
+        + further * measured_spread(deployment.runs, "tpot").mean
+    )
 
 
 def _regret(
     plan: ServePlan, order: Sequence[MeasuredDeployment], ran: Sequence[MeasuredDeployment]
 ) -> float | None:
-    first = next((one for one in order if one.first.decision == plan.decision), None)
+    first = next(
+        (deployment for deployment in order if deployment.first.decision == plan.decision), None
+    )
     if first is None:
         return None
-    chosen, best = (abs(_worth(plan, one, ran)) for one in (first, order[0]))
+    chosen, best = (abs(_worth(plan, deployment, ran)) for deployment in (first, order[0]))
     if plan.goal.objective in GOOD:
         chosen, best = best, chosen
     return chosen / best - 1.0 if best > 0.0 else 0.0
 
 
 def _ratios(ran: Sequence[MeasuredDeployment], metric: Metric) -> Iterator[float]:
-    for one in ran:
-        predicted = one.first.predicted
+    for deployment in ran:
+        predicted = deployment.first.predicted
         predicted_s = (predicted.ttft_s if metric == "ttft" else predicted.tpot_s).mean
-        measured_s = measured_spread(one.runs, metric).mean
+        measured_s = measured_spread(deployment.runs, metric).mean
         # Single-token outputs have no TPOT.
         if predicted_s > 0.0 and measured_s > 0.0:
             yield measured_s / predicted_s
@@ -250,7 +264,7 @@ def _factor(ran: Sequence[MeasuredDeployment], metric: Metric) -> float:
 def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidual | None:
     by_metric = {name: list(_ratios(ran, name)) for name in ("ttft", "tpot")}
     releases = [release_on(plan.goal, pool) for pool in plan.cluster.pools]
-    is_one = len({(one.name, one.release) for one in releases}) == 1
+    is_one = len({(engine.name, engine.release) for engine in releases}) == 1
     if min(map(len, by_metric.values())) < FEWEST or not is_one:
         return None
     release = releases[0]
@@ -271,16 +285,16 @@ def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidu
 def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[MeasuredDeployment]) -> ServeAccuracy:
     return ServeAccuracy(
         ttft_median_ape=median_if_all(
-            ape((one.predicted_ttft_s, one.measured_ttft_s) for one in trials)
+            ape((trial.predicted_ttft_s, trial.measured_ttft_s) for trial in trials)
         ),
         tpot_median_ape=median_if_all(
-            ape((one.predicted_tpot_s, one.measured_tpot_s) for one in trials)
+            ape((trial.predicted_tpot_s, trial.measured_tpot_s) for trial in trials)
         ),
         recalibrated_ttft_median_ape=median_if_all(
-            ape((one.recalibrated_ttft_s, one.measured_ttft_s) for one in trials)
+            ape((trial.recalibrated_ttft_s, trial.measured_ttft_s) for trial in trials)
         ),
         recalibrated_tpot_median_ape=median_if_all(
-            ape((one.recalibrated_tpot_s, one.measured_tpot_s) for one in trials)
+            ape((trial.recalibrated_tpot_s, trial.measured_tpot_s) for trial in trials)
         ),
         ttft_within_band=_within(ran, "ttft"),
         tpot_within_band=_within(ran, "tpot"),
@@ -290,21 +304,23 @@ def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[MeasuredDeployment]) -
 
 def _within(ran: Sequence[MeasuredDeployment], metric: Metric) -> int:
     bands = [
-        one.first.predicted.ttft_s_band if metric == "ttft" else one.first.predicted.tpot_s_band
-        for one in ran
+        deployment.first.predicted.ttft_s_band
+        if metric == "ttft"
+        else deployment.first.predicted.tpot_s_band
+        for deployment in ran
     ]
-    means = [measured_spread(one.runs, metric).mean for one in ran]
+    means = [measured_spread(deployment.runs, metric).mean for deployment in ran]
     return sum(low <= mean <= high for mean, (low, high) in zip(means, bands, strict=True))
 
 
 def _notes(
     plan: ServePlan, deployments: Sequence[MeasuredDeployment], trials: Sequence[ServeTrial]
 ) -> Iterator[str]:
-    ran = [one for one in deployments if one.runs]
-    runs = [run for one in ran for run in one.runs]
+    ran = [deployment for deployment in deployments if deployment.runs]
+    runs = [run for deployment in ran for run in deployment.runs]
     if not runs:
         return
-    first = next((one for one in trials if one.decision == plan.decision), None)
+    first = next((trial for trial in trials if trial.decision == plan.decision), None)
     if first is not None and first.misses:
         yield f"the plan's choice misses its SLOs: {'; '.join(first.misses)}"
     if plan.goal.objective in GOOD and not _all_report_goodput(ran):
@@ -314,7 +330,10 @@ def _notes(
         yield f"{failed} of {failed + sum(run.completed for run in runs)} requests failed"
     if any(run.failed is None for run in runs):
         yield "the number of failed requests is unknown: the client does not report it"
-    if any(len({not list(missed_slos(plan, [run])) for run in one.runs}) > 1 for one in ran):
+    if any(
+        len({not list(missed_slos(plan, [run])) for run in deployment.runs}) > 1
+        for deployment in ran
+    ):
         yield "some runs of a deployment meet the SLOs and others do not"
     yield from _length_notes(plan, runs)
     yield _cache_note(plan, runs)

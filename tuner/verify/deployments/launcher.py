@@ -107,8 +107,8 @@ class Server:
         """Return the tails of all its logs, the latest one last."""
         logs = [file for file in (self.folder / LOGS_NAME).glob("*.log") if file.is_file()]
         logs.sort(key=lambda file: (file.stat().st_mtime_ns, file.name))
-        own = self.folder / LOG_NAME
-        return "\n".join(text for file in (own, *logs) if (text := log_tail(file)))
+        server_log = self.folder / LOG_NAME
+        return "\n".join(text for file in (server_log, *logs) if (text := log_tail(file)))
 
 
 def await_ready(
@@ -384,13 +384,13 @@ class DeploymentStarter:
     ) -> dict[str, tuple[str, ...]]:
         """Return the values of a template's placeholders, of a run of the client or of none."""
         folder = launch.folder if run is None else launch.folder / f"run-{run}"
-        own = {
+        run_values = {
             "folder": str(folder.resolve()),
             "result": str((folder / RESULT_NAME).resolve()),
             "url": launch.url,
             **({"model": self.environment["MODEL"]} if self.environment.get("MODEL") else {}),
         }
-        values = {**launch.values, **own}
+        values = {**launch.values, **run_values}
         for name in sorted(template.names - values.keys() - {"seed"}):
             raise SpecError(f"{option}: {{{name}}}: {_LACKS[name]}")
         return {name: (value,) for name, value in values.items()}

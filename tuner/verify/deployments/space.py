@@ -43,7 +43,9 @@ class PlannedDeployments(DecisionSpace[ServeDecision, ServePrediction, ServeTria
     @cached_property
     def predictions(self) -> Mapping[ServeDecision, ServePrediction]:
         """The plan's choice, its alternatives, best first, and the neighbours."""
-        others = ((one.decision, one.predicted) for one in self.plan.alternatives)
+        others = (
+            (alternative.decision, alternative.predicted) for alternative in self.plan.alternatives
+        )
         named = predictions_of(self.plan.decision, self.plan.predicted, others)
         return {**named, **self.neighbours}
 
@@ -111,7 +113,9 @@ def _knobs(decision: ServeDecision) -> Iterator[tuple[str, Any]]:
     """Yield every knob, of a role without instances as 0."""
     yield "mode", decision.mode
     for role in Role:
-        group = next((one for one in decision.instances if one.role is role), None)
+        group = next(
+            (instances for instances in decision.instances if instances.role is role), None
+        )
         for name in KNOBS:
             yield f"{role.value} {name}", 0 if group is None else getattr(group, name)
 
@@ -123,5 +127,5 @@ def is_neighbour(decision: ServeDecision, choice: ServeDecision) -> bool:
 
 def _without_batches(decision: ServeDecision) -> ServeDecision:
     update = {"max_batch": 1, "max_batched_tokens": 1, "memory_ratio": None, "kv_tokens": 0}
-    groups = tuple(one.model_copy(update=update) for one in decision.instances)
+    groups = tuple(group.model_copy(update=update) for group in decision.instances)
     return decision.model_copy(update={"instances": groups})

@@ -73,7 +73,9 @@ class StepClient:
             streams = self._streams(sequences, prompt_tokens, outputs)
             gaps = gaps_together(streams)
             if gaps is not None:
-                past = prompt_tokens + statistics.mean(len(one.token_s) for one in streams) / 2.0
+                past = (
+                    prompt_tokens + statistics.mean(len(stream.token_s) for stream in streams) / 2.0
+                )
                 return DecodePoint(sequences=sequences, past_tokens=round(past), seconds=gaps)
             # The prompts of the others delay the first; it needs as many tokens as they take steps.
             outputs *= 2
@@ -89,7 +91,7 @@ class StepClient:
         pool = ThreadPoolExecutor(sequences)
         try:
             waiting = [pool.submit(self._stream, prompt, outputs=outputs) for prompt in prompts]
-            return [one.result() for one in waiting]
+            return [future.result() for future in waiting]
         finally:
             # Every request has its own deadline, and Ctrl-C must not wait for it.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -139,11 +141,15 @@ def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
 
     None where they do so for too few tokens.
     """
-    begin_s = max(one.began_s + one.token_s[0] for one in streams)
-    end_s = min(one.began_s + one.token_s[-1] for one in streams)
+    begin_s = max(stream.began_s + stream.token_s[0] for stream in streams)
+    end_s = min(stream.began_s + stream.token_s[-1] for stream in streams)
     gaps = []
-    for one in streams:
-        inside = [at for each in one.token_s if begin_s <= (at := one.began_s + each) <= end_s]
+    for stream in streams:
+        inside = [
+            at
+            for offset_s in stream.token_s
+            if begin_s <= (at := stream.began_s + offset_s) <= end_s
+        ]
         if len(inside) <= DECODE_TOKENS // 2:
             return None
         gaps.append((inside[-1] - inside[0]) / (len(inside) - 1))

@@ -309,7 +309,7 @@ def _open_server(
     parsed = _parsed(url)
     shown = parsed.set(drivername=SCHEMES[0]).difference_update_query(SECRETS)
     query = parsed.normalized_query
-    passwords = (parsed.password, *(one for name in SECRETS for one in query.get(name, ())))
+    passwords = (parsed.password, *(secret for name in SECRETS for secret in query.get(name, ())))
     place = StudyPlace(
         name=shown.render_as_string(hide_password=True),
         remedy="move the folder of trials away to join that study, or use another database",

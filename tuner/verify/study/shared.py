@@ -315,7 +315,11 @@ class SharedStudy(Generic[Decision, AnyRecord]):
                 self._outside.copy(record)
         return StudySnapshot(
             records=tuple(self.records[number] for number in sorted(self.records)),
-            open=tuple(self._claimed(one) for one in trials if one.state is TrialState.RUNNING),
+            open=tuple(
+                self._claimed(open_trial)
+                for open_trial in trials
+                if open_trial.state is TrialState.RUNNING
+            ),
             num_trials=len(trials),
         )
 
@@ -329,7 +333,7 @@ class SharedStudy(Generic[Decision, AnyRecord]):
         return running
 
     def _running(self) -> list[FrozenTrial]:
-        return [one for one in self._database.trials() if one.state is TrialState.RUNNING]
+        return [trial for trial in self._database.trials() if trial.state is TrialState.RUNNING]
 
     def _settle(self, trial: FrozenTrial) -> None:
         """End a running trial if its worker is dead."""

@@ -265,7 +265,7 @@ def test_copies_leave_the_fewest_shares_that_keep_others_away() -> None:
     for _ in range(12):
         share_E = rng.exponential(0.6, 5)
         spare, most = int(rng.integers(0, 5)), 3
-        found_E = copies.fitting_copies(share_E, spare=spare, most=most)
+        found_E = copies.fitting_copies(share_E, spare=spare, max_copies=most)
         every = [
             copies
             for copies in itertools.product(range(1, most + 1), repeat=5)

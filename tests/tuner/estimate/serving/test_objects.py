@@ -109,7 +109,7 @@ def test_the_router_in_front_is_named_or_said_to_be_unread(read: Callable[..., A
     for role in (None, "prefill", "decode"):
         launch = read(pair, role=role)
         assert not launch.reader.follows_prefixes
-        assert not launch.other.reader.follows_prefixes
+        assert not launch.counterpart.reader.follows_prefixes
 
 
 def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> None:
@@ -117,9 +117,9 @@ def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> N
         launch = read(APART, role=role)
         assert launch.setting.degrees.attention_tensor == tensor, role
         assert launch.role is (Role.PREFILL if tensor == 8 else Role.DECODE)
-        assert launch.other.setting.degrees.attention_tensor == 10 - tensor
+        assert launch.counterpart.setting.degrees.attention_tensor == 10 - tensor
     pair = read(APART)
-    assert (pair.role, pair.other.role) == (Role.PREFILL, Role.DECODE)
+    assert (pair.role, pair.counterpart.role) == (Role.PREFILL, Role.DECODE)
 
 
 def test_both_halves_of_a_deployment_are_priced_with_each_other(

@@ -72,8 +72,10 @@ def test_what_sequences_take_together_is_what_drawn_ones_take() -> None:
     prompt_lengths = rng.integers(1, 900, len(output_lengths)).astype(np.float64)
     weight = output_lengths / output_lengths.sum()
     taken = {
-        "reserved": joint_quantiles(prompt_lengths + output_lengths, weight, most=300),
-        "grown": joint_quantiles(*grown(prompt_lengths, output_lengths, weight), most=300),
+        "reserved": joint_quantiles(prompt_lengths + output_lengths, weight, most_sequences=300),
+        "grown": joint_quantiles(
+            *grown(prompt_lengths, output_lengths, weight), most_sequences=300
+        ),
     }
     looks = 20_000
     for count in (1, 3, 17, 300):

@@ -95,7 +95,7 @@ def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_t
     chance = present(plan.predicted).out_of_memory_probability or 0.0
     other = one.fastest_out_of_memory_probability or 0.0
     assert SMALL < chance <= LIKELY < other
-    assert one.reasons[0] == less_chance_words(chance, other=other)
+    assert one.reasons[0] == less_chance_words(chance, instead_of=other)
     text = flat(plan_text(plan, folder=Path()))
     assert text.startswith(f"WARNING {format_ratio(chance)} chance of running out of memory")
     (fastest,) = (o.predicted for o in plan.runners_up if o.decision == one.fastest)

@@ -182,7 +182,8 @@ def _of_whole_layers(
     supplies = [supply.taken(open_C) for supply in supplies]
     low_s = even_s[open_C]
     high_s = np.max(
-        [layers * own.layer_s_C + own.end_s_C + own.last_s_C for own in supplies], axis=0
+        [layers * supply.layer_s_C + supply.end_s_C + supply.last_s_C for supply in supplies],
+        axis=0,
     )
     for _ in range(HALVINGS):
         middle_s = 0.5 * (low_s + high_s)
@@ -252,11 +253,11 @@ def _capacity_layers(supplies: Sequence[_Supply], pace_s: Floats, *, before: int
     """
     pools = range(len(supplies))
     orders = itertools.permutations(pools, 2) if len(pools) > 1 else ((0, 0),)
-    most: Floats = np.max(
+    capacity_C: Floats = np.max(
         [_capacity_between(supplies, first_last, pace_s, before=before) for first_last in orders],
         axis=0,
     )
-    return most
+    return capacity_C
 
 
 def _capacity_between(
@@ -266,60 +267,64 @@ def _capacity_between(
 
     All other stages come before those of the last pool, whose number is the best one.
     """
-    own = supplies[first_last[1]]
-    whole = np.floor(pace_s / own.layer_s_C)
-    beside = np.floor(np.maximum(pace_s - own.end_s_C, 0.0) / own.layer_s_C)
+    last = supplies[first_last[1]]
+    whole = np.floor(pace_s / last.layer_s_C)
+    beside = np.floor(np.maximum(pace_s - last.end_s_C, 0.0) / last.layer_s_C)
     # The last stage has at least the last layer.
-    is_possible = pace_s >= own.end_s_C + own.last_s_C
-    if own.room_JC is None:
-        all_layers = sum((one.stages_C * np.floor(pace_s / one.layer_s_C) for one in supplies), 0.0)
+    is_possible = pace_s >= last.end_s_C + last.last_s_C
+    if last.room_JC is None:
+        all_layers = sum(
+            (pool.stages_C * np.floor(pace_s / pool.layer_s_C) for pool in supplies), 0.0
+        )
         at_any_memory: Floats = np.where(is_possible, all_layers - (whole - beside), -np.inf)
         return at_any_memory
-    lost = np.minimum(whole, own.room_JC[0]) - np.minimum(beside, own.room_JC[0])
-    count_J = np.arange(len(own.room_JC) + 1)[:, None]
-    summed_JC = _summed(own, pace_s)
+    lost = np.minimum(whole, last.room_JC[0]) - np.minimum(beside, last.room_JC[0])
+    count_J = np.arange(len(last.room_JC) + 1)[:, None]
+    summed_JC = _summed(last, pace_s)
     capacity_JC = (
         summed_JC
         if first_last[0] != first_last[1]
-        else _begun(own, summed_JC, count_J, pace_s, before)
+        else _begun(last, summed_JC, count_J, pace_s, before)
     )
-    for index, one in enumerate(supplies):
+    for index, supply in enumerate(supplies):
         if index == first_last[1]:
             continue
-        summed_JC = _summed(one, pace_s)
-        stop_JC = np.minimum(count_J + one.stages_C, len(summed_JC) - 1)
+        summed_JC = _summed(supply, pace_s)
+        stop_JC = np.minimum(count_J + supply.stages_C, len(summed_JC) - 1)
         if index == first_last[0]:
-            until_JC = _begun(one, summed_JC, stop_JC, pace_s, before)
+            until_JC = _begun(supply, summed_JC, stop_JC, pace_s, before)
         else:
             until_JC = np.take_along_axis(summed_JC, stop_JC, axis=0)
         capacity_JC = capacity_JC + np.maximum(until_JC - summed_JC, 0.0)
-    allowed = is_possible & (count_J >= 1) & (count_J <= own.stages_C)
-    most: Floats = np.where(allowed, capacity_JC, -np.inf).max(axis=0) - lost
-    return most
+    allowed = is_possible & (count_J >= 1) & (count_J <= last.stages_C)
+    capacity_C: Floats = np.where(allowed, capacity_JC, -np.inf).max(axis=0) - lost
+    return capacity_C
 
 
-def _summed(own: _Supply, pace_s: Floats) -> Floats:
+def _summed(supply: _Supply, pace_s: Floats) -> Floats:
     """Layers of the last n stages of a chain if all are of this pool, [J + 1, C]."""
-    assert own.room_JC is not None
-    whole_JC = np.minimum(np.floor(pace_s / own.layer_s_C), own.room_JC)
+    assert supply.room_JC is not None
+    whole_JC = np.minimum(np.floor(pace_s / supply.layer_s_C), supply.room_JC)
     return np.concatenate([np.zeros((1, whole_JC.shape[1])), np.cumsum(whole_JC, axis=0)])
 
 
-def _begun(own: _Supply, summed_JC: Floats, stages_JC: Ints, pace_s: Floats, before: int) -> Floats:
+def _begun(
+    supply: _Supply, summed_JC: Floats, stages_JC: Ints, pace_s: Floats, before: int
+) -> Floats:
     """Count the common layers of so many stages whose first have layers of the other kind.
 
     As many as the pace allows fill whole stages; the rest share a stage with common layers.
     """
-    assert own.room_JC is not None
+    assert supply.room_JC is not None
     if not before:
         return np.take_along_axis(summed_JC, np.broadcast_to(stages_JC, summed_JC.shape), axis=0)
-    most = np.clip(np.floor(pace_s / own.other_s_C), 1.0, before)
-    full = np.ceil(before / most) - 1.0
-    left_s = np.maximum(pace_s - (before - full * most) * own.other_s_C, 0.0)
+    per_stage = np.clip(np.floor(pace_s / supply.other_s_C), 1.0, before)
+    full = np.ceil(before / per_stage) - 1.0
+    left_s = np.maximum(pace_s - (before - full * per_stage) * supply.other_s_C, 0.0)
     mixed_JC = np.maximum(stages_JC - full, 0.0).astype(np.int64)
     mixed_JC = np.broadcast_to(mixed_JC, summed_JC.shape)
-    room_JC = np.take_along_axis(own.room_JC, np.maximum(mixed_JC - 1, 0), axis=0)
-    shared_JC = np.minimum(np.floor(left_s / own.layer_s_C), room_JC)
+    room_JC = np.take_along_axis(supply.room_JC, np.maximum(mixed_JC - 1, 0), axis=0)
+    shared_JC = np.minimum(np.floor(left_s / supply.layer_s_C), room_JC)
     whole_JC = np.take_along_axis(summed_JC, np.maximum(mixed_JC - 1, 0), axis=0)
     capacity_JC: Floats = whole_JC + np.where(mixed_JC > 0, shared_JC, 0.0)
     return capacity_JC
@@ -339,10 +344,10 @@ def _filled_s(layer_PC: Floats, stages_PC: Ints, pace_s: Floats, layers: int) ->
 def once_parts(on: PoolPricing) -> OnceParts:
     """Split the once-per-step part of a stage into a fixed part and one per layer."""
     kinds = (DENSE, MOE)
-    one, two = ([_once_s(on, kind, layers) for kind in kinds] for layers in (1.0, 2.0))
-    per_layer_KC = np.array(two) - np.array(one)
+    single, double = ([_once_s(on, kind, layers) for kind in kinds] for layers in (1.0, 2.0))
+    per_layer_KC = np.array(double) - np.array(single)
     return OnceParts(
-        fixed_C=np.min(np.array(one) - per_layer_KC, axis=0), per_layer_KC=per_layer_KC
+        fixed_C=np.min(np.array(single) - per_layer_KC, axis=0), per_layer_KC=per_layer_KC
     )
 
 
@@ -358,9 +363,14 @@ def _once_s(on: PoolPricing, kind: int, layers: Floats | float) -> Floats:
     """Lower bound on the once-per-step seconds of a stage of so many layers."""
     grids = {name: np.zeros((1, len(on.devices_C))) for name in KINDS_OF_STAGES}
     grids[KINDS_OF_STAGES[kind]][0] = layers
-    own = on.problem
+    problem = on.problem
     step = assemble(
-        own.shape, _endless(on.units), on.strategies, own.hardware, own.constants, Stages(**grids)
+        problem.shape,
+        _endless(on.units),
+        on.strategies,
+        problem.hardware,
+        problem.constants,
+        Stages(**grids),
     )
     once_s: Floats = np.broadcast_to(step.once_s, on.devices_C.shape)
     return once_s

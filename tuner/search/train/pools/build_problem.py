@@ -46,11 +46,11 @@ class PoolsProblem:
         """
         wider = tuple(
             (low / EXTRAPOLATED_FACTOR, high * EXTRAPOLATED_FACTOR)
-            if extrapolated_by_search(own)
+            if extrapolated_by_search(problem)
             else (low, high)
-            for own, (low, high) in zip(self.by_pool, self.bands, strict=True)
+            for problem, (low, high) in zip(self.by_pool, self.bands, strict=True)
         )
-        is_beyond = any(extrapolated_by_search(own) for own in self.by_pool)
+        is_beyond = any(extrapolated_by_search(problem) for problem in self.by_pool)
         ratios = self.ratios.widened(EXTRAPOLATED_FACTOR) if is_beyond else self.ratios
         return replace(self, bands=wider, ratios=ratios)
 
@@ -103,8 +103,8 @@ def build_pools_problem(
     )
     specs = _specs(spec)
     problems = tuple(
-        _with_equal_replicas(build_problem(own, priced_pool))
-        for own, priced_pool in zip(specs, priced_pools, strict=True)
+        _with_equal_replicas(build_problem(pool_spec, priced_pool))
+        for pool_spec, priced_pool in zip(specs, priced_pools, strict=True)
     )
     _refuse_host_checkpoints(spec)
     able = problems[0].capabilities
@@ -115,12 +115,12 @@ def build_pools_problem(
             " megatron-lm"
         )
     banded = tuple(pool_band(spec, priced_pool) for priced_pool in priced_pools)
-    bands = tuple(one.edges for one in banded)
+    bands = tuple(step_band.edges for step_band in banded)
     return PoolsProblem(
         cluster=Cluster(
             pools=tuple(
-                pool.model_copy(update={"nodes": own.num_devices // pool.devices_per_node})
-                for pool, own in zip(cluster.pools, problems, strict=True)
+                pool.model_copy(update={"nodes": problem.num_devices // pool.devices_per_node})
+                for pool, problem in zip(cluster.pools, problems, strict=True)
             ),
             links=cluster.links,
         ),
@@ -128,7 +128,7 @@ def build_pools_problem(
         specs=specs,
         priced_pools=priced_pools,
         bands=bands,
-        widenings=tuple(one.note for one in banded),
+        widenings=tuple(step_band.note for step_band in banded),
         ratios=widest(
             [
                 pool_ratios(spec, priced_pool, band=band)
@@ -157,12 +157,14 @@ def _specs(spec: Spec) -> tuple[Spec, ...]:
     pools, stated = spec.cluster.pools, spec.goal.reliability
     spares = spares_by_pool(pools, 0 if stated is None else stated.num_spare_nodes)
 
-    def own(pool: Pool, spare_nodes: int) -> Spec:
+    def pool_spec(pool: Pool, spare_nodes: int) -> Spec:
         kept = None if stated is None else stated.model_copy(update={"spare_nodes": spare_nodes})
         goal = spec.goal.model_copy(update={"reliability": kept})
         return spec.model_copy(update={"cluster": Cluster(pools=(pool,)), "goal": goal})
 
-    return tuple(own(pool, spare_nodes) for pool, spare_nodes in zip(pools, spares, strict=True))
+    return tuple(
+        pool_spec(pool, spare_nodes) for pool, spare_nodes in zip(pools, spares, strict=True)
+    )
 
 
 def _refuse_unjoined(cluster: Cluster) -> None:
@@ -191,11 +193,11 @@ def spares_by_pool(pools: Sequence[Pool], spare_nodes: int) -> tuple[int, ...]:
         SpecError: more are kept back than the pools can spare.
     """
     nodes_P = np.array([pool.nodes for pool in pools])
-    most = int((nodes_P - 1).sum())
-    if spare_nodes > most:
+    max_spare = int((nodes_P - 1).sum())
+    if spare_nodes > max_spare:
         raise SpecError(
             f"goal.reliability.spare_nodes: {spare_nodes} leaves a pool without nodes; of "
-            f"{int(nodes_P.sum())} nodes in {len(pools)} pools keep back {most} at most"
+            f"{int(nodes_P.sum())} nodes in {len(pools)} pools keep back {max_spare} at most"
         )
     given_P = np.zeros(len(pools), dtype=np.int64)
     for _ in range(spare_nodes):

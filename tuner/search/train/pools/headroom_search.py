@@ -75,25 +75,27 @@ def search_chain_headroom(
 
 
 def limit_to_chance(
-    problem: PoolsProblem, one: SimulatedChain, *, chance: float
+    problem: PoolsProblem, simulated: SimulatedChain, *, chance: float
 ) -> PoolsProblem | None:
     """Lower the memory limits to those with a given out-of-memory chance.
 
     Peaks are assumed to grow with imbalance as those of a chain. None where no peak is that safe.
     """
-    uneven_ratio = float(np.max(stage_uneven_bytes(one.chain, problem) / one.chain.price.bytes_S))
+    uneven_ratio = float(
+        np.max(stage_uneven_bytes(simulated.chain, problem) / simulated.chain.price.bytes_S)
+    )
     limits = [
         min(
-            own.memory_limit_bytes,
+            pool_problem.memory_limit_bytes,
             largest_peak_bytes(
-                own.capacity_bytes,
+                pool_problem.capacity_bytes,
                 chance=chance,
-                software=own.software,
+                software=pool_problem.software,
                 has_pipeline=True,
                 uneven_ratio=uneven_ratio,
             ),
         )
-        for own in problem.by_pool
+        for pool_problem in problem.by_pool
     ]
     if not all(limits):
         return None
@@ -101,11 +103,11 @@ def limit_to_chance(
         problem,
         by_pool=tuple(
             replace(
-                own,
+                pool_problem,
                 memory_limit_bytes=limit_bytes,
-                usable_memory_ratio=limit_bytes / own.capacity_bytes,
+                usable_memory_ratio=limit_bytes / pool_problem.capacity_bytes,
             )
-            for own, limit_bytes in zip(problem.by_pool, limits, strict=True)
+            for pool_problem, limit_bytes in zip(problem.by_pool, limits, strict=True)
         ),
     )
 
@@ -138,7 +140,7 @@ class _ChainHeadroomSearch:
     def _least_s(self, chance: float) -> float:
         """The shortest step with at most this chance."""
         return min(
-            (one.price.step_s for one in self._chains if self._chance(one) <= chance),
+            (chain.price.step_s for chain in self._chains if self._chance(chain) <= chance),
             default=math.inf,
         )
 
@@ -147,10 +149,10 @@ class _ChainHeadroomSearch:
 
     def _under(self, chance: float, *, below_s: float) -> float:
         """Search under the limits of a chance; return up to which step that is complete."""
-        limited, one = self._outcome.problem, self._full
+        limited, simulated = self._outcome.problem, self._full
         complete_s = 0.0
         for _ in range(MOST_SEARCHES):
-            lower = limit_to_chance(limited, one, chance=chance)
+            lower = limit_to_chance(limited, simulated, chance=chance)
             if lower is None:
                 return math.inf
             limited = lower
@@ -160,10 +162,11 @@ class _ChainHeadroomSearch:
             self._chains += retry.chains
             if not retry.chains:
                 break
-            one = min(
-                (simulate_chain(chain) for chain in retry.chains), key=lambda each: each.objective_s
+            simulated = min(
+                (simulate_chain(chain) for chain in retry.chains),
+                key=lambda candidate: candidate.objective_s,
             )
-            if self._chance(one.chain) <= chance:
+            if self._chance(simulated.chain) <= chance:
                 break
         return complete_s
 
@@ -190,8 +193,8 @@ def _with_share(ratio: float) -> Change:
     """Limit peaks to a share of each device's memory, and to its limit."""
 
     def change(on: PoolPricing) -> PoolPricing:
-        own = on.problem
-        limit_bytes = min(own.memory_limit_bytes, ratio * own.capacity_bytes)
-        return replace(on, problem=replace(own, memory_limit_bytes=limit_bytes))
+        problem = on.problem
+        limit_bytes = min(problem.memory_limit_bytes, ratio * problem.capacity_bytes)
+        return replace(on, problem=replace(problem, memory_limit_bytes=limit_bytes))
 
     return change

@@ -116,16 +116,16 @@ def best_chain(
             )
             for index in np.union1d(fastest, roomiest)
         ]
-    by_time = sorted(priced, key=lambda one: one.bound_s)[:MOST_TRIED]
-    by_room = sorted(priced, key=lambda one: -one.spare_layers)[:MOST_TRIED]
+    by_time = sorted(priced, key=lambda entry: entry.bound_s)[:MOST_TRIED]
+    by_room = sorted(priced, key=lambda entry: -entry.spare_layers)[:MOST_TRIED]
     best: Chain | None = None
-    for one in (*by_time, *by_room):
-        if best is not None and one.bound_s >= best.price.step_s:
+    for promising in (*by_time, *by_room):
+        if best is not None and promising.bound_s >= best.price.step_s:
             continue
         left_s = deadline.left_s
         if left_s <= 0.0:
             break
-        candidate = _candidate(one.table, one.pools, one.index)
+        candidate = _candidate(promising.table, promising.pools, promising.index)
         limit_s = min(SOLVE_S, left_s)
         chain = solve_chain(candidate, cluster, time_limit_s=limit_s).chain
         if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
@@ -138,7 +138,10 @@ def most_layers(tables: Sequence[MinMemoryCandidates], num_pools: int) -> tuple[
     best = np.zeros(num_pools)
     for table in tables:
         room_PC = np.stack(
-            [single_pool_room(on, own) for on, own in zip(table.pools, table.bytes_of, strict=True)]
+            [
+                single_pool_room(on, sizes)
+                for on, sizes in zip(table.pools, table.bytes_of, strict=True)
+            ]
         )
         most_PC = room_PC[:, room_PC.sum(axis=0).argmax()]
         best = most_PC if most_PC.sum() > best.sum() else best
@@ -152,8 +155,8 @@ def _min_memory_options(
     every = _priced(problem, space, space.candidates(table, rows, table.options_TA))
     kind = MOE if problem.any_pool.model.num_moe_layers else DENSE
     chosen = {
-        int((own.without_C + own.static_KC[kind] + in_flight * own.saved_KC[kind]).argmin())
-        for own in every.bytes_of
+        int((sizes.without_C + sizes.static_KC[kind] + in_flight * sizes.saved_KC[kind]).argmin())
+        for sizes in every.bytes_of
         for in_flight in IN_FLIGHT
     }
     return table.options_TA[sorted(chosen)]
@@ -172,8 +175,8 @@ def _priced(
     problem: PoolsProblem, space: PoolsSpace, candidates: Candidates
 ) -> MinMemoryCandidates:
     pools = tuple(
-        price_on(own, pool, space.options, candidates)
-        for own, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
+        price_on(pool_problem, pool, space.options, candidates)
+        for pool_problem, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
     )
     return MinMemoryCandidates(
         candidates=candidates, pools=pools, bytes_of=tuple(layer_bytes(on) for on in pools)
@@ -187,19 +190,19 @@ def _fits(part: MinMemoryCandidates, change: Change) -> Mask:
 
 def _rooms(pools: Sequence[PoolPricing], bytes_of: Sequence[StageBytes]) -> list[Floats]:
     longest = positions(pools)
-    return [rooms(on, own, positions=longest) for on, own in zip(pools, bytes_of, strict=True)]
+    return [rooms(on, sizes, positions=longest) for on, sizes in zip(pools, bytes_of, strict=True)]
 
 
 def _candidate(
     part: MinMemoryCandidates, pools: Sequence[PoolPricing], index: int
 ) -> PoolsCandidate:
-    one = tuple(on.taken(index) for on in pools)
-    bytes_of = tuple(own.taken(index) for own in part.bytes_of)
+    taken = tuple(on.taken(index) for on in pools)
+    bytes_of = tuple(sizes.taken(index) for sizes in part.bytes_of)
     return PoolsCandidate(
         row=part.candidates.taken(np.array([index])),
         chosen=tuple(range(len(pools))),
-        pools=one,
+        pools=taken,
         bytes_of=bytes_of,
-        once_of=tuple(once_parts(on) for on in one),
-        least_pace_s=float(least_pace_s(one, _rooms(one, bytes_of))[0]),
+        once_of=tuple(once_parts(on) for on in taken),
+        least_pace_s=float(least_pace_s(taken, _rooms(taken, bytes_of))[0]),
     )

@@ -85,9 +85,13 @@ def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes:
     hop_s_PP = np.full((len(names), len(names)), np.inf)
     np.fill_diagonal(hop_s_PP, boundary_bytes / nic_bytes_per_s_P)
     for link in cluster.links:
-        one, two = (names.index(name) for name in link.between)
-        rate = min(link.bandwidth, float(nic_bytes_per_s_P[one]), float(nic_bytes_per_s_P[two]))
+        first, second = (names.index(name) for name in link.between)
+        rate = min(
+            link.bandwidth, float(nic_bytes_per_s_P[first]), float(nic_bytes_per_s_P[second])
+        )
         hop_s = link.latency + boundary_bytes / rate
         # Of several links between two pools the fastest is taken, as sends go over one.
-        hop_s_PP[one, two] = hop_s_PP[two, one] = min(float(hop_s_PP[one, two]), hop_s)
+        hop_s_PP[first, second] = hop_s_PP[second, first] = min(
+            float(hop_s_PP[first, second]), hop_s
+        )
     return hop_s_PP

@@ -139,14 +139,14 @@ def _single_pool_note(ranking: Ranking, best: PoolsDecision, problem: PoolsProbl
         if chance > SMALL:
             reason += f", with a {format_ratio(chance)} chance of running out of memory"
     reason += "".join(
-        f"; pool {problem.cluster.pools[one.index].name!r} alone takes "
-        f"{format_s(one.objective_s)}, with a {format_ratio(ranking.risks[one].chance)} chance of "
-        "running out of memory"
-        for one in ranking.order
-        if isinstance(one, SinglePoolDecision)
-        and one.index != used
-        and one.objective_s < best.objective_s
-        and ranking.risks[one].chance > SMALL
+        f"; pool {problem.cluster.pools[decision.index].name!r} alone takes "
+        f"{format_s(decision.objective_s)}, with a "
+        f"{format_ratio(ranking.risks[decision].chance)} chance of running out of memory"
+        for decision in ranking.order
+        if isinstance(decision, SinglePoolDecision)
+        and decision.index != used
+        and decision.objective_s < best.objective_s
+        and ranking.risks[decision].chance > SMALL
     )
     return f"only pool {problem.cluster.pools[used].name!r} is used; {reason}"
 
@@ -185,7 +185,7 @@ def _plan_chains(
     if ranking.risks[best].chance > LIKELY:
         settings.watch(PlanningEvent(stage="relaxations", text="searching for headroom"))
         relaxed = headroom_relaxations(outcome, settings, full=best)
-    layouts = [layout_of(to_decision(one.chain, problem, options)) for one in order]
+    layouts = [layout_of(to_decision(simulated.chain, problem, options)) for simulated in order]
     return to_plan(
         spec,
         certificate=certificate,
@@ -200,12 +200,12 @@ def _plan_chains(
             decision,
             [
                 to_alternative(
-                    to_decision(one.chain, problem, options),
-                    to_prediction(one, problem),
+                    to_decision(simulated.chain, problem, options),
+                    to_prediction(simulated, problem),
                     chosen=predicted,
-                    band=ratio_band(outcome, best, one),
+                    band=ratio_band(outcome, best, simulated),
                 )
-                for one in others[: num_runners_up(layouts, top=settings.top)]
+                for simulated in others[: num_runners_up(layouts, top=settings.top)]
             ],
         ),
         placement=to_placement(best.chain, problem),
@@ -214,9 +214,9 @@ def _plan_chains(
 
 def _with_profile_notes(provenance: Provenance, problem: PoolsProblem) -> Provenance:
     """Add, for every measured pool, what its profile lacks and what was extrapolated."""
-    for pool, own in zip(problem.cluster.pools, problem.by_pool, strict=True):
+    for pool, pool_problem in zip(problem.cluster.pools, problem.by_pool, strict=True):
         before = len(provenance.notes)
-        provenance = with_extrapolation_notes(provenance, own, None)
+        provenance = with_extrapolation_notes(provenance, pool_problem, None)
         provenance = provenance.model_copy(
             update={
                 "notes": (
@@ -225,7 +225,10 @@ def _with_profile_notes(provenance: Provenance, problem: PoolsProblem) -> Proven
                 ),
                 "extrapolated": (
                     *provenance.extrapolated,
-                    *(f"pool {pool.name!r}: {name}" for name in extrapolated_by_search(own)),
+                    *(
+                        f"pool {pool.name!r}: {name}"
+                        for name in extrapolated_by_search(pool_problem)
+                    ),
                 ),
             }
         )
@@ -266,7 +269,7 @@ def to_certificate(outcome: PoolsSearchOutcome, order: Sequence[SimulatedChain])
         objective_s=fastest.objective_s,
         bound_s=outcome.bound_s,
         decision_s=None if chosen is fastest else chosen.objective_s,
-        within_band=sum(is_tie(ratio_band(outcome, chosen, one)) for one in order[1:]),
+        within_band=sum(is_tie(ratio_band(outcome, chosen, simulated)) for simulated in order[1:]),
         within_band_is_least=(
             chosen.objective_s * outcome.problem.ratios.farthest > outcome.complete_s
         ),
@@ -284,10 +287,10 @@ def to_preference(
     chosen, fastest = order[0], fastest_chain(order)
     if chosen is fastest:
         return None
-    own, other = risks[chosen], risks[fastest]
-    has_fallback = own.has_fallback
+    chosen_risk, fastest_risk = risks[chosen], risks[fastest]
+    has_fallback = chosen_risk.has_fallback
     tried_first_s = None
-    if is_excluded(other.chance, beside=own.chance):
+    if is_excluded(fastest_risk.chance, beside=chosen_risk.chance):
         tries = dict.fromkeys((fastest, chosen, decision_with_headroom(risks) or chosen))
         tried_first_s = price_risks(tuple(tries), outcome.problem)[fastest].expected_s
     return Preference(
@@ -295,9 +298,9 @@ def to_preference(
         fastest_step_s=fastest.objective_s,
         slower_ratio=max(0.0, chosen.objective_s / fastest.objective_s - 1.0),
         reasons=tuple(_reasons(outcome, order, risks)) or (LESS_EXPECTED,),
-        expected_step_s=own.expected_s if has_fallback else None,
-        fastest_expected_step_s=other.expected_s if has_fallback else None,
-        fastest_out_of_memory_probability=other.chance,
+        expected_step_s=chosen_risk.expected_s if has_fallback else None,
+        fastest_expected_step_s=fastest_risk.expected_s if has_fallback else None,
+        fastest_out_of_memory_probability=fastest_risk.chance,
         fastest_tried_first_step_s=tried_first_s,
     )
 
@@ -309,24 +312,29 @@ def _reasons(
 ) -> Iterator[str]:
     """Advantages of the chosen chain over the fastest."""
     tries = order[0], fastest_chain(order)
-    chance, other = (risks[one].chance for one in tries)
-    if memory_step(chance) < memory_step(other):
-        yield less_chance_words(chance, other=other)
+    chosen_chance, fastest_chance = (risks[simulated].chance for simulated in tries)
+    if memory_step(chosen_chance) < memory_step(fastest_chance):
+        yield less_chance_words(chosen_chance, instead_of=fastest_chance)
     own_s, other_s = (
-        effective_step_s(one.chain, outcome.problem, step_s=one.objective_s) for one in tries
+        effective_step_s(simulated.chain, outcome.problem, step_s=simulated.objective_s)
+        for simulated in tries
     )
     if own_s < other_s:
         yield "less wall clock per step with failures"
 
 
-def ratio_band(outcome: PoolsSearchOutcome, chosen: SimulatedChain, other: SimulatedChain) -> Band:
+def ratio_band(
+    outcome: PoolsSearchOutcome, chosen: SimulatedChain, alternative: SimulatedChain
+) -> Band:
     """Return the band of the measured ratio of another chain's step to the chosen one's."""
     problem, options = outcome.problem, outcome.space.options
-    ratio = other.objective_s / chosen.objective_s
-    if chosen.chain.pool_S != other.chain.pool_S:
+    ratio = alternative.objective_s / chosen.objective_s
+    if chosen.chain.pool_S != alternative.chain.pool_S:
         low, high = problem.ratios.other_kernels
         return ratio * low, ratio * high
-    decisions = [to_decision(one.chain, problem, options) for one in (chosen, other)]
+    decisions = [
+        to_decision(simulated.chain, problem, options) for simulated in (chosen, alternative)
+    ]
     return problem.ratios.between(*decisions, ratio=ratio)
 
 
@@ -339,53 +347,56 @@ def headroom_fields(
     """
     if (predicted.out_of_memory_probability or 0.0) <= SMALL:
         return {}
-    one = decision_with_headroom(ranking.risks)
+    roomy = decision_with_headroom(ranking.risks)
     complete_s = ranking.complete_s
     ratio = 0.0 if complete_s is None else complete_s / predicted.step_time_s - 1.0
     return {
-        "roomier": None if one is None else _roomier(one, best, predicted, outcome),
-        "no_roomier": one is None and complete_s is not None and math.isinf(complete_s),
+        "roomier": None if roomy is None else _roomier(roomy, best, predicted, outcome),
+        "no_roomier": roomy is None and complete_s is not None and math.isinf(complete_s),
         "roomier_within_ratio": ratio if 0.0 < ratio < math.inf else None,
     }
 
 
 def _roomier(
-    one: PoolsDecision, best: PoolsDecision, predicted: TrainPrediction, outcome: PoolsSearchOutcome
+    roomy: PoolsDecision,
+    best: PoolsDecision,
+    predicted: TrainPrediction,
+    outcome: PoolsSearchOutcome,
 ) -> Roomier:
-    problem, options, pools = outcome.problem, outcome.space.options, used_pools(one)
-    slower_ratio = max(0.0, one.objective_s / predicted.step_time_s - 1.0)
+    problem, options, pools = outcome.problem, outcome.space.options, used_pools(roomy)
+    slower_ratio = max(0.0, roomy.objective_s / predicted.step_time_s - 1.0)
     run_s = loss_prices(problem.specs[0].goal).run_s(predicted.step_time_s)
     cost = {
-        "step_time_s": one.objective_s,
+        "step_time_s": roomy.objective_s,
         "slower_ratio": slower_ratio,
         "slower_s": slower_ratio * run_s,
         "pools": () if set(pools) == set(used_pools(best)) else _names(pools, problem),
     }
-    if isinstance(one, SinglePoolDecision):
+    if isinstance(roomy, SinglePoolDecision):
         where = {
-            "decision": one.decision,
-            "peak_memory_bytes": one.peak_bytes,
-            "out_of_memory_probability": one.risk.out_of_memory_probability,
+            "decision": roomy.decision,
+            "peak_memory_bytes": roomy.peak_bytes,
+            "out_of_memory_probability": roomy.risk.out_of_memory_probability,
         }
     else:
-        at_risk = rank_at_risk(one.chain, problem)
+        at_risk = rank_at_risk(roomy.chain, problem)
         where = {
-            "decision": to_decision(one.chain, problem, options),
+            "decision": to_decision(roomy.chain, problem, options),
             "peak_memory_bytes": at_risk.peak_memory_bytes,
             "out_of_memory_probability": chain_memory_risk(
-                one.chain, problem
+                roomy.chain, problem
             ).out_of_memory_probability,
             "rank_at_risk": at_risk,
         }
     return Roomier.model_validate(cost | where)
 
 
-def used_pools(one: PoolsDecision) -> tuple[int, ...]:
+def used_pools(decision: PoolsDecision) -> tuple[int, ...]:
     """Positions of the pools that a decision runs on, in the order of its stages."""
     return (
-        (one.index,)
-        if isinstance(one, SinglePoolDecision)
-        else tuple(dict.fromkeys(one.chain.pool_S))
+        (decision.index,)
+        if isinstance(decision, SinglePoolDecision)
+        else tuple(dict.fromkeys(decision.chain.pool_S))
     )
 
 

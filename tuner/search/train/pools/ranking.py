@@ -68,23 +68,23 @@ def price_risks(
     """
     if not decisions:
         return {}
-    risks = [_risk(one, problem) for one in decisions]
+    risks = [_risk(decision, problem) for decision in decisions]
     chances = Chances(
         at_start_C=np.array([risk.out_of_memory_at_start_probability for risk in risks]),
         ever_C=np.array([risk.out_of_memory_probability for risk in risks]),
     )
-    step_s = np.array([one.objective_s for one in decisions])
+    step_s = np.array([decision.objective_s for decision in decisions])
     expected_s = loss_prices(problem.specs[0].goal).expected_s(step_s, chances)
     is_fit_C = fit_C(chances.ever_C)
     return {
-        one: PricedRisk(
+        decision: PricedRisk(
             expected_s=float(expected_s[at]),
-            effective_s=_wall_clock_s(one, problem, step_s=float(expected_s[at])),
+            effective_s=_wall_clock_s(decision, problem, step_s=float(expected_s[at])),
             chance=float(chances.ever_C[at]),
             is_fit=bool(is_fit_C[at]),
             has_fallback=bool((chances.ever_C <= SMALL).any()),
         )
-        for at, one in enumerate(decisions)
+        for at, decision in enumerate(decisions)
     }
 
 
@@ -92,31 +92,35 @@ def sort_decisions(risks: Mapping[PoolsDecision, PricedRisk]) -> list[PoolsDecis
     """Best first; single pools first among equals."""
     return sorted(
         risks,
-        key=lambda one: (
-            not risks[one].is_fit,
-            risks[one].effective_s,
-            isinstance(one, SimulatedChain),
-            one.objective_s,
+        key=lambda decision: (
+            not risks[decision].is_fit,
+            risks[decision].effective_s,
+            isinstance(decision, SimulatedChain),
+            decision.objective_s,
         ),
     )
 
 
 def decision_with_headroom(risks: Mapping[PoolsDecision, PricedRisk]) -> PoolsDecision | None:
     """The shortest step with headroom; None where every decision may run out of memory."""
-    roomy: Iterable[PoolsDecision] = (one for one, risk in risks.items() if risk.chance <= SMALL)
-    return min(roomy, key=lambda one: one.objective_s, default=None)
+    roomy: Iterable[PoolsDecision] = (
+        decision for decision, risk in risks.items() if risk.chance <= SMALL
+    )
+    return min(roomy, key=lambda decision: decision.objective_s, default=None)
 
 
-def _risk(one: PoolsDecision, problem: PoolsProblem) -> MemoryForecast:
+def _risk(decision: PoolsDecision, problem: PoolsProblem) -> MemoryForecast:
     return (
-        one.risk if isinstance(one, SinglePoolDecision) else chain_memory_risk(one.chain, problem)
+        decision.risk
+        if isinstance(decision, SinglePoolDecision)
+        else chain_memory_risk(decision.chain, problem)
     )
 
 
-def _wall_clock_s(one: PoolsDecision, problem: PoolsProblem, *, step_s: float) -> float:
-    if isinstance(one, SinglePoolDecision):
-        return one.wall_clock_s(step_s)
-    return effective_step_s(one.chain, problem, step_s=step_s)
+def _wall_clock_s(decision: PoolsDecision, problem: PoolsProblem, *, step_s: float) -> float:
+    if isinstance(decision, SinglePoolDecision):
+        return decision.wall_clock_s(step_s)
+    return effective_step_s(decision.chain, problem, step_s=step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,25 +147,25 @@ class Ranking:
         if not isinstance(best, SimulatedChain) or is_over_several(best):
             return best
         most_s = self.risks[best].effective_s * (1.0 + TOLERANCE_RATIO)
-        for one in others:
-            risk = self.risks[one]
-            if _is_single_pool_of(one, best) and risk.is_fit and risk.effective_s <= most_s:
-                return one
+        for decision in others:
+            risk = self.risks[decision]
+            if _is_single_pool_of(decision, best) and risk.is_fit and risk.effective_s <= most_s:
+                return decision
         return best
 
     @property
     def chains(self) -> list[SimulatedChain]:
         """The chains, in the same order."""
-        return [one for one in self.order if isinstance(one, SimulatedChain)]
+        return [decision for decision in self.order if isinstance(decision, SimulatedChain)]
 
 
-def is_over_several(one: SimulatedChain) -> bool:
+def is_over_several(simulated: SimulatedChain) -> bool:
     """Return whether a chain runs on more than one pool."""
-    return len(set(one.chain.pool_S)) > 1
+    return len(set(simulated.chain.pool_S)) > 1
 
 
-def _is_single_pool_of(one: PoolsDecision, chain: SimulatedChain) -> bool:
-    return isinstance(one, SinglePoolDecision) and one.index == chain.chain.pool_S[0]
+def _is_single_pool_of(decision: PoolsDecision, chain: SimulatedChain) -> bool:
+    return isinstance(decision, SinglePoolDecision) and decision.index == chain.chain.pool_S[0]
 
 
 def rank_decisions(
@@ -172,7 +176,7 @@ def rank_decisions(
 ) -> Ranking:
     """Simulate the chains, search for headroom where the best chain lacks it, and rank all."""
     problem = outcome.problem
-    every: list[PoolsDecision] = [one for pool in single_pools for one in pool.decisions]
+    every: list[PoolsDecision] = [decision for pool in single_pools for decision in pool.decisions]
     every += [simulate_chain(chain) for chain in outcome.chains]
     risks = price_risks(every, problem)
     ranking = Ranking(order=sort_decisions(risks), risks=risks, complete_s=None)
@@ -190,7 +194,7 @@ def rank_decisions(
     rooms = search_chain_headroom(outcome, settings, full=full, known_s=known_s)
     if rooms is None:
         return ranking
-    keys = {_key(one.chain) for one in ranking.chains}
+    keys = {_key(simulated.chain) for simulated in ranking.chains}
     more = {_key(chain): chain for chain in rooms.chains if _key(chain) not in keys}
     risks = price_risks([*every, *(simulate_chain(chain) for chain in more.values())], problem)
     return Ranking(
@@ -207,4 +211,4 @@ def _key(chain: Chain) -> tuple[object, ...]:
 
 def fastest_chain(order: Sequence[SimulatedChain]) -> SimulatedChain:
     """The chain with the shortest step; the first of equals."""
-    return min(order, key=lambda one: one.objective_s)
+    return min(order, key=lambda simulated: simulated.objective_s)

@@ -64,11 +64,14 @@ def infeasibility_reason(outcome: PoolsSearchOutcome) -> str:
         return rule
     problem = outcome.problem
     rooms = most_layers(min_memory_candidates(problem, outcome.space), problem.num_pools)
-    each = ", ".join(
+    room_of_pools = ", ".join(
         f"pool {pool.name!r} has room for {room}"
         for pool, room in zip(problem.cluster.pools, rooms, strict=True)
     )
-    return f"memory_per_device: of {problem.any_pool.model.num_layers} layers, {each} at the least"
+    return (
+        f"memory_per_device: of {problem.any_pool.model.num_layers} layers, "
+        f"{room_of_pools} at the least"
+    )
 
 
 def relaxations(outcome: PoolsSearchOutcome, settings: SearchSettings) -> tuple[Relaxation, ...]:
@@ -88,8 +91,8 @@ def relaxations(outcome: PoolsSearchOutcome, settings: SearchSettings) -> tuple[
 def _until_deadline(offers: Iterator[Relaxation], deadline: Deadline) -> tuple[Relaxation, ...]:
     """Return the relaxations solved in time, with a note if there may be more."""
     relaxed = []
-    for one in offers:
-        relaxed.append(one)
+    for relaxation in offers:
+        relaxed.append(relaxation)
         if not deadline.left_s:
             break
     if not deadline.left_s:
@@ -217,8 +220,10 @@ def _having_memory(problem: PoolsProblem, some: Iterable[int], more: float) -> P
     return replace(
         problem,
         by_pool=tuple(
-            replace(own, memory_limit_bytes=own.memory_limit_bytes + more) if index in some else own
-            for index, own in enumerate(problem.by_pool)
+            replace(pool_problem, memory_limit_bytes=pool_problem.memory_limit_bytes + more)
+            if index in some
+            else pool_problem
+            for index, pool_problem in enumerate(problem.by_pool)
         ),
     )
 
@@ -276,7 +281,8 @@ def _node_relaxations(
         for nodes in dict.fromkeys(counts):
             larger = pool.model_copy(update={"nodes": nodes})
             pools = tuple(
-                larger if other == index else own for other, own in enumerate(problem.cluster.pools)
+                larger if position == index else present
+                for position, present in enumerate(problem.cluster.pools)
             )
             cluster = Cluster(pools=pools, links=problem.cluster.links)
             chain = best_chain(
@@ -315,7 +321,10 @@ def _with_nodes(name: str, nodes: int) -> Change:
 
 
 def _with_limits(problem: PoolsProblem, limits: Limits) -> PoolsProblem:
-    return replace(problem, by_pool=tuple(replace(own, limits=limits) for own in problem.by_pool))
+    return replace(
+        problem,
+        by_pool=tuple(replace(pool_problem, limits=limits) for pool_problem in problem.by_pool),
+    )
 
 
 def _solve_relaxation(

@@ -119,10 +119,10 @@ class _PoolsRun:
         table_of_N, bound_s_N = _row_bounds(self._problem, self._space, self._tables)
         order = np.argsort(bound_s_N, kind="stable")
         order = order[np.isfinite(bound_s_N[order])]
-        start, most = 0, FIRST_ROWS
+        start, num_rows = 0, FIRST_ROWS
         while start < len(order) and bound_s_N[order[start]] <= self._threshold_s():
-            batch = order[start : start + most]
-            start, most = start + most, min(2 * most, MOST_ROWS)
+            batch = order[start : start + num_rows]
+            start, num_rows = start + num_rows, min(2 * num_rows, MOST_ROWS)
             batch = batch[bound_s_N[batch] <= self._threshold_s()]
             if self._deadline.is_over:
                 self._skip_rows(batch, table_of_N[batch], float(bound_s_N[batch[0]]))
@@ -146,7 +146,9 @@ class _PoolsRun:
             batch = order[start : start + BATCH]
             if bound_s_E[batch[0]] > self._threshold_s():
                 break
-            wanted = [one for one in batch if bound_s_E[one] <= self._entry_threshold_s(int(one))]
+            wanted = [
+                entry for entry in batch if bound_s_E[entry] <= self._entry_threshold_s(int(entry))
+            ]
             self._visit_batch(np.array(wanted, dtype=np.int64))
 
     def _skip_rows(self, rows: Ints, table_of: Ints, least_s: float) -> None:
@@ -167,7 +169,7 @@ class _PoolsRun:
             for index, entries in by_pools.items()
             for bound_s, entry, candidate in self._price_entries(entries, self._space.pools[index])
         ]
-        for bound_s, entry, candidate in sorted(by_bound, key=lambda one: one[:2]):
+        for bound_s, entry, candidate in sorted(by_bound, key=lambda priced: priced[:2]):
             if bound_s <= self._entry_threshold_s(entry):
                 self._visit(entry, candidate, bound_s)
 
@@ -300,8 +302,8 @@ def _entries(
     for some in _pieces(rows, num_options):
         candidates = space.candidates(table, some, table.options_TA)
         memory_P = [
-            price_memory_on(own, pool, space.options, candidates)
-            for own, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
+            price_memory_on(pool_problem, pool, space.options, candidates)
+            for pool_problem, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
         ]
         longest = positions([on for on, _ in memory_P])
         rooms_P = [rooms(on, part, positions=longest) for on, part in memory_P]

@@ -90,10 +90,10 @@ def search_single_pools(
 def _search_single_pool(
     problem: PoolsProblem, index: int, settings: SearchSettings
 ) -> SinglePoolResult:
-    own, priced_pool = problem.by_pool[index], problem.priced_pools[index]
-    result = search(own, settings)
+    pool_problem, priced_pool = problem.by_pool[index], problem.priced_pools[index]
+    result = search(pool_problem, settings)
     baseline = SinglePoolBaseline(
-        pool=priced_pool.pool.name, devices=own.num_devices, step_time_s=None
+        pool=priced_pool.pool.name, devices=pool_problem.num_devices, step_time_s=None
     )
     if result.solutions is None:
         return SinglePoolResult(baseline=baseline, complete_s=result.complete_s)
@@ -107,7 +107,11 @@ def _search_single_pool(
     )
     rows = (least.row,) if roomy is None else (least.row, roomy)
     every = [_decision(problem, index, result, row) for row in rows]
-    decisions = tuple(one for one in every if one is every[0] or one.decision != every[0].decision)
+    decisions = tuple(
+        candidate
+        for candidate in every
+        if candidate is every[0] or candidate.decision != every[0].decision
+    )
     best = decisions[0]
     return SinglePoolResult(
         baseline=_with_prediction(baseline, best.objective_s, best.risk.out_of_memory_probability),
@@ -176,10 +180,10 @@ def to_single_pool_baselines(
     used = {stage.pool for stage in plan.placement.stages} if plan.placement else set()
     planned = plan.predicted if len(used) == 1 else None
     return tuple(
-        one.baseline
-        if planned is None or one.baseline.pool not in used
-        else _with_prediction(one.baseline, planned.step_time_s, planned.out_of_memory_probability)
-        for one in single_pools
+        pool.baseline
+        if planned is None or pool.baseline.pool not in used
+        else _with_prediction(pool.baseline, planned.step_time_s, planned.out_of_memory_probability)
+        for pool in single_pools
     )
 
 
@@ -191,8 +195,8 @@ def _with_prediction(
 
 def _unused(problem: PoolsProblem, index: int, num_devices: int) -> dict[str, int]:
     unused = {}
-    for other, priced_pool in enumerate(problem.priced_pools):
-        left = priced_pool.pool.num_devices - (num_devices if other == index else 0)
+    for position, priced_pool in enumerate(problem.priced_pools):
+        left = priced_pool.pool.num_devices - (num_devices if position == index else 0)
         if left:
             unused[priced_pool.pool.name] = left
     return unused

@@ -179,7 +179,7 @@ def _legal_rows(problem: PoolsProblem) -> tuple[Table, Mapping[str, int]]:
 def _stage_rules(problem: PoolsProblem) -> Iterator[Rule]:
     """Yield the rules on the devices of one stage."""
     per_node = [pool.devices_per_node for pool in problem.cluster.pools]
-    most = max(pool.num_devices for pool in problem.cluster.pools)
+    max_devices = max(pool.num_devices for pool in problem.cluster.pools)
     common = math.gcd(*per_node)
     yield Rule(
         text="tensor_model_parallel_size * context_parallel_size leaves a node",
@@ -187,7 +187,7 @@ def _stage_rules(problem: PoolsProblem) -> Iterator[Rule]:
     )
     yield Rule(
         text="a stage takes more devices than any pool has",
-        broken=lambda c: stage_devices(c) > most,
+        broken=lambda c: stage_devices(c) > max_devices,
     )
     for size in sorted(set(per_node)):
         yield Rule(

@@ -99,9 +99,9 @@ class PoolPricing(PoolMemory):
         """Exposed seconds of one micro-batch from one of so many stages of the pool to the next."""
         several = replace(self.strategies, pipeline=float(stages))
         group = groups(several, self.problem.hardware).boundary
-        own = self.problem.constants
-        sent_s = send_s(self.memory.boundary_C, group, self.problem.hardware, own)
-        return np.asarray(sent_s * own.boundary_exposed_ratio)
+        constants = self.problem.constants
+        sent_s = send_s(self.memory.boundary_C, group, self.problem.hardware, constants)
+        return np.asarray(sent_s * constants.boundary_exposed_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,18 +207,18 @@ def layer_bytes(on: PoolMemory) -> StageBytes:
     # Send buffers are left to the full price, since a single stage has none.
     memory = replace(on.memory, boundary_C=np.zeros(1))
     kinds = [kind for kind in (DENSE, MOE) if _counts(on.problem)[kind]]
-    one = [_probe(on, memory, kind=kind, in_flight=1) for kind in kinds]
-    two = [_probe(on, memory, kind=kind, in_flight=2) for kind in kinds]
+    singles = [_probe(on, memory, kind=kind, in_flight=1) for kind in kinds]
+    doubles = [_probe(on, memory, kind=kind, in_flight=2) for kind in kinds]
     num_candidates = len(on.devices_C)
     static_KC = np.zeros((len(KINDS_OF_STAGES), num_candidates))
     saved_KC = np.zeros_like(static_KC)
     rests = []
-    for kind, once, twice in zip(kinds, one, two, strict=True):
+    for kind, once, twice in zip(kinds, singles, doubles, strict=True):
         saved_KC[kind] = twice[1] - once[1]
         static_KC[kind] = once[2] - once[1] - saved_KC[kind]
         rests.append(once[1] - static_KC[kind] - saved_KC[kind])
-    first, last = one[0], np.min([once[3] - once[1] for once in one], axis=0)
-    saved_KC[EMBEDDING] = (two[0][0] - two[0][1]) - (first[0] - first[1])
+    first, last = singles[0], np.min([once[3] - once[1] for once in singles], axis=0)
+    saved_KC[EMBEDDING] = (doubles[0][0] - doubles[0][1]) - (first[0] - first[1])
     static_KC[EMBEDDING] = first[0] - first[1] - saved_KC[EMBEDDING]
     # On a single stage a tied head and multi-token prediction share the embedding's table.
     shared = np.maximum(on.memory.is_tied_C, min(float(on.problem.shape.mtp_layers), 1.0))
@@ -274,7 +274,7 @@ def chain_price(
     memory: list[MemoryPrice] = []
     total_bytes, once_s, collectives_s = np.zeros(pipeline), 0.0, 0.0
     for index in sorted(set(pool_S)):
-        on, own = pools[index], pool_of == index
+        on, mask_S = pools[index], pool_of == index
         strategies = replace(on.strategies, pipeline=float(pipeline))
         step = assemble(
             on.problem.shape,
@@ -282,14 +282,14 @@ def chain_price(
             strategies,
             on.problem.hardware,
             on.problem.constants,
-            _only(stages, own),
+            _only(stages, mask_S),
         )
-        passes_s[0, own] = np.broadcast_to(step.forward_s_SC, (pipeline, 1))[own, 0]
-        passes_s[1, own] = np.broadcast_to(step.backward_s_SC, (pipeline, 1))[own, 0]
+        passes_s[0, mask_S] = np.broadcast_to(step.forward_s_SC, (pipeline, 1))[mask_S, 0]
+        passes_s[1, mask_S] = np.broadcast_to(step.backward_s_SC, (pipeline, 1))[mask_S, 0]
         once_s = max(once_s, _number(step.once_s))
         collectives_s += _number(step.tensor_s + step.context_s + step.expert_s)
         memory.append(assemble_memory(on.memory, strategies, stages))
-        total_bytes[own] = memory[-1].total_PC[own, 0]
+        total_bytes[mask_S] = memory[-1].total_PC[mask_S, 0]
     by_pool = dict(zip(sorted(set(pool_S)), memory, strict=True))
     sends = _sends_s(pools, pool_S, between_s)
     m = _number(pools[0].strategies.num_microbatches)
@@ -320,10 +320,10 @@ def _sends_s(
     )
 
 
-def _only(stages: Stages, own: npt.NDArray[np.bool_]) -> Stages:
+def _only(stages: Stages, mask_S: npt.NDArray[np.bool_]) -> Stages:
     """Leave the stages of other pools empty."""
     return Stages(
-        **{name: np.where(own[:, None], getattr(stages, name), 0.0) for name in KINDS_OF_STAGES}
+        **{name: np.where(mask_S[:, None], getattr(stages, name), 0.0) for name in KINDS_OF_STAGES}
     )
 
 

@@ -69,21 +69,21 @@ def simulate_chain(chain: Chain) -> SimulatedChain:
 
 def to_decision(chain: Chain, problem: PoolsProblem, options: OptionSpace) -> TrainDecision:
     """Return the decision of a chain."""
-    own = decision_fields(problem.any_pool, options, chain.candidate.row, chain.layers_S)
+    fields = decision_fields(problem.any_pool, options, chain.candidate.row, chain.layers_S)
     ranks = int(chain.candidate.pools[0].devices_C[0])
-    experts = own["expert_model_parallel_size"] * own["expert_tensor_parallel_size"]
+    experts = fields["expert_model_parallel_size"] * fields["expert_tensor_parallel_size"]
     pipeline = {
         "pipeline_model_parallel_size": len(chain.layers_S),
         "virtual_pipeline_model_parallel_size": 1,
         "expert_data_parallel_size": ranks // experts,
     }
-    return TrainDecision.model_validate(own | pipeline)
+    return TrainDecision.model_validate(fields | pipeline)
 
 
-def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction:
+def to_prediction(simulated: SimulatedChain, problem: PoolsProblem) -> TrainPrediction:
     """Return the prediction of a chain."""
-    chain, price = one.chain, one.chain.price
-    step_s = one.objective_s
+    chain, price = simulated.chain, simulated.chain.price
+    step_s = simulated.objective_s
     busy_s = chain.candidate.num_microbatches * float(
         np.mean(np.add(price.forward_s_S, price.backward_s_S))
     )
@@ -96,7 +96,7 @@ def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction
     return predict_step(
         problem.any_pool,
         step_s=step_s,
-        simulated_s=one.simulated_s,
+        simulated_s=simulated.simulated_s,
         band=band_over(problem, sorted(set(chain.pool_S))),
         devices=len(chain.pool_S) * int(chain.candidate.pools[0].devices_C[0]),
         flop_per_s=_peak_flop_per_s(chain, problem),
@@ -157,13 +157,13 @@ def stage_uneven_bytes(chain: Chain, problem: PoolsProblem) -> npt.NDArray[np.fl
     layout = to_stages(any_pool.model, np.array(chain.layers_S)[:, None])
     by_pool = {
         index: uneven_bytes(
-            own.shape,
+            pool_problem.shape,
             replace(chain.candidate.on(index).strategies, pipeline=float(len(chain.pool_S))),
-            own.hardware,
+            pool_problem.hardware,
             layout,
-            constants=own.memory_constants,
+            constants=pool_problem.memory_constants,
         )
-        for index, own in enumerate(problem.by_pool)
+        for index, pool_problem in enumerate(problem.by_pool)
         if index in chain.pool_S
     }
     return np.array([by_pool[chain.pool_S[stage]][stage] for stage in stages_S])
@@ -219,8 +219,8 @@ def _launch_notes(chain: Chain, problem: PoolsProblem) -> tuple[str, ...]:
     ]
     sizes = {pool.devices_per_node for pool in pools}
     if len(sizes) > 1:
-        each = ", ".join(f"{pool.name} {pool.devices_per_node}" for pool in pools)
-        notes.append(f"processes per node differ: {each}")
+        sizes_by_pool = ", ".join(f"{pool.name} {pool.devices_per_node}" for pool in pools)
+        notes.append(f"processes per node differ: {sizes_by_pool}")
     return (*notes, *standing_by)
 
 

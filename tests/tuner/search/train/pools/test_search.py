@@ -117,12 +117,19 @@ UNEQUAL = {"old": {"nodes": 1, "devices_per_node": 4}}
 def test_the_best_partition_of_all_candidates_is_found(
     changes: dict[str, Any], widths: tuple[int, ...]
 ) -> None:
-    limits = {"recompute": ("none", "full"), "data_parallel_size": widths, "zero_stage": (0, 1)}
+    # One micro-batch under ZeRO 2: most of what is left is paid once, by the stage that pays most.
+    # The solver adds it up over stages (chains.py), so that it may miss the best, inside its gap.
+    is_once = widths == (4,)
+    limits = {
+        "recompute": ("none", "full"),
+        "data_parallel_size": widths,
+        "zero_stage": (0, 2) if is_once else (0, 1),
+    }
     requested = spec(limits=limits, **changes)
     chains = list(every_chain(requested))
     best_s = min(price.step_s for _, price, _ in chains)
     result = run_search(requested)
-    assert result.chains[0].price.step_s == pytest.approx(best_s, rel=1e-9)
+    assert result.chains[0].price.step_s == pytest.approx(best_s, rel=1e-3 if is_once else 1e-9)
     assert result.bound_s <= best_s * (1.0 + 1e-9)
     assert result.bound_s >= 0.97 * best_s
     # No chain beats the bound of its column.
