@@ -160,11 +160,7 @@ def instance_state_bytes(iteration: Iteration) -> float:
     if all(group.attention.linear is None for group in decoder.layers):
         return 0.0
     return state_bytes_per_request(
-        decoder,
-        iteration.formats,
-        iteration.degrees,
-        states=rule.states,
-        drafts=iteration.checked_tokens - 1,
+        decoder, iteration.degrees, states=rule.states, drafts=iteration.checked_tokens - 1
     )
 
 

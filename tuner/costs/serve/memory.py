@@ -210,7 +210,7 @@ def kv_bytes_per_token(
     total *= stage_ratio(decoder, degrees)
     if request_tokens is None:
         return total
-    fixed = state_bytes_per_request(decoder, formats, degrees, states=states, drafts=drafts)
+    fixed = state_bytes_per_request(decoder, degrees, states=states, drafts=drafts)
     if window_pool_ratio is not None:
         fixed -= stage_ratio(decoder, degrees) * _held_bytes(decoder, only_windows=True)
     return total + fixed / request_tokens
@@ -247,7 +247,6 @@ _SPARSE_ELEMENTS: Final = 576
 
 def state_bytes_per_request(
     decoder: Decoder,
-    formats: Formats,
     degrees: InstanceDegrees,
     *,
     states: StateRule = ONE_STATE,
@@ -258,11 +257,8 @@ def state_bytes_per_request(
     These are states of linear attention, windows beside compressors, and open entries of
     compressors. The last two count once whatever the rule and the drafts.
 
-    And windows beside compressors and their open entries, once whatever the rule and the drafts.
-
     Args:
         decoder: the model.
-        formats: of its caches.
         degrees: of the instance.
         states: how the engine keeps them.
         drafts: tokens drafted ahead, each of which needs a state of its own.
