@@ -39,7 +39,7 @@ a million."""
 
 
 class Solver(Protocol[ProblemIn, Solution]):
-    """Signature of every method of a family."""
+    """Signature of every method of a family; one that has no parallel part ignores `threads`."""
 
     def __call__(
         self, problem: ProblemIn, /, *, time_limit_s: float, threads: int = 1

@@ -2,12 +2,14 @@
 
 Counted are files of the three packages that define a name (function, class, argument, variable,
 attribute) with a word that this project once made up. `python -m tests.test_words` lists them.
+No name there is a pronoun, except fields of stored records.
 """
 
 import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +27,16 @@ OWN_WORDS = frozenset(
 )
 BARE_PARTICIPLES = frozenset({"asked", "found", "held", "lived", "told"})
 """Names that say what happened to a value, not what it is."""
+PRONOUNS = frozenset({"one", "own", "other", "each", "most"})
+"""Names that only the sentence before them explains."""
+STORED_FIELDS = frozenset(
+    {
+        ("tuner/estimate/records.py", "most"),
+        ("tuner/estimate/serving/records.py", "other"),
+        ("tuner/spec/serving/lengths.py", "most"),
+    }
+)
+"""Pronouns that are fields of files that users keep."""
 
 TERMS = frozenset(
     """
@@ -45,6 +57,22 @@ def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name, node.lineno
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name, node.lineno
+            case ast.MatchMapping(rest=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)):
+                yield name, node.lineno
+
+
+@cache
+def names_by_file() -> dict[str, list[tuple[str, int]]]:
+    """Every name that each file of the three packages defines, with its line."""
+    return {
+        str(path.relative_to(ROOT)): list(names(ast.parse(path.read_text())))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
 
 
 def is_own(name: str) -> bool:
@@ -56,23 +84,30 @@ def is_own(name: str) -> bool:
 def own_names() -> dict[str, list[str]]:
     """For each file that has any: its names of the project's own, each with its line."""
     files: dict[str, list[str]] = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            own = [
-                f"{line}: {name}"
-                for name, line in names(ast.parse(path.read_text()))
-                if is_own(name)
-            ]
-            if is_own(path.stem):
-                own.insert(0, f"module {path.stem}")
-            if own:
-                files[str(path.relative_to(ROOT))] = own
+    for file, defined in names_by_file().items():
+        lines = [f"{line}: {name}" for name, line in defined if is_own(name)]
+        if is_own(Path(file).stem):
+            lines.insert(0, f"module {Path(file).stem}")
+        if lines:
+            files[file] = lines
     return files
 
 
 def test_identifiers_are_the_fields_words() -> None:
     files = own_names()
     assert len(files) <= MOST_FILES, files
+
+
+def test_no_name_is_a_pronoun() -> None:
+    pronouns = [
+        f"{file}:{line}: {name}"
+        for file, defined in names_by_file().items()
+        for name, line in defined
+        if name in PRONOUNS and (file, name) not in STORED_FIELDS
+    ]
+    assert not pronouns, "\n".join(
+        ["Name what it is, such as `rank`, `stage` or `largest_batch`:", *pronouns]
+    )
 
 
 def test_modules_are_nouns_or_verbs() -> None:
@@ -86,5 +121,5 @@ def test_modules_are_nouns_or_verbs() -> None:
 
 
 if __name__ == "__main__":
-    for file, own in own_names().items():
-        sys.stdout.write("\n    ".join([file, *dict.fromkeys(own)]) + "\n")
+    for file, lines in own_names().items():
+        sys.stdout.write("\n    ".join([file, *dict.fromkeys(lines)]) + "\n")

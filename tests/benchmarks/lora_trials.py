@@ -215,7 +215,7 @@ def seconds_of(
         hardware,
         constants,
         stages_of(model),
-        prices=prices if lookups is None else NotedPrices(own=prices, lookups=lookups),
+        prices=prices if lookups is None else NotedPrices(source=prices, lookups=lookups),
     )
     return number(price.step_s)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def trial_lines() -> Watcher:
     """Return what prints launches as they begin and end; each cause of a failure in full once."""
-    causes: set[str] = set()
+    trials: dict[str, int] = {}
 
     def started(decision: "TrainDecision", predicted_s: float) -> None:
         said = f"{short_decision(decision)}, {format_s(predicted_s)} a step predicted"
@@ -24,10 +24,14 @@ def trial_lines() -> Watcher:
     def ended(record: "TrialRecord") -> None:
         cause, measured_s = failure_cause(record), record.measured_step_s
         status = f"{record.status}: {record.reason}" if record.reason else record.status
-        if cause and cause in causes:
-            status = f"{record.status} like the one before"
-        causes.add(cause)
+        first = trials.setdefault(cause, record.number) if cause else record.number
+        if first != record.number:
+            status = f"{record.status} like trial {first}"
         took = "not measured" if measured_s is None else f"{format_s(measured_s)} measured"
-        print_stderr(f"  {status}: {took}, {format_s(record.predicted_step_s)} predicted")
+        launched = record.decision if record.scale is None else record.scale.decision
+        print_stderr(
+            f"  trial {record.number}, {short_decision(launched)}: {status}: {took},"
+            f" {format_s(record.predicted_step_s)} predicted"
+        )
 
     return Watcher(started=started, ended=ended)

@@ -101,7 +101,7 @@ class Lookups:
 class NotedPrices:
     """Prices from another model, with a record of the operations looked up."""
 
-    own: Prices
+    source: Prices
     lookups: Lookups
     dtype: str = BF16
     """Number format of the linear layers, as a profile names it."""
@@ -109,7 +109,7 @@ class NotedPrices:
     def seconds(self, op: Op) -> Numbers:
         """Wall time of running it once."""
         self.lookups.note(op, dtype=self.dtype)
-        return self.own.seconds(op)
+        return self.source.seconds(op)
 
 
 def _spread(operation: str, counted: Counter[Sizes]) -> Iterator[Sizes]:

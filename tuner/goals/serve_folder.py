@@ -8,6 +8,7 @@ trials/NNNN.json                    one record per launch (tuner/verify/deployme
 verified.json                       what the trials say
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -157,7 +158,10 @@ def write_serve_verified(
     }
     named = (*sorted({*plan.files, *files} - gone - {PLAN_NAME}), PLAN_NAME)
     if launch and set(named) != set(plan.files):
-        files[PLAN_NAME] = plan.model_copy(update={"files": named}).model_dump_json(indent=2) + "\n"
+        # All else stays as its release wrote it: the study of the trials knows the plan by it.
+        content = json.loads(read_bounded(folder / PLAN_NAME, most_bytes=MAX_PLAN_BYTES))
+        content["files"] = named
+        files[PLAN_NAME] = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     files[VERIFIED_NAME] = verified.model_dump_json(indent=2) + "\n"
     write_files(folder, files, executable=launch.executable if launch else frozenset())
     for name in sorted(gone):

@@ -46,7 +46,7 @@ def train_sizes(spec_path: Path) -> WantedSizes:
         problem = build_problem(spec, price_pool(pool, residuals=shipped()))
         datasheet_prices = DatasheetPrices(hardware=problem.hardware, constants=problem.constants)
         noting = replace(
-            problem, prices=NotedPrices(own=datasheet_prices, lookups=lookups, dtype=dtype)
+            problem, prices=NotedPrices(source=datasheet_prices, lookups=lookups, dtype=dtype)
         )
         search(noting, SearchSettings(time_limit_s=TIME_LIMIT_S))
     return lookups.wanted()

@@ -80,7 +80,7 @@ def _cost(run: RunForecast, currency: str | None) -> Iterator[str]:
     if run.cost is not None:
         yield f"cost {format_money(run.cost, currency)}"
     if run.expected_failures:
-        yield format_counted(round(run.expected_failures), "failure")
+        yield f"{run.expected_failures:,.1f} failures expected"
     yield f"{format_ratio(run.effective_time_ratio)} of the time trains"
 
 

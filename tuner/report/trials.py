@@ -77,11 +77,11 @@ def _served(verified: ServeVerified) -> Iterator[Block | None]:
 
 
 def _placed(verified: PlaceVerified) -> Iterator[Block | None]:
-    is_ranked = verified.winner is not None and verified.regret_ratio is not None
-    behind = format_ratio(verified.regret_ratio or 0.0)
+    ratio = verified.regret_ratio
     yield named(
         ("measured on", verified.device),
-        ("best", is_ranked and f"{verified.winner}; the plan is {behind} behind it"),
+        ("winner", verified.winner),
+        ("plan", verified.winner and _first_choice(ratio, is_winner=ratio == 0.0)),
     )
     yield Table(
         caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",

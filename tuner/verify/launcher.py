@@ -148,6 +148,11 @@ class Launch:
     starts."""
     hopeless: Hopeless = field(default=never_hopeless)
 
+    def reason_to_end(self, steps_s: Sequence[float]) -> str:
+        """Return why to end the trial after these timed steps; empty to go on."""
+        # A trial that has done all steps is about to report, which holds more than its steps.
+        return self.hopeless(steps_s) if len(steps_s) < self.steps else ""
+
     def step_config(self) -> StepConfig:
         """Return the decision as the reference step runs it.
 
@@ -185,12 +190,9 @@ def launch_locally(launch: Launch) -> LaunchResult:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(config.model_dump_json(indent=1), encoding="utf-8")
     command = trial_command(config, folder=folder, deadline_s=deadline_s)
-
-    def hopeless(steps_s: Sequence[float]) -> str:
-        # A trial that has done all steps is about to report, which holds more than its steps.
-        return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
-
-    return launch_command(command, folder=folder, deadline_s=deadline_s, hopeless=hopeless)
+    return launch_command(
+        command, folder=folder, deadline_s=deadline_s, hopeless=launch.reason_to_end
+    )
 
 
 def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from tuner.tables import Rows
 from tuner.verify.budget.scale import Scale
 
 Origin = Literal["plan", "neighbour", "alternative", "sampler", "repeat"]
+"""Proposer of a trial; only former releases wrote `neighbour` and `alternative`."""
 
 Decision = TypeVar("Decision", bound=Record, default=TrainDecision)
 

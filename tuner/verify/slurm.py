@@ -240,7 +240,10 @@ class SlurmLauncher:
     def _sbatch(
         self, name: str, launch: Launch, shape: LaunchShape, folder: Path
     ) -> tuple[str, ...]:
-        """Return sbatch's arguments, which overrule its environment variables; ours are last."""
+        """Return sbatch's arguments, which overrule its environment variables.
+
+        The user's options replace resources and time limit of the trial.
+        """
         given, resources = dict(self._options), training_resources(shape, name=name)
         if {"gpus-per-node", "gres", "gpus"} & given.keys():
             resources.pop("gpus-per-node", None)
@@ -276,7 +279,7 @@ class SlurmLauncher:
                     )
                 return ""
             report_once(f"job {submitted[1] if submitted else ''} runs")
-            return launch.hopeless(steps_so_far(folder))
+            return launch.reason_to_end(steps_so_far(folder))
 
         return watch
 

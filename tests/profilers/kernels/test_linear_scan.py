@@ -1,7 +1,7 @@
 """Linear attention in chunks, and of one new token, against its recurrence, token by token."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -100,7 +100,9 @@ def test_a_case_runs_both_ways_on_a_processor(kind: Any) -> None:
     )
     prepared = prepare(case, torch.device("cpu"))
     prepared.forward()
-    present(prepared.backward)()()
+    gradients = cast("tuple[torch.Tensor, ...]", present(prepared.backward)()())
+    assert gradients[2].shape == (2, 32, 4, 8)
+    assert all(gradient.abs().sum() > 0.0 for gradient in gradients)
 
 
 def test_the_default_grid_asks_a_processor_for_none() -> None:

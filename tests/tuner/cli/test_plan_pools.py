@@ -39,7 +39,7 @@ def planned(folder: Path, *, memory: str) -> int:
 def test_the_whole_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(tmp_path, memory="80GiB") == 0
     shown = flat(capsys.readouterr().out)
-    contains(shown, "whole run ", "% of the time trains checkpoints every ")
+    contains(shown, "whole run ", " failures expected, ", "% of the time trains checkpoints every ")
     assert present(present(read_plan(tmp_path / "plan").predicted).run).cost is not None
 
 

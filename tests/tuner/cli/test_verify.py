@@ -45,9 +45,9 @@ def test_each_trial_is_told_on_stderr_as_it_runs(
     first, ended, second, failed = printed.err.splitlines()
     assert first.startswith("launching tp1 ")
     assert first.endswith(" a step predicted")
-    contains(ended, "  ok: ", " measured, ")
+    contains(ended, "  trial 0, tp1 ", ": ok: ", " measured, ")
     assert second.startswith("launching ")
-    assert failed.startswith("  timeout: fake timeout: not measured, ")
+    contains(failed, "  trial 1, ", ": timeout: fake timeout: not measured, ")
 
 
 def test_resumed_trials_are_concluded_without_launching(

@@ -15,7 +15,7 @@ class OneSecond:
 
 def test_every_lookup_is_noted_as_what_a_profiler_measures() -> None:
     lookups = Lookups()
-    prices = NotedPrices(own=OneSecond(), lookups=lookups)
+    prices = NotedPrices(source=OneSecond(), lookups=lookups)
     experts = trained_experts(8.0, 32.0, hidden=64.0, ffn=16.0, inner=32.0).forward
     for op in (gemm(np.array([2.0, 2.0, 3.5]), 5.0, 7.0), memory_bound(6.0 * 4096 * 10), experts):
         assert prices.seconds(op) == 1.0
@@ -38,7 +38,7 @@ def test_kernels_with_a_table_of_their_own_are_noted_under_its_name() -> None:
 
 def test_what_no_profiler_measures_is_named() -> None:
     lookups = Lookups()
-    prices = NotedPrices(own=OneSecond(), lookups=lookups, dtype="fp8")
+    prices = NotedPrices(source=OneSecond(), lookups=lookups, dtype="fp8")
     plain = trained_experts(8.0, 32.0, hidden=64.0, ffn=16.0, inner=16.0).forward
     for op in (gemm(2.0, 5.0, 7.0), batched_gemm(4.0, 8.0, 8.0, 8.0), replace(plain, dtype="bf16")):
         prices.seconds(op)

@@ -142,7 +142,7 @@ def test_the_cause_is_told_once_while_trials_run(
     )
     lines = capsys.readouterr().err
     assert lines.count("fake crashed") == 1
-    assert "  crashed like the one before: not measured" in lines
+    assert ": crashed like trial 0: not measured" in lines
 
 
 def test_a_reason_that_names_the_trial_folder_is_the_same_cause(

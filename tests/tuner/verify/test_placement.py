@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tuner.cli.text import whole_text
 from tuner.config.place import PlaceDecision
+from tuner.report.trials import trials_section
 from tuner.verify.placement import rows_of_slots, verify_placements
 from tuner.verify.placement_records import PlaceVerified
 
@@ -50,6 +52,8 @@ def test_the_slowest_rank_of_every_layer_counts() -> None:
     worse = verified(IN_ORDER, MIXED)
     assert worse.winner == "as it runs"
     assert worse.regret_ratio == pytest.approx(13.0 / 9.0 - 1.0)
+    for made, words in ((better, "it is the winner"), (worse, "44.4 % behind the winner")):
+        assert words in whole_text(trials_section(made, None))
 
 
 def test_replicas_share_rows_and_lose_none() -> None:

@@ -106,10 +106,7 @@ class Predictor:
         most_busy = prefill.degrees.attention_data
         token_bytes = kv_bytes_per_token(launch.decoder, launch.formats, InstanceDegrees())
         state = state_bytes_per_request(
-            launch.decoder,
-            launch.formats,
-            InstanceDegrees(),
-            states=reading.memory_rule.states.sent,
+            launch.decoder, InstanceDegrees(), states=reading.memory_rule.states.sent
         )
         nic_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
         path = KvPath(

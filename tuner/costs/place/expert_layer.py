@@ -177,7 +177,7 @@ def layer_seconds(
         ]
     )
     all_to_all_PL = dispatch_combine_s(
-        machine, most=copies_PLG.max(axis=2), reach=reach, far_ratio=far_ratio
+        machine, max_copies=copies_PLG.max(axis=2), reach=reach, far_ratio=far_ratio
     )
     return LayerSeconds(experts_PL=experts_PL, all_to_all_PL=all_to_all_PL)
 
@@ -199,18 +199,22 @@ def _whole_experts_s(machine: ExpertMachine, *, copies: Floats, experts: Floats)
 
 def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
     """Seconds of GEMMs and permutation of ranks with so many copies and active experts."""
-    own = machine.constants
+    constants = machine.constants
     activated = (1.0 + machine.up_matrices) * machine.moe.expert_ffn_size
     per_copy = machine.element_bytes * (6.0 * machine.model.expert_hidden + activated)
-    factor = own.moe_memory_factor / own.memory_factor
+    factor = constants.moe_memory_factor / constants.memory_factor
     moved_s = machine.prices.seconds(memory_bound(copies * per_copy * factor))
     return np.asarray(grouped_gemms_s(machine, copies=copies, active=active) + moved_s)
 
 
 def dispatch_combine_s(
-    machine: ExpertMachine, *, most: Floats, reach: Reach | None, far_ratio: Floats | float = 1.0
+    machine: ExpertMachine,
+    *,
+    max_copies: Floats,
+    reach: Reach | None,
+    far_ratio: Floats | float = 1.0,
 ) -> Floats:
-    """Seconds of dispatch and combine where the most-loaded rank receives `most` token copies.
+    """Seconds of dispatch and combine if the most-loaded rank receives `max_copies` token copies.
 
     Merged, tokens have the same imbalance as copies. `far_ratio` is a factor on the time between
     domains, for links that differ.
@@ -218,13 +222,13 @@ def dispatch_combine_s(
     group = machine.group
     ranks, inside = float(group.ranks), float(group.inside)
     if ranks <= 1.0:
-        return np.zeros_like(most)
+        return np.zeros_like(max_copies)
     row_bytes = machine.dispatched_element_bytes * machine.model.expert_hidden
     if reach is None:
-        near, far = most * (inside - 1.0) / ranks, most * (ranks - inside) / ranks
+        near, far = max_copies * (inside - 1.0) / ranks, max_copies * (ranks - inside) / ranks
     else:
         domains = ranks / inside
-        tokens = most / machine.moe.computed_top_k
+        tokens = max_copies / machine.moe.computed_top_k
         near = tokens * reach.ranks * (inside - 1.0) / inside
         far = tokens * reach.domains * (domains - 1.0) / domains
     far = far * far_ratio
@@ -236,7 +240,7 @@ def dispatch_combine_s(
         machine.constants,
         is_merged=0.0 if reach is None else 1.0,
     )
-    return np.asarray(2.0 * once, dtype=np.float64).reshape(most.shape)
+    return np.asarray(2.0 * once, dtype=np.float64).reshape(max_copies.shape)
 
 
 def weights_s(machine: ExpertMachine, experts: Floats) -> Floats:
@@ -282,17 +286,17 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     )
     total_s += layers * _seconds(machine, gemm(rows, dense / (2.0 * hidden * layers), hidden))
     if not decodes:
-        own = model.attention
-        width = float(own.num_heads * (own.head_dim + own.value_head_dim))
+        spec = model.attention
+        width = float(spec.num_heads * (spec.head_dim + spec.value_head_dim))
         scored = rows * (flop.attention_core + flop.linear_scan) / (2.0 * width * layers)
         prompts = attention(
             pairs=scored,
             batch=rows / sequence,
             sequence=sequence,
-            heads=float(own.num_heads),
-            kv_heads=float(own.num_kv_heads),
-            head_dim=float(own.head_dim),
-            value_dim=float(own.value_head_dim),
+            heads=float(spec.num_heads),
+            kv_heads=float(spec.num_kv_heads),
+            head_dim=float(spec.head_dim),
+            value_dim=float(spec.value_head_dim),
         )
         return total_s + layers * _seconds(machine, prompts)
     for group in decoder.layers:

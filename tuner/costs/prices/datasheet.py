@@ -71,35 +71,35 @@ class DatasheetPrices:
         return _FORMULAS[op.operation](self, op)
 
     def _gemm_s(self, op: Op) -> Numbers:
-        own, machine = self.constants, self.hardware
+        constants, machine = self.constants, self.hardware
         shape = op.axes["m"], op.axes["n"], op.axes["k"]
         if op.kind == SKINNY:
             return self._skinny_s(*shape, is_vector=op.dtype == FP32)
         if op.dtype == BF16:
-            rate = machine.attention_flop_per_s * self._reached(own.head_ratio)
+            rate = machine.attention_flop_per_s * self._reached(constants.head_ratio)
             return self._tiled_s(1.0, *shape, rate, 1.0)
-        rate = machine.matmul_flop_per_s * self._reached(own.matmul_ratio)
+        rate = machine.matmul_flop_per_s * self._reached(constants.matmul_ratio)
         return self._tiled_s(1.0, *shape, rate, self._speedup)
 
     def _skinny_s(self, m: Numbers, n: Numbers, k: Numbers, *, is_vector: bool) -> Numbers:
-        own, machine = self.constants, self.hardware
+        constants, machine = self.constants, self.hardware
         rank = np.minimum(np.minimum(m, n), k)
         wide = m * n * k / np.maximum(rank, 1.0)
         slower, element_bytes = (VECTOR_RATIO, 4.0) if is_vector else (1.0, 2.0)
-        rate = machine.attention_flop_per_s * self._reached(own.matmul_ratio) / slower
-        moved_s = own.memory_factor * element_bytes * wide / machine.memory_bytes_per_s
+        rate = machine.attention_flop_per_s * self._reached(constants.matmul_ratio) / slower
+        moved_s = constants.memory_factor * element_bytes * wide / machine.memory_bytes_per_s
         return np.maximum(2.0 * wide * np.maximum(rank, SKINNY_TILE) / rate, moved_s)
 
     def _experts_s(self, op: Op) -> Numbers:
         """Two grouped GEMMs, in the forward pass and for either gradient."""
-        own, axes = self.constants, op.axes
+        constants, axes = self.constants, op.axes
         rows, inner, hidden, ffn = (axes[name] for name in ("largest", "inner", "hidden", "ffn"))
         shapes = {
             "": ((rows, inner, hidden), (rows, hidden, ffn)),
             "inputs": ((rows, hidden, inner), (rows, ffn, hidden)),
             "weights": ((inner, hidden, rows), (hidden, ffn, rows)),
         }
-        ratio = own.matmul_ratio * own.grouped_ratio
+        ratio = constants.matmul_ratio * constants.grouped_ratio
         rate = self.hardware.matmul_flop_per_s * self._reached(ratio)
         up_s, down_s = (
             self._tiled_s(axes["experts"], *shape, rate, self._speedup) for shape in shapes[op.kind]
@@ -117,14 +117,14 @@ class DatasheetPrices:
         Five in the backward pass: recomputed scores, gradients of queries, keys, scores and values.
         Every query that a kernel begins costs `extra_keys` more pairs.
         """
-        own, axes = self.constants, op.axes
-        rate = self.hardware.attention_flop_per_s * self._reached(own.attention_ratio)
+        constants, axes = self.constants, op.axes
+        rate = self.hardware.attention_flop_per_s * self._reached(constants.attention_ratio)
         if op.direction == "forward":
             flop_per_pair = self._widened(axes["head_dim"] + axes["value_dim"], 2.0)
         else:
             flop_per_pair = self._widened(3.0 * axes["head_dim"] + 2.0 * axes["value_dim"], 5.0)
-            rate = rate * own.attention_backward_ratio
-        extra_keys = own.extra_keys * self.hardware.matrix_ratio
+            rate = rate * constants.attention_backward_ratio
+        extra_keys = constants.extra_keys * self.hardware.matrix_ratio
         pairs = axes["pairs"] + extra_keys * axes["queries"]
         return 2.0 * pairs * axes["heads"] * flop_per_pair / rate
 
@@ -133,10 +133,10 @@ class DatasheetPrices:
 
         The backward pass computes the chunks again and has two gradients of every product.
         """
-        own, axes = self.constants, dict(op.axes)
+        constants, axes = self.constants, dict(op.axes)
         tokens = axes.pop("batch") * axes.pop("sequence")
-        rate = self.hardware.attention_flop_per_s * self._reached(own.attention_ratio)
-        factor = own.memory_factor / self.hardware.memory_bytes_per_s
+        rate = self.hardware.attention_flop_per_s * self._reached(constants.attention_ratio)
+        factor = constants.memory_factor / self.hardware.memory_bytes_per_s
         forward_s = tokens * (scan_flop(**axes) / rate + scan_bytes(**axes) * factor)
         return forward_s * (1.0 if op.direction == "forward" else SCAN_BACKWARD)
 

@@ -26,7 +26,8 @@ def scan_flop(
     Mamba-2: scores once per key head; per head scores x values, 2 Q P, and the states of chunks and
     their read-out, 4 N P. Delta rules, per head: scores of keys and of queries, 4 Q N, the inverse
     of a triangle, Q Q / 3, its products with keys and values, 2 Q (N + P), scores x values, 2 Q P,
-    and three products with the state, 6 N P.
+    and three products with the state, 6 N P. A decay of every channel (KDA) scales the operands of
+    these GEMMs and adds none: `decays_channels` changes bytes alone (`scan_bytes`).
     """
     state = key_dim * value_dim
     mamba2 = 2.0 * key_heads * chunk * key_dim + heads * (2.0 * chunk * value_dim + 4.0 * state)

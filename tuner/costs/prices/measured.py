@@ -121,7 +121,9 @@ class MeasuredPrices:
         """Return whether an operation is not of experts, or of gated ones measured both ways."""
         if op.operation != "grouped_gemm":
             return True
-        both = {self._series(op)._replace(direction=each) for each in ("forward", "backward")}
+        both = {
+            self._series(op)._replace(direction=direction) for direction in ("forward", "backward")
+        }
         return both <= self.curves.keys() and has_gate(op)
 
     def _series(self, op: Op) -> Series:
@@ -202,5 +204,5 @@ def _distinct(
             code = code * len(values) + np.broadcast_to(index.reshape(column.shape), shape)
             num_codes *= len(values)
     _, first, place_N = np.unique(code.ravel(), return_index=True, return_inverse=True)
-    each = [np.broadcast_to(column, shape).ravel()[first].tolist() for column in columns]
-    return list(zip(*each, strict=True)), place_N.ravel()
+    distinct = [np.broadcast_to(column, shape).ravel()[first].tolist() for column in columns]
+    return list(zip(*distinct, strict=True)), place_N.ravel()

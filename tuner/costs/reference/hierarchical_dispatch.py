@@ -86,9 +86,9 @@ def kept_bytes(
     rows = rows_by_node(work, degrees, moe_layer=moe_layer, chunks=chunks)[
         expert_rank // degrees.ranks_per_node
     ]
-    own = work.received(degrees, moe_layer)[expert_rank]
-    computed = -(-sum(own) // chunks)
-    sort_bytes = 2 * ID_BYTES if min(degrees.ranks_per_node, len(own)) > 1 else 0
+    received = work.received(degrees, moe_layer)[expert_rank]
+    computed = -(-sum(received) // chunks)
+    sort_bytes = 2 * ID_BYTES if min(degrees.ranks_per_node, len(received)) > 1 else 0
     hidden, element = work.model.hidden_size, work.element_bytes
     return (
         rows.received * moe.top_k * ID_BYTES
@@ -117,7 +117,7 @@ def far_rows(
             by_node[node] = by_node.get(node, 0) + copies
         by_node.pop(rank // ranks_per_node)
         if degrees.ranks_per_node is not None:
-            by_node = {node: min(one, work.sequence_length) for node, one in by_node.items()}
+            by_node = {node: min(rows, work.sequence_length) for node, rows in by_node.items()}
         far += sum(by_node.values()) * share
     return far
 

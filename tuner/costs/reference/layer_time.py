@@ -86,8 +86,8 @@ def layer_time(
 def sum_parts(parts: Iterable[PartSeconds]) -> PartSeconds:
     """Add up seconds part by part."""
     total: Counter[str] = Counter()
-    for one in parts:
-        for part, seconds in one.items():
+    for part_seconds in parts:
+        for part, seconds in part_seconds.items():
             total[part] += seconds  # type: ignore[assignment]  # Counter's stub knows ints only
     return dict(total)
 

@@ -169,8 +169,8 @@ def most_chunk_copies(work: Workload, degrees: StepDegrees, *, free_bytes: int) 
     Eq. 8 of arXiv 2511.21431 with the bytes that this engine saves.
     """
     training = work.trainings[-1].after_attention()
-    one = _received_copy(work, degrees, training) + _sent_copy(work, training)
-    return max(0, free_bytes // max(1, one))
+    copy_bytes = _received_copy(work, degrees, training) + _sent_copy(work, training)
+    return max(0, free_bytes // max(1, copy_bytes))
 
 
 def _received_copy(work: Workload, degrees: StepDegrees, training: LayerTraining) -> int:

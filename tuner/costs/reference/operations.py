@@ -372,8 +372,8 @@ def _hop_ops(
     def within(num_bytes: int) -> tuple[Op, ...]:
         if inside == 1:
             return ()
-        one = collective("all_to_all", num_bytes=num_bytes, ranks=inside, stride=1, world=world)
-        return (one,)
+        op = collective("all_to_all", num_bytes=num_bytes, ranks=inside, stride=1, world=world)
+        return (op,)
 
     crossing = max(peak_node.sent, peak_node.received)
     announced = across(ID_BYTES * nodes)

@@ -86,7 +86,7 @@ def layer_workspace(
     hidden = _hidden(work, degrees)
     is_dense = work.model.layers[layer] is LayerKind.DENSE
     training = work.trainings[layer].after_attention()
-    own = layer_activations(
+    activations = layer_activations(
         work,
         degrees,
         layer=layer,
@@ -98,7 +98,7 @@ def layer_workspace(
     entry = 2 * hidden if recompute is Recompute.FULL else hidden
     if is_dense:
         peak = _swiglu(work, degrees, training, width=work.model.dense_ffn_size)
-        return entry + own.transient + max(peak, _norm(work, degrees))
+        return entry + activations.transient + max(peak, _norm(work, degrees))
     moe = work.model.moe
     assert moe is not None
     shared = moe.shared_ffn_size
@@ -115,12 +115,12 @@ def layer_workspace(
         released = widths * work.tokens(degrees) * shared * work.element_bytes
         inside = waiting + (hidden if shared else 0) - released + experts
         first = _swiglu(work, degrees, training, width=shared) if shared else 0
-        return entry + own.transient + max(first, inside, norm - kept - released)
+        return entry + activations.transient + max(first, inside, norm - kept - released)
     # Chunks produce gradients of their tokens one by one, which are then concatenated.
-    inside = own.transient + waiting + (2 if shared else 1) * hidden + experts
+    inside = activations.transient + waiting + (2 if shared else 1) * hidden + experts
     outside = max(_swiglu(work, degrees, training, width=shared) if shared else 0, norm)
     if recompute is Recompute.FULL:
-        outside += own.transient
+        outside += activations.transient
     return entry + max(inside, outside)
 
 

@@ -194,7 +194,7 @@ def _adapted_units(
     matrices, experts = adapter_parameters(work, degrees, layer=layer)
     training = work.trainings[layer]
     gathers = 2 if training.has_input_gradient or training.names else 1
-    own = Unit(
+    unrouted = Unit(
         parameters=matrices,
         frozen=frozen,
         frozen_gathers=gathers,
@@ -202,7 +202,7 @@ def _adapted_units(
         stride=1,
     )
     if not frozen_experts:
-        return (own,)
+        return (unrouted,)
     routed = Unit(
         parameters=experts,
         frozen=frozen_experts,
@@ -210,7 +210,7 @@ def _adapted_units(
         ranks=degrees.expert_data,
         stride=degrees.expert,
     )
-    return own, routed
+    return unrouted, routed
 
 
 def _end_units(work: Workload, degrees: StepDegrees, parameters: int) -> tuple[Unit, ...]:

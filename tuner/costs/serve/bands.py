@@ -206,17 +206,17 @@ def bands_of(
     network = decoder.network if decoder is not None and engine in published else ""
     every = get_args(PublishedMode)
     known = [
-        _by_network()[one, kernels, name]
-        for one in ((mode,) if mode in every else every)
+        _by_network()[published_mode, kernels, name]
+        for published_mode in ((mode,) if mode in every else every)
         for name in ((engine,) if engine in published else published)
     ]
     stored = [by_network.get(network, by_network[""]) for by_network in known]
-    is_new = not all(one.network for one in stored)
+    is_new = not all(band.network for band in stored)
     lacking: dict[Lacking, str] = {}
     vendor = 1.0
     if engine in published and release not in published[engine]:
         lacking["release"] = f"{engine} {release}".strip()
-    generations = {name for one in stored for name in one.generations}
+    generations = {name for band in stored for name in band.generations}
     if generation not in generations:
         lacking["generation"] = f"{generation} devices"
         stored += [by_network[""] for by_network in known]
@@ -224,14 +224,14 @@ def bands_of(
         vendor = 1.0 if Generation(generation).vendor in vendors else NEW_VENDOR
     if mode not in every:
         lacking["mode"] = f"mode {mode}"
-    costs = {(one.lacking, one.kernels): one for one in shipped().widenings}
+    costs = {(widening.lacking, widening.kernels): widening for widening in shipped().widenings}
     factors = [costs[name, kernels] for name in lacking]
     return Bands(
-        ttft=_hull([one.ttft for one in stored]).widened(
-            vendor * math.prod(one.ttft for one in factors)
+        ttft=_hull([band.ttft for band in stored]).widened(
+            vendor * math.prod(factor.ttft for factor in factors)
         ),
-        tpot=_hull([one.tpot for one in stored]).widened(
-            vendor * math.prod(one.tpot for one in factors)
+        tpot=_hull([band.tpot for band in stored]).widened(
+            vendor * math.prod(factor.tpot for factor in factors)
         ),
         is_new=is_new,
         lacking=((f"this model on {engine}",) if is_new else ()) + tuple(lacking.values()),
@@ -247,10 +247,10 @@ def bands_of_steps() -> Bands:
 def joined(bands: Sequence[Bands]) -> Bands:
     """Return bands as wide as all of some together."""
     return Bands(
-        ttft=_hull([(one.ttft.low_ratio, one.ttft.high_ratio) for one in bands]),
-        tpot=_hull([(one.tpot.low_ratio, one.tpot.high_ratio) for one in bands]),
-        is_new=any(one.is_new for one in bands),
-        lacking=tuple(dict.fromkeys(name for one in bands for name in one.lacking)),
+        ttft=_hull([(band.ttft.low_ratio, band.ttft.high_ratio) for band in bands]),
+        tpot=_hull([(band.tpot.low_ratio, band.tpot.high_ratio) for band in bands]),
+        is_new=any(band.is_new for band in bands),
+        lacking=tuple(dict.fromkeys(name for band in bands for name in band.lacking)),
     )
 
 

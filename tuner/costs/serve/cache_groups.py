@@ -87,15 +87,17 @@ class BlockPool:
         States are whole on every rank (vLLM 0.33.0, v1/kv_cache_interface.py, `dcp_sharded`).
         """
         groups = (
-            one if one.states else replace(one, block_tokens=one.block_tokens * context)
-            for one in self.groups
+            group if group.states else replace(group, block_tokens=group.block_tokens * context)
+            for group in self.groups
         )
         return BlockPool(block_bytes=self.block_bytes * block_ratio, groups=tuple(groups))
 
     @property
     def token_bytes(self) -> float:
         """Bytes of a token where every group kept all of them, as releases up to 0.19 log it."""
-        return self.block_bytes * len(self.groups) / min(one.block_tokens for one in self.groups)
+        return (
+            self.block_bytes * len(self.groups) / min(group.block_tokens for group in self.groups)
+        )
 
 
 def block_pool(
@@ -117,41 +119,46 @@ def block_pool(
         states: that a request has, those of drafts included.
         drafts: tokens drafted ahead, whose inputs the convolution keeps beside its past ones.
     """
-    mixing = [(own, each) for own, each in zip(layers, token_bytes, strict=True) if own.has_mixer]
-    if any(own.attention.kind is AttentionKind.COMPRESSED for own, _ in mixing):
-        return _compressed_pool([own for own, _ in mixing])
-    widths = [each for own, each in mixing if own.attention.linear is None]
+    mixing = [
+        (layer, width) for layer, width in zip(layers, token_bytes, strict=True) if layer.has_mixer
+    ]
+    if any(layer.attention.kind is AttentionKind.COMPRESSED for layer, _ in mixing):
+        return _compressed_pool([layer for layer, _ in mixing])
+    widths = [width for layer, width in mixing if layer.attention.linear is None]
     state = max(
-        (_state_bytes(own.attention, ranks, state_bytes, drafts) for own, _ in mixing), default=0.0
+        (_state_bytes(layer.attention, ranks, state_bytes, drafts) for layer, _ in mixing),
+        default=0.0,
     )
     token = max(widths, default=0.0)
-    if not state and not any(own.attention.window for own, _ in mixing):
+    if not state and not any(layer.attention.window for layer, _ in mixing):
         return None
     block = BLOCK_TOKENS * math.ceil(state / (BLOCK_TOKENS * token)) if token and state else 0
     block = block or BLOCK_TOKENS
     page = block * token or state
     counts: Counter[CacheGroup] = Counter()
-    for own, _ in mixing:
-        counts[_group(own.attention, block=block, states=states)] += own.count
-    least, most = min(counts.values()), max(counts.values())
-    size = most if most < WIDE_RATIO * least else least
+    for layer, _ in mixing:
+        counts[_group(layer.attention, block=block, states=states)] += layer.count
+    smallest, largest = min(counts.values()), max(counts.values())
+    size = largest if largest < WIDE_RATIO * smallest else smallest
     return BlockPool(block_bytes=size * page, groups=_split_groups(counts, size))
 
 
 def _split_groups(counts: Mapping[CacheGroup, int], size: int) -> tuple[CacheGroup, ...]:
-    return tuple(own for own, count in counts.items() for _ in range(math.ceil(count / size)))
+    return tuple(group for group, count in counts.items() for _ in range(math.ceil(count / size)))
 
 
-def _group(own: DecoderAttention, *, block: int, states: int) -> CacheGroup:
-    if own.linear is not None:
+def _group(attention: DecoderAttention, *, block: int, states: int) -> CacheGroup:
+    if attention.linear is not None:
         return CacheGroup(block_tokens=block, states=states)
-    return CacheGroup(block_tokens=block, window=own.window, is_chunk=own.window_is_chunk)
+    return CacheGroup(
+        block_tokens=block, window=attention.window, is_chunk=attention.window_is_chunk
+    )
 
 
-def _state_bytes(own: DecoderAttention, ranks: int, element: float, drafts: int) -> float:
-    if own.linear is None:
+def _state_bytes(attention: DecoderAttention, ranks: int, element: float, drafts: int) -> float:
+    if attention.linear is None:
         return 0.0
-    shard = own.linear.shard(ranks)
+    shard = attention.linear.shard(ranks)
     past = shard.conv_state_elements + drafts * shard.conv_channels
     return element * shard.state_elements + CONV_STATE_BYTES * past
 
@@ -161,23 +168,25 @@ def _compressed_pool(layers: Sequence[Layers]) -> BlockPool:
     width, window = entry_bytes(layers[0].attention.kv_elements), layers[0].attention.window
     plain = CacheGroup(block_tokens=WINDOW_BLOCK_TOKENS, window=window)
     pages = {plain: _aligned(WINDOW_BLOCK_TOKENS * width)}
-    counts, pairs = Counter({plain: sum(own.count for own in layers)}), Counter[CacheGroup]()
+    counts, pairs = Counter({plain: sum(layer.count for layer in layers)}), Counter[CacheGroup]()
     entries = 0.0
-    for own in layers:
-        merged = own.attention.compressor
+    for layer in layers:
+        merged = layer.attention.compressor
         if merged is None:
             continue
         index, rows = merged.indexer, ENTRY_BLOCK_TOKENS / merged.ratio
         tokens = OPEN_BLOCK_TOKENS[index is not None]
         opened = CacheGroup(block_tokens=tokens, window=merged.series * merged.ratio)
-        widths = [own.attention.head_dim, *([] if index is None else [index.head_dim])]
-        pages[opened] = sum(_aligned(tokens * merged.outputs(one) * STATE_BYTES) for one in widths)
+        widths = [layer.attention.head_dim, *([] if index is None else [index.head_dim])]
+        pages[opened] = sum(
+            _aligned(tokens * merged.outputs(head_dim) * STATE_BYTES) for head_dim in widths
+        )
         keys = 0.0 if index is None else _aligned(rows * index.head_dim * INDEX_KEY_BYTES)
-        entries += own.count * (_aligned(rows * width) + keys)
-        counts[opened] += own.count
-        pairs[opened] += own.count * (index is not None)
+        entries += layer.count * (_aligned(rows * width) + keys)
+        counts[opened] += layer.count
+        pairs[opened] += layer.count * (index is not None)
     size = _least_padding(list(counts.values()), least=max([1, *pairs.values()]))
-    blocks = [min(count, size) * pages[own] for own, count in counts.items()]
+    blocks = [min(count, size) * pages[group] for group, count in counts.items()]
     whole = (CacheGroup(block_tokens=ENTRY_BLOCK_TOKENS),) if entries else ()
     return BlockPool(block_bytes=max(*blocks, entries), groups=whole + _split_groups(counts, size))
 

@@ -32,8 +32,8 @@ def instance_weight_bytes(iteration: Iteration) -> float:
     ranks = degrees.attention_tensor
     if shares and not is_dispatched(iteration):
         ranks *= degrees.attention_data
-    own = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=ranks)
-    return own + added_weight_bytes(iteration)
+    model_bytes = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=ranks)
+    return model_bytes + added_weight_bytes(iteration)
 
 
 def added_weight_bytes(iteration: Iteration) -> float:
@@ -41,15 +41,15 @@ def added_weight_bytes(iteration: Iteration) -> float:
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
     total = rotary_bytes(iteration)
     if iteration.drafter is not None:
-        one = replace(iteration.drafter.decoder, vocab=0)
-        total += weight_bytes(one, formats, replace(degrees, pipeline=1))
+        drafter = replace(iteration.drafter.decoder, vocab=0)
+        total += weight_bytes(drafter, formats, replace(degrees, pipeline=1))
         total += 2.0 * decoder.hidden**2 * formats.stored_bytes(formats.attention)
     if decoder.experts is not None:
         spare = iteration.spare_experts
-        each = expert_bytes(decoder, formats)
+        bytes_per_expert = expert_bytes(decoder, formats)
         shards = degrees.moe_tensor * degrees.expert * degrees.pipeline
         padded = iteration.num_slots * (padding_factor(iteration) - 1.0)
-        total += (spare + padded) * each * iteration.moe_layers / shards
+        total += (spare + padded) * bytes_per_expert * iteration.moe_layers / shards
     return total
 
 
@@ -63,7 +63,7 @@ def rotary_bytes(iteration: Iteration) -> float:
     Source:  vLLM 0.32.0, model_executor/layers/rotary_embedding; 4.25 GiB of DeepSeek-V4
     """
     decoder = iteration.decoder
-    widths = [one.attention.rope_dim or one.attention.head_dim for one in decoder.layers]
+    widths = [group.attention.rope_dim or group.attention.head_dim for group in decoder.layers]
     table = float(decoder.positions) * max(widths)
     if decoder.architecture in iteration.traits.scaled_rotary:
         return table * (1.0 + decoder.rope_factor) * STATE_BYTES
@@ -72,12 +72,12 @@ def rotary_bytes(iteration: Iteration) -> float:
 
 def padding_factor(iteration: Iteration) -> float:
     """Bytes of an expert as its kernels store it, over those of the checkpoint."""
-    own, rule = iteration.decoder.experts, iteration.memory_rule
+    experts, rule = iteration.decoder.experts, iteration.memory_rule
     generation = iteration.machine.sheet.generation
     align = rule.mxfp4_multiples.get(generation, iteration.traits.mxfp4_multiples)
-    if own is None or align is None or iteration.formats.experts != "mxfp4":
+    if experts is None or align is None or iteration.formats.experts != "mxfp4":
         return 1.0
-    hidden, ffn = float(iteration.decoder.expert_hidden), own.ffn / iteration.degrees.moe_tensor
+    hidden, ffn = float(iteration.decoder.expert_hidden), experts.ffn / iteration.degrees.moe_tensor
     padded = math.ceil(hidden / align[0]) * align[0] * math.ceil(ffn / align[1]) * align[1]
     return padded / (hidden * ffn)
 
@@ -93,7 +93,7 @@ def instance_block_pool(iteration: Iteration) -> BlockPool | None:
     pool = block_pool(
         layers,
         token_bytes=[
-            layer_kv_bytes(one.attention, iteration.cache_formats, ranks) for one in layers
+            layer_kv_bytes(group.attention, iteration.cache_formats, ranks) for group in layers
         ],
         ranks=ranks,
         state_bytes=rule.states.element_bytes(decoder.architecture),
@@ -140,8 +140,8 @@ def instance_kv_bytes_per_token(
         drafts=iteration.checked_tokens - 1,
     )
     if iteration.drafter is not None:
-        own, isolated = iteration.drafter.decoder, iteration.drafter.degrees
-        total += kv_bytes_per_token(own, formats, isolated, request_tokens=request_tokens)
+        drafter, isolated = iteration.drafter.decoder, iteration.drafter.degrees
+        total += kv_bytes_per_token(drafter, formats, isolated, request_tokens=request_tokens)
     return total
 
 
@@ -160,11 +160,7 @@ def instance_state_bytes(iteration: Iteration) -> float:
     if all(group.attention.linear is None for group in decoder.layers):
         return 0.0
     return state_bytes_per_request(
-        decoder,
-        iteration.formats,
-        iteration.degrees,
-        states=rule.states,
-        drafts=iteration.checked_tokens - 1,
+        decoder, iteration.degrees, states=rule.states, drafts=iteration.checked_tokens - 1
     )
 
 
@@ -207,22 +203,22 @@ def cache_tokens(
         longest=longest,
         moves_cache=moves_cache,
     )
-    weights, each = _fixed_bytes(iteration, request_tokens)
+    weights, token_bytes = _fixed_bytes(iteration, request_tokens)
     room = room_of(
         iteration.memory_rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes
     )
-    usual = room.safe_bytes / each
+    usual = room.safe_bytes / token_bytes
     if usual >= least:
         return usual
-    return max(usual, (FULL_RATIO * memory_bytes - 0.5 * reserve.total - weights) / each)
+    return max(usual, (FULL_RATIO * memory_bytes - 0.5 * reserve.total - weights) / token_bytes)
 
 
 @lru_cache(maxsize=64)
 def _fixed_bytes(iteration: Iteration, request_tokens: float | None) -> tuple[float, float]:
     """Bytes of one device's weights and of a token's cache, whatever its steps hold."""
     weights = instance_weight_bytes(iteration)
-    each = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
-    return weights, max(each, 1e-9)
+    token_bytes = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
+    return weights, max(token_bytes, 1e-9)
 
 
 def holds_whole(

@@ -246,11 +246,11 @@ class Decoder:
         v1/core/kv_cache_coordinator.py; SGLang 0.5.23, mem_cache/kv_cache_configurator.py).
         """
         copies = ranks
-        for own in (group.attention for group in self.layers if group.has_mixer):
-            if own.window or own.kind is AttentionKind.COMPRESSED:
+        for attention in (group.attention for group in self.layers if group.has_mixer):
+            if attention.window or attention.kind is AttentionKind.COMPRESSED:
                 return 1
-            if own.kind is AttentionKind.GROUPED:
-                copies = gcd(copies, ranks // own.kv_heads or 1)
+            if attention.kind is AttentionKind.GROUPED:
+                copies = gcd(copies, ranks // attention.kv_heads or 1)
         return copies
 
     @property
@@ -267,9 +267,9 @@ class Decoder:
     def network(self) -> str:
         """The widths that its kernels have, equal for DeepSeek-V3, R1 and V3.1."""
         mixers = [group.attention for group in self.layers if group.has_mixer]
-        attention = sorted({f"{own.kind.value}{own.heads}" for own in mixers})
-        own = self.experts
-        follows = f"{own.num}e{own.top_k}" if own else f"ffn{self.layers[0].dense_ffn}"
+        attention = sorted({f"{mixer.kind.value}{mixer.heads}" for mixer in mixers})
+        experts = self.experts
+        follows = f"{experts.num}e{experts.top_k}" if experts else f"ffn{self.layers[0].dense_ffn}"
         return f"{self.hidden}x{self.num_layers} {' '.join(attention)} {follows}"
 
 

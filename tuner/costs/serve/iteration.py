@@ -160,9 +160,9 @@ class Iteration:
     @property
     def num_slots(self) -> int:
         """Copies of experts of a layer, over all ranks that share them."""
-        own = 0 if self.decoder.experts is None else self.decoder.experts.num
+        num_experts = 0 if self.decoder.experts is None else self.decoder.experts.num
         recorded = 0 if self.loads is None else self.loads.num_slots
-        return max(own + self.redundant_experts, recorded)
+        return max(num_experts + self.redundant_experts, recorded)
 
     @property
     def spare_experts(self) -> int:
@@ -172,18 +172,18 @@ class Iteration:
     @property
     def computed_copies(self) -> float:
         """Copies of a token that are dispatched and computed, mean; 0 without experts."""
-        own = self.decoder.experts
-        if own is None or not own.zero:
-            return 0 if own is None else own.top_k
-        return computed_copies(own, self.traits)
+        experts = self.decoder.experts
+        if experts is None or not experts.zero:
+            return 0 if experts is None else experts.top_k
+        return computed_copies(experts, self.traits)
 
     @cached_property
     def computed_loads(self) -> ExpertLoads | None:
         """Loads of these copies; None: those of the kernel tables."""
-        own = self.decoder.experts
-        if own is None or not own.zero:
+        experts = self.decoder.experts
+        if experts is None or not experts.zero:
             return self.loads
-        return computed_loads(own, self.traits, self.loads, ranks=self.degrees.expert)
+        return computed_loads(experts, self.traits, self.loads, ranks=self.degrees.expert)
 
     @property
     def checked_tokens(self) -> int:
@@ -564,7 +564,7 @@ class Iteration:
         ranks, keys_Q = self.degrees.context, np.zeros_like(m_Q)
         if ranks == 1:
             return keys_Q
-        if any(own.attention.kind is not AttentionKind.LATENT for own in self.decoder.layers):
+        if any(group.attention.kind is not AttentionKind.LATENT for group in self.decoder.layers):
             return np.where(before_Q > 0.0, self.context_s(m_Q), keys_Q)
         for count, layer in self.attention_layers:
             gathered_Q = ELEMENT_BYTES * before_Q * layer.attention.kv_elements

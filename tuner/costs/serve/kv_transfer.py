@@ -104,26 +104,29 @@ def rank_kv_bytes(
     """Bytes that the most-loaded sender and the most-loaded receiver move for one request."""
     shape = cache_shape(model)
     plan = transfers(shape, sender=prefill, receiver=decode, num_tokens=tokens)
-    each = shape.parts * shape.width * bytes_per_element
+    token_bytes = shape.parts * shape.width * bytes_per_element
     if model.attention.kind == "shared_kv":
-        each = entry_bytes(model.attention.head_dim)
+        token_bytes = entry_bytes(model.attention.head_dim)
     layer_bytes = [
-        _layer_bytes(model, layer, tokens=tokens, each=each)
+        _layer_bytes(model, layer, tokens=tokens, token_bytes=token_bytes)
         for layer in model.each_layer
         if layer.mixer is Mixer.ATTENTION
     ]
     state = state_bytes_per_sequence(model, state_bytes=state_bytes, conv_bytes=CONV_STATE_BYTES)
 
-    def moved(one: Transfer) -> float:
-        share = len(one.tokens) / tokens
-        return len(one.heads) * share * sum(layer_bytes[one.layers.start : one.layers.stop])
+    def moved(transfer: Transfer) -> float:
+        share = len(transfer.tokens) / tokens
+        whole_bytes = sum(layer_bytes[transfer.layers.start : transfer.layers.stop])
+        return len(transfer.heads) * share * whole_bytes
 
-    sizes = [moved(one) for one in plan]
+    sizes = [moved(transfer) for transfer in plan]
     return RankBytes(
-        sent=_peak_rank_bytes([(one.sender, size) for one, size in zip(plan, sizes, strict=True)])
+        sent=_peak_rank_bytes(
+            [(transfer.sender, size) for transfer, size in zip(plan, sizes, strict=True)]
+        )
         + state / (prefill.tensor * prefill.pipeline),
         received=_peak_rank_bytes(
-            [(one.receiver, size) for one, size in zip(plan, sizes, strict=True)]
+            [(transfer.receiver, size) for transfer, size in zip(plan, sizes, strict=True)]
         )
         + state / (decode.tensor * decode.pipeline),
         whole=sum(sizes) + state,
@@ -181,17 +184,17 @@ def conversion_bytes_per_s(
     return holders * layer_bytes / prices.seconds(op)
 
 
-def _layer_bytes(model: ModelSpec, layer: Layer, *, tokens: int, each: float) -> float:
-    """Bytes of one layer and head, where a token has so many."""
+def _layer_bytes(model: ModelSpec, layer: Layer, *, tokens: int, token_bytes: float) -> float:
+    """Bytes of one layer and head, where a token has `token_bytes`."""
     kept = _kept_tokens(model, tokens=tokens) if layer.is_windowed else tokens
-    own = model.attention.indexer
-    if own is not None and not layer.shares_index:
-        each += own.head_dim * INDEX_KEY_BYTES
+    indexer = model.attention.indexer
+    if indexer is not None and not layer.shares_index:
+        token_bytes += indexer.head_dim * INDEX_KEY_BYTES
     if layer.compressor is None:
-        return each * kept
+        return token_bytes * kept
     index = layer.compressor.indexer
-    entry = each + (0.0 if index is None else index.head_dim * INDEX_KEY_BYTES)
-    return each * kept + entry * (tokens // layer.compressor.ratio)
+    entry = token_bytes + (0.0 if index is None else index.head_dim * INDEX_KEY_BYTES)
+    return token_bytes * kept + entry * (tokens // layer.compressor.ratio)
 
 
 def _kept_tokens(model: ModelSpec, *, tokens: int) -> int:

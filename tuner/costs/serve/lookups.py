@@ -35,5 +35,7 @@ class NotedMachine(ServingMachine):
 
 def noting(machine: ServingMachine, lookups: Lookups) -> NotedMachine:
     """Return a machine that notes what is looked up."""
-    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine) if one.init}
+    known = {
+        field.name: getattr(machine, field.name) for field in fields(ServingMachine) if field.init
+    }
     return NotedMachine(lookups=lookups, **known)

@@ -111,12 +111,12 @@ def _experts_bytes(
     decoder: Decoder, formats: Formats, degrees: InstanceDegrees, *, shared_ranks: int
 ) -> float:
     """Return the bytes of a layer's experts, latent projections and router on one device."""
-    own, hidden = decoder.experts, decoder.hidden
-    assert own is not None  # Decoder refuses layers without either
-    routed = own.num * expert_bytes(decoder, formats) / (degrees.moe_tensor * degrees.expert)
-    shared = decoder.matrices * hidden * own.shared_ffn / shared_ranks
-    latent = 2.0 * hidden * own.latent
-    router = hidden * own.router_outputs * BYTES["bf16"]
+    experts, hidden = decoder.experts, decoder.hidden
+    assert experts is not None  # Decoder refuses layers without either
+    routed = experts.num * expert_bytes(decoder, formats) / (degrees.moe_tensor * degrees.expert)
+    shared = decoder.matrices * hidden * experts.shared_ffn / shared_ranks
+    latent = 2.0 * hidden * experts.latent
+    router = hidden * experts.router_outputs * BYTES["bf16"]
     around = shared * formats.stored_bytes(formats.ffn) + latent * formats.stored_bytes(
         formats.latent_projections
     )
@@ -137,36 +137,41 @@ def stage_ratio(decoder: Decoder, degrees: InstanceDegrees) -> float:
     return math.ceil(decoder.most_stages / degrees.pipeline) / decoder.most_stages
 
 
-def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
+def _mixer_bytes(attention: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
     inner, outer = formats.stored_bytes(formats.attention), formats.stored_bytes(formats.output)
-    if own.linear is not None:
+    if attention.linear is not None:
         inner, outer = (formats.stored_bytes(dtype) for dtype in formats.linear_projections)
-        shard = own.linear.shard(ranks)
+        shard = attention.linear.shard(ranks)
         output = shard.value_dim * hidden
         return (linear_weights(shard, hidden=hidden) - output) * inner + output * outer
-    if own.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
-        down = hidden * (own.query_rank + own.kv_rank + own.rope_dim)
-        nope = own.head_dim - own.rope_dim
-        up = own.heads * ((own.query_rank or hidden) * own.head_dim)
-        absorbed = own.heads * own.kv_rank * (nope + own.value_dim)
-        down += indexer_weights(own.own_indexer, query_rank=own.query_rank, hidden=hidden)
-        inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
-        return inner_bytes + own.heads * own.value_dim * hidden * outer / ranks
-    if own.kind is AttentionKind.COMPRESSED:
-        queries = own.heads * own.head_dim
-        down = hidden * (own.query_rank + own.head_dim)
-        compressor = compressor_weights(
-            own.compressor, head_dim=own.head_dim, query_rank=own.query_rank, hidden=hidden
+    if attention.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
+        down = hidden * (attention.query_rank + attention.kv_rank + attention.rope_dim)
+        nope = attention.head_dim - attention.rope_dim
+        up = attention.heads * ((attention.query_rank or hidden) * attention.head_dim)
+        absorbed = attention.heads * attention.kv_rank * (nope + attention.value_dim)
+        down += indexer_weights(
+            attention.own_indexer, query_rank=attention.query_rank, hidden=hidden
         )
-        index = None if own.compressor is None else own.compressor.indexer
-        scored = indexer_queries_weights(index, query_rank=own.query_rank)
-        grouped = own.output_rank * (queries + own.output_groups * hidden)
-        quantized = (down + scored + own.query_rank * queries / ranks) * inner
+        inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
+        return inner_bytes + attention.heads * attention.value_dim * hidden * outer / ranks
+    if attention.kind is AttentionKind.COMPRESSED:
+        queries = attention.heads * attention.head_dim
+        down = hidden * (attention.query_rank + attention.head_dim)
+        compressor = compressor_weights(
+            attention.compressor,
+            head_dim=attention.head_dim,
+            query_rank=attention.query_rank,
+            hidden=hidden,
+        )
+        index = None if attention.compressor is None else attention.compressor.indexer
+        scored = indexer_queries_weights(index, query_rank=attention.query_rank)
+        grouped = attention.output_rank * (queries + attention.output_groups * hidden)
+        quantized = (down + scored + attention.query_rank * queries / ranks) * inner
         return quantized + (compressor - scored) * BYTES["bf16"] + grouped * outer / ranks
-    queries = own.heads * (2 if own.has_gate else 1)
-    keys = 2 * max(own.kv_heads / ranks, 1.0)
+    queries = attention.heads * (2 if attention.has_gate else 1)
+    keys = 2 * max(attention.kv_heads / ranks, 1.0)
     width = queries / ranks + keys
-    return own.head_dim * hidden * (width * inner + own.heads / ranks * outer)
+    return attention.head_dim * hidden * (width * inner + attention.heads / ranks * outer)
 
 
 def kv_bytes_per_token(
@@ -191,55 +196,62 @@ def kv_bytes_per_token(
     """
     total = 0.0
     for group in decoder.layers:
-        own = group.attention
-        each = layer_kv_bytes(
-            own,
+        attention = group.attention
+        token_bytes = layer_kv_bytes(
+            attention,
             formats,
             degrees.attention_tensor,
             context=degrees.context,
             side_context=degrees.side_context,
         )
-        total += group.count * _entries_bytes(own)
-        if own.window and window_pool_ratio is not None:
-            each *= window_pool_ratio
-        elif own.kind is AttentionKind.COMPRESSED:
-            each = 0.0
-        elif own.window and request_tokens is not None:
-            each *= min(1.0, own.window / request_tokens)
-        total += group.count * each
+        total += group.count * _entries_bytes(attention)
+        if attention.window and window_pool_ratio is not None:
+            token_bytes *= window_pool_ratio
+        elif attention.kind is AttentionKind.COMPRESSED:
+            token_bytes = 0.0
+        elif attention.window and request_tokens is not None:
+            token_bytes *= min(1.0, attention.window / request_tokens)
+        total += group.count * token_bytes
     total *= stage_ratio(decoder, degrees)
     if request_tokens is None:
         return total
-    fixed = state_bytes_per_request(decoder, formats, degrees, states=states, drafts=drafts)
+    fixed = state_bytes_per_request(decoder, degrees, states=states, drafts=drafts)
     if window_pool_ratio is not None:
         fixed -= stage_ratio(decoder, degrees) * _held_bytes(decoder, only_windows=True)
     return total + fixed / request_tokens
 
 
 def layer_kv_bytes(
-    own: DecoderAttention, formats: Formats, ranks: int, *, context: int = 1, side_context: int = 1
+    attention: DecoderAttention,
+    formats: Formats,
+    ranks: int,
+    *,
+    context: int = 1,
+    side_context: int = 1,
 ) -> float:
     """Return bytes of one token in one layer of one device, by its share of the positions."""
     share = 1.0
-    if own.kind is AttentionKind.GROUPED:
-        share = max(own.kv_heads / ranks, 1.0) / own.kv_heads
-    if own.kind is AttentionKind.COMPRESSED:
-        return entry_bytes(own.kv_elements)
+    if attention.kind is AttentionKind.GROUPED:
+        share = max(attention.kv_heads / ranks, 1.0) / attention.kv_heads
+    if attention.kind is AttentionKind.COMPRESSED:
+        return entry_bytes(attention.kv_elements)
     width = 1.0 if formats.kv == "fp8" else 2.0
-    each = own.kv_elements * share * width
-    is_packed = formats.packs_sparse and own.indexer is not None and formats.kv == "fp8"
-    if is_packed and own.kv_elements == _SPARSE_ELEMENTS:
-        each = SPARSE_FP8_BYTES
-    index = own.own_indexer.head_dim * INDEX_KEY_BYTES if own.own_indexer else 0.0
-    return each / context + index / side_context
+    token_bytes = attention.kv_elements * share * width
+    is_packed = formats.packs_sparse and attention.indexer is not None and formats.kv == "fp8"
+    if is_packed and attention.kv_elements == _SPARSE_ELEMENTS:
+        token_bytes = SPARSE_FP8_BYTES
+    index = attention.own_indexer.head_dim * INDEX_KEY_BYTES if attention.own_indexer else 0.0
+    return token_bytes / context + index / side_context
 
 
-def _entries_bytes(own: DecoderAttention) -> float:
+def _entries_bytes(attention: DecoderAttention) -> float:
     """Return the bytes of the entries of a layer's compressor, per token that they merge."""
-    if own.compressor is None:
+    if attention.compressor is None:
         return 0.0
-    keys = own.compressor.indexer.head_dim if own.compressor.indexer else 0
-    return (entry_bytes(own.kv_elements) + keys * INDEX_KEY_BYTES) / own.compressor.ratio
+    keys = attention.compressor.indexer.head_dim if attention.compressor.indexer else 0
+    return (
+        entry_bytes(attention.kv_elements) + keys * INDEX_KEY_BYTES
+    ) / attention.compressor.ratio
 
 
 _SPARSE_ELEMENTS: Final = 576
@@ -247,7 +259,6 @@ _SPARSE_ELEMENTS: Final = 576
 
 def state_bytes_per_request(
     decoder: Decoder,
-    formats: Formats,
     degrees: InstanceDegrees,
     *,
     states: StateRule = ONE_STATE,
@@ -258,11 +269,8 @@ def state_bytes_per_request(
     These are states of linear attention, windows beside compressors, and open entries of
     compressors. The last two count once whatever the rule and the drafts.
 
-    And windows beside compressors and their open entries, once whatever the rule and the drafts.
-
     Args:
         decoder: the model.
-        formats: of its caches.
         degrees: of the instance.
         states: how the engine keeps them.
         drafts: tokens drafted ahead, each of which needs a state of its own.
@@ -276,24 +284,26 @@ def state_bytes_per_request(
     if not shards:
         return ratio * _held_bytes(decoder)
     element = states.element_bytes(decoder.architecture)
-    each = max(
-        element * own.state_elements + CONV_STATE_BYTES * own.conv_state_elements
-        for _, own in shards
+    layer_bytes = max(
+        element * shard.state_elements + CONV_STATE_BYTES * shard.conv_state_elements
+        for _, shard in shards
     )
     layers = float(sum(count for count, _ in shards))
     kept = float(states.per_request + drafts)
-    return each * layers * kept * ratio
+    return layer_bytes * layers * kept * ratio
 
 
 def _held_bytes(decoder: Decoder, *, only_windows: bool = False) -> float:
     """Return the bytes of windows of shared keys, and of the open entries beside them."""
     total = 0.0
     for group in decoder.layers:
-        own = group.attention
-        if own.kind is AttentionKind.COMPRESSED:
-            total += group.count * own.window * entry_bytes(own.kv_elements)
-        if own.compressor is not None and not only_windows:
-            total += group.count * STATE_BYTES * own.compressor.state_elements(own.head_dim)
+        attention = group.attention
+        if attention.kind is AttentionKind.COMPRESSED:
+            total += group.count * attention.window * entry_bytes(attention.kv_elements)
+        if attention.compressor is not None and not only_windows:
+            total += (
+                group.count * STATE_BYTES * attention.compressor.state_elements(attention.head_dim)
+            )
     return total
 
 

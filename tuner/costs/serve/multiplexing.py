@@ -132,8 +132,8 @@ class SharedIteration(Iteration):
             for count, layer in self.attention_layers
             for flop_Q, bytes_Q in [_decode_work(layer, n_Q, past_Q)]
         ]
-        flop_Q = np.sum([one for one, _ in work], axis=0)
-        bytes_Q = np.sum([other for _, other in work], axis=0)
+        flop_Q = np.sum([layer_flop_Q for layer_flop_Q, _ in work], axis=0)
+        bytes_Q = np.sum([layer_bytes_Q for _, layer_bytes_Q in work], axis=0)
         whole_Q = super().decode_s(n_Q, past_Q)
         least_Q, on_share_Q = self.machine.bounds_on_share_s(flop_Q, bytes_Q)
         start_s = DECODE_S * sum(count for count, _ in self.attention_layers)
@@ -147,32 +147,32 @@ class SharedIteration(Iteration):
 
 
 def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> Work:
-    own = layer.attention
-    if own.kind in (AttentionKind.GROUPED, AttentionKind.LATENT):
+    attention = layer.attention
+    if attention.kind in (AttentionKind.GROUPED, AttentionKind.LATENT):
         return work(layer.decode_core(n_Q, past_Q))
-    if own.linear is not None:
+    if attention.linear is not None:
         # A state of fixed size is read and written.
         return 0.0 * n_Q, n_Q * 2.0 * layer.state_bytes * layer.linear.state_elements
     # Few tokens or entries are read.
     width = 1.0 if layer.formats.kv == "fp8" else 2.0
-    return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
+    return 0.0 * n_Q, n_Q * float(attention.kv_elements) * width
 
 
 def on_share(iteration: Iteration, share: DeviceShare) -> SharedIteration:
     """Return the engine on that share of its devices."""
-    own = iteration.machine
+    whole = iteration.machine
     machine = SharedMachine(
-        sheet=own.sheet, tables=own.tables, estimated=own.estimated, share=share
+        sheet=whole.sheet, tables=whole.tables, estimated=whole.estimated, share=share
     )
-    known = {one.name: getattr(iteration, one.name) for one in fields(Iteration)}
+    known = {field.name: getattr(iteration, field.name) for field in fields(Iteration)}
     return SharedIteration(**{**known, "machine": machine})
 
 
 def drawn_ratio(iteration: Iteration, *, tokens: float, seconds: float) -> float:
     """Share of the memory bandwidth that a prompt draws: its weights' and activations' bytes."""
-    own = iteration.machine
-    traffic = _Traffic(sheet=own.sheet, tables=None, estimated=set())
-    known = {one.name: getattr(iteration, one.name) for one in fields(Iteration)}
+    machine = iteration.machine
+    traffic = _Traffic(sheet=machine.sheet, tables=None, estimated=set())
+    known = {field.name: getattr(iteration, field.name) for field in fields(Iteration)}
     counting = Iteration(**{**known, "machine": traffic})
     parts = counting.linear_parts(np.array([tokens]))
     moved_s = sum(float(seconds_Q[0]) for seconds_Q in parts.values())

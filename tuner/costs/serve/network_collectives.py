@@ -75,10 +75,10 @@ def network_collective_s(
     # A gathered buffer passes every link once, a reduced one twice.
     passes = 1.0 if reduces else 0.5
     by_protocol = [
-        each.base_s
-        + inside * each.inside_s
-        + outside * each.outside_s
-        + np.maximum(passes * bytes_Q / each.bytes_per_s, moved_Q)
-        for each in (TREE if reduces else RING)
+        protocol.base_s
+        + inside * protocol.inside_s
+        + outside * protocol.outside_s
+        + np.maximum(passes * bytes_Q / protocol.bytes_per_s, moved_Q)
+        for protocol in (TREE if reduces else RING)
     ]
     return np.asarray(START_S + np.min(by_protocol, axis=0))

@@ -44,7 +44,9 @@ class ProfiledMachine(ServingMachine):
         columns = np.broadcast_arrays(
             *(np.asarray(op.axes[axis], dtype=np.float64) for axis in AXES[op.operation])
         )
-        seconds_N, beyond_N = curve.predict(np.stack([one.ravel() for one in columns], axis=1))
+        seconds_N, beyond_N = curve.predict(
+            np.stack([column.ravel() for column in columns], axis=1)
+        )
         if beyond_N.any():
             self.estimated.add(f"{op.operation} beyond the measured sizes")
         return seconds_N.reshape(columns[0].shape)

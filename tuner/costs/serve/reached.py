@@ -88,5 +88,7 @@ class ReachedMachine(ServingMachine):
 
 def reached_machine(machine: ServingMachine, rates: ReachedRates) -> ReachedMachine:
     """Return a system that is priced at an engine's rates."""
-    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine) if one.init}
+    known = {
+        field.name: getattr(machine, field.name) for field in fields(ServingMachine) if field.init
+    }
     return ReachedMachine(**{**known, "host": rates.host, "estimated": set()}, rates=rates)

@@ -135,7 +135,9 @@ def step_reserve(
         moves_cache: the server sends or receives caches.
     """
     rule = iteration.memory_rule
-    most = min(running, MOST_CAPTURED if captured is None else captured) * iteration.has_graphs
+    graph_sequences = (
+        min(running, MOST_CAPTURED if captured is None else captured) * iteration.has_graphs
+    )
     checked = iteration.checked_tokens
     steps = partial(
         activation_bytes,
@@ -145,10 +147,10 @@ def step_reserve(
         hidden_states=2 if rule.compiles else 3,
     )
     activations = steps(running=float(min(running, step_tokens)))
-    graphs = rule.graphs_per_size * graph_bytes(iteration, sequences=most)
+    graphs = rule.graphs_per_size * graph_bytes(iteration, sequences=graph_sequences)
     late = moved = 0.0
     if rule.allocates_late:
-        graphs += most * checked * iteration.decoder.vocab * GRAPH_LOGIT_BYTES
+        graphs += graph_sequences * checked * iteration.decoder.vocab * GRAPH_LOGIT_BYTES
         moved = moves_cache * TRANSFER_BYTES
         late = activations + graphs + moved
         activations = steps(running=1.0)
@@ -161,7 +163,8 @@ def step_reserve(
         communicators=_communicator_bytes(iteration),
         activations=activations,
         graphs=graphs,
-        buffers=all_to_all_buffer_bytes(iteration, tokens=(most or running) * checked) + moved,
+        buffers=all_to_all_buffer_bytes(iteration, tokens=(graph_sequences or running) * checked)
+        + moved,
         workspaces=WORKSPACE_BYTES + sparse,
         late=late,
     )
@@ -181,27 +184,27 @@ def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: i
              models/deepseek_v4/sparse_mla.py (`c128a_prefill_buffer`),
              `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB` of envs.py
     """
-    most = chosen = picked = 0.0
+    gathered = chosen = picked = 0.0
     for group in iteration.decoder.layers:
-        own = group.attention
-        merged = own.compressor
-        index = own.own_indexer if merged is None else merged.indexer
+        attention = group.attention
+        merged = attention.compressor
+        index = attention.own_indexer if merged is None else merged.indexer
         if index is not None:
             scored = INDEX_PROMPTS * longest / (1 if merged is None else merged.ratio)
-            most = max(most, scored * index.head_dim * INDEX_KEY_BYTES)
+            gathered = max(gathered, scored * index.head_dim * INDEX_KEY_BYTES)
             picked = step_tokens * index.top_k * INDEX_BYTES
-        if own.kind is AttentionKind.SPARSE_LATENT:
-            heads = own.heads / iteration.degrees.attention_tensor
+        if attention.kind is AttentionKind.SPARSE_LATENT:
+            heads = attention.heads / iteration.degrees.attention_tensor
             cache = iteration.cache_formats
             keys = SPARSE_PROMPTS * longest * (cache.kv == "fp8" and cache.packs_sparse)
             rows = keys + step_tokens * heads
-            most = max(most, rows * own.kv_elements * ELEMENT_BYTES)
-        elif own.kind is AttentionKind.COMPRESSED and merged is not None:
-            kept = longest / merged.ratio + own.window + step_tokens
-            most = max(most, COMPRESSED_PROMPTS * kept * own.head_dim * ELEMENT_BYTES)
+            gathered = max(gathered, rows * attention.kv_elements * ELEMENT_BYTES)
+        elif attention.kind is AttentionKind.COMPRESSED and merged is not None:
+            kept = longest / merged.ratio + attention.window + step_tokens
+            gathered = max(gathered, COMPRESSED_PROMPTS * kept * attention.head_dim * ELEMENT_BYTES)
             if index is None:
                 chosen = 2.0 * step_tokens * longest / merged.ratio * INDEX_BYTES
-    return most + chosen + picked + SCORE_BYTES if most else 0.0
+    return gathered + chosen + picked + SCORE_BYTES if gathered else 0.0
 
 
 def _communicator_bytes(iteration: Iteration) -> float:
@@ -249,37 +252,42 @@ def _widths(layers: tuple[Layers, ...], ranks: int) -> tuple[float, float]:
     return widest, max(group.dense_ffn for group in layers) / ranks
 
 
-def _attention_width(own: DecoderAttention, ranks: int) -> float:
+def _attention_width(attention: DecoderAttention, ranks: int) -> float:
     """Elements of one token: queries, keys, values and outputs of a rank."""
-    heads, kv_heads = own.heads / ranks, max(own.kv_heads / ranks, 1.0)
-    if own.kind is AttentionKind.GROUPED:
-        return own.head_dim * (heads * (3 if own.has_gate else 2) + 2.0 * kv_heads)
-    if own.linear is not None:
+    heads, kv_heads = attention.heads / ranks, max(attention.kv_heads / ranks, 1.0)
+    if attention.kind is AttentionKind.GROUPED:
+        return attention.head_dim * (heads * (3 if attention.has_gate else 2) + 2.0 * kv_heads)
+    if attention.linear is not None:
         # What is projected, and the outputs.
-        shard = own.linear.shard(ranks)
+        shard = attention.linear.shard(ranks)
         return LINEAR_KINDS[shard.kind].projections(shard).inputs + float(shard.value_dim)
-    if own.kind is AttentionKind.COMPRESSED:
+    if attention.kind is AttentionKind.COMPRESSED:
         # Queries and outputs, as they are and padded; those of an indexer in bf16 and fp8; the low
         # rank, the key, the joined groups, keys and gates.
-        keys = 0 if own.compressor is None else own.compressor.outputs(own.head_dim)
-        groups = own.output_groups * own.output_rank / ranks
+        keys = (
+            0 if attention.compressor is None else attention.compressor.outputs(attention.head_dim)
+        )
+        groups = attention.output_groups * attention.output_rank / ranks
         padded = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
-        index = None if own.compressor is None else own.compressor.indexer
+        index = None if attention.compressor is None else attention.compressor.indexer
         picked = 0.0 if index is None else 1.5 * index.num_heads * index.head_dim
-        width = (heads + padded) * 2.0 * own.head_dim + picked
-        return width + own.query_rank + own.head_dim + groups + keys
-    if own.kind is AttentionKind.SPARSE_LATENT:
+        width = (heads + padded) * 2.0 * attention.head_dim + picked
+        return width + attention.query_rank + attention.head_dim + groups + keys
+    if attention.kind is AttentionKind.SPARSE_LATENT:
         # Queries in the width of the keys, and outputs in that of their compressed part.
         padded = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
-        return heads * (own.head_dim + own.value_dim) + padded * (own.kv_elements + own.kv_rank)
-    return heads * 2.0 * (own.head_dim + own.value_dim)
+        return heads * (attention.head_dim + attention.value_dim) + padded * (
+            attention.kv_elements + attention.kv_rank
+        )
+    return heads * 2.0 * (attention.head_dim + attention.value_dim)
 
 
 def _expert_bytes(iteration: Iteration, tokens: float) -> float:
-    own, degrees = iteration.decoder.experts, iteration.degrees
-    if own is None or not own.num:  # None of an attention server, whose experts are elsewhere.
+    experts, degrees = iteration.decoder.experts, iteration.degrees
+    # An attention server has none: its experts are elsewhere.
+    if experts is None or not experts.num:
         return 0.0
-    hidden, ffn = iteration.decoder.expert_hidden, own.ffn / degrees.moe_tensor
+    hidden, ffn = iteration.decoder.expert_hidden, experts.ffn / degrees.moe_tensor
     inner = (iteration.decoder.matrices - 1.0) * ffn
     together, gathered = tokens, 0.0
     if degrees.attention_data > 1 and not is_dispatched(iteration):
@@ -291,8 +299,8 @@ def _expert_bytes(iteration: Iteration, tokens: float) -> float:
 
 def all_to_all_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
     """Buffers of DeepEP for steps of at most so many tokens of a rank, drafts included."""
-    own, degrees = iteration.decoder.experts, iteration.degrees
-    if own is None or degrees.attention_data == 1 or not is_dispatched(iteration):
+    experts, degrees = iteration.decoder.experts, iteration.degrees
+    if experts is None or degrees.attention_data == 1 or not is_dispatched(iteration):
         return 0.0
     slots = iteration.num_slots
     hidden = iteration.decoder.expert_hidden
@@ -319,10 +327,10 @@ def low_latency_bytes(*, hidden: int, experts: int, tokens: int) -> float:
 
 def _normal_bytes(hidden: int, degrees: InstanceDegrees) -> float:
     ranks = degrees.attention_tensor * degrees.attention_data
-    each = ELEMENT_BYTES * hidden + META_BYTES
-    inside = CHANNELS * min(ranks, NODE_RANKS) * INSIDE_CHUNK * each
+    token_bytes = ELEMENT_BYTES * hidden + META_BYTES
+    inside = CHANNELS * min(ranks, NODE_RANKS) * INSIDE_CHUNK * token_bytes
     nodes = ranks // NODE_RANKS
-    outside = CHANNELS * nodes * OUTSIDE_CHUNK * 2.0 * each if nodes > 1 else 0.0
+    outside = CHANNELS * nodes * OUTSIDE_CHUNK * 2.0 * token_bytes if nodes > 1 else 0.0
     return inside + outside
 
 

@@ -73,7 +73,7 @@ def latency_residual(
 
     None where no factor brings predictions near them: they are of something else.
     """
-    logs = [math.log(one) for one in ratios]
+    logs = [math.log(ratio) for ratio in ratios]
     degrees = len(logs) - 1
     few = degrees <= len(STUDENT_80)
     quantile = STUDENT_80[degrees - 1] if few else 1.282 + 0.85 / degrees

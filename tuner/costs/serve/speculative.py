@@ -106,5 +106,7 @@ def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:
 
 
 def _reached_ffn(decoder: Decoder) -> int:
-    own = decoder.experts
-    return 0 if own is None else round(own.computed_top_k * own.ffn) + own.shared_ffn
+    experts = decoder.experts
+    return (
+        0 if experts is None else round(experts.computed_top_k * experts.ffn) + experts.shared_ffn
+    )

@@ -95,11 +95,11 @@ class KernelTables:
         """Seconds over rows of a GEMM [rows, k] x [k, n]."""
         traits = serve_traits().get(software)
         is_spoilt = traits is not None and dtype in traits.spoilt_gemms
-        own = FASTEST if is_spoilt else software
-        key: Key = ("gemm", own, dtype, int(n), int(k))
+        measured_software = FASTEST if is_spoilt else software
+        key: Key = ("gemm", measured_software, dtype, int(n), int(k))
         if key not in self.curves:
             grids = self._gemm_grids()
-            grid = grids.get((own, dtype)) or grids.get((FASTEST, dtype))
+            grid = grids.get((measured_software, dtype)) or grids.get((FASTEST, dtype))
             self.curves[key] = None if grid is None else grid.curve(a=n, b=k)
         return self.curves[key]
 
@@ -179,8 +179,8 @@ def _grids(gemm_tables: Sequence[Arrays]) -> dict[tuple[str, str], Grid]:
     grids: dict[tuple[str, str], Grid] = {}
     for dtype in dtypes:
         for software in (FASTEST, *softwares):
-            own = [table for table in gemm_tables if software in (FASTEST, table.software)]
-            grid = _grid(own, dtype)
+            tables = [table for table in gemm_tables if software in (FASTEST, table.software)]
+            grid = _grid(tables, dtype)
             if grid is not None:
                 grids[software, dtype] = grid
     return grids

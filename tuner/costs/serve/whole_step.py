@@ -64,9 +64,11 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     total_Q = total_Q + iteration.passed_s(m_Q) + iteration.head_s(np.ones_like(m_Q))
     total_Q = total_Q + iteration.context_prompt_s(m_Q, before_Q)
     if iteration.drafter is not None:
-        one = iteration.drafter
-        layers_Q = one.linear_s(m_Q) + _part_s(one, m_Q, before_Q)
-        total_Q = total_Q + np.maximum(layers_Q, one.prompt_launch_s(m_Q)) + one.joined_s(m_Q)
+        drafter = iteration.drafter
+        layers_Q = drafter.linear_s(m_Q) + _part_s(drafter, m_Q, before_Q)
+        total_Q = (
+            total_Q + np.maximum(layers_Q, drafter.prompt_launch_s(m_Q)) + drafter.joined_s(m_Q)
+        )
     return np.asarray(total_Q + iteration.prompt_scheduler_s)
 
 
@@ -86,17 +88,17 @@ def attention_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
 
 def draft_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
     """Seconds of all passes of the drafter; zero without one."""
-    one, drafting = iteration.drafter, iteration.drafting
-    if one is None or drafting is None:
+    drafter, drafting = iteration.drafter, iteration.drafting
+    if drafter is None or drafting is None:
         return np.zeros_like(n_Q)
     tokens_Q = n_Q * drafting.checked_tokens
-    least_Q = one.decode_launch_s(n_Q)
-    layers_Q = one.linear_s(tokens_Q) + iteration.draft_attention_s(n_Q, past_Q)
-    first_Q = np.maximum(layers_Q, least_Q) + one.joined_s(tokens_Q) + one.head_s(n_Q)
+    least_Q = drafter.decode_launch_s(n_Q)
+    layers_Q = drafter.linear_s(tokens_Q) + iteration.draft_attention_s(n_Q, past_Q)
+    first_Q = np.maximum(layers_Q, least_Q) + drafter.joined_s(tokens_Q) + drafter.head_s(n_Q)
     if drafting.draft_tokens == 1:
         return first_Q
-    layers_Q = one.linear_s(n_Q) + one.decode_s(n_Q, past_Q)
-    further_Q = np.maximum(layers_Q, least_Q) + one.joined_s(n_Q) + one.head_s(n_Q)
+    layers_Q = drafter.linear_s(n_Q) + drafter.decode_s(n_Q, past_Q)
+    further_Q = np.maximum(layers_Q, least_Q) + drafter.joined_s(n_Q) + drafter.head_s(n_Q)
     return np.asarray(first_Q + (drafting.draft_tokens - 1) * further_Q)
 
 

@@ -166,13 +166,15 @@ def activation_bytes(
     """
     width = strategies.element_bytes
     group = strategies.tokens
-    own = group / np.where(np.asarray(strategies.sequence_parallel) > 0.0, strategies.tensor, 1.0)
-    hidden = own * model.hidden * width
-    residual = own * model.residual * width
+    local_tokens = group / np.where(
+        np.asarray(strategies.sequence_parallel) > 0.0, strategies.tensor, 1.0
+    )
+    hidden = local_tokens * model.hidden * width
+    residual = local_tokens * model.residual * width
     whole = group * model.hidden * width
-    attention = _attention(model, strategies, own, cp_output_copy_ratio)
+    attention = _attention(model, strategies, local_tokens, cp_output_copy_ratio)
     linear = _linear(model, strategies)
-    norm_input = own * model.hidden * _linear_bytes(strategies)
+    norm_input = local_tokens * model.hidden * _linear_bytes(strategies)
     keep = (
         _keeps_attention_input(strategies),
         keeps_input(strategies, np.minimum(strategies.linear_adapters, 1.0)),
@@ -190,24 +192,30 @@ def activation_bytes(
     moe = _moe(
         model,
         strategies,
-        own,
+        local_tokens,
         _mix(parts, keep, shares=(model.moe_attention, model.moe_linear)),
         last_gemm_output=last_gemm_ratio * hidden,
         keeps_exchanged=keeps_exchanged,
         scored_bytes=scored_bytes,
         keeps_activations=keeps_activations,
     )
-    others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
-    partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
+    others = gathers_inputs * (group - local_tokens) * model.hidden * _linear_bytes(strategies)
+    partial = gathers_inputs * np.where(local_tokens < group, (2.0 + model.is_gated) * whole, 0.0)
     return ActivationBytes(
         dense=_layer(
-            model, strategies, norm_input, own, dense, gathered=2.0 * others, partial=partial
+            model,
+            strategies,
+            norm_input,
+            local_tokens,
+            dense,
+            gathered=2.0 * others,
+            partial=partial,
         ),
-        moe=_layer(model, strategies, norm_input, own, moe, gathered=others),
-        embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
-        norm=2.0 * hidden + SCORE_BYTES * own,
+        moe=_layer(model, strategies, norm_input, local_tokens, moe, gathered=others),
+        embedding=strategies.dropout * local_tokens * model.hidden * MASK_BYTES,
+        norm=2.0 * hidden + SCORE_BYTES * local_tokens,
         logit=group * padded_vocab(model, strategies) / strategies.tensor,
-        head_gradient=np.where(own < group, 2.0 * whole + hidden, hidden),
+        head_gradient=np.where(local_tokens < group, 2.0 * whole + hidden, hidden),
         boundary=residual,
     )
 
@@ -258,16 +266,16 @@ def _layer(
     model: ModelShape,
     strategies: Strategies,
     normed: Numbers,
-    own: Numbers,
+    local_tokens: Numbers,
     parts: _Layer,
     *,
     gathered: Numbers,
     partial: Numbers = 0.0,
 ) -> LayerBytes:
-    hidden = own * model.hidden * strategies.element_bytes
-    kept_input = own * model.residual * strategies.element_bytes
+    hidden = local_tokens * model.hidden * strategies.element_bytes
+    kept_input = local_tokens * model.residual * strategies.element_bytes
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
-    scales = 2.0 * SCORE_BYTES * own
+    scales = 2.0 * SCORE_BYTES * local_tokens
     attention, network = parts.mixer.part, parts.network
     normed = parts.mixer.input_ratio * normed
     norms = normed + parts.network_input
@@ -282,7 +290,9 @@ def _layer(
     )
     dropped = dropped_norms + attention.dropped + network.dropped
     full, by_op = strategies.recompute_full, strategies.recompute_by_op
-    reduced = np.where(own < strategies.tokens, parts.mixer.ratio + parts.network_ratio, 0.0)
+    reduced = np.where(
+        local_tokens < strategies.tokens, parts.mixer.ratio + parts.network_ratio, 0.0
+    )
     by_op_saved = kept_input + attention.by_op_saved + network.by_op_saved + reduced * hidden
     everything = whole - kept_input - parts.later + parts.mixer.beyond
     return LayerBytes(
@@ -302,7 +312,7 @@ def _linear_bytes(strategies: Strategies) -> Numbers:
 
 
 def _attention(
-    model: ModelShape, strategies: Strategies, own: Numbers, cp_output_copy_ratio: Numbers
+    model: ModelShape, strategies: Strategies, local_tokens: Numbers, cp_output_copy_ratio: Numbers
 ) -> _Part:
     width = strategies.element_bytes
     tokens = strategies.tokens / strategies.tensor
@@ -321,8 +331,8 @@ def _attention(
     output = output * width
     low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
     indexer = model.index_share * _indexer(model, strategies)
-    low_ranks = model.is_mla * (own * low_ranks * width + indexer)
-    low_ranks = low_ranks + model.is_shared_kv * _shared_kv(model, strategies, own)
+    low_ranks = model.is_mla * (local_tokens * low_ranks * width + indexer)
+    low_ranks = low_ranks + model.is_shared_kv * _shared_kv(model, strategies, local_tokens)
     flash = strategies.has_flash_attention
     scores = tokens * model.heads * SCORE_BYTES * flash
     square = tokens * model.heads * strategies.sequence
@@ -336,7 +346,7 @@ def _attention(
     )
     gated = 2.0 * model.has_output_gate * output
     whole = projected + normed + output + gated + quantised + redistributed + low_ranks + scores
-    gemms = _every_second_gemm(model, strategies, own, key_heads) * width
+    gemms = _every_second_gemm(model, strategies, local_tokens, key_heads) * width
     by_op_saved = (1.0 - strategies.opaque_gemm_ratio) * gemms
     whole = whole + _inner_widths(strategies, attention_matrices(model, strategies))
     return _Part(
@@ -351,7 +361,7 @@ def _has_five_gemms(model: ModelShape) -> npt.NDArray[np.bool_]:
 
 
 def _every_second_gemm(
-    model: ModelShape, strategies: Strategies, own: Numbers, key_heads: Numbers
+    model: ModelShape, strategies: Strategies, local_tokens: Numbers, key_heads: Numbers
 ) -> Numbers:
     """Elements of attention's first, third and any fifth GEMM's output."""
     tokens = strategies.tokens / strategies.tensor
@@ -359,14 +369,14 @@ def _every_second_gemm(
     grouped = tokens * (queries + key_heads * model.value_dim)
     up = model.heads * (model.head_dim - model.rope_dim + model.value_dim)
     low_ranks = model.q_lora_rank + model.kv_lora_rank + model.rope_dim
-    of_five = own * low_ranks + strategies.tokens * model.hidden
+    of_five = local_tokens * low_ranks + strategies.tokens * model.hidden
     latent = np.where(_has_five_gemms(model), of_five, tokens * (queries + up))
     return np.where(np.greater(model.is_mla, 0.0), latent, grouped)
 
 
-def _shared_kv(model: ModelShape, strategies: Strategies, own: Numbers) -> Numbers:
+def _shared_kv(model: ModelShape, strategies: Strategies, local_tokens: Numbers) -> Numbers:
     """Return the bytes of shared KV: low ranks, the key, groups, compressors."""
-    ranks = own * 2.0 * (model.q_lora_rank + model.head_dim)
+    ranks = local_tokens * 2.0 * (model.q_lora_rank + model.head_dim)
     groups = model.output_groups * model.output_rank / strategies.tensor
     merged = model.csa_share * model.csa_outputs + model.hca_share * model.hca_outputs
     kept = (ranks + strategies.tokens * (groups + merged)) * strategies.element_bytes
@@ -390,8 +400,8 @@ def _indexer(model: ModelShape, strategies: Strategies, *, keys: Numbers = 1.0) 
 def _inner_widths(strategies: Strategies, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:
     """Return the bytes that adapters keep between their two GEMMs."""
     ratios: Numbers = 0.0
-    for one in matrices:
-        ratios = ratios + one.ratio * (1.0 - one.shares_input)
+    for matrix in matrices:
+        ratios = ratios + matrix.ratio * (1.0 - matrix.shares_input)
     rank = strategies.tokens * strategies.adapter_rank / strategies.tensor
     return rank * strategies.element_bytes * ratios
 
@@ -481,7 +491,7 @@ def _dense(
 def _moe(
     model: ModelShape,
     strategies: Strategies,
-    own: Numbers,
+    local_tokens: Numbers,
     mixer: _Mix,
     *,
     last_gemm_output: Numbers,
@@ -490,7 +500,7 @@ def _moe(
     keeps_activations: Numbers,
 ) -> _Layer:
     width = strategies.element_bytes
-    sent = own * model.top_k
+    sent = local_tokens * model.top_k
     rows = np.maximum(buffer_rows(model, strategies), strategies.expert_imbalance_p99)
     received = sent * strategies.expert_tensor * rows
     linear = _linear_bytes(strategies)
@@ -504,11 +514,11 @@ def _moe(
     routed = routed + _scored(strategies, copies, returned, scored_bytes)
     rank = strategies.adapts_experts * strategies.adapter_rank * received * width
     routed = routed + 2.0 * rank
-    router = own * model.router_outputs * SCORE_BYTES + sent * INDEX_BYTES
+    router = local_tokens * model.router_outputs * SCORE_BYTES + sent * INDEX_BYTES
     kept = keeps_input(strategies, strategies.adapts_down) * linear
     shared_rows = strategies.tokens * model.shared_ffn / strategies.tensor
     shared = shared_rows * (kept_gates + kept)
-    router = router + own * model.moe_latent * (width + linear)
+    router = router + local_tokens * model.moe_latent * (width + linear)
     recompute_whole = strategies.recompute_moe
     recompute_routed = np.maximum(recompute_whole, strategies.chunks > 1.0)
     dropped_routed = recompute_routed * routed + (1.0 - recompute_routed) * (
@@ -535,7 +545,7 @@ def _moe(
             dropped=dropped_routed + dropped_others,
             recomputed=dropped_routed * at_once + dropped_others,
         ),
-        network_input=own
+        network_input=local_tokens
         * model.hidden
         * width
         * keeps_input(strategies, strategies.adapts_gate, strategies.adapts_up),

@@ -30,15 +30,15 @@ def adapter_blocks(setting: BlockInputs, matrices: Iterable[AdaptedMatrix]) -> B
     """Sum over the matrices that have an adapter."""
     block = Block()
     if is_tuned(setting.strategies):
-        for one in matrices:
-            block = block + adapter_block(setting, one)
+        for matrix in matrices:
+            block = block + adapter_block(setting, matrix)
     return block
 
 
-def adapter_block(setting: BlockInputs, one: AdaptedMatrix) -> Block:
+def adapter_block(setting: BlockInputs, matrix: AdaptedMatrix) -> Block:
     """Return what one matrix's adapter costs, on every token of the rank."""
     s = setting.strategies
-    return _adapter(setting, one, rows=s.tokens / s.tensor)
+    return _adapter(setting, matrix, rows=s.tokens / s.tensor)
 
 
 def expert_adapters(setting: BlockInputs, *, copies: Numbers) -> Block:
@@ -53,42 +53,42 @@ def expert_adapters(setting: BlockInputs, *, copies: Numbers) -> Block:
     return _adapter(setting, up, rows=rows) + _adapter(setting, down, rows=rows)
 
 
-def _adapter(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers) -> Block:
+def _adapter(setting: BlockInputs, matrix: AdaptedMatrix, *, rows: Numbers) -> Block:
     s = setting.strategies
     is_single, is_cast = np.greater(s.adapter_bytes, 2.0), np.greater(s.autocast, 0.0)
 
     def chosen(single: float, half: float, cast: float) -> Numbers:
         return np.where(is_cast, cast, np.where(is_single, single, half))
 
-    inputs = one.inputs * (1.0 - one.shares_input)
-    forward = chosen(6.0, 0.0, 12.0) * inputs + chosen(24.0, 10.0, 10.0) * one.outputs
-    backward = chosen(12.0, 6.0, 18.0) * inputs + chosen(20.0, 4.0, 4.0) * one.outputs
+    inputs = matrix.inputs * (1.0 - matrix.shares_input)
+    forward = chosen(6.0, 0.0, 12.0) * inputs + chosen(24.0, 10.0, 10.0) * matrix.outputs
+    backward = chosen(12.0, 6.0, 18.0) * inputs + chosen(20.0, 4.0, 4.0) * matrix.outputs
     moved = Block(
         forward_s=setting.memory_bound_s(rows * forward),
         backward_s=setting.memory_bound_s(rows * backward),
-        launches=(1.0 - one.shares_input) * chosen(6.0, 4.0, 8.0),
+        launches=(1.0 - matrix.shares_input) * chosen(6.0, 4.0, 8.0),
     )
-    gemms = _gemms(setting, one, rows=rows, is_fp32=is_single & ~is_cast)
-    return scale_block(one.ratio * np.greater(s.adapter_rank, 0.0), gemms + moved)
+    gemms = _gemms(setting, matrix, rows=rows, is_fp32=is_single & ~is_cast)
+    return scale_block(matrix.ratio * np.greater(s.adapter_rank, 0.0), gemms + moved)
 
 
 def _gemms(
-    setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, is_fp32: npt.NDArray[np.bool_]
+    setting: BlockInputs, matrix: AdaptedMatrix, *, rows: Numbers, is_fp32: npt.NDArray[np.bool_]
 ) -> Block:
     """Both GEMMs with their gradients."""
     every = {
-        dtype: _gemms_in(setting, one, rows=rows, dtype=dtype)
+        dtype: _gemms_in(setting, matrix, rows=rows, dtype=dtype)
         for dtype, is_used in ((FP32, is_fp32), (BF16, ~is_fp32))
         if np.any(is_used)
     }
     return select_block(is_fp32, *every.values()) if len(every) == 2 else next(iter(every.values()))
 
 
-def _gemms_in(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, dtype: str) -> Block:
+def _gemms_in(setting: BlockInputs, matrix: AdaptedMatrix, *, rows: Numbers, dtype: str) -> Block:
     rank = np.maximum(setting.strategies.adapter_rank, 1.0)
 
     def product(n: Numbers, k: Numbers) -> Block:
         return trained(setting, trained_gemm(rows, n, k, dtype=dtype, kind=SKINNY), trains=1.0)
 
-    into = scale_block(1.0 - one.shares_input, product(rank, one.inputs))
-    return into + product(one.outputs, rank)
+    into = scale_block(1.0 - matrix.shares_input, product(rank, matrix.inputs))
+    return into + product(matrix.outputs, rank)

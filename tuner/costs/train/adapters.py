@@ -161,8 +161,10 @@ def num_adapter_parameters(m: ModelShape, s: Strategies) -> Numbers:
 
 def _count(matrices: Sequence[AdaptedMatrix], s: Strategies) -> Numbers:
     total: Numbers = 0.0
-    for one in matrices:
-        total = total + one.ratio * (one.inputs * (1.0 - one.shares_input) + one.outputs)
+    for matrix in matrices:
+        total = total + matrix.ratio * (
+            matrix.inputs * (1.0 - matrix.shares_input) + matrix.outputs
+        )
     return s.adapter_rank * total / s.tensor
 
 
@@ -174,8 +176,10 @@ def is_tuned(s: Strategies) -> bool:
 def frozen_bytes(s: Strategies) -> tuple[Numbers, Numbers]:
     """Bytes of a frozen parameter: of quantised linear layers, and of all others."""
     linear = np.where(np.greater(s.frozen_bytes, 0.0), s.frozen_bytes, s.weight_bytes)
-    other = np.where(np.greater(s.unquantised_bytes, 0.0), s.unquantised_bytes, s.weight_bytes)
-    return linear, other
+    unquantised = np.where(
+        np.greater(s.unquantised_bytes, 0.0), s.unquantised_bytes, s.weight_bytes
+    )
+    return linear, unquantised
 
 
 def frozen_on_device(s: Strategies, frozen: Numbers, *, ranks: Numbers) -> Numbers:
@@ -188,6 +192,6 @@ def frozen_on_device(s: Strategies, frozen: Numbers, *, ranks: Numbers) -> Numbe
 def keeps_input(s: Strategies, *adapts: Numbers) -> Numbers:
     """1 where a linear layer's input is kept: to train its weights, or the adapter's."""
     chosen: Numbers = s.is_full
-    for one in adapts:
-        chosen = np.maximum(chosen, one)
+    for has_adapter in adapts:
+        chosen = np.maximum(chosen, has_adapter)
     return chosen

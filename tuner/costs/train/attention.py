@@ -178,7 +178,7 @@ def _indexer(setting: BlockInputs) -> Block:
 
 def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
     """Attention over the sequence, with so many launches where its kernel is fused."""
-    m, s, own = setting.model, setting.strategies, setting.constants
+    m, s, constants = setting.model, setting.strategies, setting.constants
     heads = m.heads / s.tensor
     sequences = s.micro_batch
     pairs = sequences * _mean_pairs(m, s) / s.context
@@ -198,7 +198,7 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
     slower = np.where(
         np.greater(m.has_sinks, 0.0)
         | (np.greater(m.window, 0.0) & np.equal(m.window_is_chunk, 0.0)),
-        1.0 / own.sink_ratio,
+        1.0 / constants.sink_ratio,
         1.0,
     )
     forward_s = slower * setting.prices.seconds(forward)
@@ -211,7 +211,7 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
         forward_s = np.where(has_flash, forward_s, plain.forward_s)
         backward_s = np.where(has_flash, backward_s, plain.backward_s)
     ring_s = _ring_s(setting)
-    exposed = own.context_exposed_ratio
+    exposed = constants.context_exposed_ratio
     return Block(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -234,12 +234,12 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
     chunk = np.clip(m.window, 1.0, s.sequence)
     near = np.where(np.greater(m.window_is_chunk, 0.0), s.sequence * (chunk + 1.0) / 2.0, near)
     pairs = m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
-    for share, ratio, most in (
+    for share, ratio, limit in (
         (m.csa_share, m.csa_ratio, m.index_top_k),
         (m.hca_share, m.hca_ratio, s.sequence),
     ):
         if is_any(share):
-            entries = mean_entries(s.sequence, ratio=np.maximum(ratio, 1.0), limit=most)
+            entries = mean_entries(s.sequence, ratio=np.maximum(ratio, 1.0), limit=limit)
             pairs = pairs + share * s.sequence * entries
     return pairs
 
@@ -257,19 +257,19 @@ def _plain_attention(setting: BlockInputs) -> Block:
     (megatron/model/fused_softmax.py, `is_kernel_available`); else unfused PyTorch operations run in
     fp32: scale 4, mask 5, cast 6, softmax 8, cast 6, dropout 5 bytes per score and as many back.
     """
-    m, s, own = setting.model, setting.strategies, setting.constants
+    m, s, constants = setting.model, setting.strategies, setting.constants
     batches = s.micro_batch * m.heads / s.tensor
     rows = s.sequence
     scores_s = setting.prices.seconds(batched_gemm(batches, rows, rows, m.head_dim))
     values_s = setting.prices.seconds(batched_gemm(batches, rows, m.value_dim, rows))
-    per_byte = own.score_factor / own.memory_factor * batches * rows * rows
+    per_byte = constants.score_factor / constants.memory_factor * batches * rows * rows
     is_single = np.mod(batches, 4.0) > 0.0
     softmax_s = setting.memory_bound_s(np.where(is_single, 34.0, 9.0) * per_byte)
     back_s = setting.memory_bound_s(np.where(is_single, 34.0, 13.0) * per_byte)
     return Block(
         forward_s=scores_s + values_s + softmax_s,
         backward_s=2.0 * (scores_s + values_s) + back_s,
-        launches=np.where(is_single, own.single_step_launches, 0.0),
+        launches=np.where(is_single, constants.single_step_launches, 0.0),
     )
 
 

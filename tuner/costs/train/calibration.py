@@ -184,10 +184,10 @@ def generic_values(regimes: Sequence[Regime]) -> Factors:
     """Return the generic constants of each regime, [K, C] in the order of `NAMES`."""
     of_kind = {
         kind: uncalibrated(kind[0], precision=kind[1], software=kind[2])
-        for kind in {(one.generation, one.precision, one.software) for one in regimes}
+        for kind in {(regime.generation, regime.precision, regime.software) for regime in regimes}
     }
-    chosen = [of_kind[one.generation, one.precision, one.software] for one in regimes]
-    return np.array([[float(getattr(one, name)) for one in chosen] for name in NAMES])
+    chosen = [of_kind[regime.generation, regime.precision, regime.software] for regime in regimes]
+    return np.array([[float(getattr(constants, name)) for constants in chosen] for name in NAMES])
 
 
 def as_constants(values_KC: Factors) -> Constants:

@@ -63,7 +63,9 @@ class CollectiveRatios:
         if not measured or not np.any(np.greater(ranks, 1.0)):
             return formula_s
         inputs = (formula_s, size, ranks, inside)
-        columns = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in inputs))
+        columns = np.broadcast_arrays(
+            *(np.asarray(quantity, dtype=np.float64) for quantity in inputs)
+        )
         seconds_N, log_N, ranks_N, inside_N = (column.ravel() for column in columns)
         log_N = np.log(np.maximum(log_N, 1.0))
         corrected_N = seconds_N.copy()

@@ -178,14 +178,13 @@ def all_to_all_s(
 
     A merged all-to-all (DeepEP, HybridEP) sends large messages between domains.
     """
-    own = constants
     is_merged = np.greater(is_merged, 0.0)
-    ratio = np.where(is_merged, own.merged_all_to_all_ratio, own.all_to_all_ratio)
-    up = hardware.scale_up_bytes_per_s * own.scale_up_ratio * ratio
-    far = np.where(is_merged, 1.0, own.far_all_to_all_ratio)
-    out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * far
+    ratio = np.where(is_merged, constants.merged_all_to_all_ratio, constants.all_to_all_ratio)
+    up = hardware.scale_up_bytes_per_s * constants.scale_up_ratio * ratio
+    far = np.where(is_merged, 1.0, constants.far_all_to_all_ratio)
+    out = hardware.scale_out_bytes_per_s * constants.scale_out_ratio * far
     moved = np.maximum(inside_bytes / up, outside_bytes / out)
-    seconds = moved + all_to_all_latency_s(group, own)
+    seconds = moved + all_to_all_latency_s(group, constants)
     if not isinstance(hardware, MeasuredHardware):
         return seconds
     sent = inside_bytes + outside_bytes

@@ -126,49 +126,54 @@ def _layer_shares(model: ModelSpec) -> dict[str, float]:
 
 def _indexer_sizes(model: ModelSpec) -> dict[str, float]:
     """Sizes of the indexer over tokens, or of that of the compressor which has one."""
-    indexers = [model.attention.indexer, *(one.indexer for one in model.attention.compressors)]
-    own = next((one for one in indexers if one is not None), None)
-    if own is None:
+    indexers = [
+        model.attention.indexer,
+        *(compressor.indexer for compressor in model.attention.compressors),
+    ]
+    indexer = next((spec for spec in indexers if spec is not None), None)
+    if indexer is None:
         return {}
     return {
-        "index_heads": float(own.num_heads),
-        "index_dim": float(own.head_dim),
+        "index_heads": float(indexer.num_heads),
+        "index_dim": float(indexer.head_dim),
         "index_share": model.num_indexers / max(model.num_attention_layers, 1)
         if model.shared_indexers
         else 1.0,
-        "index_top_k": float(own.top_k),
+        "index_top_k": float(indexer.top_k),
     }
 
 
 def _compressors(model: ModelSpec) -> dict[str, float]:
     """Sizes of the two kinds of compressors, and the shares of the attention layers with each."""
     sizes: dict[str, float] = {}
-    for own in model.attention.compressors:
-        kind, keys = ("hca", 0) if own.indexer is None else ("csa", own.indexer.head_dim)
-        share = model.compressor_by_layer.count(own) / max(model.num_attention_layers, 1)
+    for compressor in model.attention.compressors:
+        kind, keys = (
+            ("hca", 0) if compressor.indexer is None else ("csa", compressor.indexer.head_dim)
+        )
+        share = model.compressor_by_layer.count(compressor) / max(model.num_attention_layers, 1)
         sizes |= {
-            f"{kind}_ratio": float(own.ratio),
+            f"{kind}_ratio": float(compressor.ratio),
             f"{kind}_share": share,
-            f"{kind}_outputs": float(own.outputs(model.attention.head_dim + keys)),
+            f"{kind}_outputs": float(compressor.outputs(model.attention.head_dim + keys)),
         }
     return sizes
 
 
 def _linear_widths(model: ModelSpec) -> dict[str, float]:
-    own = model.linear
-    if own is None:
+    linear = model.linear
+    if linear is None:
         return {}
-    projections = LINEAR_KINDS[own.kind].projections(own)
+    projections = LINEAR_KINDS[linear.kind].projections(linear)
     return {
         "linear_inputs": float(projections.inputs),
         "linear_rank": float(projections.low_rank),
         "linear_rank_outputs": float(projections.low_rank_outputs),
-        "linear_heads": float(own.num_value_heads),
-        "linear_key_heads": float(own.num_key_heads),
-        "linear_key_dim": float(own.key_head_dim),
-        "linear_value_dim": float(own.value_head_dim),
-        "linear_chunk": float(own.chunk_size),
-        "linear_kind": float(LINEAR_NAMES.index(own.kind)),
+        "linear_heads": float(linear.num_value_heads),
+        "linear_key_heads": float(linear.num_key_heads),
+        "linear_key_dim": float(linear.key_head_dim),
+        "linear_value_dim": float(linear.value_head_dim),
+        "linear_chunk": float(linear.chunk_size),
+        "linear_kind": float(LINEAR_NAMES.index(linear.kind)),
     }
 
 

@@ -196,13 +196,13 @@ def _head_copy(model: ModelShape, s: Strategies) -> Numbers:
 
 def _mix(mixers: tuple[Numbers, Numbers], *, shares: tuple[Numbers, Numbers]) -> _Mixer:
     """Average softmax and linear attention over the layers of a kind."""
-    present = [np.greater(share, 0.0) * own for own, share in zip(mixers, shares, strict=True)]
+    present = [np.greater(share, 0.0) * mixer for mixer, share in zip(mixers, shares, strict=True)]
     return _Mixer(saved=shares[0] * mixers[0] + shares[1] * mixers[1], largest=np.maximum(*present))
 
 
 def _scaled(share: Numbers, part: _Part) -> _Part:
     """Scale a network's part to the share of the layers that have it."""
-    return _Part(*(share * own for own in part))
+    return _Part(*(share * num_bytes for num_bytes in part))
 
 
 def _layer(s: Strategies, hidden: Numbers, mixer: _Mixer, network: _Part) -> LayerBytes:
@@ -222,9 +222,9 @@ def _norm(s: Strategies, widths: _Widths, width: Numbers) -> Numbers:
 def _adapters(s: Strategies, widths: _Widths, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:
     """Return bytes a token that adapters keep of their inputs and of their inner width."""
     total: Numbers = 0.0
-    for one in matrices:
-        kept = (1.0 - widths.adapter_shares) * widths.adapter_input * one.inputs
-        total = total + one.ratio * (kept + widths.adapter_input * s.adapter_rank)
+    for matrix in matrices:
+        kept = (1.0 - widths.adapter_shares) * widths.adapter_input * matrix.inputs
+        total = total + matrix.ratio * (kept + widths.adapter_input * s.adapter_rank)
     return total
 
 

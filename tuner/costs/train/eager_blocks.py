@@ -164,8 +164,8 @@ def eager_linear(setting: BlockInputs) -> Block:
         AdaptedMatrix(ratio=0.0, inputs=m.linear_values, outputs=m.hidden),
     )
     block = scan_block(setting) + moved + more
-    for one in frozen:
-        block = block + _frozen_or_trained(setting, one)
+    for matrix in frozen:
+        block = block + _frozen_or_trained(setting, matrix)
     return _hooked(s, block + adapter_blocks(setting, linear_matrices(m, s)))
 
 
@@ -232,22 +232,22 @@ def _moved(setting: BlockInputs, *parts: tuple[tuple[float, float], Numbers]) ->
 
 def _linears(setting: BlockInputs, matrices: Iterable[AdaptedMatrix]) -> Block:
     block = Block()
-    for one in matrices:
-        block = block + _frozen_or_trained(setting, one) + adapter_block(setting, one)
+    for matrix in matrices:
+        block = block + _frozen_or_trained(setting, matrix) + adapter_block(setting, matrix)
     return block
 
 
-def _frozen_or_trained(setting: BlockInputs, one: AdaptedMatrix) -> Block:
+def _frozen_or_trained(setting: BlockInputs, matrix: AdaptedMatrix) -> Block:
     s = setting.strategies
-    gemms = gemm(setting, s.tokens, one.outputs, one.inputs)
-    is_quantised = np.greater(s.frozen_bytes, 0.0) * one.present
-    unpacked_s = setting.memory_bound_s(_NF4_MOVED * one.inputs * one.outputs)
+    gemms = gemm(setting, s.tokens, matrix.outputs, matrix.inputs)
+    is_quantised = np.greater(s.frozen_bytes, 0.0) * matrix.present
+    unpacked_s = setting.memory_bound_s(_NF4_MOVED * matrix.inputs * matrix.outputs)
     launches = 1.0 + is_quantised * _NF4_LAUNCHES
     return Block(
-        forward_s=one.present * gemms.forward_s + is_quantised * unpacked_s,
-        backward_s=one.present * gemms.backward_s + is_quantised * unpacked_s,
-        weight_s=one.present * gemms.weight_s,
-        launches=one.present * launches,
+        forward_s=matrix.present * gemms.forward_s + is_quantised * unpacked_s,
+        backward_s=matrix.present * gemms.backward_s + is_quantised * unpacked_s,
+        weight_s=matrix.present * gemms.weight_s,
+        launches=matrix.present * launches,
     )
 
 

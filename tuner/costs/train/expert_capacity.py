@@ -46,5 +46,5 @@ def kept_ratio(capacity: float, *, num_experts: int) -> float:
 
 def buffer_rows(model: ModelShape, s: Strategies) -> Numbers:
     """Return rows of the buffers that experts read over the copies that come on average."""
-    most = np.minimum(model.experts / s.expert, model.top_k) / np.maximum(model.top_k, 1.0)
-    return s.buffered_ratio * s.expert * most
+    largest_share = np.minimum(model.experts / s.expert, model.top_k) / np.maximum(model.top_k, 1.0)
+    return s.buffered_ratio * s.expert * largest_share

@@ -118,7 +118,7 @@ def _zero_experts(setting: BlockInputs) -> Block:
 
 def _routed(setting: BlockInputs) -> Block:
     """Permutation, dispatch, experts, combine, on the most-loaded rank."""
-    m, s, own = setting.model, setting.strategies, setting.constants
+    m, s, constants = setting.model, setting.strategies, setting.constants
     sent = s.tokens / s.tensor * m.top_k
     copies = sent * s.expert_tensor * s.expert_imbalance
     width = np.maximum(m.moe_ffn / s.expert_tensor, 1.0)
@@ -134,9 +134,11 @@ def _routed(setting: BlockInputs) -> Block:
         gradients=copies * (m.expert_hidden + inner),
     )
     factor = np.where(
-        np.greater(s.fused_grouped_mlp, 0.0), own.fused_moe_factor, own.moe_memory_factor
+        np.greater(s.fused_grouped_mlp, 0.0),
+        constants.fused_moe_factor,
+        constants.moe_memory_factor,
     )
-    per_byte = factor / own.memory_factor * copies
+    per_byte = factor / constants.memory_factor * copies
     rows = per_byte * np.maximum(buffer_rows(m, s) / s.expert_imbalance, 1.0)
     act_s = setting.memory_bound_s(rows * (1.0 + inner / width) * s.element_bytes * width)
     permute_s = setting.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.expert_hidden)
@@ -146,13 +148,13 @@ def _routed(setting: BlockInputs) -> Block:
     )
     whole = gemms + moved + expert_adapters(setting, copies=copies)
     dispatch_combine_s = _dispatch_combine_s(setting, sent=sent)
-    share = np.where(s.a2a_overlap > 0.0, own.expert_overlapped_ratio, 1.0)
+    share = np.where(s.a2a_overlap > 0.0, constants.expert_overlapped_ratio, 1.0)
     exposed_s = share * dispatch_combine_s
     recompute_whole = np.where(np.greater(pieces, 1.0), 1.0, s.recompute_moe)
     recompute_act = np.where(np.greater(recompute_whole, 0.0), 0.0, s.recompute_moe_act)
     recomputed_s = recompute_whole * (whole.forward_s + exposed_s) + recompute_act * act_s
     # Half of everything is repeated by operation (units.py).
-    beyond_half = s.recompute_by_op * (2.0 * own.repeated_experts_ratio - 1.0)
+    beyond_half = s.recompute_by_op * (2.0 * constants.repeated_experts_ratio - 1.0)
     recomputed_s = np.maximum(recomputed_s, beyond_half * whole.forward_s)
     return replace(
         whole,
@@ -170,7 +172,8 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     tokens to experts first, a byte each, and reads them (deepseek-ai/DeepEP, branch hybrid-ep,
     executor, `allgather_routing_map`), once; half is counted in each pass.
     """
-    m, s, own, machine = setting.model, setting.strategies, setting.constants, setting.hardware
+    m, s = setting.model, setting.strategies
+    constants, machine = setting.constants, setting.hardware
     group = setting.groups.expert
     ranks, inside = group.ranks, group.inside
     domains = ranks / inside
@@ -190,14 +193,14 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
         plain_in = np.where(np.greater(merges, 0.0), tokens * near, plain_in)
         plain_out = np.where(np.greater(merges, 0.0), tokens * far, plain_out)
     once_s = all_to_all_s(
-        plain_in * row_bytes, plain_out * row_bytes, group, machine, own, is_merged=merges
+        plain_in * row_bytes, plain_out * row_bytes, group, machine, constants, is_merged=merges
     )
     gathered = sent * s.expert_tensor * row_bytes
-    gather_s = all_gather_s(gathered, setting.groups.expert_tensor, machine, own)
+    gather_s = all_gather_s(gathered, setting.groups.expert_tensor, machine, constants)
     maps_s: Numbers = 0.0
     if is_any(s.is_hybridep):
         is_spread = s.is_hybridep * np.greater(ranks, 1.0)
         map_bytes = is_spread * tokens * m.experts * ranks
-        gathered_s = (1.0 - 1.0 / ranks) * map_bytes / bus_bytes_per_s(group, machine, own)
+        gathered_s = (1.0 - 1.0 / ranks) * map_bytes / bus_bytes_per_s(group, machine, constants)
         maps_s = gathered_s + setting.memory_bound_s(map_bytes)
     return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0)) + 0.5 * maps_s

@@ -53,11 +53,13 @@ class PeakBytes(NamedTuple):
 def freed_peak(step: StepBytes, *, accumulates: npt.NDArray[np.bool_]) -> PeakBytes:
     """Return the largest moment of a step."""
     layers = np.maximum(step.layers, 1.0)
-    one, total, nothing = step.kept / layers, step.gradients, np.zeros(1)
+    kept_of_layer, total, nothing = step.kept / layers, step.gradients, np.zeros(1)
     of_layer = (total - 2.0 * step.of_vocab) / layers
     at_loss = PeakBytes(nothing, step.kept + step.logits, step.at_head - step.logits)
     last = PeakBytes(step.of_vocab, step.kept, step.at_layer)
-    first = PeakBytes(np.maximum(total - step.of_vocab - of_layer, 0.0), one, step.at_layer)
+    first = PeakBytes(
+        np.maximum(total - step.of_vocab - of_layer, 0.0), kept_of_layer, step.at_layer
+    )
     mixer = PeakBytes(total - step.of_vocab, nothing, step.late)
     end = PeakBytes(total, nothing, nothing)
     early = [PeakBytes(np.where(accumulates, total, m.gradients), *m[1:]) for m in (at_loss, last)]

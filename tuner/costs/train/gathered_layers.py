@@ -65,14 +65,14 @@ def gathered_bytes(s: Strategies, parameters: Numbers, trained: Numbers) -> Numb
 
 def gathered_layer(setting: BlockInputs, kind: str, *, layer_bytes: Numbers) -> GatheredLayer:
     """Price one kind of layer (tuner/costs/train/units.py, `KINDS`) of so many bytes in all."""
-    s, own = setting.strategies, setting.constants
+    s, constants = setting.strategies, setting.constants
     is_processor = np.greater(setting.hardware.is_processor, 0.0)
     applies = np.where(is_processor & np.greater(s.eager_modules, 0.0), 1.0, 0.0)
     if not is_any(applies):
         return GatheredLayer(
             copied_s=0.0, gather_launch_s=0.0, reduce_launch_s=0.0, update_launch_s=0.0
         )
-    launch_s: Numbers = applies * own.launch_s
+    launch_s: Numbers = applies * constants.launch_s
     tensors = _tensors(setting, kind)
     adapters = _PAIR * tensors.adapters
     trained = np.where(np.greater(s.is_full, 0.0), tensors.present, adapters)
@@ -106,6 +106,6 @@ def _tensors(setting: BlockInputs, kind: str) -> _Tensors:
 def _counted(matrices: Iterable[AdaptedMatrix]) -> _Tensors:
     present: Numbers = 0.0
     adapters: Numbers = 0.0
-    for one in matrices:
-        present, adapters = present + one.present, adapters + one.ratio * one.present
+    for matrix in matrices:
+        present, adapters = present + matrix.present, adapters + matrix.ratio * matrix.present
     return _Tensors(present=present, adapters=adapters)

@@ -94,12 +94,12 @@ def visible_s(
     """Exposed seconds of a reduction in such buckets, by the formula alone."""
     last_s: Numbers = 0.0
     total_s: Numbers = 0.0
-    most: Numbers = 1.0
+    max_buckets: Numbers = 1.0
     for kind in kinds:
         count = np.maximum(np.ceil(kind.parameters / bucket), 1.0)
         each_s = kind.reduce_s(kind.parameters / count)
         last_s, total_s = last_s + each_s, total_s + count * each_s
-        most = np.maximum(most, count)
-    exposed_s = np.maximum(last_s, total_s - backward_s * (1.0 - 1.0 / most))
+        max_buckets = np.maximum(max_buckets, count)
+    exposed_s = np.maximum(last_s, total_s - backward_s * (1.0 - 1.0 / max_buckets))
     visible: Numbers = exposed_s + interference * (total_s - exposed_s)
     return visible

@@ -63,8 +63,8 @@ def offloaded_bytes(
     moments = np.where(np.greater(s.moments_bytes, 0.0), s.moments_bytes, constants.moments_bytes)
     updated = replace(kept, moments_bytes=moments + GRADIENT_BYTES)
     whole, now, of_host = (
-        price_memory(model, one, hardware, stages, constants=constants)
-        for one in (kept, s, updated)
+        price_memory(model, variant, hardware, stages, constants=constants)
+        for variant in (kept, s, updated)
     )
     inner_C = np.where(inside_C, s.tensor * s.context, s.stage_ranks).astype(np.int64)
     parts = {

@@ -50,8 +50,8 @@ def peak_bytes(
         return _peak_of_shared_stages(parts_KVPC, saved_KC, microbatches, zero_bubble)
     chunk_VPC = summed(parts_KVPC, saved_KC)
     counts = _moments(ranks, chunks, microbatches, zero_bubble)
-    most: Floats = np.stack([(count * chunk_VPC).sum(axis=0) for count in counts]).max(axis=0)
-    return most
+    peak_PC: Floats = np.stack([(count * chunk_VPC).sum(axis=0) for count in counts]).max(axis=0)
+    return peak_PC
 
 
 def _peak_of_shared_stages(
@@ -67,12 +67,12 @@ def _peak_of_shared_stages(
     kinds, kind = np.unique(np.stack(pairs), axis=1, return_inverse=True)
     count_MVPU = np.stack(np.broadcast_arrays(*_moments(ranks, chunks, kinds[:1], kinds[1:])))
     weight_UMPK = np.einsum("mvpu,kvp->umpk", count_MVPU, parts_KVPC[..., 0])
-    most = np.empty((ranks, kind.size))
+    peak_PC = np.empty((ranks, kind.size))
     for index, weight_MPK in enumerate(weight_UMPK):
         columns = np.flatnonzero(kind.ravel() == index)
-        own = saved_KC if saved_KC.shape[-1] == 1 else saved_KC[:, columns]
-        most[:, columns] = np.matmul(weight_MPK, own).max(axis=0)
-    return most
+        selected_KC = saved_KC if saved_KC.shape[-1] == 1 else saved_KC[:, columns]
+        peak_PC[:, columns] = np.matmul(weight_MPK, selected_KC).max(axis=0)
+    return peak_PC
 
 
 def summed(counts: Floats, bytes_KC: Floats) -> Floats:
@@ -92,7 +92,9 @@ def _moments(ranks: int, chunks: int, microbatches: Floats, zero_bubble: Floats)
     done = [np.zeros((1, 1))]
     for rounds in range(1, chunks + 1):
         done += [rounds * ranks - np.mod(ahead, ranks), np.full((1, 1), float(rounds * ranks))]
-    return [_in_flight_after(ranks, chunks, microbatches, zero_bubble, done=one) for one in done]
+    return [
+        _in_flight_after(ranks, chunks, microbatches, zero_bubble, done=count) for count in done
+    ]
 
 
 def _ahead(ranks: int, chunks: int, microbatches: Floats) -> Floats:

@@ -59,7 +59,7 @@ def linear_block(setting: BlockInputs) -> Block:
     moved = (2.0 * m.linear_conv + 3.0 * m.linear_values) / s.tensor * s.element_bytes * rows
     moved_s = setting.memory_bound_s(moved)
     sent_s = _all_to_alls_s(setting)
-    own = scan_block(setting) + Block(
+    scan = scan_block(setting) + Block(
         forward_s=moved_s,
         backward_s=BACKWARD_BYTES * moved_s,
         context_s=sent_s,
@@ -67,7 +67,7 @@ def linear_block(setting: BlockInputs) -> Block:
         launches=setting.constants.dense_launches * 0.5 + SCAN_LAUNCHES,
     )
     adapters = adapter_blocks(setting, linear_matrices(m, s))
-    block = inputs + outputs + second + own + adapters
+    block = inputs + outputs + second + scan + adapters
     return block + norm_and_residual(setting, overlapped=True)
 
 
@@ -94,7 +94,7 @@ def scan_block(setting: BlockInputs) -> Block:
 
 def _all_to_alls_s(setting: BlockInputs) -> Numbers:
     """All-to-alls of one pass between ranks that share a sequence; none without such."""
-    m, s, own = setting.model, setting.strategies, setting.constants
+    m, s, constants = setting.model, setting.strategies, setting.constants
     group, machine = setting.groups.context, setting.hardware
     # Each rank needs the key heads of its heads, and one at least.
     keys = m.linear_key_heads / s.tensor
@@ -107,11 +107,11 @@ def _all_to_alls_s(setting: BlockInputs) -> Numbers:
     outputs = element * m.linear_values / s.tensor
     inside, outside = (group.inside - 1.0) / group.ranks, 1.0 - group.inside / group.ranks
     parts_s = sum(
-        all_to_all_s(inside * sent, outside * sent, group, machine, own)
+        all_to_all_s(inside * sent, outside * sent, group, machine, constants)
         for sent in (inputs, outputs)
     )
     more = np.where(np.greater(m.linear_is_delta, 0.0), 0.0, MAMBA_INPUTS - 1.0)
-    return np.where(group.ranks > 1.0, parts_s + more * all_to_all_latency_s(group, own), 0.0)
+    return np.where(group.ranks > 1.0, parts_s + more * all_to_all_latency_s(group, constants), 0.0)
 
 
 def _kind(codes: Numbers) -> str:

@@ -190,8 +190,10 @@ def _unreduced(counts_KVPC: Floats, gradient_KC: Floats, microbatches: Floats) -
     times in turn, so with at most P micro-batches one chunk ends before the next begins.
     """
     ranks = counts_KVPC.shape[2]
-    own = summed(counts_KVPC, gradient_KC)
-    total: Floats = np.where(microbatches > ranks, own.sum(axis=0), own.max(axis=0))
+    gradients_VPC = summed(counts_KVPC, gradient_KC)
+    total: Floats = np.where(
+        microbatches > ranks, gradients_VPC.sum(axis=0), gradients_VPC.max(axis=0)
+    )
     return total
 
 

@@ -278,10 +278,13 @@ def memory_constants(
         ValueError: nothing is known of a family.
     """
     names = families if families is not None else [""] * len(software)
-    sets = [constants_of_family(one, name) for one, name in zip(software, names, strict=True)]
+    sets = [
+        constants_of_family(generation, name)
+        for generation, name in zip(software, names, strict=True)
+    ]
     return MemoryConstants(
         **{
-            field.name: np.array([float(getattr(one, field.name)) for one in sets])
+            field.name: np.array([float(getattr(constants, field.name)) for constants in sets])
             for field in fields(MemoryConstants)
         }
     )

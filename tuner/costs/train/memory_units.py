@@ -258,7 +258,7 @@ def _tuned_state(
 ) -> Floats:
     """Return the state's bytes with frozen weights and adapters (adapters.py)."""
     s, trained, (gathered, reduced_last) = strategies, adapter_counts(model, strategies), whole
-    linear, other = frozen_bytes(s)
+    linear, unquantised = frozen_bytes(s)
     shares = [np.where(gathered > 0.0, 1.0 / sharing, 1.0) for sharing in ranks]
     moments = np.where(s.eager_modules > 0.0, 2.0 * s.adapter_bytes, constants.moments_bytes)
     bytes_of = [
@@ -271,13 +271,13 @@ def _tuned_state(
         )
         for sharing in ranks
     ]
-    linear, expert, other = (
+    linear, expert, unquantised = (
         frozen_on_device(s, frozen, ranks=ranks[at])
-        for frozen, at in ((linear, 0), (other, 1), (other, 0))
+        for frozen, at in ((linear, 0), (unquantised, 1), (unquantised, 0))
     )
     router = model.hidden * model.router_outputs
     frozen_dense = linear * (count.dense_mixer + count.dense_ffn)
-    frozen_outside = linear * (count.moe_mixer + count.moe_outside - router) + other * router
+    frozen_outside = linear * (count.moe_mixer + count.moe_outside - router) + unquantised * router
     frozen_moe = frozen_outside + expert * count.experts
     gradient = np.where(s.eager_modules > 0.0, s.adapter_bytes, s.gradient_bytes)
     dense_of = trained.dense_layer(model)
@@ -298,11 +298,11 @@ def _tuned_state(
     all_moe = s.weight_bytes * (count.moe_mixer + count.moe_outside + count.experts)
     all_weights = (all_dense, all_moe, s.weight_bytes * count.vocab)
     parts = (
-        kept((frozen_dense, frozen_moe, other * count.vocab))
+        kept((frozen_dense, frozen_moe, unquantised * count.vocab))
         + rows(s.adapter_bytes * shares[0], s.adapter_bytes * shares[1]),
         rows(bytes_of[0].gradient * scale, bytes_of[1].gradient * scale),
         rows(bytes_of[0].optimizer, bytes_of[1].optimizer),
-        kept(tuple(gathered * one for one in all_weights)),
+        kept(tuple(gathered * weights for weights in all_weights)),
         rows(reduced_last * gradient, reduced_last * gradient),
     )
     return np.stack(np.broadcast_arrays(*parts))
@@ -317,8 +317,10 @@ def _flattened_ratio(strategies: Strategies, constants: MemoryConstants) -> Numb
         moments_bytes=constants.moments_bytes,
         gathers_master=constants.gathers_master,
     ).optimizer
-    own, stage = strategies.gradient_bytes, np.asarray(strategies.zero_stage)
-    joined = 2.0 * own + np.where(np.less(own, constants.master_bytes), constants.master_bytes, 0.0)
+    gradient_bytes, stage = strategies.gradient_bytes, np.asarray(strategies.zero_stage)
+    joined = 2.0 * gradient_bytes + np.where(
+        np.less(gradient_bytes, constants.master_bytes), constants.master_bytes, 0.0
+    )
     flattens = constants.flattens_gradients * ((stage >= 1.0) & (stage < 3.0))
     return flattens * joined / np.maximum(states, 1.0)
 

@@ -77,10 +77,10 @@ class Block:
     expert_launches: Numbers = 0.0
     """Additional launches by local experts; partial graphs do not cover them."""
 
-    def __add__(self, other: "Block") -> "Block":
+    def __add__(self, block: "Block") -> "Block":
         return Block(
             **{
-                field.name: getattr(self, field.name) + getattr(other, field.name)
+                field.name: getattr(self, field.name) + getattr(block, field.name)
                 for field in fields(Block)
             }
         )
@@ -232,14 +232,14 @@ def norm_and_residual(setting: BlockInputs, *, overlapped: bool) -> Block:
 
 def tensor_pass_s(setting: BlockInputs) -> Numbers:
     """Exposed collectives of one block and pass over the tensor-parallel group."""
-    m, s, own = setting.model, setting.strategies, setting.constants
+    m, s, constants = setting.model, setting.strategies, setting.constants
     total = s.element_bytes * s.tokens * m.hidden
     group, machine = setting.groups.tensor, setting.hardware
-    scattered = 2.0 * all_gather_s(total, group, machine, own)
-    reduced = all_reduce_s(total, group, machine, own)
+    scattered = 2.0 * all_gather_s(total, group, machine, constants)
+    reduced = all_reduce_s(total, group, machine, constants)
     whole_s = np.where(np.greater(s.sequence_parallel, 0.0), scattered, reduced)
     exposed = np.where(
-        s.overlap_tensor > 0.0, own.tensor_overlapped_ratio, own.tensor_exposed_ratio
+        s.overlap_tensor > 0.0, constants.tensor_overlapped_ratio, constants.tensor_exposed_ratio
     )
     return exposed * whole_s
 

@@ -216,8 +216,10 @@ def _pipeline_s(
         once_PC = np.where(np.greater(s.zero_bubble, 0.0), filled_PC, devices_PC)
     visible_s = boundary_s * inputs.constants.boundary_exposed_ratio
     crossings = 2.0 * (p - 1.0)
-    each = np.where(np.equal(v, 1.0), crossings / p * (s.num_microbatches - 1.0), 0.0)
-    total: Numbers = _critical_path_s(devices_PC, once_PC, s) + (crossings + each) * visible_s
+    steady_crossings = np.where(np.equal(v, 1.0), crossings / p * (s.num_microbatches - 1.0), 0.0)
+    total: Numbers = (
+        _critical_path_s(devices_PC, once_PC, s) + (crossings + steady_crossings) * visible_s
+    )
     return total
 
 
@@ -241,7 +243,7 @@ def _once_s(
 
     Collectives overlap with the longest passes.
     """
-    s, own, machine = inputs.strategies, inputs.constants, inputs.hardware
+    s, constants, machine = inputs.strategies, inputs.constants, inputs.hardware
     reduction_s = _reduction_s(inputs, parameters, inputs.groups.shared)
     parameter_gather_s = _parameter_gather_s(inputs, parameters, inputs.groups.shared)
     if is_any(experts):
@@ -249,18 +251,18 @@ def _once_s(
         parameter_gather_s = parameter_gather_s + _parameter_gather_s(
             inputs, experts, inputs.groups.expert_data
         )
-    exposed = _exposed(inputs, own.gradient_exposed_ratio)
+    exposed = _exposed(inputs, constants.gradient_exposed_ratio)
     visible_s = in_buckets(_visible_s(reduction_s, backward_s, s.overlap_gradients, exposed))
-    exposed = _exposed(inputs, own.parameter_exposed_ratio)
+    exposed = _exposed(inputs, constants.parameter_exposed_ratio)
     visible_s = visible_s + _visible_s(parameter_gather_s, forward_s, s.overlap_parameters, exposed)
     sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
     parts = of_one_copy(inputs.groups.shared, copies).ranks
     expert_parts = of_one_copy(inputs.groups.expert_data, copies).ranks
     local = np.where(sharded, parameters / parts, parameters)
     local = local + np.where(sharded, experts / expert_parts, experts)
-    on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
+    on_device = constants.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
-    total: Numbers = visible_s + local * (on_device + on_host) + own.step_fixed_s
+    total: Numbers = visible_s + local * (on_device + on_host) + constants.step_fixed_s
     return total
 
 
@@ -287,11 +289,11 @@ def _bucketed_reduction_s(
                 parameters=experts / v, reduce_s=lambda part: _reduction_s(inputs, part, spread)
             )
         )
-    own = default_bucket(shared.ranks)
+    default = default_bucket(shared.ranks)
     is_stated = np.greater(s.bucket_parameters, 0.0) & np.greater(s.overlap_gradients, 0.0)
-    bucket = np.where(is_stated, s.bucket_parameters, own)
+    bucket = np.where(is_stated, s.bucket_parameters, default)
     return bucketed_reduction_s(
-        default_s, tuple(kinds), bucket=bucket, default=own, backward_s=backward_s / v
+        default_s, tuple(kinds), bucket=bucket, default=default, backward_s=backward_s / v
     )
 
 
@@ -307,9 +309,9 @@ def _visible_s(moved_s: Numbers, beside_s: Numbers, overlaps: Numbers, exposed: 
 
 def _reduction_s(inputs: _Inputs, parameters: Numbers, group: Group) -> Numbers:
     """Gradient reduction once a step: none beyond ZeRO-1."""
-    s, machine, own = inputs.strategies, inputs.hardware, inputs.constants
+    s, machine, constants = inputs.strategies, inputs.hardware, inputs.constants
     total = parameters * s.gradient_bytes
-    reduced = all_reduce_s(total, group, machine, own)
+    reduced = all_reduce_s(total, group, machine, constants)
     scattered = _sharded_reduction_s(inputs, total, group)
     return np.select(
         [np.equal(_zero_stage(s), 0.0), np.equal(_zero_stage(s), 1.0)], [reduced, scattered], 0.0
@@ -318,13 +320,13 @@ def _reduction_s(inputs: _Inputs, parameters: Numbers, group: Group) -> Numbers:
 
 def _sharded_reduction_s(inputs: _Inputs, total_bytes: Numbers, group: Group) -> Numbers:
     """Reduce-scatter inside a copy, then all-reduce over the copies' ranks of the same shard."""
-    machine, own, copies = inputs.hardware, inputs.constants, num_copies(inputs.strategies)
+    machine, constants, copies = inputs.hardware, inputs.constants, num_copies(inputs.strategies)
     near = of_one_copy(group, copies)
     summed_s = _gathered_s(inputs, total_bytes, near)
     if not is_any(np.greater(copies, 1.0)):
         return summed_s
     return summed_s + all_reduce_s(
-        total_bytes / near.ranks, between_copies(group, copies), machine, own
+        total_bytes / near.ranks, between_copies(group, copies), machine, constants
     )
 
 
@@ -371,7 +373,7 @@ def _layer_with_zero_traffic(
     inputs: _Inputs, cost: LayerCost, *, num_backward: Numbers
 ) -> LayerCost:
     """Add a layer's gathers and reductions; `num_backward`: of its gathers in the backward pass."""
-    s, own = inputs.strategies, inputs.constants
+    s, constants = inputs.strategies, inputs.constants
     shared, copies = inputs.groups.shared, num_copies(s)
     near = of_one_copy(shared, copies)
     gathered = gathered_bytes(s, cost.parameters, cost.trained)
@@ -386,7 +388,7 @@ def _layer_with_zero_traffic(
         sum_s = sum_s + _sharded_reduction_s(inputs, cost.expert_trained * s.gradient_bytes, group)
     gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
     sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s + cost.reduce_launch_s, 0.0)
-    exposed = _exposed(inputs, own.fsdp_exposed_ratio)
+    exposed = _exposed(inputs, constants.fsdp_exposed_ratio)
     return _with_passes(
         cost,
         cause="sharding_s",

@@ -236,8 +236,8 @@ def _moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
         return fused
     is_eager = np.greater(setting.strategies.eager_modules, 0.0)
     fixed, routed = (
-        select_block(is_eager, one, other)
-        for one, other in zip(eager_moe(setting), fused, strict=True)
+        select_block(is_eager, eager_block, fused_block)
+        for eager_block, fused_block in zip(eager_moe(setting), fused, strict=True)
     )
     return fixed, routed
 
@@ -294,21 +294,21 @@ def _moe_layer(
     setting: BlockInputs, fixed: Block, routed: Block
 ) -> tuple[LayerCost, tuple[Numbers, Numbers]]:
     """A MoE layer at `expert_imbalance`, and the slopes of its passes in it."""
-    s, own = setting.strategies, setting.constants
+    s, constants = setting.strategies, setting.constants
     cost = _layer(setting, fixed + routed, waits=_reads_counts(setting))
     full = _recomputed_share(s)
     device_s = routed.forward_s + routed.expert_s
     recomputed_s = full * device_s + (1.0 - full) * routed.recomputed_s
     device_back_s = routed.backward_s - routed.accumulation_s + routed.expert_s + recomputed_s
-    per_unit = own.straggler_factor / s.expert_imbalance
+    per_unit = constants.straggler_factor / s.expert_imbalance
     return cost, (device_s * per_unit, device_back_s * per_unit)
 
 
 def _launched_s(setting: BlockInputs, block: Block) -> Numbers:
-    s, own = setting.strategies, setting.constants
-    partly = np.where(np.greater(s.partial_graph, 0.0), own.partial_graph_ratio, 1.0)
-    whole = np.where(np.greater(s.full_graph, 0.0), own.full_graph_ratio, 1.0)
-    return own.launch_s * whole * (partly * block.launches + block.expert_launches)
+    s, constants = setting.strategies, setting.constants
+    partly = np.where(np.greater(s.partial_graph, 0.0), constants.partial_graph_ratio, 1.0)
+    whole = np.where(np.greater(s.full_graph, 0.0), constants.full_graph_ratio, 1.0)
+    return constants.launch_s * whole * (partly * block.launches + block.expert_launches)
 
 
 def _reads_counts(setting: BlockInputs) -> Numbers:

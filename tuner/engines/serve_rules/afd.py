@@ -27,7 +27,6 @@ class AfdConnector:
     """`cuda`, or the accelerator that it is built for."""
     stage: str
     """Phases that it is for, by the plugin's documents."""
-    is_synchronous: bool
     graphs: str
     """CUDA graph mode; empty: eager."""
     least_attention_per_ffn: int = 0

@@ -146,7 +146,7 @@ class Pricing:
         )
         all_to_all_L = dispatch_combine_s(
             machine,
-            most=total_L / ranks.num_ranks,
+            max_copies=total_L / ranks.num_ranks,
             reach=Reach(ranks=1.0, domains=1.0) if self.merges else None,
         )
         experts_L = np.maximum(by_load_L, by_weights_L)
@@ -215,7 +215,7 @@ def place_pool(
         hardware = measured.linked(hardware, constants)
         prices = measured.prices(hardware, constants, precision=precision)
     if lookups is not None:
-        prices = NotedPrices(own=prices, lookups=lookups, dtype=DTYPE_OF[precision])
+        prices = NotedPrices(source=prices, lookups=lookups, dtype=DTYPE_OF[precision])
     band = band_of(regime, residuals).edges
     return replace(known, hardware=hardware, constants=constants, prices=prices, band=band)
 

@@ -52,7 +52,7 @@ def lower_bound_prices(problem: TrainProblem) -> Prices | None:
     prices = problem.prices
     if isinstance(prices, NotedPrices):
         # No plan runs one expert in place of all.
-        prices = prices.own
+        prices = prices.source
     if not isinstance(prices, MeasuredPrices):
         return prices
     return LowerBoundPrices(measured=prices, peak_flop_per_s=problem.hardware.matmul_flop_per_s)

@@ -21,7 +21,7 @@ from tuner.errors import SpecError
 from tuner.units import format_s
 from tuner.verify.budget.scale import Scale
 from tuner.verify.evidence import measured_ratio, measured_s
-from tuner.verify.launches import TrialJob, TrialJobs
+from tuner.verify.launches import WARMUP_STEPS, TrialJob, TrialJobs
 from tuner.verify.records import Proposal, TrialRecord
 
 START_UP_S: Final = {True: 20.0, False: 180.0}
@@ -147,7 +147,11 @@ class Spending:
     def _cost_s(self, job: TrialJob, records: Sequence[TrialRecord]) -> float:
         """Predict the wall time of a launch: start-up, and its steps with the warm-up."""
         ran = [record for record in records if record.status == "ok"]
-        spent = [record.wall_s - self.num_steps * measured_s(record) for record in ran]
+        spent = [
+            # Warm-up and timed steps: what the trial surely ran, whatever this call's --steps.
+            record.wall_s - (WARMUP_STEPS + len(record.measured_steps_s)) * measured_s(record)
+            for record in ran
+        ]
         step_s = job.predicted.step_time_s_band[1]
         if ran:
             slowest = (1.0 + SLOWER_RATIO) * max(map(measured_ratio, ran))

@@ -199,7 +199,7 @@ def test_latent_experts_read_compute_and_send_their_latent_width() -> None:
     moved = experts_s(replace(made, prices=MOVED_BYTES), copies=copies, active=active)
     assert moved == pytest.approx([65_536 * 2 * (6 * 1024 + 2 * 2688) * factor])
     # Half of a million copies of 2 KiB leave the node at 50 GB/s, and as many come back: 41 ms.
-    sent_s = float(dispatch_combine_s(made, most=np.array([1e6]), reach=None)[0])
+    sent_s = float(dispatch_combine_s(made, max_copies=np.array([1e6]), reach=None)[0])
     assert 1.0 < sent_s / (2 * 5e5 * 2048 / 50e9) < 2.0
 
 

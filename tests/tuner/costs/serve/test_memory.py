@@ -115,11 +115,11 @@ def test_hybrids_cache_keys_of_some_layers_and_a_state_of_the_others(
 ) -> None:
     decoder, one = decoder_of(example_model(folder)), InstanceDegrees()
     assert kv_bytes_per_token(decoder, BF16, one) == token_bytes
-    assert state_bytes_per_request(decoder, BF16, one) == state_bytes
+    assert state_bytes_per_request(decoder, one) == state_bytes
     assert weight_bytes(decoder, BF16, one) == pytest.approx(2 * parameters, rel=2e-3)
     # Eight ranks share states; draft tokens need one each.
     shared = InstanceDegrees(attention_tensor=8, expert=8)
-    drafted = state_bytes_per_request(decoder, BF16, shared, drafts=3)
+    drafted = state_bytes_per_request(decoder, shared, drafts=3)
     assert drafted == pytest.approx(4 * state_bytes / 8)
 
 
@@ -137,7 +137,7 @@ def test_engines_keep_states_of_qwen3_next_in_different_types(failures: Failures
     ):
         decoder = decoder_of(example_model(name))
         rule = serve_traits()[engine].memory_rule().states
-        kept = state_bytes_per_request(decoder, BF16, one, states=replace(rule, per_request=1))
+        kept = state_bytes_per_request(decoder, one, states=replace(rule, per_request=1))
         machine = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
         step = Iteration(decoder=decoder, formats=BF16, degrees=one, engine=engine, machine=machine)
         with failures.of(name, engine):
@@ -188,7 +188,7 @@ def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
     windows, opened = 43 * 128 * 584, 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
     for formats, degrees in ((BF16, one), (FP8, InstanceDegrees(attention_tensor=8, expert=8))):
         assert kv_bytes_per_token(decoder, formats, degrees) == entries
-        held = state_bytes_per_request(decoder, formats, degrees, drafts=3)
+        held = state_bytes_per_request(decoder, degrees, drafts=3)
         assert held == windows + opened
         long = kv_bytes_per_token(decoder, formats, degrees, request_tokens=131_072)
         assert long == pytest.approx(entries + held / 131_072)

@@ -220,7 +220,7 @@ def test_merged_experts_take_a_gemm_of_the_ranks_depth_and_two_in_the_backward_p
         SHEET.generation, precision=GemmPrecision.BF16, software=Software.TRANSFORMERS
     )
     prices = NotedPrices(
-        own=DatasheetPrices(hardware=HARDWARE, constants=constants), lookups=lookups
+        source=DatasheetPrices(hardware=HARDWARE, constants=constants), lookups=lookups
     )
     price_step(MIXTRAL_SHAPE, tune, HARDWARE, constants, one_stage(MIXTRAL), prices=prices)
     gemms = {

@@ -12,7 +12,7 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.budget.budget import MOST_GRACE_S, START_UP_S, Budget, Spending
-from tuner.verify.launches import TrialJobs
+from tuner.verify.launches import WARMUP_STEPS, TrialJobs
 from tuner.verify.records import Proposal
 
 Hidden = Callable[..., Any]
@@ -146,6 +146,13 @@ def test_costs_are_learnt_from_start_up_and_steps(wide: Any, spend: Spend, hidde
         for wall_s, is_enough in ((1.01 * its_s, True), (0.95 * its_s, False)):
             assert (whole in spend(machine, wall_s=wall_s).affordable(records)) == is_enough
     assert START_UP_S[True] < 200.0
+    # Another call's --steps, or a trial ended early: the start-up of each is its own.
+    fewer = hidden(1, start_up_s=200.0, num_steps=12).record(0, whole, None)
+    steps_s = first.measured_steps_s[:3]
+    wall_s = 200.0 + (WARMUP_STEPS + len(steps_s)) * first.measured_step_s
+    for record in (fewer, first.model_copy(update={"measured_steps_s": steps_s, "wall_s": wall_s})):
+        assert whole in spend(machine, wall_s=1.05 * cost_s).affordable([record])
+        assert whole not in spend(machine, wall_s=0.95 * cost_s).affordable([record])
     slow = first.model_copy(update={"wall_s": first.wall_s + cost_s})
     assert whole not in spend(machine, wall_s=1.1 * cost_s).affordable([slow])
 

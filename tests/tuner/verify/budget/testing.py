@@ -17,7 +17,7 @@ from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import TrainPrediction
 from tuner.verify.budget.budget import Spending
 from tuner.verify.budget.scale import Scale, scaled_plan
-from tuner.verify.launches import TrialJobs
+from tuner.verify.launches import WARMUP_STEPS, TrialJobs
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import PriorSampler
 from tuner.verify.space import Price
@@ -120,7 +120,7 @@ class HiddenMachine:
             predicted_step_s=job.predicted.step_time_s,
             predicted_communication_s=job.predicted.communication_s,
             predicted_activation_bytes=(),
-            measured_steps_s=tuple(float(one) for one in steps_s),
+            measured_steps_s=tuple(np.resize(steps_s, self.num_steps - WARMUP_STEPS).tolist()),
             measured_step_s=float(np.median(steps_s)),
             wall_s=wall_s,
             engine="hidden",

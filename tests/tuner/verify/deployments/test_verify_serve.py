@@ -212,11 +212,14 @@ def test_files_of_other_decisions_go_with_the_refresh(
     beside = folder.parent / "of nobody's plan"
     beside.touch()
     plan["files"] = ["launch/sglang/router.sh", f"launch/../../{beside.name}", "plan.json"]
+    # An older release knew fewer fields.
+    del plan["alternatives"]
     (folder / "plan.json").write_text(json.dumps(plan))
     verify(folder, server(), client())
     assert not stale.exists()
     assert beside.exists()
     named = read_serve_plan(folder).files
+    assert json.loads((folder / "plan.json").read_text()) | {"files": plan["files"]} == plan
     assert all((folder / name).is_file() for name in named)
     assert "launch/sglang/aggregated.sh" in named
     assert json.loads((folder / "launch/sglang/expected.json").read_text())["num_devices"] == 8

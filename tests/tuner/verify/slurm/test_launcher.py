@@ -138,6 +138,11 @@ def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
     assert (result.status, result.reason) == ("ok", "slow")
     assert present(result.metrics).steps_s == (2.0, 2.5)
     _is_cancelled(lab)
+    # One that has done all its steps is about to report.
+    lab.forget()
+    progress = f"(trial / {PROGRESS_NAME!r}).write_text({steps!r})"
+    lab.runs(progress, "time.sleep(1.2)", _report(lab))
+    assert lab.launcher()(replace(hopeless, steps=2)).report == REPORT
 
 
 def _is_cancelled(lab: Lab) -> None:

@@ -125,7 +125,7 @@ class _PoolsRun:
             start, num_rows = start + num_rows, min(2 * num_rows, MOST_ROWS)
             batch = batch[bound_s_N[batch] <= self._threshold_s()]
             if self._deadline.is_over:
-                self._skip_rows(batch, table_of_N[batch], float(bound_s_N[batch[0]]))
+                self._skip_rows(table_of_N[batch], float(bound_s_N[batch[0]]))
             else:
                 self._visit_rows(batch, table_of_N[batch])
         return self._summary()
@@ -151,8 +151,8 @@ class _PoolsRun:
             ]
             self._visit_batch(np.array(wanted, dtype=np.int64))
 
-    def _skip_rows(self, rows: Ints, table_of: Ints, least_s: float) -> None:
-        """Out of time: count these rows as open, with their bound."""
+    def _skip_rows(self, table_of: Ints, least_s: float) -> None:
+        """Out of time: count rows, given by their tables, as open, with their bound."""
         self._least_open_s = min(self._least_open_s, least_s)
         for index, (table, _) in enumerate(self._tables):
             num_options = table.num_legal * len(self._space.pools)
