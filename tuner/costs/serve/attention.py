@@ -112,7 +112,7 @@ class AttentionLayer(MixerOps):
 
     def _absorbed_gemms_s(self, n_Q: Floats) -> Floats:
         """The two batched GEMMs that absorb the up-projections."""
-        own, total_Q = self.attention, np.zeros_like(n_Q)
+        attention, total_Q = self.attention, np.zeros_like(n_Q)
         for kind in ("pre", "post"):
             product = self._op(
                 "latent_product",
@@ -120,7 +120,7 @@ class AttentionLayer(MixerOps):
                 dtype="fp8" if self.formats.attention.startswith("fp8") else "bf16",
                 tokens=n_Q,
                 heads=self.heads,
-                elements=own.kv_rank * own.value_dim * self.heads,
+                elements=attention.kv_rank * attention.value_dim * self.heads,
             )
             total_Q = total_Q + self.machine.seconds(product)
         return total_Q
@@ -151,16 +151,16 @@ class AttentionLayer(MixerOps):
 
     def _delta_s(self, phase: str, m_Q: Floats) -> Floats | None:
         """Return a gated delta rule and its convolution as measured; None where no table has it."""
-        own = self.linear
-        if own.key_head_dim != own.value_head_dim:
+        linear = self.linear
+        if linear.key_head_dim != linear.value_head_dim:
             return None
         op = self._op(
             "gated_delta",
             kind=phase,
             tokens=m_Q,
-            key_heads=own.num_key_heads,
-            value_heads=own.num_value_heads,
-            head_dim=own.key_head_dim,
+            key_heads=linear.num_key_heads,
+            value_heads=linear.num_value_heads,
+            head_dim=linear.key_head_dim,
         )
         return self.machine.measured_s(op)
 
@@ -171,8 +171,8 @@ class AttentionLayer(MixerOps):
     def _gemms_s(self, gemms: Iterable[Gemm], m_Q: Floats) -> Floats:
         total_Q = np.zeros_like(m_Q)
         for n, k, dtype in gemms:
-            one = replace(gemm(m_Q, n, k, dtype=dtype), software=self.software)
-            total_Q = total_Q + self.machine.seconds(one)
+            product = replace(gemm(m_Q, n, k, dtype=dtype), software=self.software)
+            total_Q = total_Q + self.machine.seconds(product)
         return total_Q
 
     def _ops_s(self, ops: Iterable[Op]) -> Floats:

@@ -181,7 +181,7 @@ class HostTimes:
 
     def stretched(self, factor: float) -> "HostTimes":
         """Return all of them, so many times as long."""
-        return HostTimes(**{one.name: factor * getattr(self, one.name) for one in fields(self)})
+        return HostTimes(**{span.name: factor * getattr(self, span.name) for span in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -367,12 +367,12 @@ class ServingMachine:
         every = tuple(name for name in tables.softwares("moe") if "@" not in name)
         if "/" in op.kind or op.software == ANY:
             return (every,)
-        own = op.software.partition("@")[0]
-        traits = serve_traits().get(own)
+        engine = op.software.partition("@")[0]
+        traits = serve_traits().get(engine)
         like = {} if traits is None else traits.experts_like
         rival = like.get((dtype, self.sheet.generation), op.software)
-        others = tuple((name,) for name in every if name != own)
-        return ((op.software, rival), (own,), *others)
+        others = tuple((name,) for name in every if name != engine)
+        return ((op.software, rival), (engine,), *others)
 
     def all_to_all_s(
         self, tokens_Q: Floats, *, hidden: int, top_k: float, ranks: int
@@ -420,7 +420,9 @@ class ServingMachine:
         measured: A2aCurves = self.tables.a2a_curves(hidden=hidden, top_k=round(top_k))
         if not measured or not min(measured) <= ranks <= 2 * max(measured):
             return {}
-        return measured[min((each for each in measured if each >= ranks), default=max(measured))]
+        return measured[
+            min((degree for degree in measured if degree >= ranks), default=max(measured))
+        ]
 
     def _collective_s(self, op: Op) -> Floats:
         """One collective; its bytes are the larger buffer of a rank."""

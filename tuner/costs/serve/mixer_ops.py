@@ -75,8 +75,8 @@ class MixerOps:
     @property
     def gemms(self) -> tuple[Gemm, ...]:
         """Projections of the hidden state."""
-        own, hidden = self.attention, self.hidden
-        match own.kind:
+        attention, hidden = self.attention, self.hidden
+        match attention.kind:
             case AttentionKind.NONE:
                 return ()
             case AttentionKind.LATENT | AttentionKind.SPARSE_LATENT:
@@ -86,81 +86,81 @@ class MixerOps:
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
                 return self._linear_gemms
             case AttentionKind.GROUPED:
-                queries = self.heads * (2 if own.has_gate else 1)
-                width = (queries + 2 * self.kv_heads) * own.head_dim
+                queries = self.heads * (2 if attention.has_gate else 1)
+                width = (queries + 2 * self.kv_heads) * attention.head_dim
                 inner, outer = self.formats.attention, self.formats.output
-                return ((width, hidden, inner), (hidden, self.heads * own.head_dim, outer))
+                return ((width, hidden, inner), (hidden, self.heads * attention.head_dim, outer))
 
     @property
     def context_elements(self) -> tuple[float, float]:
         """Elements of a token's queries, and of its outputs, for the heads of all context ranks."""
-        own, heads = self.attention, float(self.heads * self.context)
-        if own.kind is AttentionKind.GROUPED:
-            return heads * own.head_dim, heads * own.value_dim
-        if own.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
-            return heads * own.kv_elements, heads * own.kv_rank
+        attention, heads = self.attention, float(self.heads * self.context)
+        if attention.kind is AttentionKind.GROUPED:
+            return heads * attention.head_dim, heads * attention.value_dim
+        if attention.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
+            return heads * attention.kv_elements, heads * attention.kv_rank
         return 0.0, 0.0
 
     @property
     def up_gemms(self) -> tuple[Gemm, ...]:
         """Up-projections of compressed keys and values (MLA)."""
-        own = self.attention
-        if own.kind not in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
+        attention = self.attention
+        if attention.kind not in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
             return ()
-        width = self.heads * (own.head_dim - own.rope_dim + own.value_dim)
-        return ((width, own.kv_rank, self.formats.attention),)
+        width = self.heads * (attention.head_dim - attention.rope_dim + attention.value_dim)
+        return ((width, attention.kv_rank, self.formats.attention),)
 
     @property
     def _latent_gemms(self) -> tuple[Gemm, ...]:
-        own, hidden, index = self.attention, self.hidden, self.attention.own_indexer
+        attention, hidden, index = self.attention, self.hidden, self.attention.own_indexer
         inner, outer = self.formats.attention, self.formats.output
-        down = own.query_rank + own.kv_rank + own.rope_dim
+        down = attention.query_rank + attention.kv_rank + attention.rope_dim
         gemms = (
             (down, hidden, inner),
-            (self.heads * own.head_dim, own.query_rank or hidden, inner),
-            (hidden, self.heads * own.value_dim, outer),
+            (self.heads * attention.head_dim, attention.query_rank or hidden, inner),
+            (hidden, self.heads * attention.value_dim, outer),
         )
         if index is None:
             return gemms
         return (
             *gemms,
-            (index.num_heads * index.head_dim, own.query_rank, inner),
+            (index.num_heads * index.head_dim, attention.query_rank, inner),
             (index.head_dim + index.num_heads, hidden, inner),
         )
 
     @property
     def _shared_gemms(self) -> tuple[Gemm, ...]:
-        own, hidden = self.attention, self.hidden
+        attention, hidden = self.attention, self.hidden
         inner, outer = self.formats.attention, self.formats.output
-        groups = max(own.output_groups // self.tensor, 1)
-        queries = self.heads * own.head_dim
+        groups = max(attention.output_groups // self.tensor, 1)
+        queries = self.heads * attention.head_dim
         gemms = [
-            (own.query_rank + own.head_dim, hidden, inner),
-            (queries, own.query_rank, inner),
+            (attention.query_rank + attention.head_dim, hidden, inner),
+            (queries, attention.query_rank, inner),
             # One of each group, as much together as one of the width of a group's heads.
-            (groups * own.output_rank, queries / groups, outer),
-            (hidden, groups * own.output_rank, outer),
+            (groups * attention.output_rank, queries / groups, outer),
+            (hidden, groups * attention.output_rank, outer),
         ]
-        merged = own.compressor
+        merged = attention.compressor
         if merged is not None:
-            gemms.append((merged.outputs(own.head_dim), hidden, "bf16"))
+            gemms.append((merged.outputs(attention.head_dim), hidden, "bf16"))
             if (index := merged.indexer) is not None:
-                gemms.append((index.num_heads * index.head_dim, own.query_rank, inner))
+                gemms.append((index.num_heads * index.head_dim, attention.query_rank, inner))
                 gemms.append((index.num_heads + merged.outputs(index.head_dim), hidden, "bf16"))
         return tuple(gemms)
 
     @property
     def _linear_gemms(self) -> tuple[Gemm, ...]:
-        own, hidden = self.linear, self.hidden
-        widths = LINEAR_KINDS[own.kind].projections(own)
+        linear, hidden = self.linear, self.hidden
+        widths = LINEAR_KINDS[linear.kind].projections(linear)
         inner, outer = self.formats.linear_projections
         gemms = (
             (widths.inputs - widths.scalars, hidden, inner),
             (widths.scalars, hidden, "bf16"),
             (widths.low_rank_outputs, widths.low_rank, inner),
-            (hidden, own.value_dim, outer),
+            (hidden, linear.value_dim, outer),
         )
-        return tuple(one for one in gemms if one[0])
+        return tuple(product for product in gemms if product[0])
 
     def decode_ops(self, n_Q: Floats, past_Q: Floats) -> tuple[Op, ...]:
         """One new token for each of n sequences."""
@@ -174,21 +174,21 @@ class MixerOps:
             case AttentionKind.COMPRESSED:
                 return self._compressed_ops(n_Q, past_Q)
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
-                own = self.linear
-                past_bytes = 2.0 * CONV_STATE_BYTES * own.conv_state_elements
+                linear = self.linear
+                past_bytes = 2.0 * CONV_STATE_BYTES * linear.conv_state_elements
                 return self._update(n_Q), memory_bound(n_Q * past_bytes)
 
     def _update(self, n_Q: Floats) -> Op:
         """States of n sequences; without a kind, as no profiler measures them, if not fp32."""
-        own = self.linear
+        linear = self.linear
         return self._op(
             "linear_update",
-            kind=own.kind.value if self.state_bytes == STATE_BYTES else "",
+            kind=linear.kind.value if self.state_bytes == STATE_BYTES else "",
             batch=n_Q,
-            heads=own.num_value_heads,
-            key_heads=own.num_key_heads,
-            key_dim=own.key_head_dim,
-            value_dim=own.value_head_dim,
+            heads=linear.num_value_heads,
+            key_heads=linear.num_key_heads,
+            key_dim=linear.key_head_dim,
+            value_dim=linear.value_head_dim,
             state_bytes=self.state_bytes,
         )
 
@@ -198,15 +198,17 @@ class MixerOps:
         A window of w costs s w pairs, as many as s / 2 w prompts of 2 w tokens; chunks are prompts
         of their own.
         """
-        own = self.attention
-        if own.kind is not AttentionKind.GROUPED or not own.window:
+        attention = self.attention
+        if attention.kind is not AttentionKind.GROUPED or not attention.window:
             return s_Q
-        return np.minimum(s_Q, own.window if own.window_is_chunk else 2.0 * own.window)
+        return np.minimum(
+            s_Q, attention.window if attention.window_is_chunk else 2.0 * attention.window
+        )
 
     def prompt_ops(self, s_Q: Floats) -> tuple[Op, ...]:
         """One prompt of s tokens from its start; under a window the pieces that cost as much."""
-        own = self.attention
-        match own.kind:
+        attention = self.attention
+        match attention.kind:
             case AttentionKind.NONE:
                 return ()
             case AttentionKind.GROUPED:
@@ -218,7 +220,7 @@ class MixerOps:
                     sequence=piece_Q,
                     heads=self.heads,
                     kv_heads=self.kv_heads,
-                    head_dim=own.head_dim,
+                    head_dim=attention.head_dim,
                 )
                 return (replace(prompt, direction="forward"),)
             case AttentionKind.LATENT:
@@ -228,8 +230,8 @@ class MixerOps:
                     batch=1,
                     sequence=s_Q,
                     heads=self.heads,
-                    head_dim=own.head_dim,
-                    value_dim=own.value_dim,
+                    head_dim=attention.head_dim,
+                    value_dim=attention.value_dim,
                 )
                 return (core,)
             case AttentionKind.SPARSE_LATENT:
@@ -241,11 +243,11 @@ class MixerOps:
 
     def decode_core(self, n_Q: Floats, past_Q: Floats) -> Op:
         """Attention of one new token for each of n sequences, without what surrounds it."""
-        own = self.attention
-        if own.kind is AttentionKind.GROUPED:
-            if own.window_is_chunk:
+        attention = self.attention
+        if attention.kind is AttentionKind.GROUPED:
+            if attention.window_is_chunk:
                 # Sequences are anywhere in their chunk, halfway on average.
-                past_Q = np.where(past_Q > own.window, 0.5 * own.window, past_Q)
+                past_Q = np.where(past_Q > attention.window, 0.5 * attention.window, past_Q)
             return self._op(
                 "decode_attention",
                 kind=self._kv,
@@ -253,8 +255,8 @@ class MixerOps:
                 past=past_Q / self.context,
                 heads=self.heads * self.context,
                 kv_heads=self.kv_heads,
-                head_dim=own.head_dim,
-                window=0 if own.window_is_chunk else own.window,
+                head_dim=attention.head_dim,
+                window=0 if attention.window_is_chunk else attention.window,
             )
         return self._latent_decode(join_words("core", self._kv), n_Q, past_Q)
 
@@ -270,11 +272,11 @@ class MixerOps:
 
     def _sparse_ops(self, m_Q: Floats, past_Q: Floats | None = None) -> tuple[Op, ...]:
         """One prompt of m tokens, or one new token of m sequences: scores, then attention."""
-        own = self.attention
-        index = own.indexer
+        attention = self.attention
+        index = attention.indexer
         assert index is not None  # DecoderAttention refuses sparse attention without
         if past_Q is None:
-            kept_Q = _kept_pairs(m_Q, most=index.top_k)
+            kept_Q = _kept_pairs(m_Q, largest=index.top_k)
             scores = self._scores(index, batch=1.0, sequence=m_Q, past=m_Q, pairs=0.5 * m_Q**2)
         else:
             kept_Q = m_Q * np.minimum(past_Q, index.top_k) / self.context
@@ -288,10 +290,10 @@ class MixerOps:
             pairs=kept_Q,
             elements=self.heads
             * (1 if past_Q is None else self.context)
-            * (own.kv_elements + own.kv_rank),
-            bytes=(m_Q if past_Q is None else kept_Q) * own.kv_elements * width,
+            * (attention.kv_elements + attention.kv_rank),
+            bytes=(m_Q if past_Q is None else kept_Q) * attention.kv_elements * width,
         )
-        return (core,) if own.shares_index else (scores, core)
+        return (core,) if attention.shares_index else (scores, core)
 
     def _compressed_ops(self, m_Q: Floats, past_Q: Floats | None = None) -> tuple[Op, ...]:
         """One prompt of m tokens, or one new token of m sequences, over window and entries.
@@ -299,12 +301,12 @@ class MixerOps:
         Scores of every entry in fp8; the open entries; attention over the window and the entries
         that are kept, read once per sequence (decode) or written once (prompt).
         """
-        own, merged = self.attention, self.attention.compressor
-        token = entry_bytes(own.kv_elements)
+        attention, merged = self.attention, self.attention.compressor
+        token = entry_bytes(attention.kv_elements)
         if past_Q is None:
-            kept_Q, kept_bytes_Q = _kept_pairs(m_Q, most=own.window), m_Q * token
+            kept_Q, kept_bytes_Q = _kept_pairs(m_Q, largest=attention.window), m_Q * token
         else:
-            kept_Q = m_Q * np.minimum(past_Q, own.window)
+            kept_Q = m_Q * np.minimum(past_Q, attention.window)
             kept_bytes_Q = kept_Q * token
         ops: list[Op] = []
         if merged is not None:
@@ -330,12 +332,17 @@ class MixerOps:
                     )
                 )
             # A row is written for each token, and as many read for each as overlap.
-            row = STATE_BYTES * merged.state_elements(own.head_dim) / merged.series / merged.ratio
+            row = (
+                STATE_BYTES
+                * merged.state_elements(attention.head_dim)
+                / merged.series
+                / merged.ratio
+            )
             ops.append(memory_bound(m_Q * row * (1 + merged.series)))
         core = self._op(
             "sparse_core",
             pairs=kept_Q,
-            elements=self.heads * (own.head_dim + own.value_dim),
+            elements=self.heads * (attention.head_dim + attention.value_dim),
             bytes=kept_bytes_Q,
         )
         return (*ops, core)
@@ -356,20 +363,20 @@ class MixerOps:
         )
 
     def _scan_ops(self, s_Q: Floats) -> tuple[Op, ...]:
-        own = self.linear
+        linear = self.linear
         scan = linear_scan(
-            kind=own.kind.value,
+            kind=linear.kind.value,
             batch=1.0,
             sequence=s_Q,
-            heads=own.num_value_heads,
-            key_heads=own.num_key_heads,
-            key_dim=own.key_head_dim,
-            value_dim=own.value_head_dim,
-            chunk=own.chunk_size,
-            is_delta=float(own.kind is not LinearName.MAMBA2),
-            decays_channels=float(own.kind is LinearName.KDA),
+            heads=linear.num_value_heads,
+            key_heads=linear.num_key_heads,
+            key_dim=linear.key_head_dim,
+            value_dim=linear.value_head_dim,
+            chunk=linear.chunk_size,
+            is_delta=float(linear.kind is not LinearName.MAMBA2),
+            decays_channels=float(linear.kind is LinearName.KDA),
         )
-        moved_Q = 2.0 * CONV_STATE_BYTES * own.conv_channels * s_Q
+        moved_Q = 2.0 * CONV_STATE_BYTES * linear.conv_channels * s_Q
         return replace(scan, software=self.software), memory_bound(moved_Q)
 
     @property
@@ -385,7 +392,7 @@ def join_words(*words: str) -> str:
     return "/".join(word for word in words if word)
 
 
-def _kept_pairs(s_Q: Floats, *, most: int) -> Floats:
+def _kept_pairs(s_Q: Floats, *, largest: int) -> Floats:
     """Pairs of queries and tokens of a prompt, where a query sees so many earlier ones at most."""
-    inside_Q = np.minimum(s_Q, most)
-    return np.asarray(0.5 * inside_Q**2 + (s_Q - inside_Q) * most)
+    inside_Q = np.minimum(s_Q, largest)
+    return np.asarray(0.5 * inside_Q**2 + (s_Q - inside_Q) * largest)
