@@ -94,7 +94,7 @@ def place(
         moetune_version=version(),
         spec_sha256=spec_sha256.hexdigest(),
         recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
-        notes=_price_notes(priced_on, measured),
+        notes=(*_former_notes(spec), *_price_notes(priced_on, measured)),
     )
     try:
         if spec.cluster is not None:
@@ -155,6 +155,13 @@ def _measured(
             " name a 'device' in the pool, or a profile of one"
         )
     return None
+
+
+def _former_notes(spec: PlaceSpec) -> tuple[str, ...]:
+    if spec.former_method is None:
+        return ()
+    ignored = "ignored, auto plans every objective; the next release refuses it"
+    return (f"goal.method {spec.former_method}: {ignored}",)
 
 
 def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") -> tuple[str, ...]:
