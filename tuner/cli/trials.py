@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def trial_lines() -> Watcher:
     """Return what prints launches as they begin and end; each cause of a failure in full once."""
-    causes: set[str] = set()
+    first_with: dict[str, int] = {}
 
     def started(decision: "TrainDecision", predicted_s: float) -> None:
         said = f"{short_decision(decision)}, {format_s(predicted_s)} a step predicted"
@@ -24,10 +24,11 @@ def trial_lines() -> Watcher:
     def ended(record: "TrialRecord") -> None:
         cause, measured_s = failure_cause(record), record.measured_step_s
         status = f"{record.status}: {record.reason}" if record.reason else record.status
-        if cause and cause in causes:
-            status = f"{record.status} like the one before"
-        causes.add(cause)
+        if cause and cause in first_with:
+            status = f"{record.status} like trial {first_with[cause]}"
+        first_with.setdefault(cause, record.number)
         took = "not measured" if measured_s is None else f"{format_s(measured_s)} measured"
-        print_stderr(f"  {status}: {took}, {format_s(record.predicted_step_s)} predicted")
+        trial = f"trial {record.number} ({record.origin}), {short_decision(record.decision)}"
+        print_stderr(f"{trial}: {status}; {took}, {format_s(record.predicted_step_s)} predicted")
 
     return Watcher(started=started, ended=ended)

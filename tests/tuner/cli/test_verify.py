@@ -39,15 +39,19 @@ def _verify(folder: Path, launcher: FakeLauncher, *, trials: int) -> Verified:
 def test_each_trial_is_told_on_stderr_as_it_runs(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
-    _verify(planned, hidden_launcher(planned, ends={1: "timeout"}), trials=2)
+    ends = {1: "timeout", 2: "crashed", 3: "crashed"}
+    _verify(planned, hidden_launcher(planned, ends=ends), trials=4)
     printed = capsys.readouterr()
     assert printed.out == ""
-    first, ended, second, failed = printed.err.splitlines()
+    first, ended, second, failed, *_, again = printed.err.splitlines()
     assert first.startswith("launching tp1 ")
     assert first.endswith(" a step predicted")
-    contains(ended, "  ok: ", " measured, ")
+    # With several workers other lines lie between the two of a trial.
+    assert ended.startswith(f"trial 0 (plan), {first.split(', ')[0].removeprefix('launching ')}")
+    contains(ended, ": ok; ", " measured, ")
     assert second.startswith("launching ")
-    assert failed.startswith("  timeout: fake timeout: not measured, ")
+    contains(failed, "trial 1 (", ": timeout: fake timeout; not measured, ")
+    contains(again, "trial 3 (", ": crashed like trial 2; not measured, ")
 
 
 def test_resumed_trials_are_concluded_without_launching(
