@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tuner.plans.folder import read_plan_as, write_plan_folder
 from tuner.plans.place import PlacePlan
 
 STORED = Path(__file__).parents[3] / "examples/checks/place-balance/plan.json"
@@ -18,3 +19,11 @@ def test_predictions_are_of_the_goals_workloads() -> None:
     changed = plan.model_copy(update={"predicted": other}).model_dump_json()
     with pytest.raises(ValidationError, match="'another' is no workload of the goal"):
         PlacePlan.model_validate_json(changed)
+
+
+def test_a_folder_holds_whole_paths_so_that_it_can_be_read_from_anywhere(tmp_path: Path) -> None:
+    plan = PlacePlan.model_validate_json(STORED.read_text(encoding="utf-8"))
+    write_plan_folder(tmp_path / "plan", plan, {})
+    stored = read_plan_as(tmp_path / "plan", PlacePlan)
+    for given, kept in zip(plan.goal.workloads, stored.goal.workloads, strict=True):
+        assert (given.path.is_absolute(), kept.path) == (False, given.path.absolute())
