@@ -69,7 +69,7 @@ def rivals_table(plan: Plan, predicted: TrainPrediction) -> Table:
 def _reasons(plan: Plan, rival: Alternative) -> Iterator[str]:
     yield f"{'tie: ' * rival.within_band}{rival.lost_by}"
     if variants := variants_words(plan, rival):
-        yield f"{variants} of the same layout"
+        yield variants
 
 
 def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:

@@ -155,7 +155,8 @@ def _against_eplb(
     folds = predicted.left_out
     better = sum(fold.imbalance_after < fold.imbalance_rule for fold in folds)
     unseen = (
-        f"; left out of the planning, {better} of {len(folds)} workloads are more even than by it"
+        "; on workloads left out of planning, the plan is more even than EPLB's on"
+        f" {better} of {len(folds)}"
     )
     said = (
         f"EPLB's rule{unlimited} would {_saved(1.0 - left / total, 'save', 'add')}, the plan"

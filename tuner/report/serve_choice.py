@@ -137,7 +137,9 @@ def _modes(plan: ServePlan) -> Table | None:
     )
 
 
-def _candidates(plan: ServePlan) -> Figure:
+def _candidates(plan: ServePlan) -> Figure | None:
+    if not plan.alternatives:
+        return None
     rows = list(alternatives_rows(plan))
     lost = ["", *(alternative.lost_by for alternative in plan.alternatives)]
     has_cost = all(predicted.cost_per_hour is not None for *_, predicted in rows)
