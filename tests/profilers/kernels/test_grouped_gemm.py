@@ -45,7 +45,8 @@ def test_loads_sum_up_and_have_their_largest_or_are_refused(
 def test_every_default_load_exists(device: str) -> None:
     for case in cases(torch.device(device), ("bf16",)):
         axes = case.axes
-        row_counts(experts=axes["experts"], tokens=axes["tokens"], largest=axes["largest"])
+        counts = row_counts(experts=axes["experts"], tokens=axes["tokens"], largest=axes["largest"])
+        assert (sum(counts), max(counts)) == (axes["tokens"], axes["largest"])
 
 
 def test_ragged_experts_have_outputs_and_gradients() -> None:

@@ -113,7 +113,7 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
     assert (present(plan.predicted).out_of_memory_probability or 0.0) > LIKELY
     assert plan.roomier is None
     assert plan.no_roomier
-    assert plan.preferred is None or plan.preferred.expected_step_s is None
+    assert present(plan.preferred).expected_step_s is None
     assert [one.limit for one in plan.relaxations] == ["nodes", "memory_per_device"]
     warning = unwrapped(plan_text(plan, folder=Path("plan"))).splitlines()[0]
     for words in (

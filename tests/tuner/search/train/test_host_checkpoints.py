@@ -216,7 +216,8 @@ def test_several_pools_have_one_level() -> None:
 def test_a_stated_level_of_an_engine_that_has_it_is_built() -> None:
     for emit in ("megatron-lm", "megatron-lm-0.16"):
         spec = spec_with(Checkpoint(levels=("host", "shared")), emit=emit)
-        build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
+        problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
+        assert problem.capabilities.host_checkpoint_zero_stages, emit
 
 
 def test_a_restart_in_place_counts_where_the_engine_has_it() -> None:
