@@ -95,9 +95,9 @@ def plan_files(
     """
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
     # Another command may be called from another folder.
-    text = plan.model_dump_json(indent=2, context=SpecFolder(folder=Path.cwd()))
+    context = SpecFolder(folder=Path.cwd())
     # Last, so that a folder with a plan.json is complete.
-    return plan, {**files, PLAN_NAME: text + "\n"}
+    return plan, {**files, PLAN_NAME: plan.model_dump_json(indent=2, context=context) + "\n"}
 
 
 def write_folder(

@@ -285,7 +285,6 @@ class PlacePlan(_Stored, GoalPlan):
     """`plan.json` of a placement."""
 
     FORMER: ClassVar = frozenset({"relaxations", "unlaunchable"})
-    """Both were filled once."""
 
     goal: PlaceGoal
     cluster: Cluster | None = None

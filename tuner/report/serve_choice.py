@@ -50,7 +50,7 @@ def choice_section(plan: ServePlan) -> Section | None:
         "Why this one" if is_found else "What was tried",
         _modes(plan),
         _near_miss(plan),
-        _candidates(plan) if is_found else None,
+        _candidates(plan) if is_found and plan.alternatives else None,
         front_figure(plan) if is_found else None,
         _illegal(plan),
         bullets(_unlaunchable(plan), counted_as="options not launchable" * is_found),
@@ -137,9 +137,7 @@ def _modes(plan: ServePlan) -> Table | None:
     )
 
 
-def _candidates(plan: ServePlan) -> Figure | None:
-    if not plan.alternatives:
-        return None
+def _candidates(plan: ServePlan) -> Figure:
     rows = list(alternatives_rows(plan))
     lost = ["", *(alternative.lost_by for alternative in plan.alternatives)]
     has_cost = all(predicted.cost_per_hour is not None for *_, predicted in rows)

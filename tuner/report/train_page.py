@@ -290,11 +290,10 @@ def _step(plan: Plan, decision: TrainDecision, predicted: TrainPrediction) -> Se
 
 def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
     host, limit = predicted.host_memory, predicted.memory_limit_bytes
-    chance = "bytes were counted on the reference step, without a probability"
-    errors = "for what was not counted"
-    if predicted.out_of_memory_probability is not None:
-        chance = chance_sentence(predicted, goal)
-        errors = "by the largest errors of published peaks"
+    chance, errors = chance_sentence(predicted, goal), "by the largest errors of published peaks"
+    if predicted.out_of_memory_probability is None:
+        chance = "bytes were counted on the reference step, without a probability"
+        errors = "for what was not counted"
     peaks = predicted.peak_memory_bytes
     return Section(
         name="memory",

@@ -24,7 +24,6 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_dispatch import least_loaded_refusal
-from tuner.spec.place_method import FORMER
 from tuner.spec.place_recordings import check_model, check_passes, check_recordings
 from tuner.spec.spec_file import read_spec_keys, validate_spec
 
@@ -54,8 +53,6 @@ class PlaceSpec:
     model: ModelSpec | None
     cluster: Cluster | None
     goal: PlaceGoal
-    former_method: str | None
-    """Method that the spec names and no release has any more; `auto` is used."""
     recordings: Mapping[str, Recording]
     """Recordings by workload, in the order of the spec; all of the same layers and experts."""
     num_layers: int | None
@@ -87,9 +84,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
         RecordingUnreadableError: a recording is damaged.
     """
     source = shown_path(path)
-    keys = read_spec_keys(path)
-    file = validate_spec(keys, path, PlaceSpecFile)
-    method = keys["goal"].get("method")
+    file = validate_spec(read_spec_keys(path), path, PlaceSpecFile)
     unknown = next((name for name in file.emit if name not in PLACE_TARGETS), None)
     if unknown is not None:
         raise UnknownTargetError(
@@ -116,7 +111,6 @@ def read_place_spec(path: Path) -> PlaceSpec:
         model=model,
         cluster=file.cluster,
         goal=goal,
-        former_method=method if method in FORMER else None,
         recordings=recordings,
         num_layers=num_layers,
         ranks=ranks,

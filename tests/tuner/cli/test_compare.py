@@ -25,9 +25,7 @@ def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_pat
         "\ntime           term by term: ",
         "\nbest by cost per hour: ",
     )
-    twice = output(capsys, ["compare", names[0], names[0]])
-    assert "(equal, band " in twice
-    assert "1 times" not in twice
+    assert "(equal, band " in output(capsys, ["compare", names[0], names[0]])
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert {row["plan"] for row in rows} == set(names)
     assert any(row["name"] == "cost_per_hour" and row["is_objective"] == "True" for row in rows)

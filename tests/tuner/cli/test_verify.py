@@ -39,8 +39,11 @@ def _verify(folder: Path, launcher: FakeLauncher, *, trials: int) -> Verified:
 def test_each_trial_is_told_on_stderr_as_it_runs(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
-    ends = {1: "timeout", 2: "crashed", 3: "crashed"}
-    _verify(planned, hidden_launcher(planned, ends=ends), trials=4)
+    _verify(
+        planned,
+        hidden_launcher(planned, ends={1: "timeout", 2: "crashed", 3: "crashed"}),
+        trials=4,
+    )
     printed = capsys.readouterr()
     assert printed.out == ""
     first, ended, second, failed, *_, again = printed.err.splitlines()

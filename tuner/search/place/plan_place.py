@@ -115,7 +115,6 @@ def make_place_plan(
     ]
     is_load_unpriced = bool(traffic) and problem.pricing is None
     legal = [candidate.objective for candidate in result.candidates if not candidate.broken]
-    noise = gain.noise_ratio * best.objective
     notes = assumption_notes(problem, compared, folds)
     return PlacePlan(
         goal=goal,
@@ -157,7 +156,11 @@ def make_place_plan(
                 "space": Space(
                     priced=len(legal), bounded=0, illegal=len(result.candidates) - len(legal)
                 ),
-                "within_band": sum(abs(value - best.objective) <= noise for value in legal) - 1,
+                "within_band": sum(
+                    abs(value - best.objective) <= gain.noise_ratio * best.objective
+                    for value in legal
+                )
+                - 1,
             }
         ),
     )
