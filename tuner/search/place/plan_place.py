@@ -114,7 +114,7 @@ def make_place_plan(
         for first, _, last in compared
     ]
     is_load_unpriced = bool(traffic) and problem.pricing is None
-    legal = [candidate.objective for candidate in result.candidates if not candidate.broken]
+    legal = [candidate for candidate in result.candidates if not candidate.broken]
     notes = assumption_notes(problem, compared, folds)
     return PlacePlan(
         goal=goal,
@@ -157,10 +157,10 @@ def make_place_plan(
                     priced=len(legal), bounded=0, illegal=len(result.candidates) - len(legal)
                 ),
                 "within_band": sum(
-                    abs(value - best.objective) <= gain.noise_ratio * best.objective
-                    for value in legal
-                )
-                - 1,
+                    abs(candidate.objective - best.objective) <= gain.noise_ratio * best.objective
+                    for candidate in legal
+                    if candidate is not best
+                ),
             }
         ),
     )
