@@ -14,6 +14,9 @@ SUITES: Final[Mapping[str, str]] = {
     "kv": "profilers.kv_transfer.suite:benchmarks",
 }
 
+ENGINE: Final = "engine"
+"""Suite without benchmarks of ours: a training engine times its steps (`steps/`)."""
+
 FORMER: Final[Mapping[str, str]] = {
     "restart": "state goal.reliability.restart, as your job's logs say it; loads of checkpoints are"
     " measured with storage"
@@ -30,6 +33,6 @@ def load_suite(name: str) -> Suite:
     if name in FORMER:
         raise UnknownNameError(f"suite {name!r} is no more: {FORMER[name]}")
     if name not in SUITES:
-        raise UnknownNameError(f"suite {name!r} is not one of {', '.join(SUITES)}")
+        raise UnknownNameError(f"suite {name!r} is not one of {', '.join((*SUITES, ENGINE))}")
     module, _, attribute = SUITES[name].partition(":")
     return cast("Suite", getattr(import_module(module), attribute))

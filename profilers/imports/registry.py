@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from profilers.errors import UnknownNameError
 from profilers.imports.result import Imported, Importer
-from profilers.routing.formats import FORMATS
+from profilers.routing.formats import FORMATS, FORMER
 
 KINDS: Final[Mapping[str, str]] = {
     "aiconfigurator": "profilers.imports.aiconfigurator:read",
@@ -60,7 +60,8 @@ def import_measurements(
     """
     if kind not in KINDS:
         known = ", ".join((*KINDS, ROUTING, *FORMATS))
-        raise UnknownNameError(f"import kind {kind!r} is not one of {known}")
+        former = f"; {FORMER}" if kind == "routing-csv" else ""
+        raise UnknownNameError(f"import kind {kind!r} is not one of {known}{former}")
     if unknown := sorted(options.keys() - set(OPTIONS[kind])):
         raise UnknownNameError(
             f"{kind} has no option {unknown[0]!r}; it has {', '.join(OPTIONS[kind])}"

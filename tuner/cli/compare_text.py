@@ -51,5 +51,6 @@ def _figure(plan: ComparedPlan, name: str) -> str:
     shown, ratio = figure_text(name, plan.figures[name]), plan.ratios.get(name)
     if ratio is None:
         return shown
-    band = "" if ratio.band is None else f": {format_times(ratio.band)}"
-    return f"{shown} ({ratio.ratio:.3g} times{band})"
+    band = "" if ratio.band is None else f", band {format_times(ratio.band)}"
+    digits = f"{ratio.ratio:.3g}"
+    return f"{shown} ({'equal' if digits == '1' else f'{digits} times'}{band})"

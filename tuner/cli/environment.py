@@ -165,7 +165,7 @@ def _cbc() -> Component:
         from pulp.apis.coin_api import pulp_cbc_path
 
         found = str(pulp_cbc_path) if os.access(str(pulp_cbc_path), os.X_OK) else ""
-    costs = "plans cannot be solved with the default solver"
+    costs = "deployments, and placements by method moetuner, cannot be planned"
     remedy = "pip install --force-reinstall pulp"
     return _component("CBC", found, costs=costs, remedy=remedy, core=True)
 

@@ -28,7 +28,8 @@ def command(
 ) -> None:
     """Explain a plan: breakdown, certificate, what-ifs.
 
-    Each what-if is solved again from the copies that the plan keeps of its inputs.
+    Each what-if is solved again from the copies that the plan keeps of its inputs. Recordings of a
+    placement, a deployment's trace, and the profiles of both are read where they were.
     """
     from tuner.cli.options import seconds
     from tuner.cli.plan_text import explanation

@@ -22,7 +22,6 @@ app.command("import")(profile_import.run)
 
 ROUTING: Final = "routing"
 """A former suite, which recorded a model on text."""
-ENGINE: Final = "engine"
 """The suite that launches the engine of a spec that serves."""
 
 CASE_TYPES: Final = {
@@ -100,7 +99,7 @@ def measure(
     if out is None:
         raise TunerError("--out is missing: say where to write, moetune profile -o FOLDER")
 
-    from profilers.registry import SUITES
+    from profilers.registry import ENGINE, SUITES
 
     names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
     if ROUTING in names or of_routing:

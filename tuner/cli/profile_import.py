@@ -23,7 +23,7 @@ def run(
         str,
         typer.Argument(
             help="Source format: aiconfigurator, nccl-tests; routing, or one of its formats:"
-            " routing-json, sglang, trtllm, megatron-trace, vllm-ascend, eplb."
+            " routing-json, sglang, trtllm, megatron-trace, vllm-ascend, eplb, stored."
         ),
     ],
     path: Annotated[

@@ -2,12 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from tuner.cli import options
 from tuner.cli.text import print_exact, print_text
+from tuner.errors import TunerError
 
 
 class ReportFormat(StrEnum):
@@ -16,6 +17,13 @@ class ReportFormat(StrEnum):
     HTML = "html"
     MD = "md"
     PNG = "png"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise TunerError(
+            f"--format {value!r}: a report is html, md or png; candidates become a table with"
+            " moetune plan --csv FILE"
+        )
 
 
 def command(
@@ -28,7 +36,12 @@ def command(
     ] = None,
     written: Annotated[
         ReportFormat,
-        typer.Option("--format", help="A page, Markdown, or the page as a picture."),
+        typer.Option(
+            "--format",
+            help="A page, Markdown, or the page as a picture.",
+            parser=ReportFormat,
+            metavar="[html|md|png]",
+        ),
     ] = ReportFormat.HTML,
     with_what_if: Annotated[
         bool,

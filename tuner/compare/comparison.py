@@ -22,6 +22,7 @@ from tuner.paths import AnyPath, plan_folder
 from tuner.plans.train import Band
 from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
+from tuner.report.what_if import FIGURES
 from tuner.search.ratios import is_tie
 from tuner.tables import typed_table
 
@@ -253,7 +254,7 @@ def _verdict(rows: Sequence[ComparedPlan], best: int | None, objective: str) -> 
     sure = [row.plan for row in behind if row.against_best and row.against_best.band is not None]
     lacking = [row.plan for row in rows if not row.decision]
     parts = {
-        f"best by {objective}": [rows[best].plan],
+        f"best by {FIGURES.get(objective, objective)}": [rows[best].plan],
         "tied with it, within the band of the ratio": ties,
         "worse beyond the band": sure,
         "worse, no band known": unsure,

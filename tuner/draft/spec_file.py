@@ -33,8 +33,8 @@ def fill_values(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
     ]
     if missing:
         raise SpecError(
-            f"{', '.join(f'--{key}' for key in missing)} missing; a {draft.kind!r} spec needs "
-            + ", ".join(f"--{field.key}" for field in draft.fields if field.default is None)
+            f"{', '.join(f'--{key}' for key in missing)} missing: a {draft.kind!r} spec has no"
+            " default for them"
         )
     values: dict[str, str] = {}
     for field in draft.fields:

@@ -10,6 +10,7 @@ from tuner.goals.goal import Goal, StoredPlan
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.what_if import LimitChange, WhatIfOutcome, Why
+from tuner.report.what_if import FIGURES
 from tuner.search.progress import ProgressListener, ignore_progress
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def _disagreement(plan: StoredPlan, solved: WhatIfOutcome) -> tuple[str, ...]:
     before, after = stored.values[stored.objective], solved.figures.get(stored.objective, 0.0)
     if abs(after - before) <= AGREE_RATIO * abs(before):
         return ()
+    name = FIGURES.get(stored.objective, stored.objective)
     return (
-        f"solved again, {stored.objective} is {after:.6g}, the plan says {before:.6g}: another "
+        f"solved again, {name} is {after:.6g}, the plan says {before:.6g}: another "
         "release, time limit, profile or --uncalibrated; what-ifs are compared with the former",
     )

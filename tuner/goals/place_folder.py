@@ -6,7 +6,7 @@
     launch/<engine>/                                     the placement as the engine reads it
     report/heat_map_<n>.json                             load by layer and rank, before and after
 
-Recordings can be large and stay where they are; the plan holds their hashes.
+Recordings can be large and stay where they are; the plan holds their paths and hashes.
 """
 
 import json

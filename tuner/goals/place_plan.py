@@ -31,7 +31,9 @@ from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import Objective
+from tuner.spec.place_method import FORMER
 from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.spec.spec_file import read_spec_keys
 from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 
@@ -89,12 +91,16 @@ def place(
     if spec.cluster is not None and (about_traffic or has_price):
         profile = pool_profile(spec.cluster.pools[0], profiles)
         measured = _measured(profile, is_priced=has_price, calibrated=calibrated)
+    method = read_spec_keys(spec_path)["goal"].get("method")
+    ignored = (
+        f"goal.method {method}: ignored, auto plans every objective; the next release refuses it",
+    ) * (method in FORMER)
     spec_sha256 = hashlib.sha256(read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES))
     provenance = PlaceProvenance(
         moetune_version=version(),
         spec_sha256=spec_sha256.hexdigest(),
         recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
-        notes=_price_notes(priced_on, measured),
+        notes=(*ignored, *_price_notes(priced_on, measured)),
     )
     try:
         if spec.cluster is not None:

@@ -30,6 +30,7 @@ from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
 from tuner.paths import AnyPath
 from tuner.spec.cluster import Cluster
+from tuner.spec.fields import SpecFolder
 from tuner.spec.files import LARGEST_FILE_BYTES
 
 PLAN_NAME: Final = "plan.json"
@@ -93,8 +94,10 @@ def plan_files(
         files: beside it, by path relative to the folder.
     """
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
+    # Another command may be called from another folder.
+    context = SpecFolder(folder=Path.cwd())
     # Last, so that a folder with a plan.json is complete.
-    return plan, {**files, PLAN_NAME: plan.model_dump_json(indent=2) + "\n"}
+    return plan, {**files, PLAN_NAME: plan.model_dump_json(indent=2, context=context) + "\n"}
 
 
 def write_folder(

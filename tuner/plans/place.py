@@ -15,6 +15,7 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
 from tuner.config.place import PlaceDecision
 from tuner.plans.goal_plan import GoalCertificate, GoalPlan, GoalProvenance
+from tuner.plans.train import Space
 from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
 
@@ -90,11 +91,14 @@ class LayerOutcome(Record):
     bound: float
 
 
-class PlaceCertificate(_Stored, GoalCertificate):
+class PlaceCertificate(GoalCertificate):
     """Solver status, objective and bound of the choice, under the model."""
 
-    FORMER: ClassVar = frozenset({"space", "within_band"})
-
+    space: Space = Space(priced=0, bounded=0, illegal=0)
+    """Complete placements that were compared; the solver's own steps are not counted."""
+    within_band: Size = 0
+    """Number of ties: alternatives whose objective differs by no more than the noise of the
+    gain."""
     layers: tuple[LayerOutcome, ...] = ()
     """Layer by layer, where the objective is a sum over layers."""
     dispatch: str = "even"
@@ -290,6 +294,10 @@ class PlacePlan(_Stored, GoalPlan):
     verdict: Verdict | None
     certificate: PlaceCertificate
     alternatives: tuple[PlaceAlternative, ...] = ()
+    unlaunchable: tuple[()] = ()
+    """Empty: `predicted.dispatches` says what each dispatch rule would gain."""
+    relaxations: tuple[()] = ()
+    """Empty: `moetune explain` solves for other limits."""
     provenance: PlaceProvenance
     made_for: tuple[MadeFor, ...] = ()
     """Engine release, nodes and ranks of the placement, by target of `emit`; empty in older

@@ -58,7 +58,7 @@ def rivals_table(plan: Plan, predicted: TrainPrediction) -> Table:
                 word("" if rival.ratio_band is None else format_times(rival.ratio_band)),
                 size(max(rival.predicted.peak_memory_bytes)),
                 maybe(share, rival.predicted.out_of_memory_probability),
-                word("; ".join(_reasons(plan, rival))),
+                word("; ".join(filter(None, (_why(rival), variants_words(plan, rival))))),
             )
             for key, rival in rivals.items()
         ),
@@ -66,10 +66,8 @@ def rivals_table(plan: Plan, predicted: TrainPrediction) -> Table:
     )
 
 
-def _reasons(plan: Plan, rival: Alternative) -> Iterator[str]:
-    yield f"{'tie: ' * rival.within_band}{rival.lost_by}"
-    if variants := variants_words(plan, rival):
-        yield f"{variants} of the same layout"
+def _why(rival: Alternative) -> str:
+    return f"{'tie: ' * rival.within_band}{rival.lost_by}"
 
 
 def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:

@@ -53,13 +53,17 @@ def place_report(plan: PlacePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
     """Build the report on a placement's plan."""
     decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
     if decision is None or predicted is None or verdict is None:
+        is_open = plan.certificate.status == "unknown"
         return Report(
             title=f"Experts on {plan.goal.ranks} ranks",
             kind="Expert placement",
-            verdict="No placement meets the limits of the spec.",
+            verdict="Not decided: the search ended before it found a placement."
+            if is_open
+            else "No placement meets the limits of the spec.",
             is_found=False,
             facts=named(("certificate", plan.certificate.status), are_large=True),
-            proof=f"Infeasible because of: {plan.binding_constraint}.",
+            proof=f"{'Not decided' if is_open else 'Infeasible because of'}:"
+            f" {plan.binding_constraint}.",
             sections=some(_provenance(plan)),
         )
     return Report(
@@ -151,7 +155,8 @@ def _against_eplb(
     folds = predicted.left_out
     better = sum(fold.imbalance_after < fold.imbalance_rule for fold in folds)
     unseen = (
-        f"; left out of the planning, {better} of {len(folds)} workloads are more even than by it"
+        "; on workloads left out of planning, the plan is more even than EPLB's on"
+        f" {better} of {len(folds)}"
     )
     said = (
         f"EPLB's rule{unlimited} would {_saved(1.0 - left / total, 'save', 'add')}, the plan"

@@ -50,7 +50,7 @@ def choice_section(plan: ServePlan) -> Section | None:
         "Why this one" if is_found else "What was tried",
         _modes(plan),
         _near_miss(plan),
-        _candidates(plan) if is_found else None,
+        _candidates(plan) if is_found and plan.alternatives else None,
         front_figure(plan) if is_found else None,
         _illegal(plan),
         bullets(_unlaunchable(plan), counted_as="options not launchable" * is_found),

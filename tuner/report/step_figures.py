@@ -131,7 +131,7 @@ def memory_figure(predicted: TrainPrediction) -> Figure:
         name="peak",
         title="Peak memory against what may be used",
         reading="Predicted peak of each pipeline rank's devices, the highest, by what takes it; the"
-        " line on top of a bar is the error band from published peaks.",
+        " line on top of a bar is the error band.",
         traces=tuple(
             {
                 "type": "bar",

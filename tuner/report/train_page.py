@@ -290,9 +290,10 @@ def _step(plan: Plan, decision: TrainDecision, predicted: TrainPrediction) -> Se
 
 def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
     host, limit = predicted.host_memory, predicted.memory_limit_bytes
-    chance = "bytes were counted on the reference step, without a probability"
-    if predicted.out_of_memory_probability is not None:
-        chance = chance_sentence(predicted, goal)
+    chance, errors = chance_sentence(predicted, goal), "by the largest errors of published peaks"
+    if predicted.out_of_memory_probability is None:
+        chance = "bytes were counted on the reference step, without a probability"
+        errors = "for what was not counted"
     peaks = predicted.peak_memory_bytes
     return Section(
         name="memory",
@@ -305,10 +306,7 @@ def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
                     f"{format_bytes(max(peaks))} on pipeline rank {peaks.index(max(peaks))}, the "
                     f"highest of {len(peaks):,}; the lowest is {format_bytes(min(peaks))}",
                 ),
-                (
-                    "memory band",
-                    f"{peak_band_words(predicted)}, by the largest errors of published peaks",
-                ),
+                ("memory band", f"{peak_band_words(predicted)}, {errors}"),
                 ("OOM risk", "see the warning" if needs_memory_warning(predicted) else chance),
                 *((("host memory" if host.fits else "DOES NOT FIT", host.words),) if host else ()),
             ),

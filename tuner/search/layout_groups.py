@@ -11,7 +11,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Alternative, Plan
-from tuner.units import format_ratio
+from tuner.units import format_counted, format_ratio
 
 Layout = tuple[int, ...]
 
@@ -83,10 +83,11 @@ def variants_of(layout: Layout, variants: Iterable[Alternative]) -> tuple[Altern
 
 
 def variants_words(plan: Plan, alternative: Alternative) -> str:
-    """Say how many variants an alternative has and their spread: `+3 within 0.4 %`."""
+    """Say how many variants an alternative has, and how far their steps differ from its own."""
     variants = variants_of(layout_of(alternative.decision), plan.variants)
     if not variants:
         return ""
     step_s = alternative.predicted.step_time_s
     spread = max(abs(variant.predicted.step_time_s / step_s - 1.0) for variant in variants)
-    return f"+{len(variants)} within {format_ratio(spread)}"
+    counted = format_counted(len(variants), "variant")
+    return f"{counted} of this layout within {format_ratio(spread)} of its step"

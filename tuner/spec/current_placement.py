@@ -86,7 +86,13 @@ def _rows_of_layers(values: Any, layer_ids: tuple[int, ...]) -> list[Any]:
         decision = values.get("decision")
         rows = values.get("physical_to_logical_map", values.get("initial_global_assignments"))
         if isinstance(decision, dict):
-            rows = dict(zip(decision["layer_ids"], decision["physical_to_logical"], strict=True))
+            layers, rows = decision["layer_ids"], decision["physical_to_logical"]
+            if len(layers) != len(rows):
+                raise ValueError(
+                    f"{len(layers)} layer_ids and {len(rows)} rows of physical_to_logical, where"
+                    " each layer has one; take plan.json as moetune wrote it"
+                )
+            rows = dict(zip(layers, rows, strict=True))
         elif "layer_list" in values:
             rows = experts_of_slots(values)
     if isinstance(rows, Sequence) and len(rows) == len(layer_ids):

@@ -2,7 +2,7 @@
 
 A quantity is text with a unit in the file and an SI number in memory. Code may build the records
 with SI numbers directly; a file may not, because a bare `400` has no unit. The validation context
-distinguishes the two: reading a file passes a `SpecFolder`.
+distinguishes the two: reading a file passes a `SpecFolder`. A plan passes one when it is written.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from tuner.spec.files import home_expanded
 from tuner.units import (
@@ -25,10 +33,10 @@ from tuner.units import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecFolder:
-    """Validation context while a file is read."""
+    """Context while a spec is read, or a plan written."""
 
     folder: Path
-    """Folder that relative paths of the spec start from."""
+    """Folder that relative paths start from."""
 
 
 def _quantity(parse: Callable[[str], float], example: str) -> Callable[[Any, ValidationInfo], Any]:
@@ -154,6 +162,10 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
     return info.context.folder / home_expanded(path)
 
 
+def _written(path: Path, info: SerializationInfo) -> str:
+    return str(info.context.folder / path if isinstance(info.context, SpecFolder) else path)
+
+
 def _path_text(value: Any) -> Any:
     if isinstance(value, str) and not value:
         raise ValueError("the path is empty")
@@ -166,6 +178,7 @@ FilePath = Annotated[
     Path,
     BeforeValidator(_path_text),
     AfterValidator(_resolve),
+    PlainSerializer(_written, when_used="json"),
     WithJsonSchema({"type": "string"}),
 ]
-"""A path; in a file relative to the file."""
+"""A path; in a spec relative to the file, in the folder of a plan absolute."""

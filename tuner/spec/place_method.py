@@ -22,12 +22,12 @@ class Method(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Method | None":
-        """Read the names of former methods, for one release."""
-        return cls.LOCAL_SEARCH if isinstance(value, str) and value in FORMER else None
+        """Read the names of former methods as `auto`, for one release."""
+        return cls.AUTO if isinstance(value, str) and value in FORMER else None
 
 
 FORMER: Final = frozenset({"cp_sat", "cbc", "restarts", "annealing", "exact"})
-"""Searches and programs that are no methods any more."""
+"""Searches and programs that are no methods any more: the first note of a plan says so."""
 
 _FOR_LOADS: Final = (Method.AUTO, Method.EPLB, Method.LOCAL_SEARCH)
 

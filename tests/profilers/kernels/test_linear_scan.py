@@ -101,8 +101,10 @@ def test_a_case_runs_both_ways_on_a_processor(kind: Any) -> None:
     prepared = prepare(case, torch.device("cpu"))
     prepared.forward()
     gradients = cast("tuple[torch.Tensor, ...]", present(prepared.backward)()())
-    assert gradients[2].shape == (2, 32, 4, 8)
-    assert all(gradient.abs().sum() > 0.0 for gradient in gradients)
+    # Of queries, keys, values and decays, and of writes by a delta rule.
+    assert [bool(tensor.isfinite().all() and tensor.any()) for tensor in gradients] == [True] * (
+        4 + (kind != MAMBA2)
+    )
 
 
 def test_the_default_grid_asks_a_processor_for_none() -> None:

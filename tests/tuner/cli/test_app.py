@@ -98,9 +98,13 @@ def test_a_defect_keeps_its_traceback(error: Exception, monkeypatch: pytest.Monk
         (["profile", "-o", "x", "--budget", "60"], "moetune: --budget: '60' has no unit"),
         (["profile", "-o", "x", "--budget", "0s"], "moetune: --budget: '0s' must be more"),
         (["profile", "-o", "x", "--for", "/nowhere.yaml"], "moetune: /nowhere.yaml"),
-        (["profile", "-o", "x", "--suite", "bogus"], "moetune: suite 'bogus' is not one of"),
         (["profile", "show", "/nowhere"], "moetune: /nowhere does not exist"),
         (["profile", "diff", "/nowhere", "/nowhere"], "moetune: /nowhere does not exist"),
+        (
+            ["profile", "-o", "x", "--suite", "bogus"],
+            "moetune: suite 'bogus' is not one of kernels, links, storage, kv, engine",
+        ),
+        (["report", "x", "--format", "csv"], "moetune: --format 'csv': a report is html, md or"),
         (["schema", "bogus"], "moetune: schema 'bogus' is not one of spec, plan, verified"),
     ],
 )

@@ -23,8 +23,9 @@ def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_pat
         text,
         "\ndecision       with ",
         "\ntime           term by term: ",
-        "\nbest by cost_per_hour: ",
+        "\nbest by cost per hour: ",
     )
+    assert "(equal, band " in output(capsys, ["compare", names[0], names[0]])
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert {row["plan"] for row in rows} == set(names)
     assert any(row["name"] == "cost_per_hour" and row["is_objective"] == "True" for row in rows)

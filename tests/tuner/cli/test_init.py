@@ -26,7 +26,7 @@ def test_flags_alone_write_a_commented_spec(tmp_path: Path, capsys: Captured) ->
 def test_a_missing_or_unacceptable_value_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     wrong = []
     for flags, said in (
-        (FLAGS[:4], "--devices missing; a 'train' spec needs --model, --device, --devices"),
+        (FLAGS[:4], "--devices missing: a 'train' spec has no default"),
         (("--goal", "cook"), "'cook' is not one of train, serve, place"),
         (("--model", "/nowhere", *FLAGS[2:]), "--model: /nowhere"),
         ((*FLAGS[:2], "--device", "h9", "--devices", "2"), "no device description is named 'h9'"),

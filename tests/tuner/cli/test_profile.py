@@ -135,6 +135,9 @@ def test_import_answers_a_wrong_kind_or_option_in_one_line(
     assert "'csv' is not one of aiconfigurator, nccl-tests" in refusal(
         capsys, ["profile", "import", "csv", "-o", out]
     )
+    assert "convert them to routing-json" in refusal(
+        capsys, ["profile", "import", "routing-csv", "-o", out]
+    )
     (tmp_path / "run.txt").write_text("nothing\n")
     assert "lists no ranks" in refusal(
         capsys, ["profile", "import", "nccl-tests", tmp_path / "run.txt", "-o", out]

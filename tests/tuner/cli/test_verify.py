@@ -39,15 +39,20 @@ def _verify(folder: Path, launcher: FakeLauncher, *, trials: int) -> Verified:
 def test_each_trial_is_told_on_stderr_as_it_runs(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
-    _verify(planned, hidden_launcher(planned, ends={1: "timeout"}), trials=2)
+    _verify(
+        planned,
+        hidden_launcher(planned, ends={1: "timeout", 2: "crashed", 3: "crashed"}),
+        trials=4,
+    )
     printed = capsys.readouterr()
     assert printed.out == ""
-    first, ended, second, failed = printed.err.splitlines()
+    first, ended, second, failed, *_, again = printed.err.splitlines()
     assert first.startswith("launching tp1 ")
     assert first.endswith(" a step predicted")
     contains(ended, "  trial 0, tp1 ", ": ok: ", " measured, ")
     assert second.startswith("launching ")
     contains(failed, "  trial 1, ", ": timeout: fake timeout: not measured, ")
+    contains(again, "  trial 3, ", ": crashed like trial 2: not measured, ")
 
 
 def test_resumed_trials_are_concluded_without_launching(

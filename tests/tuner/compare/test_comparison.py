@@ -72,7 +72,7 @@ def test_only_beyond_the_band_is_a_plan_worse() -> None:
     assert result.best == 1
     assert [one.is_tie for one in result.plans] == [False, False, True]
     assert result.verdict == (
-        "best by tokens_per_s: plan; tied with it, within the band of the ratio: near;"
+        "best by tokens/s: plan; tied with it, within the band of the ratio: near;"
         " worse beyond the band: far"
     )
     assert present(result.plans[0].against_best).ratio == pytest.approx(1.0 / 3.0)

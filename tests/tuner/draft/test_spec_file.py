@@ -84,7 +84,7 @@ def test_paths_are_relative_to_the_file_or_absolute() -> None:
 @each_row(
     ("goal", "given_answers", "said"),
     [
-        ("train", {}, "--model, --device, --devices missing; a 'train' spec needs"),
+        ("train", {}, "--model, --device, --devices missing: a 'train' spec"),
         ("train", {**MACHINES, "rate": "2/s"}, "--rate does not apply to a 'train' goal"),
         ("train", {**MACHINES, "model": "/nowhere"}, "--model: "),
         ("train", {**MACHINES, "device": "h1"}, "--device: no device description is named 'h1'"),

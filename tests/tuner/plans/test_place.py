@@ -5,16 +5,24 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tuner.plans.folder import read_plan_as, write_plan_folder
 from tuner.plans.place import PlacePlan
 
 STORED = Path(__file__).parents[3] / "examples/checks/place-balance/plan.json"
+PLAN = PlacePlan.model_validate_json(STORED.read_text(encoding="utf-8"))
 
 
 def test_predictions_are_of_the_goals_workloads() -> None:
-    plan = PlacePlan.model_validate_json(STORED.read_text(encoding="utf-8"))
-    assert plan.predicted is not None
-    name = next(iter(plan.predicted.imbalance))
-    other = plan.predicted.model_copy(update={"imbalance": {"another": 1.0, name: 1.0}})
-    changed = plan.model_copy(update={"predicted": other}).model_dump_json()
+    assert PLAN.predicted is not None
+    name = next(iter(PLAN.predicted.imbalance))
+    other = PLAN.predicted.model_copy(update={"imbalance": {"another": 1.0, name: 1.0}})
+    changed = PLAN.model_copy(update={"predicted": other}).model_dump_json()
     with pytest.raises(ValidationError, match="'another' is no workload of the goal"):
         PlacePlan.model_validate_json(changed)
+
+
+def test_a_folder_holds_whole_paths_so_that_it_can_be_read_from_anywhere(tmp_path: Path) -> None:
+    write_plan_folder(tmp_path / "plan", PLAN, {})
+    stored = read_plan_as(tmp_path / "plan", PlacePlan)
+    for given, kept in zip(PLAN.goal.workloads, stored.goal.workloads, strict=True):
+        assert (given.path.is_absolute(), kept.path) == (False, given.path.absolute())

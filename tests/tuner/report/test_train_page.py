@@ -10,10 +10,14 @@ from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.host_memory import HostMemory
 from tuner.config.train_words import short_decision
+from tuner.goals.place_folder import read_place_plan
 from tuner.goals.train_folder import read_plan
 from tuner.plans.train import Plan, Preference, Relaxation
 from tuner.report.content import Evidence
+from tuner.report.place_page import place_report
 from tuner.report.train_page import train_report
+
+CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
@@ -122,3 +126,15 @@ def test_a_search_that_ended_early_is_not_said_to_fit_nothing(train_folder: Path
         )
         assert _page(one).verdict.startswith(verdict)
         assert f"{label} {binding}" in flat(plan_text(one, folder=train_folder))
+    placed = read_place_plan(CHECKS / "place-balance")
+    certificate = placed.certificate.model_copy(update={"status": "unknown"})
+    page = place_report(placed.model_copy(update={"decision": None, "certificate": certificate}))
+    assert "Not decided" in page.verdict
+    assert "Infeasible" not in page.proof
+
+
+def test_the_reference_step_claims_no_published_peaks(page_of: Page) -> None:
+    for name, has_peaks in (("train-measured", False), ("train-mixtral", True)):
+        assert (
+            "errors of published peaks" in page_of(_page(read_plan(CHECKS / name)))
+        ) == has_peaks

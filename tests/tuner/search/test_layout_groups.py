@@ -60,7 +60,7 @@ def test_alternatives_are_one_for_each_other_layout() -> None:
         ranked[place].decision for place in (1, 2, 0)
     ]
     plan: Plan = sample_verified(read_model(MODEL), own).plan.model_copy(update=groups)
-    assert variants_words(plan, other) == "+2 within 0.6 %"
+    assert variants_words(plan, other) == "2 variants of this layout within 0.6 % of its step"
     assert [one.decision for one in variants_of(layout_of(own), plan.variants)] == [
         ranked[0].decision
     ]

@@ -42,7 +42,10 @@ def to_certificate(
 
     The objective is imbalance, seconds of all layers of a pass, or traffic per token, under the
     dispatch rule that splits tokens over replicas. It is that of the chosen placement, which need
-    not be the solver's; only the solver's bound is used, which holds for every placement.
+    not be the solver's; only the solver's bound is used, which holds for every placement. It
+    also holds for a rule that was chosen after the solver ran: traffic depends on no rule, and the
+    bound of loads (solvers/placement/balance/bound.py, without `active_load`) on how many copies
+    of an expert there are, whatever share of its tokens each one gets.
     """
     spec, dispatch, error = problem.spec, problem.dispatch, 0.0
     layers: tuple[Sequence[float] | Floats, Sequence[float] | Floats] = (), ()

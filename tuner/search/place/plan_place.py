@@ -11,7 +11,7 @@ import numpy as np
 
 from solvers.placement.balance.migration import loaded_LG
 from solvers.placement.ranks import Placement
-from solvers.result import Outcome
+from solvers.result import Outcome, Status
 from tuner.config.place import PlaceDecision
 from tuner.costs.place.expert_layer import expert_bytes
 from tuner.plans.place import (
@@ -25,6 +25,7 @@ from tuner.plans.place import (
     TrafficTimes,
     WorkloadOutcome,
 )
+from tuner.plans.train import Space
 from tuner.search.place.certificate import binding_constraint, to_certificate
 from tuner.search.place.cost import evaluate_workload, pass_copies
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for, planned_dispatch
@@ -113,6 +114,7 @@ def make_place_plan(
         for first, _, last in compared
     ]
     is_load_unpriced = bool(traffic) and problem.pricing is None
+    legal = [candidate for candidate in result.candidates if not candidate.broken]
     notes = assumption_notes(problem, compared, folds)
     return PlacePlan(
         goal=goal,
@@ -149,7 +151,18 @@ def make_place_plan(
             update={"notes": (*provenance.notes, *notes, *result.notes)}
         ),
         # Last: it states the time of planning.
-        certificate=to_certificate(problem, chosen, result.outcome, method=best.name),
+        certificate=to_certificate(problem, chosen, result.outcome, method=best.name).model_copy(
+            update={
+                "space": Space(
+                    priced=len(legal), bounded=0, illegal=len(result.candidates) - len(legal)
+                ),
+                "within_band": sum(
+                    abs(candidate.objective - best.objective) <= gain.noise_ratio * best.objective
+                    for candidate in legal
+                    if candidate is not best
+                ),
+            }
+        ),
     )
 
 
@@ -299,7 +312,13 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
 def _no_plan(
     spec: PlaceSpec, outcome: Outcome[Placement], provenance: PlaceProvenance
 ) -> PlacePlan:
-    hint = "" if spec.goal.method is Method.AUTO else ", or take method auto"
+    method = "" if spec.goal.method is Method.AUTO else ", or take method auto"
+    binding = f"none found in the time limit; give more with --time-limit{method}"
+    if is_proven := outcome.status is Status.INFEASIBLE:
+        binding = (
+            f"the load limit of {spec.goal.objective.value}, which method {outcome.method} proves"
+            f" that it cannot keep; raise goal.traffic_slack_ratio{method}"
+        )
     return PlacePlan(
         goal=spec.goal,
         cluster=spec.cluster,
@@ -308,13 +327,13 @@ def _no_plan(
         predicted=None,
         verdict=None,
         certificate=PlaceCertificate(
-            status="infeasible" if outcome.status.value == "infeasible" else "unknown",
+            status="infeasible" if is_proven else "unknown",
             objective=None,
             bound=None,
             gap_ratio=1.0,
             solve_s=outcome.solve_s,
             method=outcome.method,
         ),
-        binding_constraint=f"none found in the time limit; give more with --time-limit{hint}",
+        binding_constraint=binding,
         provenance=provenance,
     )

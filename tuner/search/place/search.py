@@ -1,9 +1,11 @@
 """The search for a placement: solve, score candidates, choose the dispatch rule.
 
 The dispatch rule is chosen once, on the best placement for the rule that the plan began with;
-candidates are then scored under it. All searches and evaluations share one deadline. Searches have
-time limits, the steps between them have none: almost all of their time goes to linear programs, one
-per layer, pass and placement, so passes are limited to as many as fit, whatever the host's load.
+candidates are then scored under it, and not searched for again.
+
+All searches and evaluations share one deadline. Searches have time limits, the steps between them
+have none: almost all of their time goes to linear programs, one per layer, pass and placement, so
+passes are limited to as many as fit, whatever the host's load.
 """
 
 from collections.abc import Mapping

@@ -125,10 +125,16 @@ def test_every_method_has_a_solver_and_serves_an_objective() -> None:
     assert set(METHODS) == {objective.value for objective in Objective}
 
 
-def test_former_names_of_methods_are_read(plan: Plan) -> None:
-    goal = "  ranks: 4\n  ranks_per_node: 4\n  slots_per_rank: 3\n  method: cp_sat\n"
-    assert plan(goal, limit_s=0.5).goal.method is Method.LOCAL_SEARCH
-    assert {Method(name) for name in FORMER} == {Method.LOCAL_SEARCH}
+def test_former_names_of_methods_are_read_as_auto_and_said_to_be_ignored(plan: Plan) -> None:
+    goal = "  ranks: 4\n  ranks_per_node: 4\n  slots_per_rank: 3\n"
+    found = plan(f"{goal}  method: cp_sat\n", limit_s=0.5)
+    assert found.goal.method is Method.AUTO
+    assert found.provenance.notes[0].startswith("goal.method cp_sat: ignored")
+    assert {Method(name) for name in FORMER} == {Method.AUTO}
+    # DESIGN.md promises these of every plan.
+    assert found.certificate.space.priced == 1 + len(found.alternatives)
+    assert 0 <= found.certificate.within_band <= len(found.alternatives)
+    assert {"unlaunchable", "relaxations"} <= set(found.model_dump())
 
 
 def test_a_method_that_the_goal_names_decides_alone(plan: Plan) -> None:

@@ -301,6 +301,11 @@ def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
     # Four more slots a layer hold something new, on three layers.
     assert present(present(more.predicted).migration).moved_experts >= 12
     assert all(one.method != "as it runs" for one in more.alternatives)
+    (tmp_path / "current.json").write_text(
+        json.dumps({"decision": {"layer_ids": [0, 1], "physical_to_logical": [[0]] * 3}})
+    )
+    with refused(SpecError, "current.json", "2 layer_ids and 3 rows of physical_to_logical"):
+        planned(tmp_path, "  ranks: 4\n  current: current.json\n")
 
 
 MOVED = "  current: current.json\n  max_moved_experts: 3\n"
