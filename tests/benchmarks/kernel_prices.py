@@ -5,8 +5,8 @@
 TABLES is a folder of aiconfigurator's systems. Rows of each engine's newest table are drawn at
 random, so many of one operation and number format, and priced from the datasheet. Printed by
 generation, operation and format: the median of ln(predicted / measured), and the median and 90 %
-quantile of its size. `--groups` prints engines apart. Tables of fp8 GEMMs hold the kernel that
-quantises rows, which launches fuse. Exit code 1: a median size of bf16 kernels on Hopper or
+quantile of its size. `--groups` prints engines apart. SGLang's table of fp8 GEMMs holds the kernel
+that quantises rows, which launches fuse. Exit code 1: a median size of bf16 kernels on Hopper or
 Blackwell exceeds its bound.
 """
 

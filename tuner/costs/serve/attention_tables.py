@@ -13,6 +13,7 @@ import numpy as np
 
 from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.rated_attention import PROMPT_S
 from tuner.costs.serve.tables import KernelTables, Key
 
 STORED: Final = "bf16"
@@ -142,10 +143,15 @@ def _prompts_s(tables: KernelTables, op: Op, keys: Sequence[Key]) -> Iterator[Fl
     b_Q, s_Q = _sizes(op, "batch", "sequence")
     curves = (tables.curve(op.operation, key) for key in keys)
     return (
-        b_Q * curve.seconds(s_Q) * np.maximum(s_Q / curve.largest, 1.0)
+        _batched_s(curve.seconds(s_Q) * np.maximum(s_Q / curve.largest, 1.0), b_Q)
         for curve in curves
         if curve is not None
     )
+
+
+def _batched_s(single_s_Q: Floats, b_Q: Floats) -> Floats:
+    """Seconds of b sequences in one kernel, which starts once."""
+    return single_s_Q + (b_Q - 1.0) * np.maximum(single_s_Q - PROMPT_S, 0.0)
 
 
 _MEASURED: Final[Mapping[str, Callable[[KernelTables, Op], Floats | None]]] = {

@@ -144,12 +144,13 @@ def loaded_experts_s(machine: ServingMachine, routed: Op, *, loads: ExpertLoads)
     """Routed experts on the most-loaded rank, for tokens over all ranks that share them."""
     expert, tokens_Q = int(routed.axes["expert"]), np.asarray(routed.axes["tokens"])
     dispatched, slash, _ = routed.kind.rpartition("/")
+    handled_Q = routed.axes.get("handled", tokens_Q)
     most_loaded_Q = np.asarray(tokens_Q * loads.expert_imbalance(expert))
     even, uneven = (
         replace(
             routed,
             kind=f"{dispatched}{slash}{load}",
-            axes={**routed.axes, "tokens": most_loaded_Q, "handled": tokens_Q},
+            axes={**routed.axes, "tokens": most_loaded_Q, "handled": handled_Q},
         )
         for load in (BALANCED, LOAD)
     )

@@ -457,6 +457,9 @@ class Iteration:
             A2aBackend.LEAST,
             A2aBackend.ALLGATHER,
         ):
+            if self.degrees.attention_data > 1 and self.a2a_backend is A2aBackend.LEAST:
+                # The fastest exchange may hand a rank the copies for its experts alone.
+                routed = replace(routed, axes={**routed.axes, "handled": m_Q})
             return self._kernel_s(routed)
         many_Q = self._kernel_s(replace(routed, kind=f"context/{routed.kind}"))
         if self.a2a_backend is A2aBackend.NORMAL:

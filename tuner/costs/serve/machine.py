@@ -1,13 +1,17 @@
 """Seconds of one operation on one system: from its measured tables, else from the datasheet.
 
-    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 5 us        where nothing is
-    measured
+GEMMs, attention and experts have formulas of their own (rated_gemm.py, rated_attention.py,
+rated_experts.py); everything else, and processors, whose sheets hold rates that were reached, have
 
-0.8 is the share of the memory bandwidth that aiconfigurator's system files state; 0.7 of the peak
-is what large GEMMs of its H100 and H200 tables reach, and 5 us is what their smallest GEMMs
-take beyond their bytes. A device whose own GEMMs were measured states its share in its datasheet
-(`reached_ratio`). Whatever came from the datasheet is named in `estimated`, so that a
-prediction can be marked.
+    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 5 us
+
+0.7 of the peak is what GEMMs of a model sustain on H100 and H200; a device of which other figures
+are known states them in its datasheet (`reached_ratio`). 0.8 is the share of the memory bandwidth
+that aiconfigurator's system files state. Whatever came from the datasheet is named in `estimated`,
+so that a prediction can be marked.
+
+Not covered: attention over chosen keys (`sparse_core`) starts as other kernels do, and pads no
+heads.
 
 Letters: Q query points.
 """
@@ -42,6 +46,10 @@ from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6
+CPU_EXPERTS_S: Final = 30e-6
+CPU_EXPERTS_RATIO: Final = 1.4
+"""Start of a layer's experts on a processor, and the time of their operations over that of a GEMM's
+as large."""
 UNTUNED_S: Final = 0.2e-3
 """Seconds of a layer's experts beyond their work where an engine has no tuned kernels for a vendor
 (`EngineTraits.untuned_experts`). One stream of SGLang 0.5.7 to 0.5.13 on MI300X lacks 0.27 ms a
@@ -221,7 +229,7 @@ class ServingMachine:
 
     @property
     def _rocm_more_s(self) -> float:
-        """ROCm leaves as much more between kernels as it does between small ones."""
+        """ROCm leaves as much more before GEMMs and attention as before small kernels."""
         return self.small_s - SMALL_S
 
     def _whole_core_s(self, op: Op) -> Floats:
@@ -261,7 +269,9 @@ class ServingMachine:
         if op.operation in FP8_CORES:
             return self.roofline_s(*work(op), dtype="fp8")
         if op.operation == "gemm" and self.sheet.generation.vendor is not Vendor.CPU:
-            seconds_Q = rated_gemm_s(self.sheet, op, units=self._units(op.dtype))
+            units = self._units(op.dtype)
+            sustained = self._sustained(units)
+            seconds_Q = rated_gemm_s(self.sheet, op, units=units, sustained=sustained)
             return self._rocm_more_s + seconds_Q
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
         return self.roofline_s(*work(op), dtype=dtype)
@@ -297,7 +307,9 @@ class ServingMachine:
     def rated_experts_s(self, op: Op, *, reached_Q: Floats) -> Floats:
         """Time of routed experts from the datasheet, where a rank reads so many distinct ones."""
         if self.sheet.generation.vendor is Vendor.CPU:
-            return self.roofline_s(*experts_work(op, reached_Q=reached_Q), dtype=op.dtype)
+            work_Q = experts_work(op, reached_Q=reached_Q, passes=2.0)
+            compute_Q, memory_Q = self.bounds_s(*work_Q, dtype=op.dtype)
+            return np.asarray(CPU_EXPERTS_S + memory_Q + CPU_EXPERTS_RATIO * compute_Q)
         units, is_untuned = self._units(op.dtype), self._are_untuned(op)
         slow = is_untuned and op.dtype == "int4_wo"
         seconds_Q = rated_experts_s(

@@ -9,7 +9,9 @@
 
 What is bound by compute slows in proportion to its share (semi-PD, arXiv:2504.19867: l_x = l_100 /
 x), what is bound by memory only below the share s_sat whose multiprocessors can draw the whole
-bandwidth (Nexus, arXiv:2507.06608: two regimes around a point of saturation). Prefill's own traffic
+bandwidth (Nexus, arXiv:2507.06608: two regimes around a point of saturation). GEMMs and experts are
+priced on a device that has the share alone. Of attention, what it takes beyond its bytes and its
+start is work of multiprocessors, and slows in proportion. Prefill's own traffic
 is gone for decode while both run:
 
     w_decode = 1 - q,   q = bytes of a prompt / (its seconds on x  bandwidth)
@@ -46,7 +48,7 @@ from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.machine import SMALL_S, ServingMachine
 from tuner.costs.serve.rated_attention import DECODE_S
 from tuner.costs.serve.work import Work, work
 
@@ -136,7 +138,8 @@ class SharedIteration(Iteration):
         bytes_Q = np.sum([layer_bytes_Q for _, layer_bytes_Q in work], axis=0)
         whole_Q = super().decode_s(n_Q, past_Q)
         least_Q, on_share_Q = self.machine.bounds_on_share_s(flop_Q, bytes_Q)
-        start_s = DECODE_S * sum(count for count, _ in self.attention_layers)
+        started_s = DECODE_S + self.machine.small_s - SMALL_S
+        start_s = started_s * sum(count for count, _ in self.attention_layers)
         beside_Q = np.maximum(whole_Q - least_Q - start_s, 0.0)
         more_Q = beside_Q * (1.0 / self.machine.share.compute_ratio - 1.0)
         return np.asarray(whole_Q + on_share_Q - least_Q + more_Q)

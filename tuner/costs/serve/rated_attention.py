@@ -5,7 +5,7 @@
     sequences   11.5 us + (c^4 + m^4)^(1/4)
 
 c are the operations of the new tokens at 0.9 of the peak, where the query rows of a key are padded
-to 64, and m the bytes of the caches at the share of the bandwidth that the generation's kernels
+to 16, and m the bytes of the caches at the share of the bandwidth that the generation's kernels
 reach. 190 keys more for every query are tiles beyond the diagonal and what a row of tiles begins
 and ends with. The starts hold launch, prologue and, for sequences, parts of one past that are
 joined again.
@@ -38,7 +38,7 @@ DECODE_S: Final = 11.5e-6
 QUERY_KEYS: Final = 190.0
 PROMPT_BYTES_RATIO: Final = 0.64
 DECODE_PEAK_RATIO: Final = 0.9
-QUERY_ROWS: Final = 64.0
+QUERY_ROWS: Final = 16.0
 EXPONENT: Final = 4.0
 FP8_UNITS_RATIO: Final = 0.9
 """Bandwidth of fp8 caches over bf16's where the units multiply fp8."""

@@ -12,7 +12,8 @@ sorting, two grouped GEMMs, what lies between them, and the sum.
 
 Source:  12,000 rows of aiconfigurator-core 0.12.0 at its power law of loads, 13 devices of NVIDIA,
          vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3.0rc20 (`python tests/benchmarks/
-         kernel_prices.py TABLES`). r is that of more than 128 rows an expert.
+         kernel_prices.py TABLES`). r is that of more than 128 rows an expert. AMD and Ascend count
+         as Hopper.
 
 Letters: Q query points.
 """
@@ -43,7 +44,6 @@ RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {
         "fp8_block": 0.34,
         "int4_wo": 0.22,
         "mxfp4": 0.30,
-        "nvfp4": 0.22,
     },
     Generation.BLACKWELL: {
         "bf16": 0.64,
@@ -62,7 +62,8 @@ RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {
         "nvfp4": 0.9,
     },
 }
-"""Share of the peak by number format; of bf16's where weights are unpacked."""
+"""Share of the peak by number format, of bf16's where weights are unpacked. What is left out counts
+as int4 where it is unpacked, as fp8 where a device multiplies it, and as bf16 else."""
 
 
 def rated_experts_s(
@@ -95,9 +96,12 @@ def rated_experts_s(
             1.0 + IMBALANCE * np.sqrt(2.0 * np.log(ranks) * ranks / axes["experts"])
         )
     ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
-    reached = reached_share(ratios.get(op.dtype, ratios["bf16"]) * sustained, sheet.matrix_ratio)
+    like = "fp8" if units != "bf16" else "bf16" if op.dtype == "bf16" else "int4_wo"
+    ratio = ratios.get(op.dtype, ratios.get(like, ratios["bf16"]))
+    reached = reached_share(min(ratio * sustained, 1.0), sheet.matrix_ratio)
     rate = float(reached) * sheet.flop_per_s[units]
-    flop_Q = 2.0 * weights * (copies_Q + EXTRA_ROWS * reached_Q)
+    # What a read expert costs beside its bytes depends on no device's number of matrix units.
+    flop_Q = 2.0 * weights * (copies_Q + EXTRA_ROWS * sheet.matrix_ratio * reached_Q)
     bytes_Q = BYTES[op.dtype] * weights * reached_Q / bandwidth_ratio
     bytes_Q = bytes_Q + COPY_BYTES * copies_Q * (axes["hidden"] + ffn)
     if "/" not in op.kind:

@@ -7,16 +7,17 @@
 
 Tiles and waves are those of training (tuner/costs/prices/datasheet.py); narrower tiles serve steps
 of few tokens, and k is cut into parts where tiles are fewer than compute units. k0 is prologue and
-epilogue of a tile in elements of k. q is the kernel that quantises the rows where units narrower
-than bf16 multiply them. Where there are no such units, kernels unpack weights as they read them.
+epilogue of a tile in elements of k. q is the kernel that quantises the rows where their scales are
+those of blocks. Without units for a format, kernels unpack its weights to bf16 as they read them,
+which takes the time of b.
 
-r stands for the largest tile at full waves. A device that states what GEMMs of a model sustain
-(`reached_ratio`) reaches that.
+r stands for the largest tile at full waves, on devices of which GEMMs of a model sustain about 0.7;
+one that states another share (`reached_ratio`) has as much more or less. AMD counts as Hopper.
 
 Source:  44,000 GEMMs of aiconfigurator-core 0.12.0, 13 devices of NVIDIA, three engines, without
          tables whose timing holds more than the kernel (`EngineTraits.spoilt_gemms`): `python
          tests/benchmarks/kernel_prices.py TABLES` prints the errors. Other vendors' were not
-         measured.
+         measured; Ascend's 0.7 is a guess.
 
 Letters: Q query points; T tiles.
 """
@@ -47,49 +48,51 @@ QUANTISE_S: Final[Mapping[Generation, float]] = {
     Generation.BLACKWELL: 4.7e-6,
     Generation.BLACKWELL_RTX: 2.7e-6,
 }
-UNPACKED_TOKENS: Final = 45.0
-"""Rows whose operations at the bf16 peak take as long as unpacking the weights: about two
-instructions each. On A100 TensorRT-LLM's GEMMs of int4 weights take 0.25 ps a weight longer than
-their bytes from 16 to 128 tokens, int8 0.14 to 0.3 (aiconfigurator-core 0.12.0, 2,048 and more
-columns)."""
+UNPACK_S: Final = 27e-12
+"""Seconds in which one compute unit unpacks a weight: on the 108 of A100 TensorRT-LLM's GEMMs of
+int4 weights take 0.25 ps a weight longer than their bytes from 16 to 128 tokens, int8 0.14 to 0.3
+(aiconfigurator-core 0.12.0, 2,048 and more columns)."""
 
 RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {
     Generation.AMPERE: {"bf16": 0.88},
     Generation.ADA: {"bf16": 0.70, "fp8": 0.50, "fp8_block": 0.34},
     Generation.HOPPER: {"bf16": 0.93, "fp8": 0.62, "fp8_block": 0.62},
     Generation.BLACKWELL: {"bf16": 0.83, "fp8": 0.54, "fp8_block": 0.75, "nvfp4": 0.45},
+    Generation.ASCEND: {"bf16": 0.7},
     Generation.BLACKWELL_RTX: {"bf16": 0.92, "fp8": 0.76, "fp8_block": 0.47, "nvfp4": 0.68},
 }
 """Share of the peak by number format; other formats are multiplied in bf16."""
 
 
-def rated_gemm_s(sheet: Datasheet, op: Op, *, units: str) -> Floats:
+def rated_gemm_s(sheet: Datasheet, op: Op, *, units: str, sustained: float) -> Floats:
     """Price a GEMM.
 
     Args:
         sheet: the device.
         op: `gemm`.
         units: the format that the device multiplies, a key of `flop_per_s`.
+        sustained: share of the peak that the device's GEMMs sustain, over 0.7.
     """
     m_Q, n, k = np.asarray(op.axes["m"], dtype=np.float64), op.axes["n"], op.axes["k"]
     _, bytes_Q = work(op)
-    compute_Q = _depths(sheet, m_Q, float(n), float(k), units=units) / _rate(sheet, op.dtype, units)
+    compute_Q = _depths(sheet, m_Q, float(n), float(k), units=units) / _rate(
+        sheet, op.dtype, units, sustained
+    )
     memory_Q = bytes_Q / (BYTES_RATIO * sheet.memory_bytes_per_s)
     start_s = START_S
     if op.dtype in QUANTISED_APART and units != "bf16":
         start_s += QUANTISE_S.get(sheet.generation, QUANTISE_S[Generation.HOPPER])
     if units == "bf16" != op.dtype:
-        unpacked_flop = 2.0 * UNPACKED_TOKENS * float(n) * float(k)
-        memory_Q = memory_Q + unpacked_flop / _rate(sheet, op.dtype, units)
+        memory_Q = memory_Q + UNPACK_S * float(n) * float(k) / sheet.compute_units
     return np.asarray(start_s + (compute_Q**EXPONENT + memory_Q**EXPONENT) ** (1.0 / EXPONENT))
 
 
-def _rate(sheet: Datasheet, dtype: str, units: str) -> float:
+def _rate(sheet: Datasheet, dtype: str, units: str, sustained: float) -> float:
     """Operations a second at full waves of the largest tile."""
     ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
     ratio = ratios.get("bf16" if units == "bf16" else dtype, ratios["bf16"])
-    reached = sheet.reached_ratio.get(units, reached_share(ratio, sheet.matrix_ratio))
-    return float(reached) * sheet.flop_per_s[units]
+    reached = float(reached_share(min(ratio * sustained, 1.0), sheet.matrix_ratio))
+    return reached * sheet.flop_per_s[units]
 
 
 def _depths(sheet: Datasheet, m_Q: Floats, n: float, k: float, *, units: str) -> Floats:

@@ -296,14 +296,15 @@ def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> Non
 
 
 def test_gemms_take_the_share_of_the_peak_that_the_device_was_seen_to_sustain() -> None:
-    # 2 x 8192^3 operations; MI300X: 0.40 of 1307.4 TFLOP/s and 0.39 of 2614.9; kernels of NVIDIA's
-    # as measured, with 0.84 of A100's peak in bf16.
+    # 2 x 8192^3 operations; of NVIDIA's as measured, 0.84 of A100's peak in bf16; where GEMMs of a
+    # model sustain less than 0.7 of the peak, large ones reach less in proportion: MI300X's best
+    # GEMM has 0.54 in bf16 (sheets/mi300x.toml).
     sides = {"m": 8192.0, "n": 8192.0, "k": 8192.0}
     for device, dtype, reached_per_s in (
-        ("mi300x", "bf16", 0.40 * 1307.4e12),
-        ("mi300x", "fp8", 0.39 * 2614.9e12),
-        ("mi325x", "bf16", 0.47 * 1307.4e12),
-        ("mi355x", "fp8", 0.44 * 5033.2e12),
+        ("mi300x", "bf16", 0.51 * 1307.4e12),
+        ("mi300x", "fp8", 0.33 * 2614.9e12),
+        ("mi325x", "bf16", 0.60 * 1307.4e12),
+        ("mi355x", "fp8", 0.37 * 5033.2e12),
         ("a100-80gb-sxm", "bf16", 0.84 * 312e12),
         ("h100-sxm", "fp8", 0.6 * 1978.9e12),
         # A quarter of the matrix units beside as much of everything else.
