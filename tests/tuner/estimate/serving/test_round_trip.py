@@ -94,7 +94,7 @@ WIDE = {
     "model": "deepseek-v3",
     "engine": "sglang",
     "nodes": 3,
-    "traffic": "{rate: 6.5/s, input_tokens: 2000, output_tokens: 1000}",
+    "traffic": "{rate: 4.9/s, input_tokens: 2000, output_tokens: 1000}",
     "slo": "{ttft: {p90: 5s}, tpot: {p90: 80ms}}",
     "extra": f"{ONE_GROUP}\n  quantization: fp8_block",
 }

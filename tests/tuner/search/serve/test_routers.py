@@ -59,7 +59,7 @@ def planned(
     pools: str = H100,
     engine: str = "vllm",
     emit: str = "",
-    rate: int = 20,
+    rate: float = 20,
     rest: str = "",
 ) -> ServePlan:
     return serve_specs.planned(
@@ -174,7 +174,7 @@ def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
             "instance_degrees",
             lambda *of, **more: (one for one in every(*of, **more) if one.attention_data == ranks),
         )
-        return planned(tmp_path, engine=engine, emit=engine, rate=40, rest=", prefix_hit: 0.85")
+        return planned(tmp_path, engine=engine, emit=engine, rate=30, rest=", prefix_hit: 0.85")
 
     whole, split = of_ranks("vllm", 4), of_ranks("sglang", 4)
     narrow, own = of_ranks("sglang", 1), of_ranks("trtllm", 4)
@@ -272,14 +272,14 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
-    by_load = planned(tmp_path, pools=TWO_POOLS, emit="vllm", rate=16)
+    by_load = planned(tmp_path, pools=TWO_POOLS, emit="vllm", rate=22.5)
     assert len(present(by_load.decision).instances) == 2
     assert present(present(by_load.decision).router).policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
     assert present(by_load.predicted).ttft_s.p90 <= 1.0
     assert present(by_load.predicted).tpot_s.p90 <= 0.04
     assert "up to 3 kinds" in by_load.certificate.covers
     # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
-    without = planned(tmp_path, pools=TWO_POOLS, emit="dynamo", rate=16)
+    without = planned(tmp_path, pools=TWO_POOLS, emit="dynamo", rate=22.5)
     assert without.decision is not None
     saved = 1.0 - present(by_load.certificate.objective) / present(without.certificate.objective)
     assert saved > 0.1

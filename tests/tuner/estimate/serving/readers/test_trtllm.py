@@ -207,7 +207,7 @@ def test_prompts_that_are_not_aligned_make_other_ranks_wait(deployment: Made) ->
         nodes=1,
         traffic="{rate: 10/s, input_tokens: 4000, output_tokens: 200}",
     )
-    options = "trtllm-serve m --tp_size 8 --ep_size 8 --enable_attention_dp true"
+    options = "trtllm-serve m --tp_size 8 --ep_size 1 --enable_attention_dp true"
     apart = made.predict(options)
     aligned = made.predict(f"{options} --attention_dp_config.enable_balance true")
     assert aligned.load.tpot_s.p90 < 0.8 * apart.load.tpot_s.p90
