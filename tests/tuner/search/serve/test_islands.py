@@ -59,7 +59,8 @@ def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(tmp_path: P
     # So little traffic that either pair of pools would serve it.
     text = (EXAMPLES / "h100-ascend.yaml").read_text(encoding="utf-8")
     text = text.replace("../models", str(EXAMPLES.parent / "models"))
-    text = text.replace("25/s", "18/s\n    requests: 800")
+    text = text.replace("25/s", "1/s\n    requests: 800")
+    text = text.replace("nodes: 3, devices_per_node: 8", "nodes: 1, devices_per_node: 4")
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     plan = deploy(tmp_path / "spec.yaml", time_limit_s=20.0).plan
     listed = {one.feature.partition(":")[0]: one for one in plan.unlaunchable if one.rule}

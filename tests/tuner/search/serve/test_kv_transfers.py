@@ -198,7 +198,6 @@ def test_a_pair_that_the_connector_refuses_is_named_where_it_would_save(tmp_path
             "rate: 20/s, input_tokens: 4000, output_tokens: 400",
             "rate: 2/s, input_tokens: 8000, output_tokens: 100",
         )
-        .replace("ttft: {p90: 400ms}", "ttft: {p90: 300ms}")
         .replace("objective: cost", "objective: devices\n  quantization: fp8")
     )
     path.write_text(goal)

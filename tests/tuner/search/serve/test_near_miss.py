@@ -99,7 +99,7 @@ def test_a_mode_that_serves_nothing_names_the_resource_and_its_value(tmp_path: P
 
 
 def test_a_missed_target_is_named_with_its_value(tmp_path: Path) -> None:
-    (mode,) = planned(tmp_path, rate=9.8, nodes=1, ttft_ms=230.0).modes
+    (mode,) = planned(tmp_path, rate=9.8, nodes=1, ttft_ms=180.0).modes
     assert mode.status == "missed"
     assert mode.told.startswith("TTFT P90 of ")
-    assert "(SLO 230 ms) on 1 device, with 0 % of spare capacity" in mode.told
+    assert "(SLO 180 ms) on 1 device, with 0 % of spare capacity" in mode.told
