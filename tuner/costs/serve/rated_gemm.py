@@ -19,7 +19,7 @@ Source:  44,000 GEMMs of aiconfigurator-core 0.12.0, 13 devices of NVIDIA, three
          tests/benchmarks/kernel_prices.py TABLES` prints the errors. Other vendors' were not
          measured; Ascend's 0.7 is a guess.
 
-Letters: Q query points; T tiles.
+Letters: Q query points; C choices of a tile and a number of parts.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,10 @@ BYTES_RATIO: Final = 0.77
 EXPONENT: Final = 4.0
 PARTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 NARROW_TILES: Final = ((32.0, 128.0, 0.55), (16.0, 128.0, 0.40))
+CHOICES: Final = np.array(
+    [(*tile, parts) for tile in (*TILES, *NARROW_TILES) for parts in PARTS]
+).T[:, :, None]
+"""Rows, columns and derate of a tile, and parts of k: one column of each of the four a choice."""
 QUANTISED_APART: Final = frozenset({"fp8_block", "nvfp4"})
 """Formats whose scales of blocks a kernel of its own computes; rows with one scale are quantised by
 the kernel before."""
@@ -98,13 +102,10 @@ def _rate(sheet: Datasheet, dtype: str, units: str, sustained: float) -> float:
 def _depths(sheet: Datasheet, m_Q: Floats, n: float, k: float, *, units: str) -> Floats:
     """Operations of whole waves, over the best tile and number of parts of k."""
     extra = EXTRA_DEPTH * sheet.matrix_ratio * sheet.flop_per_s[units] / sheet.flop_per_s["bf16"]
-    least_Q = np.full_like(m_Q, np.inf)
-    for rows, columns, derate in (*TILES, *NARROW_TILES):
-        tiles_Q = np.ceil(m_Q / rows) * np.ceil(n / columns)
-        reached = reached_share(derate, sheet.matrix_ratio)
-        for parts in PARTS:
-            full_Q = np.maximum(parts * tiles_Q / sheet.compute_units, 1.0)
-            waves_Q = 0.5 * (full_Q + np.ceil(full_Q))
-            depth_Q = waves_Q * rows * columns / reached * (k / parts + extra)
-            least_Q = np.minimum(least_Q, depth_Q)
-    return np.asarray(2.0 * sheet.compute_units * least_Q)
+    rows_C, columns_C, derate_C, parts_C = CHOICES
+    per_row_C = np.ceil(n / columns_C) * parts_C / sheet.compute_units
+    reached_C = reached_share(derate_C, sheet.matrix_ratio)
+    depth_C = rows_C * columns_C / reached_C * (k / parts_C + extra)
+    full_CQ = np.maximum(np.ceil(m_Q.ravel() / rows_C) * per_row_C, 1.0)
+    least_Q = (0.5 * (full_CQ + np.ceil(full_CQ)) * depth_C).min(axis=0)
+    return np.asarray(2.0 * sheet.compute_units * least_Q.reshape(m_Q.shape))
