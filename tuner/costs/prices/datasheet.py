@@ -38,6 +38,7 @@ from tuner.costs.ops import BF16, FP32, SKINNY, Op
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
+from tuner.devices.datasheet import Datasheet
 
 TILES: Final = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.80), (64.0, 64.0, 0.62))
 """Rows, columns, and what the tile reaches of the largest one's rate."""
@@ -49,6 +50,24 @@ TILE_WORK = TILE_ROWS * TILE_COLUMNS / _SIZES_TX[:, 2:]
 STREAM_RATIO: Final = 0.85
 """Share of the memory bandwidth that a GEMM reaches. STREAM on A100 and H100 reaches 0.85 to
 0.92."""
+
+SUSTAINED_RATIO: Final = 0.7
+"""Share of the peak that GEMMs of a model sustain on devices that state none (`reached_ratio`), as
+on H100 and H200."""
+
+
+def reached_flop_per_s(sheet: Datasheet, units: str, ratio: float) -> float:
+    """Return the operations a second of a serving kernel, by the share of the peak that it reaches.
+
+    Args:
+        sheet: the device; one whose GEMMs are stated to sustain another share than 0.7 of the peak
+            reaches as much more or less here.
+        units: the format that it multiplies, a key of `flop_per_s`.
+        ratio: the share, on devices with all matrix units of their generation.
+    """
+    sustained = sheet.reached_ratio.get(units, SUSTAINED_RATIO) / SUSTAINED_RATIO
+    share = reached_share(min(ratio * sustained, 1.0), sheet.matrix_ratio)
+    return float(share) * sheet.flop_per_s[units]
 
 
 def reached_share(ratio: Numbers, matrix_ratio: Numbers) -> Numbers:

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.ops import Op
+from tuner.costs.prices.datasheet import SUSTAINED_RATIO
 from tuner.costs.serve.attention_tables import measured_attention_s
 from tuner.costs.serve.curves import Floats, SizeCurve
 from tuner.costs.serve.network_collectives import network_collective_s
@@ -43,7 +44,6 @@ from tuner.devices.datasheet import Datasheet, Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
-PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6
 CPU_EXPERTS_S: Final = 30e-6
@@ -269,10 +269,7 @@ class ServingMachine:
         if op.operation in FP8_CORES:
             return self.roofline_s(*work(op), dtype="fp8")
         if op.operation == "gemm" and self.sheet.generation.vendor is not Vendor.CPU:
-            units = self._units(op.dtype)
-            sustained = self._sustained(units)
-            seconds_Q = rated_gemm_s(self.sheet, op, units=units, sustained=sustained)
-            return self._rocm_more_s + seconds_Q
+            return self._rocm_more_s + rated_gemm_s(self.sheet, op, units=self._units(op.dtype))
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
         return self.roofline_s(*work(op), dtype=dtype)
 
@@ -282,14 +279,11 @@ class ServingMachine:
         if sheet.generation.vendor is Vendor.CPU:
             flop_Q, bytes_Q = work(op)
             return self.roofline_s(checked * flop_Q, bytes_Q, dtype="bf16")
-        sustained = self._sustained("bf16")
         if op.operation in PROMPTS:
-            return self._rocm_more_s + rated_prompt_s(sheet, op, sustained=sustained)
+            return self._rocm_more_s + rated_prompt_s(sheet, op)
         traits = serve_traits().get(op.software)
         has_fp8 = traits is not None and traits.multiplies_fp8_caches
-        return self._rocm_more_s + rated_decode_s(
-            sheet, op, sustained=sustained, has_fp8=has_fp8, checked=checked
-        )
+        return self._rocm_more_s + rated_decode_s(sheet, op, has_fp8=has_fp8, checked=checked)
 
     def _rated_linear_s(self, op: Op) -> Floats:
         """Linear attention: its bytes at the rate of small kernels, beside which it computes.
@@ -310,16 +304,15 @@ class ServingMachine:
             work_Q = experts_work(op, reached_Q=reached_Q, passes=2.0)
             compute_Q, memory_Q = self.bounds_s(*work_Q, dtype=op.dtype)
             return np.asarray(CPU_EXPERTS_S + memory_Q + CPU_EXPERTS_RATIO * compute_Q)
-        units, is_untuned = self._units(op.dtype), self._are_untuned(op)
-        slow = is_untuned and op.dtype == "int4_wo"
+        is_untuned = self._are_untuned(op)
+        is_slow = is_untuned and op.dtype == "int4_wo"
         seconds_Q = rated_experts_s(
             self.sheet,
             op,
             reached_Q=reached_Q,
-            units=units,
-            sustained=self._sustained(units),
+            units=self._units(op.dtype),
             is_uneven=not (op.kind.endswith(BALANCED) or op.dtype in UNEQUAL_HIDDEN),
-            bandwidth_ratio=UNTUNED_INT4_RATIO if slow else 1.0,
+            bandwidth_ratio=UNTUNED_INT4_RATIO if is_slow else 1.0,
         )
         return np.asarray(UNTUNED_S * is_untuned + seconds_Q)
 
@@ -336,13 +329,9 @@ class ServingMachine:
     def bounds_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> tuple[Floats, Floats]:
         """Seconds of the operations alone and of the bytes alone, at what is attained."""
         sheet, units = self.sheet, self._units(dtype)
-        reached_per_s = sheet.reached_ratio.get(units, PEAK_RATIO) * sheet.flop_per_s[units]
+        reached_per_s = sheet.reached_ratio.get(units, SUSTAINED_RATIO) * sheet.flop_per_s[units]
         memory_s = bytes_Q / (STREAM_RATIO * sheet.memory_bytes_per_s)
         return flop_Q / reached_per_s, memory_s
-
-    def _sustained(self, units: str) -> float:
-        """Share of the peak that the device states for its GEMMs, over that of the others."""
-        return self.sheet.reached_ratio.get(units, PEAK_RATIO) / PEAK_RATIO
 
     def _units(self, dtype: str) -> str:
         """The units that multiply a format."""

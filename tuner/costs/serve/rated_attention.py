@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.ops import Op
-from tuner.costs.prices.datasheet import reached_share
+from tuner.costs.prices.datasheet import reached_flop_per_s
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.work import work
 from tuner.devices.datasheet import Datasheet, Generation
@@ -66,30 +66,26 @@ RATIOS: Final[Mapping[Generation, AttentionRatios]] = {
 }
 
 
-def rated_prompt_s(sheet: Datasheet, op: Op, *, sustained: float) -> Floats:
+def rated_prompt_s(sheet: Datasheet, op: Op) -> Floats:
     """Price causal attention over whole prompts.
 
     Args:
         sheet: the device.
         op: `attention` or `latent_attention`.
-        sustained: share of the bf16 peak that the device's GEMMs sustain, over 0.7.
     """
     flop_Q, bytes_Q = work(op)
     more_pairs_Q = 1.0 + 2.0 * QUERY_KEYS / np.maximum(op.axes["sequence"], 1.0)
-    compute_Q = flop_Q * more_pairs_Q / _peak(sheet, "bf16", _ratios(sheet).peak * sustained)
+    compute_Q = flop_Q * more_pairs_Q / reached_flop_per_s(sheet, "bf16", _ratios(sheet).peak)
     memory_Q = bytes_Q / (PROMPT_BYTES_RATIO * sheet.memory_bytes_per_s)
     return np.asarray(PROMPT_S + compute_Q + memory_Q)
 
 
-def rated_decode_s(
-    sheet: Datasheet, op: Op, *, sustained: float, has_fp8: bool, checked: int = 1
-) -> Floats:
+def rated_decode_s(sheet: Datasheet, op: Op, *, has_fp8: bool, checked: int = 1) -> Floats:
     """Price attention of running sequences over their caches.
 
     Args:
         sheet: the device.
         op: `decode_attention` or `latent_decode` of one new token a sequence.
-        sustained: share of the bf16 peak that the device's GEMMs sustain, over 0.7.
         has_fp8: whether the engine's kernels multiply fp8 caches as they are.
         checked: new tokens of a sequence; the past is read once for all of them.
     """
@@ -101,7 +97,7 @@ def rated_decode_s(
         units, bandwidth = "fp8", FP8_UNITS_RATIO * ratios.cache
     elif "kv_fp8" in op.kind:
         bandwidth = ratios.converted_cache
-    rate = _peak(sheet, units, min(DECODE_PEAK_RATIO * sustained, 1.0))
+    rate = reached_flop_per_s(sheet, units, DECODE_PEAK_RATIO)
     compute_Q = flop_Q * (padded_rows / rows) / rate
     memory_Q = bytes_Q / (bandwidth * sheet.memory_bytes_per_s)
     return np.asarray(DECODE_S + (compute_Q**EXPONENT + memory_Q**EXPONENT) ** (1.0 / EXPONENT))
@@ -109,7 +105,3 @@ def rated_decode_s(
 
 def _ratios(sheet: Datasheet) -> AttentionRatios:
     return RATIOS.get(sheet.generation, HOPPER)
-
-
-def _peak(sheet: Datasheet, units: str, ratio: float) -> float:
-    return float(reached_share(ratio, sheet.matrix_ratio)) * sheet.flop_per_s[units]

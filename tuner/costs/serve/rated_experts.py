@@ -10,7 +10,7 @@ do for the tokens of every rank unless copies are dispatched. i is the most-load
 the mean for unequal loads: R ranks of E experts have 1 + 0.8 sqrt(2 ln R R / E). The start holds
 sorting, two grouped GEMMs, what lies between them, and the sum.
 
-Source:  12,000 rows of aiconfigurator-core 0.12.0 at its power law of loads, 13 devices of NVIDIA,
+Source:  experts of aiconfigurator-core 0.12.0 at its power law of loads, 13 devices of NVIDIA,
          vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3.0rc20 (`python tests/benchmarks/
          kernel_prices.py TABLES`). r is that of more than 128 rows an expert. AMD and Ascend count
          as Hopper.
@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.ops import Op
-from tuner.costs.prices.datasheet import reached_share
+from tuner.costs.prices.datasheet import reached_flop_per_s
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES
 from tuner.devices.datasheet import Datasheet, Generation
@@ -72,7 +72,6 @@ def rated_experts_s(
     *,
     reached_Q: Floats,
     units: str,
-    sustained: float,
     is_uneven: bool,
     bandwidth_ratio: float = 1.0,
 ) -> Floats:
@@ -83,7 +82,6 @@ def rated_experts_s(
         op: `moe`; `handled` are the tokens that reach the rank, where not `tokens`.
         reached_Q: distinct experts that it reads.
         units: the format that the device multiplies, a key of `flop_per_s`.
-        sustained: share of the peak that the device's GEMMs sustain, over 0.7.
         is_uneven: whether `tokens` are those of the mean rank, of which one has more.
         bandwidth_ratio: share of the bandwidth at which weights are read.
     """
@@ -98,8 +96,7 @@ def rated_experts_s(
     ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
     like = "fp8" if units != "bf16" else "bf16" if op.dtype == "bf16" else "int4_wo"
     ratio = ratios.get(op.dtype, ratios.get(like, ratios["bf16"]))
-    reached = reached_share(min(ratio * sustained, 1.0), sheet.matrix_ratio)
-    rate = float(reached) * sheet.flop_per_s[units]
+    rate = reached_flop_per_s(sheet, units, ratio)
     # What a read expert costs beside its bytes depends on no device's number of matrix units.
     flop_Q = 2.0 * weights * (copies_Q + EXTRA_ROWS * sheet.matrix_ratio * reached_Q)
     bytes_Q = BYTES[op.dtype] * weights * reached_Q / bandwidth_ratio

@@ -14,8 +14,8 @@ which takes the time of b.
 r stands for the largest tile at full waves, on devices of which GEMMs of a model sustain about 0.7;
 one that states another share (`reached_ratio`) has as much more or less. AMD counts as Hopper.
 
-Source:  44,000 GEMMs of aiconfigurator-core 0.12.0, 13 devices of NVIDIA, three engines, without
-         tables whose timing holds more than the kernel (`EngineTraits.spoilt_gemms`): `python
+Source:  GEMMs of aiconfigurator-core 0.12.0, 13 devices of NVIDIA, three engines, without tables
+         whose timing holds more than the kernel (`EngineTraits.spoilt_gemms`): `python
          tests/benchmarks/kernel_prices.py TABLES` prints the errors. Other vendors' were not
          measured; Ascend's 0.7 is a guess.
 
@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.ops import Op
-from tuner.costs.prices.datasheet import TILES, reached_share
+from tuner.costs.prices.datasheet import TILES, reached_flop_per_s, reached_share
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.work import work
 from tuner.devices.datasheet import Datasheet, Generation
@@ -65,23 +65,23 @@ RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {
     Generation.ASCEND: {"bf16": 0.7},
     Generation.BLACKWELL_RTX: {"bf16": 0.92, "fp8": 0.76, "fp8_block": 0.47, "nvfp4": 0.68},
 }
-"""Share of the peak by number format; other formats are multiplied in bf16."""
+"""Share of the peak by number format; what is left out counts as bf16."""
 
 
-def rated_gemm_s(sheet: Datasheet, op: Op, *, units: str, sustained: float) -> Floats:
+def rated_gemm_s(sheet: Datasheet, op: Op, *, units: str) -> Floats:
     """Price a GEMM.
 
     Args:
         sheet: the device.
         op: `gemm`.
         units: the format that the device multiplies, a key of `flop_per_s`.
-        sustained: share of the peak that the device's GEMMs sustain, over 0.7.
     """
     m_Q, n, k = np.asarray(op.axes["m"], dtype=np.float64), op.axes["n"], op.axes["k"]
     _, bytes_Q = work(op)
-    compute_Q = _depths(sheet, m_Q, float(n), float(k), units=units) / _rate(
-        sheet, op.dtype, units, sustained
-    )
+    ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
+    ratio = ratios.get("bf16" if units == "bf16" else op.dtype, ratios["bf16"])
+    rate = reached_flop_per_s(sheet, units, ratio)
+    compute_Q = _depths(sheet, m_Q, float(n), float(k), units=units) / rate
     memory_Q = bytes_Q / (BYTES_RATIO * sheet.memory_bytes_per_s)
     start_s = START_S
     if op.dtype in QUANTISED_APART and units != "bf16":
@@ -89,14 +89,6 @@ def rated_gemm_s(sheet: Datasheet, op: Op, *, units: str, sustained: float) -> F
     if units == "bf16" != op.dtype:
         memory_Q = memory_Q + UNPACK_S * float(n) * float(k) / sheet.compute_units
     return np.asarray(start_s + (compute_Q**EXPONENT + memory_Q**EXPONENT) ** (1.0 / EXPONENT))
-
-
-def _rate(sheet: Datasheet, dtype: str, units: str, sustained: float) -> float:
-    """Operations a second at full waves of the largest tile."""
-    ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
-    ratio = ratios.get("bf16" if units == "bf16" else dtype, ratios["bf16"])
-    reached = float(reached_share(min(ratio * sustained, 1.0), sheet.matrix_ratio))
-    return reached * sheet.flop_per_s[units]
 
 
 def _depths(sheet: Datasheet, m_Q: Floats, n: float, k: float, *, units: str) -> Floats:
