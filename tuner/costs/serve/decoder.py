@@ -122,6 +122,8 @@ LINEAR_KINDS: Final = frozenset(
     {AttentionKind.GATED_DELTA, AttentionKind.MAMBA2, AttentionKind.KDA}
 )
 """Kinds that keep a state of fixed size."""
+LATENT_KINDS: Final = frozenset({AttentionKind.LATENT, AttentionKind.SPARSE_LATENT})
+"""Kinds whose cache holds one compressed vector a token."""
 NO_MIXER: Final = DecoderAttention(kind=AttentionKind.NONE, heads=0, kv_heads=0, head_dim=0)
 
 

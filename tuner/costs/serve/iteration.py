@@ -39,13 +39,14 @@ from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.decoder import AttentionKind, Decoder, Formats, Layers
+from tuner.costs.serve.decoder import LATENT_KINDS, AttentionKind, Decoder, Formats, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
     COMPILED_LAYER_S,
     EAGER_DELTAS,
+    EAGER_EXPERTS,
     EAGER_LAYER_S,
     EAGER_MIXERS,
     LAUNCH_S,
@@ -60,7 +61,6 @@ from tuner.costs.serve.memory import connection_bytes, stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
-from tuner.devices.datasheet import Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.engines.serve_rules.traits import EngineTraits, MemoryRule
@@ -101,6 +101,11 @@ def _eager_mixer(kind: AttentionKind) -> float:
     if kind in (AttentionKind.GATED_DELTA, AttentionKind.KDA):
         return EAGER_DELTAS
     return {AttentionKind.NONE: 0.0, AttentionKind.GROUPED: 1.0}.get(kind, EAGER_MIXERS)
+
+
+def _eager_network(group: Layers) -> float:
+    """Host seconds of a network without a graph, over those of a dense one."""
+    return EAGER_EXPERTS if group.has_experts else float(group.has_network)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -296,7 +301,7 @@ class Iteration:
         if self.traits.compiles_layers and not self.is_eager and vendor in COMPILED_LAYER_S:
             return self.decoder.num_layers * COMPILED_LAYER_S[vendor]
         halves = sum(
-            group.count * (group.has_network + _eager_mixer(group.attention.kind))
+            group.count * (_eager_network(group) + _eager_mixer(group.attention.kind))
             for group in self.decoder.layers
         )
         return 0.5 * halves * EAGER_LAYER_S.get(vendor, 0.0)
@@ -330,18 +335,28 @@ class Iteration:
     @property
     def largest_prompt_graph(self) -> float:
         """Tokens of the largest step with prompts that a graph holds, or that waits for no host."""
-        kinds = self.traits.eager_prompts
-        if kinds is None:
+        if not self.traits.waits_for_host:
             return math.inf
         if not self.has_graphs:
             return 0.0
-        waits_for_host = (
-            not self.memory_rule.captures_prompts
-            or self.degrees.pipeline > 1
-            or self.machine.sheet.generation.vendor is not Vendor.NVIDIA
-            or any(group.attention.kind in kinds for group in self.decoder.layers)
+        graphs = self.memory_rule.prompt_graphs
+        mixers = {group.attention.kind for group in self.decoder.layers}
+        if graphs is None or not self.captures_prompts:
+            return self.traits.graph_tokens
+        return graphs.latent_tokens if LATENT_KINDS & mixers else math.inf
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether the engine's release has graphs of steps with prompts for such a launch."""
+        graphs, degrees = self.memory_rule.prompt_graphs, self.degrees
+        if graphs is None or degrees.pipeline > 1:
+            return False
+        return graphs.hold(
+            self.decoder.architecture,
+            {group.attention.kind for group in self.decoder.layers},
+            device=self.machine.sheet.generation,
+            data_ranks=degrees.attention_data,
         )
-        return self.traits.graph_tokens if waits_for_host else math.inf
 
     def prompt_launch_s(self, m_Q: Floats) -> Floats:
         """Least seconds of the layers of a step of m tokens with prompts, without a graph."""

@@ -114,12 +114,12 @@ FP8_CORES: Final = frozenset({"index_scores"})
 EAGER_LAYER_S: Final[Mapping[Vendor, float]] = {
     Vendor.NVIDIA: 0.7e-3,
     Vendor.AMD: 0.7e-3,
-    Vendor.HUAWEI: 2.6e-3,
+    Vendor.HUAWEI: 1.9e-3,
 }
-"""Seconds the host takes to launch a layer's kernels one by one, whatever they compute, by vendor:
-the least time of a step without graphs. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequences, 16
-with graphs (local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with graphs
-(vllm-omni, issue 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs
+"""Seconds the host takes to launch a dense layer's kernels one by one, whatever they compute, by
+vendor: the least time of a step without graphs. CUDA: 42 to 45 ms of 64 layers from 1 to 8
+sequences, 16 with graphs (local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with
+graphs (vllm-omni, issue 7960). Ascend, layers with experts: 165 to 171 ms of 62, 56 with graphs
 (vllm-ascend, issue 7723), 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's
 is CUDA's."""
 COMPILED_LAYER_S: Final[Mapping[Vendor, float]] = {Vendor.NVIDIA: 0.45e-3, Vendor.AMD: 0.45e-3}
@@ -135,15 +135,16 @@ Qwen3-30B-A3B on two 910B3 shows 0.83 ms a block, idle for 0.59 of it, with piec
 ms of 61 layers of one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.md). One graph leaves
 0.31 to 0.46: 20 ms of 48 layers (Qwen3-30B-A3B) and of 36 (Qwen3-4B), 38 of 64 (Qwen3-32B; issue
 4656), 28 of 48 (Qwen3-Next, issue 6389), on four 910B."""
+EAGER_EXPERTS: Final = 1.7
 EAGER_MIXERS: Final = 3.0
-EAGER_DELTAS: Final = 6.0
-"""Host seconds of a mixer with latent keys or a state, and of a delta rule, whose chunks take some
-ten launches of Triton, over those of grouped attention or of a network, half a layer each. A prompt
-of 500 tokens delays others by 0.6 to 1.1 ms a layer (GLM-4.6, MiniMax-M2.5, Qwen3-235B), 1.6 of
-latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.5 to 2.7 of delta rules (Qwen3-Next, Kimi-Linear,
-Qwen3-Coder-Next; mean TPOT over median ITL at 16 and 100 requests): sgl-cookbook,
-docs/autoregressive, P99 over median of ITL at 16 requests, SGLang 0.5.6 to 0.5.8 on B200 and
-MI300X."""
+EAGER_DELTAS: Final = 9.0
+"""Host seconds of a network with experts, of a mixer with latent keys or a state, and of a delta
+rule, whose chunks take some ten launches of Triton, over those of grouped attention or of a dense
+network, half a layer each. A prompt of 500 tokens delays others by 0.6 to 1.2 ms a layer with
+experts (GLM-4.6, MiniMax-M2.5, Qwen3-235B, Step-3.5-Flash, ERNIE-4.5-21B), 1.6 with latent
+attention (DeepSeek-R1, GLM-4.7-Flash), 3.8 and 4.9 with delta rules (Qwen3-Coder-Next,
+Kimi-Linear): sgl-cookbook, docs/autoregressive, P99 less median of the time between tokens at 16
+requests, SGLang 0.5.6 to 0.5.8 on B200, H200 and MI300X."""
 ALL_REDUCE_S: Final = 7e-6
 TWO_STAGE_S: Final = 6e-6
 TWO_STAGE_BYTES: Final = 2.0**18

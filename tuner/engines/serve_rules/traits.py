@@ -1,6 +1,7 @@
 """Traits of a serving engine: batching, admission and memory; `TRAITS` of its capabilities."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -68,6 +69,39 @@ class BlockRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptGraphs:
+    """Launches on CUDA, without a pipeline, whose steps with prompts a release has graphs of."""
+
+    eager_mixers: frozenset[str] = frozenset()
+    """Kinds of token mixers without graphs of prompts."""
+    eager_models: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
+    """Devices on which models of a class have none."""
+    vision_models: frozenset[str] = frozenset()
+    """Classes of models with a vision tower that have them."""
+    data_ranks: bool = True
+    """Attention data ranks have them."""
+    latent_tokens: float = math.inf
+    """Tokens of the largest step of latent attention that a graph holds."""
+
+    def hold(
+        self, architecture: str, mixers: Collection[str], *, device: Generation, data_ranks: int
+    ) -> bool:
+        """Say whether a launch's steps with prompts have graphs."""
+        has_vision = architecture.endswith(VISION_SUFFIX)
+        return not (
+            (data_ranks > 1 and not self.data_ranks)
+            or (has_vision and architecture not in self.vision_models)
+            or device in self.eager_models.get(architecture, ())
+            or device.vendor is not Vendor.NVIDIA
+            or any(mixer in self.eager_mixers for mixer in mixers)
+        )
+
+
+VISION_SUFFIX: Final = "ForConditionalGeneration"
+"""End of the names of models with a vision tower, in transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRule:
     """Rule by which an engine sizes its KV cache, from one release on.
 
@@ -109,8 +143,9 @@ class MemoryRule:
     allocates_late: bool = False
     """The profiled step holds one prompt. Once the cache is made the sampler sees a full batch, and
     graphs with their logits and buffers of cache transfers are made again beside the first ones."""
-    captures_prompts: bool = True
-    """Steps that read prompts have graphs, for which the engine's own share leaves memory."""
+    prompt_graphs: PromptGraphs | None = None
+    """Steps that read prompts and have graphs, for which the engine's own share leaves memory;
+    None: no step."""
     compiles: bool = False
     """Steps without graphs are compiled, so that a layer's input is freed inside it."""
     graphs_per_size: int = 1
@@ -133,9 +168,8 @@ class EngineTraits:
     """Factor on `scheduler_s` where a step holds prompts, which no CUDA graph covers."""
     graphs_in_pieces: frozenset[Vendor] = frozenset()
     """Devices on which the host launches attention between the graphs of a decode step."""
-    eager_prompts: frozenset[str] | None = None
-    """Kinds of token mixers whose prompts have no graph under any release, as those through stages
-    and on devices without CUDA; None: no prompt waits for its host."""
+    waits_for_host: bool = False
+    """Steps with prompts and without a graph take as long as the host needs to launch them."""
     stream_s: float = 0.0
     """Seconds of the server's one process for a token that it streams: less than its fastest
     published run with chats that all begin at once, whose steps take some of them. Others take up
@@ -171,6 +205,9 @@ class EngineTraits:
     client_s: float = 15e-3
     """Seconds of a request in HTTP server, tokeniser and client, as published launches show
     them."""
+    cold_s: float = 0.0
+    """Seconds by which the first requests of a benchmark, sent at once, get their first tokens
+    later than later ones: kernels meet steps of their size for the first time."""
     memory: tuple[MemoryRule, ...]
     """The newest release first."""
     shares_networks: bool = False

@@ -79,6 +79,7 @@ from tuner.engines.serve_rules.traits import (
     EngineTraits,
     MemoryFractionKind,
     MemoryRule,
+    PromptGraphs,
     StateRule,
 )
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
@@ -92,8 +93,40 @@ mem_cache/kv_cache_configurator.py; `get_mamba_tracking_slots`, mem_cache/alloca
 states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the memory
 (`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
+_BREAKABLE: Final = PromptGraphs(
+    eager_mixers=frozenset({"kda", "compressed"}),
+    eager_models={"DeepseekV3ForCausalLM": frozenset({Generation.BLACKWELL})},
+    vision_models=frozenset(
+        {
+            "KimiK25ForConditionalGeneration",
+            "Qwen3_5ForConditionalGeneration",
+            "Qwen3_5MoeForConditionalGeneration",
+        }
+    ),
+    latent_tokens=2048.0,
+)
+"""0.5.23, arg_groups/cuda_graph_hook.py and configs/model_config.py: DeepSeek-V3's class has none
+beside trtllm_mla, its backend on Blackwell."""
+_COMPILED: Final = replace(
+    _BREAKABLE,
+    eager_models={"Qwen3NextForCausalLM": frozenset(Generation)},
+    vision_models=frozenset(),
+    data_ranks=False,
+)
+_COMPILED_FIRST: Final = replace(
+    _COMPILED,
+    eager_models=dict.fromkeys(
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Qwen3NextForCausalLM"),
+        frozenset(Generation),
+    ),
+)
+"""From 0.5.10 on, server_args.py, `_handle_piecewise_cuda_graph`, and configs/model_config.py of
+the wheels of 0.5.10.post1, 0.5.12 and 0.5.14. In 0.5.15 to 0.5.17 other models than these have
+none either (`_disable_breakable_cudagraph_if_incompatible`), which is left out."""
+
 _RECENT: Final = MemoryRule(
     since=(0, 5, 17),
+    prompt_graphs=_BREAKABLE,
     share=MemoryFractionKind.OF_FREE,
     ratio=None,
     sampler_bytes=12.0,
@@ -101,10 +134,15 @@ _RECENT: Final = MemoryRule(
     entry_window_pool_ratio=0.1,
     states=StateRule(per_request=STATE_SLOTS),
 )
-_SIZED: Final = replace(_RECENT, since=(0, 5, 14), sizes_plain_sparse=True)
+_SIZED: Final = replace(_RECENT, since=(0, 5, 14), prompt_graphs=_COMPILED, sizes_plain_sparse=True)
 """Up to 0.5.16 the room of a sparse cache is divided by a byte an element (`cell_size` of
 model_executor/pool_configurator.py and model_runner_kv_cache_mixin.py of the wheels)."""
-_OLDER: Final = replace(_SIZED, since=(0, 5, 10), states=StateRule(per_request=3))
+_OLDER: Final = replace(
+    _SIZED,
+    since=(0, 5, 10),
+    prompt_graphs=_COMPILED_FIRST,
+    states=StateRule(per_request=3),
+)
 """Up to 0.5.13 `--mamba-scheduler-strategy auto` is `no_buffer` (server_args.py of the wheels)."""
 
 EXPOSED_HOST_S: Final = 7e-3
@@ -121,6 +159,13 @@ Llama-3.1-8B with five drafts takes 12.1 ms a step without it and 11.0 with it (
 DeepSeek-R1 with three on 8 H200 16.3 and 14.4 (12128); Qwen3-8B in fp8 with two takes 1.0 ms more
 than its kernels (GPUStack, performance lab)."""
 
+COLD_S: Final = 0.6
+"""Kernels are compiled and chosen as steps of a size are first met: the mean first token of 16
+requests in flight lies 0 to 0.35 s above the median where a server meets them first, that of a
+fifth of them sent at once, so 0 to 1.8 s, median 0.5, and nothing in the next run on that server
+(twelve launches of sgl-cookbook, docs/autoregressive). InferenceX starts a server for each load;
+its TTFT of five models would have 0.9 s."""
+
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
     step_tokens=16384,
@@ -128,9 +173,10 @@ TRAITS: Final = EngineTraits(
     draft_gaps_s=(((0, 5, 11), 0.0), ((0,), DRAFT_GAP_S)),
     exposed_host_s=EXPOSED_HOST_S,
     untuned_experts=frozenset({(Vendor.AMD, "fp8_block"), (Vendor.AMD, "int4_wo")}),
-    client_s=100e-3,
-    memory=(_RECENT, _SIZED, _OLDER, replace(_OLDER, since=(0,), captures_prompts=False)),
-    eager_prompts=frozenset({"kda", "compressed"}),
+    client_s=10e-3,
+    cold_s=COLD_S,
+    memory=(_RECENT, _SIZED, _OLDER, replace(_OLDER, since=(0,), prompt_graphs=None)),
+    waits_for_host=True,
     indexer_kernels=(((0, 5, 14), 4), ((0,), 12)),
     shares_networks=True,
     fp8_caches={
@@ -151,8 +197,7 @@ aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`
 `_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
 (arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
 (2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
-Graphs of prompts are made, and count, from 0.5.10 on (`disable_piecewise_cuda_graph`), but not of
-KDA and DeepSeek-V4, through stages or on devices without CUDA (arg_groups/cuda_graph_hook.py); up
+Up
 to 0.5.2 the share hung on the device alone, which is not covered. Under attention data parallelism
 embeddings are whole on every rank, heads and networks not (models/deepseek_v2.py, `parallel_group`
 "tp", `use_attn_tp_group`).
@@ -163,8 +208,7 @@ and newer) and `_deepseek_v4_kv_cache_dtype`.
 Indexers: of 0.5.8 (layers/attention/nsa/nsa_indexer.py) a norm, angles, two copies, two rotations,
 two scalings to fp8 and one of the heads' weights, the store, what deep_gemm plans, and the choice.
 Padding:
-`quantization/mxfp4.py`. The first step of a prompt runs without a graph on the host's time, which
-counts as the client's."""
+`quantization/mxfp4.py`."""
 
 SGLANG_ROUTER: Final = RouterCapabilities(
     name="sglang-router",

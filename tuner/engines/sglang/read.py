@@ -13,7 +13,7 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.decoder import AttentionKind
+from tuner.costs.serve.decoder import LATENT_KINDS
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.reserve import MIB
@@ -593,7 +593,7 @@ def own_memory_ratio(
         captured=0 if role is Role.PREFILL else min(captured, sequences),
         has_prompts=captures_prompts and role is not Role.DECODE,
         # DeepSeek-V4 counts as having many heads (configs/model_config.py, `attention_arch`).
-        has_latent_cache=bool(kinds & {AttentionKind.LATENT, AttentionKind.SPARSE_LATENT}),
+        has_latent_cache=bool(kinds & LATENT_KINDS),
         has_deepep=setting.a2a_backend.startswith("deepep"),
     )
 

@@ -53,7 +53,7 @@ TRAITS: Final = EngineTraits(
     step_tokens=8192,
     scheduler_s=0.5e-3,
     aligns_prompts=True,
-    eager_prompts=frozenset(),
+    waits_for_host=True,
     stream_s=0.15e-3,
     streams_by_rank=False,
     memory=(
@@ -63,7 +63,6 @@ TRAITS: Final = EngineTraits(
             sampler_bytes=8.0,
             allocates_late=True,
             window_pool_ratio=1.0,
-            captures_prompts=False,
             states=StateRule(bf16_architectures=frozenset({"Qwen3NextForCausalLM"})),
         ),
     ),

@@ -106,7 +106,6 @@ _RECENT: Final = MemoryRule(
     share=MemoryFractionKind.OF_DEVICE,
     ratio=0.92,
     sampler_bytes=14.0,
-    captures_prompts=False,
     counts_graphs=True,
     wants_whole_length=True,
     # vllm-project/vllm#38270, of March 2026: config/compilation.py.
@@ -143,7 +142,7 @@ TRAITS: Final = EngineTraits(
     graphs_in_pieces=frozenset({Vendor.HUAWEI}),
     exposed_host_s=7e-3,  # tuner/engines/sglang/capabilities.py has the steps.
     reserves_output=False,
-    eager_prompts=frozenset(),
+    waits_for_host=True,
     compiles_layers=True,
     stream_s=0.05e-3,
     graph_tokens=512,

@@ -407,7 +407,7 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
             setting,
             role=inputs.launch.role,
             memory_bytes=inputs.serving_pool.memory_bytes,
-            captures_prompts=rule.captures_prompts,
+            captures_prompts=iteration.captures_prompts,
         )
     return room_of(
         rule,

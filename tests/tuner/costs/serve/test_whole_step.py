@@ -188,14 +188,14 @@ def test_experts_behind_deepep_are_priced_by_what_is_dispatched() -> None:
 
 def test_prompts_without_a_graph_wait_for_their_launches() -> None:
     few, none = np.array([500.0]), np.zeros(1)
-    engines = {"0.5.8": 61 * 4 * 0.35e-3, "0.5.10": 0.0, "": 0.0}
+    engines = {"0.5.8": (61 * 4 + 58 * 0.7) * 0.35e-3, "0.5.10": 0.0, "": 0.0}
     for release, least_s in engines.items():
         one = iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8)
         one = replace(one, release=release)
         # DeepSeek-R1 on 8 B200 with SGLang 0.5.6: prompts delay others' tokens by 97 ms.
         assert one.prompt_launch_s(few)[0] == pytest.approx(least_s)
         assert float(prompt_step_s(one, few, none)[0]) > least_s
-        assert float(one.linear_s(few)[0]) < 61 * 4 * 0.35e-3
+        assert float(one.linear_s(few)[0]) < engines["0.5.8"]
     assert replace(TENSOR, release="0.5.8").prompt_launch_s(few)[0] == pytest.approx(80 * 0.7e-3)
     # Through stages, and without CUDA, no release has graphs of prompts.
     assert iteration(LLAMA_70B, attention_tensor=4, pipeline=2).prompt_launch_s(few)[0] > 0.0
@@ -210,12 +210,49 @@ def test_prompts_without_a_graph_wait_for_their_launches() -> None:
     assert measured.prompt_launch_s(few)[0] == 0.0
 
 
+def test_the_release_the_model_and_the_ranks_decide_which_prompts_have_graphs() -> None:
+    # server_args.py of the wheels of 0.5.10.post1, 0.5.12 and 0.5.14; cuda_graph_hook.py of 0.5.23.
+    tensor, data, some, longer = (
+        (iteration(decoder, attention_tensor=tensor, attention_data=8 // tensor, expert=8), tokens)
+        for decoder, tensor, tokens in (
+            (DEEPSEEK_V3, 8, 2048.0),
+            (DEEPSEEK_V3, 1, 500.0),
+            (LLAMA_70B, 8, 9000.0),
+            (DEEPSEEK_V3, 8, 2049.0),
+        )
+    )
+    vision, next_, sparse = (
+        (replace(some[0], decoder=replace(LLAMA_70B, architecture=name)), 500.0)
+        for name in (
+            "Qwen3_5MoeForConditionalGeneration",
+            "Qwen3NextForCausalLM",
+            "GlmMoeDsaForCausalLM",
+        )
+    )
+    llama_4 = replace(LLAMA_70B, architecture="Llama4ForConditionalGeneration")
+    unlisted = (replace(some[0], decoder=llama_4), 500.0)
+    b200 = ServingMachine(sheet=find_device("b200-sxm"), tables=None)
+    trtllm_mla = (replace(tensor[0], machine=b200), 500.0)
+    every = (tensor, data, some, longer, vision, next_, sparse, unlisted, trtllm_mla)
+    for release, waits in (
+        ("0.5.9", "111111111"),
+        ("0.5.12", "010111110"),
+        ("0.5.14", "010111010"),
+        ("0.5.23", "000100011"),
+    ):
+        found = [
+            replace(one, release=release).prompt_launch_s(np.array([tokens]))[0] > 0.0
+            for one, tokens in every
+        ]
+        assert found == [letter == "1" for letter in waits], release
+
+
 def test_steps_of_more_sequences_than_graphs_hold_wait_for_their_launches() -> None:
     one = replace(iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8), engine="trtllm")
     graphed = replace(one, graph_sequences=32.0)
     # The kernels of 4,096 sequences take longer than their launches.
     sizes = np.array([32.0, 33.0, 4096.0])
-    plain_s, least_s = step_s(one, sizes, PAST[:3]), 61 * 4 * 0.35e-3
+    plain_s, least_s = step_s(one, sizes, PAST[:3]), (61 * 4 + 58 * 0.7) * 0.35e-3
     stepped_s = step_s(graphed, sizes, PAST[:3])
     assert stepped_s[[0, 2]] == pytest.approx(plain_s[[0, 2]])
     assert plain_s[1] < least_s < stepped_s[1] < least_s + 5e-3

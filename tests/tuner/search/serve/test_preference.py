@@ -56,7 +56,7 @@ def test_a_mode_without_runs_that_is_the_only_one_requested_is_chosen_with_a_cau
 def test_a_mode_that_misses_a_target_once_simulated_still_counts_for_the_bound(
     tmp_path: Path,
 ) -> None:
-    plan = planned(tmp_path, modes="aggregated, disaggregated", rate=2.0, ttft="250ms")
+    plan = planned(tmp_path, modes="aggregated, disaggregated", rate=2.0, ttft="160ms")
     missed = [one for one in plan.modes if one.status == "missed"]
     assert plan.decision is not None
     assert missed

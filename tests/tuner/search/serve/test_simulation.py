@@ -62,7 +62,7 @@ def simulated(option: Option, goal: ServeGoal, *, longest: int = 32768) -> Simul
     )
 
 
-@each_row(("engine", "client_s"), [("vllm", 15e-3), ("sglang", 100e-3)])
+@each_row(("engine", "client_s"), [("vllm", 15e-3), ("sglang", 10e-3)])
 def test_a_lone_request_waits_for_its_prompt_its_steps_and_its_client(
     engine: str, client_s: float
 ) -> None:

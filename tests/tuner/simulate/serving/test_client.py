@@ -53,14 +53,18 @@ def test_a_first_token_waits_for_steps_and_for_its_client() -> None:
         end_s_R=np.array([1.5, 2.7]),
         output_R=np.array([11, 11]),
     )
-    found = client_observed_ttft_s(served, client=ClientOverhead(overhead_s=0.1, stream_steps=2.0))
-    assert found == pytest.approx([0.5 + 3.5 * 0.15 + 0.1, 0.7 + 3.5 * 0.15 + 0.1])
+    client = ClientOverhead(overhead_s=0.1, stream_steps=2.0, cold_s=0.4)
+    expected = np.array([0.5 + 3.5 * 0.15 + 0.1, 0.7 + 3.5 * 0.15 + 0.1])
+    # A burst meets steps of its size for the first time; a single request has been met before.
+    for burst, cold_s in ((0, 0.0), (1, 0.0), (2, 0.4)):
+        found = client_observed_ttft_s(served, client=client, burst=burst)
+        assert found == pytest.approx(expected + cold_s)
 
 
 def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     one = np.array([1.0])
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
-    for engine, late_s in (("vllm", 0.015), ("sglang", 0.1)):
+    for engine, late_s in (("vllm", 0.015), ("sglang", 0.01)):
         client = engine_client(replace(ITERATION, engine=engine))
         assert client_observed_ttft_s(served, client=client) == pytest.approx([1.0 + late_s])
 
