@@ -2,10 +2,12 @@
 
 Counted are files of the three packages that define a name (function, class, argument, variable,
 attribute) with a word that this project once made up. `python -m tests.test_words` lists them.
-No name there is a pronoun, except fields of stored records.
+No name there is a pronoun, except fields of stored records; docstrings of fields, which are the
+descriptions of JSON Schemas, stand alone.
 """
 
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -38,6 +40,11 @@ STORED_FIELDS = frozenset(
 )
 """Pronouns that are fields of files that users keep."""
 
+FRAGMENTS = frozenset(
+    "At By From If In Of On Over That Under What When Where Which Whose Why".split()  # noqa: SIM905
+)
+"""Words that begin no noun phrase."""
+
 TERMS = frozenset(
     """
     accounting annealing batching hybrid_sharding limited_routing matching
@@ -66,13 +73,19 @@ def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 @cache
-def names_by_file() -> dict[str, list[tuple[str, int]]]:
-    """Every name that each file of the three packages defines, with its line."""
+def trees() -> dict[str, ast.Module]:
+    """The syntax tree of each file of the three packages."""
     return {
-        str(path.relative_to(ROOT)): list(names(ast.parse(path.read_text())))
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
     }
+
+
+@cache
+def names_by_file() -> dict[str, list[tuple[str, int]]]:
+    """Every name that each file defines, with its line."""
+    return {file: list(names(tree)) for file, tree in trees().items()}
 
 
 def is_own(name: str) -> bool:
@@ -108,6 +121,21 @@ def test_no_name_is_a_pronoun() -> None:
     assert not pronouns, "\n".join(
         ["Name what it is, such as `rank`, `stage` or `largest_batch`:", *pronouns]
     )
+
+
+def test_docstrings_of_fields_stand_alone() -> None:
+    fragments = [
+        f"{file}:{text.lineno}: {words}"
+        for file, tree in trees().items()
+        for record in ast.walk(tree)
+        if isinstance(record, ast.ClassDef)
+        for field, text in itertools.pairwise(record.body)
+        if isinstance(field, ast.AnnAssign | ast.Assign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and (words := str(text.value.value)).split(maxsplit=1)[0].strip(",:;.") in FRAGMENTS
+    ]
+    assert not fragments, "\n".join(["Begin with what the field holds:", *fragments])
 
 
 def test_modules_are_nouns_or_verbs() -> None:

@@ -13,5 +13,5 @@ def test_deployments_are_predicted_from_the_profile_alone() -> None:
         assert result[metric]["alone"] <= 0.3
         assert result[metric]["inside_alone"] >= 13
     for name, lost in result["choice"].items():
-        # The three of one device differ by less than their repeats do.
-        assert lost <= (0.1 if name.endswith("any") else 0.2), name
+        # Some are predicted alike, and repeats of one differ by 40 %.
+        assert lost <= 0.2, name

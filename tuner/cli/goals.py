@@ -287,7 +287,7 @@ class GoalCommands(Protocol):
     """...and what they are for, in a refusal."""
 
     OTHER_LAUNCHER: str
-    """Why trials are started here only, in a refusal; empty: by any launcher."""
+    """Reason why trials are started here only, in a refusal; empty: by any launcher."""
     estimate: Callable[[Path, EstimateOptions], None]
     """Price a launch and print it. Exits with 1 where it cannot run."""
     verify: Callable[[Path, VerifyOptions], Any]

@@ -34,7 +34,7 @@ class Op:
     count: int = 1
     """Number of times that it runs."""
     software: str = ""
-    """Whose kernels, where engines bring their own; empty: any."""
+    """Engine whose kernels it runs, where engines bring their own; empty: any."""
 
     @property
     def name(self) -> str:

@@ -206,7 +206,7 @@ class Capabilities:
     expert_folding: bool = True
     """Expert parallelism may exceed data parallelism."""
     expert_folding_needs_sharding: bool = False
-    """At zero_stage 0 expert parallelism uses context and tensor ranks only."""
+    """Whether expert parallelism uses context and tensor ranks only at zero_stage 0."""
     moe_tensor_needs_experts: bool = False
     """Tensor parallelism of a MoE model needs expert parallelism."""
     moe_offload_needs_one_tensor_rank: bool = False

@@ -57,7 +57,7 @@ class RunForecast(Record):
 
     finishes: bool
     reason: str = ""
-    """Why it never finishes, with numbers; empty when it does."""
+    """Reason why the run never finishes, with numbers; empty when it does."""
     effective_time_ratio: Ratio
     """Share of the wall clock that advances training."""
     time_ratios: dict[str, Ratio]

@@ -74,7 +74,7 @@ class PolicyChoice:
     by_replicas: tuple[HostPolicy, ...]
     """The best of each number of replicas, best first."""
     left_out: tuple[str, ...]
-    """Why other numbers of replicas are not possible."""
+    """Reasons why other numbers of replicas are not possible."""
     num_priced: int
     """Policies whose share was computed."""
 

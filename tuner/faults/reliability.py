@@ -89,7 +89,7 @@ class HostLevel:
     interval_s: float | None = None
     """Useful work between checkpoints; None: the best there is."""
     obstacle: str = ""
-    """Why the engine cannot keep copies of a configuration on hosts; empty: it can."""
+    """Reason why the engine cannot keep copies of a configuration on hosts; empty: it can."""
 
     def __post_init__(self) -> None:
         rates = (self.node_bytes_per_s, self.save_bytes_per_s, self.load_bytes_per_s)

@@ -110,7 +110,7 @@ class RunShares:
     losses: tuple["Loss", ...]
     """Losses by the level that is restored, shared storage last."""
     reason: str
-    """Why it does not finish, if it does not."""
+    """Reason why the run does not finish, if it does not."""
     levels: CheckpointLevels | None = None
 
     @property

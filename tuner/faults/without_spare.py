@@ -51,7 +51,7 @@ class WithoutSpare(Record):
 
     decision: Literal["wait", "continue"]
     reason: str = ""
-    """Why no layout of fewer nodes can be used; empty where one can."""
+    """Reason why no layout of fewer nodes can be used; empty where one can."""
     nodes: Whole
     """Nodes of the full layout."""
     wait_effective_time_ratio: Ratio

@@ -325,4 +325,4 @@ class VerifiedPlacement(Record):
     plan: PlacePlan
     decision: PlaceDecision
     waived: str = ""
-    """Why nothing was measured; stated in or beside every emitted file."""
+    """Reason why nothing was measured; stated in or beside every emitted file."""

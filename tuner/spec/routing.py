@@ -38,7 +38,7 @@ class RoutingRecord(Record):
     layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     """Absolute layer indices, ascending; not every MoE layer need be recorded."""
     load_ratios: LoadRatios
-    """Over the whole recording."""
+    """Loads over the whole recording."""
     passes: tuple[LoadRatios, ...] = ()
     """Pass by pass in order of time; empty if the file has totals only."""
 

@@ -262,7 +262,7 @@ class CommandRun:
     exit_code: int | None
     """Exit code of the command; None if it was ended."""
     stopped: str
-    """Why `watch` ended it; empty if it did not."""
+    """Reason why `watch` ended it; empty if it did not."""
     wall_s: float
 
 

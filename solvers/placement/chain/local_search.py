@@ -151,7 +151,7 @@ class _ChainLayer(SwappedLayer):
     price_EG: Floats
     """Total cost of an expert's flow where it is on a rank."""
     sides: tuple[tuple[Floats, Floats], ...]
-    """Under the most-loaded pair of ranks one pair per neighbouring layer: token copies from each
+    """One pair per neighbouring layer under the most-loaded pair of ranks: token copies from each
     expert to each of its ranks, and the cost of a copy from a rank here to a rank there."""
 
     @property
