@@ -6,8 +6,8 @@
                           and expert parallelism, micro-batch
     goal branches         files that ask for the kind of a goal: isinstance or a case of a type of
                           one goal, a comparison with a goal's name, a table by their names
-    knobs in engines      files of `tuner/engines/` that name one knob, the median over all of them
-                          (`Knob.field` of training, fields of serving's `Instances`)
+    knobs in engines      files of `tuner/engines/` and `tuner/catalog/` that name one knob, the
+                          median (`Knob.field` of training, fields of serving's `Instances`)
     knobs elsewhere       the same for all other files
     path to a price       product functions on the longest stack from `tuner.api.plan` to the price
                           of one kernel, over a plan of every goal that has kernels
@@ -153,7 +153,7 @@ def _is_goal_name(node: ast.expr | None) -> bool:
 def _knob_files(trees: Mapping[str, ast.Module]) -> Measures:
     """Count the files that name a knob, inside and outside `engines/`: the median of each."""
     named = {file: _identifiers(tree) for file, tree in trees.items()}
-    inside = {file for file in named if file.startswith("tuner/engines/")}
+    inside = {file for file in named if file.startswith(("tuner/engines/", "tuner/catalog/"))}
     counts = [
         (
             sum(knob in named[file] for file in inside),

@@ -22,10 +22,10 @@ from profilers.arrays import Arrays
 from tests.benchmarks.bars import parse, say
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import build_machines
+from tuner.catalog.registry import serve_traits
 from tuner.costs.ops import Op
 from tuner.costs.serve.decoder import BYTES
 from tuner.costs.serve.machine import LOAD, ServingMachine
-from tuner.engines.registry import serve_traits
 
 MORE_AXES: Final = {
     "latent_attention": {"head_dim": 192, "value_dim": 128},

@@ -23,12 +23,12 @@ from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode

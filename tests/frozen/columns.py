@@ -37,6 +37,8 @@ from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
 from tests.tuner.formulas import Formulas
 from tuner import api
+from tuner.catalog.capabilities import launchable
+from tuner.catalog.serve_capabilities import release_on
 from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.serve import Role
@@ -49,8 +51,6 @@ from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import Stages, stacked
 from tuner.costs.train.step import price_step
-from tuner.engines.capabilities import launchable
-from tuner.engines.serve_capabilities import release_on
 from tuner.errors import OutsideProfileError
 from tuner.goals.serve_plan import price_serving_pool as site_of_server
 from tuner.search.reference.decisions import degrees_of

@@ -14,7 +14,7 @@ import pytest
 from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_sizes
-from tuner.engines.capabilities import TARGETS
+from tuner.catalog.capabilities import TARGETS
 from tuner.errors import SpecError
 from tuner.goals.train_plan import plan_training, refuse_unlaunchable
 from tuner.spec.read import read_spec

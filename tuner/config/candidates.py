@@ -7,10 +7,10 @@ of the same parts. Precision, routing and what only a launch states are set by t
 from collections.abc import Iterable
 
 from profilers.steps.config import Recompute
+from tuner.catalog.rules.decision import selective_modules
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE, FIELD_OF_DEGREE, knob_columns
 from tuner.config.train import TrainDecision
-from tuner.engines.rules.decision import selective_modules
 
 
 def strategies_of(

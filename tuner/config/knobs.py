@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 
 Value = int | str | bool | tuple[str, ...] | None
 

@@ -19,9 +19,9 @@ from itertools import groupby
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER
 from tuner.config.knobs import KNOBS
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import DEFAULT_RANK_ORDER
 
 MICRO_BATCH: Final = "micro-batch"
 DEGREES: Final = {

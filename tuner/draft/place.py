@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from profilers.routing.store import read_recording
+from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.draft.draft import (
     HEAD,
     Draft,
@@ -17,7 +18,6 @@ from tuner.draft.draft import (
     path_text,
     quoted,
 )
-from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.errors import SpecError
 from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.place import MOST_RANKS, Objective

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_args
 
+from tuner.catalog.serve_capabilities import ENGINES, engine_manifest
 from tuner.draft.draft import (
     HEAD,
     MACHINES,
@@ -19,7 +20,6 @@ from tuner.draft.draft import (
     parse_targets,
     path_text,
 )
-from tuner.engines.serve_capabilities import ENGINES, engine_manifest
 from tuner.engines.serve_writers import SERVE_EMITTERS
 from tuner.errors import SpecError, TunerError
 from tuner.spec.files import home_expanded

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tuner.catalog.capabilities import TARGETS, intersection
 from tuner.draft.draft import (
     HEAD,
     MACHINES,
@@ -18,7 +19,6 @@ from tuner.draft.draft import (
     parse_targets,
     path_text,
 )
-from tuner.engines.capabilities import TARGETS, intersection
 from tuner.errors import SpecError
 from tuner.goals.train_plan import refuse_unlaunchable
 from tuner.spec.goal import Precision

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.engines.capabilities import background_checkpoint_obstacle, intersection
+from tuner.catalog.capabilities import background_checkpoint_obstacle, intersection
 from tuner.faults.forecast import RunForecast, writes_in_background
 from tuner.plans.folder import FEWER_NODES
 from tuner.plans.train import Plan, VerifiedPlan

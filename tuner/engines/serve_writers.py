@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
-from tuner.engines.files import EmittedFile
-from tuner.engines.serve_capabilities import (
+from tuner.catalog.serve_capabilities import (
     ENGINES,
     main_release,
     releases_by_pool,
     target_refusals,
 )
-from tuner.engines.serve_rules.rules import refusals
+from tuner.catalog.serve_rules.rules import refusals
+from tuner.engines.files import EmittedFile
 from tuner.engines.serving.islands import FRONT, front_files, island_parts, of_pools_used
 from tuner.engines.serving.placement import ServedPlacement, served_placement_for
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError

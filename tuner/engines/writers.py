@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+from tuner.catalog.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.catalog.manifest import with_adapters, with_gradients
+from tuner.catalog.registry import train_targets
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.hosts import hosts_file
 from tuner.engines.launchers.shape import launch_shape
-from tuner.engines.manifest import with_adapters, with_gradients
-from tuner.engines.registry import train_targets
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.refusals import refusals
 

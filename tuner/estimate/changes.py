@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from tuner.catalog.capabilities import TARGETS, refusals
+from tuner.catalog.manifest import with_adapters, with_gradients
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, refusals
-from tuner.engines.manifest import with_adapters, with_gradients
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision

@@ -14,10 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tuner.costs.train.adapters import num_adapter_parameters
-from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.shapes import number, single
-from tuner.engines.capabilities import (
+from tuner.catalog.capabilities import (
     TARGETS,
     Capabilities,
     background_checkpoint_obstacle,
@@ -25,6 +22,9 @@ from tuner.engines.capabilities import (
     loading_ranks,
     saved_bytes,
 )
+from tuner.costs.train.adapters import num_adapter_parameters
+from tuner.costs.train.columns_of import shape_of_model
+from tuner.costs.train.shapes import number, single
 from tuner.engines.checkpoints import KEPT, retain_steps
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import DEFAULT_RANK_ORDER
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER
 from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
 from tuner.engines.reading.mistakes import check_all
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple

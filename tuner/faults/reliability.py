@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.catalog.saved_bytes import SavedBytes
 from tuner.config.columns import Numbers
-from tuner.engines.saved_bytes import SavedBytes
 
 NEGLIGIBLE_RATIO = 1e-15
 """Share of time below which a number is rounding."""

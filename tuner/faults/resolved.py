@@ -7,8 +7,8 @@ from typing import Final, Literal
 import numpy as np
 
 from profilers.records import Profile
+from tuner.catalog.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.config.columns import Numbers, Strategies
-from tuner.engines.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.errors import SpecError
 from tuner.faults.measured import (
     host_memory_rates,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profilers.store import read_header
+from tuner.catalog.serve_capabilities import release_on
 from tuner.config.serve import Instances
 from tuner.costs.serve.engine_steps import (
     EngineSteps,
@@ -21,7 +22,6 @@ from tuner.costs.serve.engine_steps import (
     write_engine_steps,
 )
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_writers import unlaunchable
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_plan import Deployed, plan_deployment

@@ -13,6 +13,8 @@ from profilers.store import holds_profile, read_header, read_profile
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.calibrate.engine_rates import fit_rates
+from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.costs.lookups import Lookups
 from tuner.costs.serve.engine_steps import EngineSteps, read_engine_steps
 from tuner.costs.serve.kv_profile import conversion_prices
@@ -24,8 +26,6 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.devices.catalogue import CPU
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.devices.measured import measured_sheet
-from tuner.engines.serve_capabilities import release_on
-from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import SpecError
 from tuner.goals.profiles import is_plan_of, stored_profile
 from tuner.goals.serve_kernels import installed_notes, kernel_hashes

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from profilers.records import Profile
-from tuner.config.host_memory import RENAMED, STATED_AS
-from tuner.engines.assumptions import plan_assumptions
-from tuner.engines.capabilities import (
+from tuner.catalog.capabilities import (
     background_checkpoint_obstacle,
     in_process_restart_obstacle,
     intersection,
     loading_ranks,
     programs,
 )
+from tuner.config.host_memory import RENAMED, STATED_AS
+from tuner.engines.assumptions import plan_assumptions
 from tuner.faults.failure_rates import observed_rates
 from tuner.faults.measured import (
     host_memory_rates,

@@ -15,9 +15,9 @@ from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv
 from profilers.records import Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
+from tuner.catalog.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
+from tuner.catalog.manifest import of_model, with_adapters
 from tuner.costs.residuals import Residual
-from tuner.engines.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
-from tuner.engines.manifest import of_model, with_adapters
 from tuner.errors import SpecError
 from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from tuner.catalog.capabilities import programs
 from tuner.costs.lookups import Lookups, NotedPrices, WantedSizes
-from tuner.engines.capabilities import programs
 from tuner.errors import UnknownDeviceError
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool

@@ -162,7 +162,7 @@ class ServeUnlaunchable(Record):
     feature: str
     gain_ratio: float
     rule: str = ""
-    """Name of the rule between vendors that forbids it (engines/serve_rules/vendor_pairs.py)."""
+    """Name of the rule between vendors that forbids it (catalog/serve_rules/vendor_pairs.py)."""
 
 
 class MissedTarget(Record):

@@ -139,7 +139,7 @@ class PlaceGoal(Record):
     others)."""
     a2a_backend: Name | None = None
     """All-to-all backend of the deployment by the engine's name, `none` for none: it determines the
-    available dispatch rules (tuner/engines/place_rules.py). Absent: SGLang's `deepep`, or `none`
+    available dispatch rules (tuner/catalog/place_rules.py). Absent: SGLang's `deepep`, or `none`
     where `dispatch` is dynamic or even."""
     phase: Literal["prefill", "decode"] = "prefill"
     """Phase of inference; in decode, experts get few tokens and are bound by reading weights."""

@@ -13,8 +13,8 @@ from profilers.records import Record
 from profilers.routing.recording import Recording
 from profilers.routing.store import read_recording
 from solvers.placement.ranks import Placement, Ranks, contiguous
-from tuner.engines.place_capabilities import PLACE_TARGETS
-from tuner.engines.place_rules import dispatch_refusal, program_refusal, shape_refusals
+from tuner.catalog.place_capabilities import PLACE_TARGETS
+from tuner.catalog.place_rules import dispatch_refusal, program_refusal, shape_refusals
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
 from tuner.spec.current_placement import read_placement

@@ -1,6 +1,6 @@
 """Reasons why a target cannot launch a decision: a line per broken rule, with the way out.
 
-The rules (tuner/engines/rules/) read only the manifests' fields, so that a release is
+The rules (tuner/catalog/rules/) read only the manifests' fields, so that a release is
 described in one place. Two hold everywhere: DeepEP and HybridEP, and the overlap of expert
 communication, need more than one expert rank.
 
@@ -10,9 +10,9 @@ that belongs to the enumeration of candidates.
 
 from collections.abc import Iterator
 
+from tuner.catalog.manifest import Capabilities, restrict
+from tuner.catalog.rules import structure_rules, work_rules
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import Capabilities, restrict
-from tuner.engines.rules import structure_rules, work_rules
 from tuner.spec.features import features
 from tuner.spec.model import ModelSpec
 

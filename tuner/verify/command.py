@@ -42,11 +42,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
-from tuner.engines.capabilities import programs
+from tuner.catalog.capabilities import programs
+from tuner.catalog.registry import metrics_folders
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.metrics.interface import Adapter, TrialWork
 from tuner.engines.metrics.regex import adapter as regex_adapter
-from tuner.engines.registry import metrics_folders
 from tuner.errors import SpecError
 from tuner.plans.train import Plan
 from tuner.verify.launcher import (

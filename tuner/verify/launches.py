@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from profilers.steps.config import StepReport
+from tuner.catalog.capabilities import programs
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import programs
 from tuner.errors import OutsideProfileError, StudyError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan

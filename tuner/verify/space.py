@@ -17,11 +17,11 @@ from typing import Any, Final, Generic
 
 from typing_extensions import TypeVar
 
+from tuner.catalog.capabilities import Capabilities, intersection, refusals
+from tuner.catalog.manifest import with_adapters
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import Capabilities, intersection, refusals
-from tuner.engines.manifest import with_adapters
 from tuner.errors import PlanUnreadableError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of

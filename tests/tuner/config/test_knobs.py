@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from tuner.catalog.manifest import CONDITIONAL, MODULES
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE, FIELD_OF_DEGREE, KNOBS, searched
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import CONDITIONAL, MODULES
 from tuner.spec.search import Search
 
 OTHERS = {

@@ -23,7 +23,7 @@ from tests.tuner.engines.testing import (
     write_emitted,
 )
 from tests.tuner.models import example_model
-from tuner.engines.capabilities import TARGETS, intersection
+from tuner.catalog.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.restart_loop import restart_loop
 from tuner.engines.launchers.shape import launch_shape

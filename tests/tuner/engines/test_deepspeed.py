@@ -24,8 +24,8 @@ from tests.tuner.engines.testing import (
 )
 from tests.tuner.models import example_model
 from tuner import api
+from tuner.catalog.capabilities import launchable
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import launchable
 from tuner.engines.deepspeed.write import emit
 from tuner.engines.writers import broken_rules
 from tuner.plans.train import VerifiedPlan

@@ -10,9 +10,9 @@ from tests.expect import present, refused
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
 from tests.tuner.models import example_model
+from tuner.catalog.capabilities import TARGETS, intersection, launchable
+from tuner.catalog.manifest import of_model
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, intersection, launchable
-from tuner.engines.manifest import of_model
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.megatron_lm.core import Core

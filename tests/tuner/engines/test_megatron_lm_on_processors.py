@@ -7,7 +7,7 @@ import pytest
 from tests.expect import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner import api
-from tuner.engines.capabilities import TARGETS, intersection
+from tuner.catalog.capabilities import TARGETS, intersection
 from tuner.engines.writers import broken_rules, emit
 from tuner.plans.train import Plan
 from tuner.spec.huggingface.read import read_model

@@ -14,7 +14,7 @@ from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
 from tests.tuner.models import example_model
 from tests.tuner.spec.test_tune import written
-from tuner.engines.capabilities import launchable
+from tuner.catalog.capabilities import launchable
 from tuner.engines.megatron_bridge.lora import lora_arguments
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm.core import Core

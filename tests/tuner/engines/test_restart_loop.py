@@ -20,7 +20,7 @@ from tests.expect import present
 from tests.patience import patient_s
 from tests.rows import Failures, each_row
 from tests.tuner.engines.test_checkpoints import saving, saving_on_hosts
-from tests.tuner.engines.test_registry import GOLDEN
+from tests.tuner.engines.test_writers import GOLDEN
 from tests.tuner.engines.testing import assert_golden, changed, directives_of, write_emitted
 from tuner.engines.launchers import restart_loop
 from tuner.engines.launchers.restart_loop import END_S, LONGEST_HANG_S, MOST_FAILURES

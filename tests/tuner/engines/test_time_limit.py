@@ -17,7 +17,7 @@ from tests.tuner.engines.testing import (
     write_emitted,
 )
 from tests.tuner.models import example_model
-from tuner.engines.capabilities import TARGETS
+from tuner.catalog.capabilities import TARGETS
 from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.writers import emit
 from tuner.plans.train import VerifiedPlan

@@ -20,8 +20,8 @@ from tests.tuner.engines.testing import (
 )
 from tests.tuner.models import example_model
 from tests.tuner.real_torchtitan import run_with_torchtitan
+from tuner.catalog.capabilities import TARGETS, launchable
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import TARGETS, launchable
 from tuner.engines.torchtitan.write import emit
 from tuner.estimate.registry import read_text
 from tuner.plans.train import VerifiedPlan

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.engines.saved_bytes import MIXED_PRECISION
+from tuner.catalog.saved_bytes import MIXED_PRECISION
 from tuner.faults.failure_rates import observed_rates, poisson_interval
 from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes

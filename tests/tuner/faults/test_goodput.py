@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tuner.engines.saved_bytes import MIXED_PRECISION, SavedBytes
+from tuner.catalog.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 

@@ -8,9 +8,9 @@ import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tests.expect import present
+from tuner.catalog.capabilities import loading_ranks
+from tuner.catalog.saved_bytes import SavedBytes
 from tuner.config.columns import Strategies
-from tuner.engines.capabilities import loading_ranks
-from tuner.engines.saved_bytes import SavedBytes
 from tuner.errors import SpecError
 from tuner.faults.level_seconds import obstacle
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s

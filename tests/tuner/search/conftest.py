@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuner.engines.capabilities import intersection
+from tuner.catalog.capabilities import intersection
 from tuner.plans.train import Plan, Provenance
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.expect import present
 from tests.tuner.verify.testing import DecisionSpace
-from tuner.engines.capabilities import intersection, refusals
+from tuner.catalog.capabilities import intersection, refusals
 from tuner.verify.space import TrainSpace
 
 

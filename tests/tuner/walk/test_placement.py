@@ -13,8 +13,8 @@ from tests.tuner.engines.placement.testing import (
     without_replicas,
 )
 from tests.tuner.engines.testing import write_emitted
+from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.config.place import PlaceDecision
-from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_writers import emit_placement, refusals
 from tuner.errors import SpecError
 from tuner.goals.registry import load_goal

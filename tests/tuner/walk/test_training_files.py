@@ -13,9 +13,9 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.engines.testing import sample_verified, write_emitted
+from tuner.catalog.capabilities import TARGETS, WRAPPERS
+from tuner.catalog.rules.decision import global_chunks, global_recompute, selective_modules
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, WRAPPERS
-from tuner.engines.rules.decision import global_chunks, global_recompute, selective_modules
 from tuner.engines.writers import EMITTERS, broken_rules, emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration

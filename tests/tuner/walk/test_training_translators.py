@@ -25,12 +25,12 @@ from tests.expect import present
 from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
+from tuner.catalog.capabilities import intersection
 from tuner.config.candidates import strategies_of as strategies_of_decision
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE, FIELD_OF_DEGREE, searched
 from tuner.config.train import TrainDecision
 from tuner.costs.train.memory_constants import MemoryConstants
-from tuner.engines.capabilities import intersection
 from tuner.engines.writers import emit
 from tuner.estimate import decision as estimated
 from tuner.estimate.configuration import Configuration, build_configuration

@@ -70,7 +70,7 @@ class Workload:
     """Adapters that are trained; None: all weights."""
     synchronizes_every_microbatch: bool = False
     """Whether, without a pipeline, every micro-batch gathers parameters and reduces gradients, as
-    the engine's manifest says (tuner/engines/manifest.py)."""
+    the engine's manifest says (tuner/catalog/manifest.py)."""
     ragged_experts: bool = False
     """Whether experts multiply rows as they fall, not in whole blocks, as the engine's manifest
     says."""

@@ -15,11 +15,11 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.ops import collective
-from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 ELEMENT_BYTES: Final = 2.0
 DISPATCH_BYTES: Final = 1.0

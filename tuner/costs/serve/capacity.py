@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from tuner.catalog.serve_rules.traits import MemoryRule
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.cache_groups import BlockPool, block_pool
@@ -20,7 +21,6 @@ from tuner.costs.serve.memory import (
 )
 from tuner.costs.serve.reserve import is_dispatched, step_reserve
 from tuner.costs.serve.work import STATE_BYTES
-from tuner.engines.serve_rules.traits import MemoryRule
 
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""

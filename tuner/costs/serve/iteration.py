@@ -35,6 +35,9 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.catalog.serve_rules.traits import EngineTraits, MemoryRule
 from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
@@ -61,9 +64,6 @@ from tuner.costs.serve.memory import connection_bytes, stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
-from tuner.engines.serve_rules.traits import EngineTraits, MemoryRule
 
 SMALL_MIXER: Final = 1
 SMALL_LINEAR: Final = 2

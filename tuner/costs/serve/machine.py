@@ -24,6 +24,8 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.costs.ops import Op
 from tuner.costs.prices.datasheet import SUSTAINED_RATIO
 from tuner.costs.serve.attention_tables import measured_attention_s
@@ -41,8 +43,6 @@ from tuner.costs.serve.work import (
     work,
 )
 from tuner.devices.datasheet import Datasheet, Vendor
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6

@@ -24,6 +24,7 @@ How many tokens an engine makes room for is its own rule (cache_capacity.py).
 import math
 from typing import Final
 
+from tuner.catalog.serve_rules.traits import ONE_STATE, StateRule
 from tuner.costs.serve.decoder import BYTES, AttentionKind, Decoder, DecoderAttention, Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.work import (
@@ -32,7 +33,6 @@ from tuner.costs.serve.work import (
     STATE_BYTES,
     entry_bytes,
 )
-from tuner.engines.serve_rules.traits import ONE_STATE, StateRule
 from tuner.spec.linear_attention import linear_weights
 from tuner.spec.sparse_attention import (
     compressor_weights,

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from profilers.arrays import Arrays
 from profilers.imports.releases import release_order
+from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.curves import Floats, Grid, Plane, SizeCurve, build_curve, build_plane
-from tuner.engines.registry import serve_traits
 
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence"),

@@ -29,10 +29,10 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.iteration import Iteration
-from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 HELD_UNITS: Final = 20
 """Multiprocessors of normal DeepEP kernels, by default."""

@@ -20,9 +20,9 @@ all n + z, and by the a_e where loads were recorded.
 
 import numpy as np
 
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.costs.serve.decoder import Experts
 from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.engines.serve_rules.traits import EngineTraits
 
 
 def computed_copies(experts: Experts, traits: EngineTraits) -> float:

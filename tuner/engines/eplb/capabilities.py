@@ -2,6 +2,6 @@
 
 from typing import Final
 
-from tuner.engines.place_rules import PlaceTarget
+from tuner.catalog.place_rules import PlaceTarget
 
 PLACE_TARGET: Final = PlaceTarget(name="eplb", release="d52c72d")

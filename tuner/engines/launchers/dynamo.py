@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from tuner.catalog.registry import engine_file
+from tuner.catalog.serve_rules.routers import DYNAMO_FRONTEND
 from tuner.config.serve import Role
 from tuner.devices.datasheet import Vendor
 from tuner.engines.files import EmittedFile
@@ -31,8 +33,6 @@ from tuner.engines.launchers.pods import (
     weights,
     yaml_text,
 )
-from tuner.engines.registry import engine_file
-from tuner.engines.serve_rules.routers import DYNAMO_FRONTEND
 from tuner.engines.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker
 from tuner.engines.serving.engines import engine_files, server_command

@@ -8,7 +8,7 @@
                                   may list pods; TensorRT-LLM's uses a Service per group
 
 Devices are requested by the name of their vendor's plugin
-(tuner/engines/serve_rules/vendors.py). Sources: Kubernetes apps/v1, the LeaderWorkerSet resource
+(tuner/catalog/serve_rules/vendors.py). Sources: Kubernetes apps/v1, the LeaderWorkerSet resource
 definition and labels of kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
 
 Not covered: TensorRT-LLM over several machines, whose ranks MPI starts; use `slurm` or `dynamo`.

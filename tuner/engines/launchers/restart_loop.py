@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tuner.engines.capabilities import intersection
+from tuner.catalog.capabilities import intersection
 from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.files import JOB_NAME
 from tuner.engines.launchers.time_limit import SIGNAL_S

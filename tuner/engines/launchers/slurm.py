@@ -9,7 +9,7 @@ counts on checkpoints the job starts its program again after failures (restart_l
 
 from pathlib import PurePosixPath
 
-from tuner.engines.capabilities import programs
+from tuner.catalog.capabilities import programs
 from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.engines.launchers import restart_loop
 from tuner.engines.launchers.hosts import HOSTS_NAME, hosts, notes

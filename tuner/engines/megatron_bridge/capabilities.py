@@ -35,7 +35,8 @@ Fields of overrides and of `LoRA`, and names of recipes were compared with the t
 from dataclasses import replace
 from typing import Final
 
-from tuner.engines.manifest import restricted
+from tuner.catalog.manifest import restricted
+from tuner.catalog.registry import LaunchFormat, Target
 from tuner.engines.megatron_lm.capabilities import (
     MEGATRON_0_16,
     MEGATRON_0_18,
@@ -43,7 +44,6 @@ from tuner.engines.megatron_lm.capabilities import (
     saved_bytes,
 )
 from tuner.engines.megatron_lm.mixers import HYBRIDS
-from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, GATE_UP, JOINED_INPUTS, QKV, SPLIT_INPUTS
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.catalog.manifest import PIPELINE_INSIDE_ORDER
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
 from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
@@ -23,7 +24,6 @@ from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.launchers.time_limit import LIMIT_NOTE, exit_minutes
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
-from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_bridge.lora import lora_arguments
 from tuner.engines.megatron_lm.core import (
     GPT_OSS,

@@ -58,12 +58,12 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.catalog.manifest import Capabilities, Conditions, restricted
+from tuner.catalog.place_rules import PlaceTarget
+from tuner.catalog.registry import LaunchFormat, Target
+from tuner.catalog.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import Capabilities, Conditions, restricted
 from tuner.engines.megatron_lm.mixers import HYBRIDS
-from tuner.engines.place_rules import PlaceTarget
-from tuner.engines.registry import LaunchFormat, Target
-from tuner.engines.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature, features
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters

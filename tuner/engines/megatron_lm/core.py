@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.catalog.rules.decision import global_chunks, global_recompute, selective_modules
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.mixers import (
     Value,
@@ -23,7 +24,6 @@ from tuner.engines.megatron_lm.mixers import (
     num_layers,
     pattern,
 )
-from tuner.engines.rules.decision import global_chunks, global_recompute, selective_modules
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm
 

@@ -7,8 +7,8 @@ overlapped expert all-to-all needs streams of its own (`validate_args` of core_v
 
 from typing import Final, Protocol
 
+from tuner.catalog.capabilities import DeviceKind
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import DeviceKind
 
 _ONE_QUEUE: Final = """\
 # Megatron-LM's overlap of communication and computation relies on one hardware queue.

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.engines.capabilities import in_process_restart_obstacle, intersection
+from tuner.catalog.capabilities import in_process_restart_obstacle, intersection
 from tuner.engines.launchers.shape import LaunchShape
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import VerifiedPlan

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm import primus
 from tuner.engines.megatron_lm.optimizer_state import keeps_remainders, optimizer_state

@@ -17,15 +17,15 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.catalog.capabilities import DeviceKind
+from tuner.catalog.manifest import PIPELINE_INSIDE_ORDER
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.capabilities import DeviceKind
 from tuner.engines.checkpoints import FOLDER_NOTE, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.launchers.time_limit import LIMIT_NOTE, exit_minutes
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
-from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import in_process
 from tuner.engines.megatron_lm.core import (
     GPT_OSS,

@@ -17,10 +17,10 @@ No emitted file was started: the program needs a CUDA or NPU device.
 from dataclasses import replace
 from typing import Final
 
-from tuner.engines.manifest import DEFAULT_RANK_ORDER
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER
+from tuner.catalog.registry import LaunchFormat, Target
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18, saved_bytes
 from tuner.engines.megatron_lm.mixers import HYBRIDS
-from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
 from tuner.spec.tune import EXPERTS, JOINED_INPUTS, NETWORK, QKV, SPLIT_INPUTS
 

@@ -14,7 +14,7 @@ loads what was saved): DeepSeek-V2 counts 3.48e9 parameters instead of 2.27e9 at
 
 from typing import Any, Final
 
-from tuner.engines.manifest import restricted
+from tuner.catalog.manifest import restricted
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters, adapted

@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
+from tuner.catalog.rules.decision import global_recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
 from tuner.engines.checkpoints import CheckpointSchedule, checkpoint_schedule
@@ -12,7 +13,6 @@ from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.peft.lora import lora_config
-from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import DEFAULT_RANK_ORDER
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER
 from tuner.spec.fields import Count
 from tuner.spec.tune import Tune
 

@@ -1,18 +1,18 @@
 """Checks of the parallel degrees in flags, each error in one line with the nearest legal value.
 
 Only what no release can launch is refused here; each release's manifest refuses what it lacks
-(tuner/engines/serve_rules/rules.py).
+(tuner/catalog/serve_rules/rules.py).
 """
 
 from collections.abc import Iterator, Mapping
 
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.costs.serve.decoder import decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.serve_launch import Surroundings
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks

@@ -7,9 +7,9 @@ PyTorch's distributed checkpoints do, and restores any layout.
 from dataclasses import replace
 from typing import Final
 
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
-from tuner.engines.registry import Target
-from tuner.engines.saved_bytes import SINGLE_COPY, SavedBytes
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.catalog.registry import Target
+from tuner.catalog.saved_bytes import SINGLE_COPY, SavedBytes
 from tuner.spec.features import ModelFeature
 from tuner.spec.tune import Adapters
 

@@ -16,14 +16,14 @@ vllm-router 0.1.17. One aggregated instance needs no router.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tuner.config.serve import ServeRouter
-from tuner.engines.serve_rules.routers import (
+from tuner.catalog.serve_rules.routers import (
     LEAST_THRESHOLD,
     NGINX,
     Gateway,
     RouterCapabilities,
     router_with,
 )
+from tuner.config.serve import ServeRouter
 from tuner.engines.serving.command import BOOTSTRAP_OFFSET
 from tuner.engines.serving.shape import (
     are_heterogeneous,

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from tuner.catalog.serve_rules.steps import lacks_units
 from tuner.config.serve import Instances, Role
 from tuner.config.serve_words import router_words
 from tuner.costs.serve.bands import NEW_PAIR
 from tuner.devices.datasheet import Vendor
-from tuner.engines.serve_rules.steps import lacks_units
 from tuner.engines.serving.shape import (
     GroupShape,
     are_heterogeneous,

@@ -64,17 +64,16 @@ Other vendors:
 from dataclasses import replace
 from typing import Final
 
-from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.place_rules import DispatchOffer, PlaceTarget
-from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.models import EVERY, ZERO_EXPERTS, ServedModels
-from tuner.engines.serve_rules.routers import (
+from tuner.catalog.place_rules import DispatchOffer, PlaceTarget
+from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.catalog.serve_rules.models import EVERY, ZERO_EXPERTS, ServedModels
+from tuner.catalog.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
     Gateway,
     RouterCapabilities,
 )
-from tuner.engines.serve_rules.traits import (
+from tuner.catalog.serve_rules.traits import (
     Batching,
     EngineTraits,
     MemoryFractionKind,
@@ -82,7 +81,8 @@ from tuner.engines.serve_rules.traits import (
     PromptGraphs,
     StateRule,
 )
-from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.catalog.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.sglang.kv import ASCEND_PAGES, NODE_LINKS, PAGES, TRANSFERS
 
 STATE_SLOTS: Final = 5

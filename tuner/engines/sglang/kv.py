@@ -11,8 +11,7 @@ model_override_base.py (get_default_attn_backend), model_overrides.
 
 from typing import Final
 
-from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_cache import (
+from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
@@ -22,6 +21,7 @@ from tuner.engines.serve_rules.kv_cache import (
     NodeLink,
     PipelineRule,
 )
+from tuner.devices.datasheet import Generation
 from tuner.spec.linear_attention import LinearName
 
 PAGES: Final = KvPages(

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.catalog.place_rules import NO_BACKEND, dispatch_offers, rows_misfit
+from tuner.catalog.serve_rules.manifest import DEEPEP
 from tuner.config.place import PlaceDecision
 from tuner.config.serve import Instances
 from tuner.engines.files import EmittedFile
-from tuner.engines.place_rules import NO_BACKEND, dispatch_offers, rows_misfit
 from tuner.engines.placement.launch_script import num_nodes, run_script
-from tuner.engines.serve_rules.manifest import DEEPEP
 from tuner.engines.sglang.capabilities import PLACE_TARGET
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor, PlacePlan, VerifiedPlacement

@@ -8,10 +8,10 @@ decode runs beside it. Facts and their source: tuner/engines/sglang/capabilities
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.catalog.serve_rules.steps import dispatch_tokens
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.engines.files import EmittedFile
-from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.steps import dispatch_tokens
 from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement, served_mark

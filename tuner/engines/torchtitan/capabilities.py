@@ -58,9 +58,9 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
-from tuner.engines.registry import LaunchFormat, Target
-from tuner.engines.saved_bytes import SavedBytes
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
+from tuner.catalog.registry import LaunchFormat, Target
+from tuner.catalog.saved_bytes import SavedBytes
 from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, QKV, Adapters
 

@@ -20,14 +20,14 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.catalog.capabilities import intersection
+from tuner.catalog.rules.decision import global_recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.capabilities import intersection
 from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
-from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
 from tuner.engines.torchtitan.lora import lora_fields
 from tuner.plans.train import VerifiedPlan

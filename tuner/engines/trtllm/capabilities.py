@@ -33,18 +33,18 @@ cannot be installed without GPU libraries, so these names were checked against d
 
 from typing import Final
 
-from tuner.devices.datasheet import Generation
-from tuner.engines.place_rules import IN_TURN, PlaceTarget
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.models import EVERY, ServedModels
-from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
-from tuner.engines.serve_rules.traits import (
+from tuner.catalog.place_rules import IN_TURN, PlaceTarget
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.models import EVERY, ServedModels
+from tuner.catalog.serve_rules.routers import NGINX, RouterCapabilities
+from tuner.catalog.serve_rules.traits import (
     Batching,
     EngineTraits,
     MemoryFractionKind,
     MemoryRule,
     StateRule,
 )
+from tuner.devices.datasheet import Generation
 from tuner.engines.trtllm.kv import PAGES, TRANSFERS
 from tuner.spec.serving.routers import RouterPolicy
 

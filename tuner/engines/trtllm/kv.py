@@ -10,8 +10,7 @@ were read on its main branch, because its release was not available.
 
 from typing import Final
 
-from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_cache import (
+from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
@@ -19,6 +18,7 @@ from tuner.engines.serve_rules.kv_cache import (
     KvPages,
     LegalPages,
 )
+from tuner.devices.datasheet import Generation
 from tuner.spec.linear_attention import LinearName
 
 PAGES: Final = KvPages(

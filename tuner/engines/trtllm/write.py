@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import yaml
 
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.config.serve import Instances, Role
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker
 from tuner.engines.serving.placement import ServedPlacement

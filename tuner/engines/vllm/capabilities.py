@@ -62,10 +62,9 @@ Other vendors:
 from dataclasses import replace
 from typing import Final
 
-from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.place_rules import IN_TURN, PlaceTarget
-from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.models import (
+from tuner.catalog.place_rules import IN_TURN, PlaceTarget
+from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.catalog.serve_rules.models import (
     COMPRESSED,
     EVERY,
     HYBRID,
@@ -73,13 +72,13 @@ from tuner.engines.serve_rules.models import (
     ZERO_EXPERTS,
     ServedModels,
 )
-from tuner.engines.serve_rules.routers import (
+from tuner.catalog.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
     Gateway,
     RouterCapabilities,
 )
-from tuner.engines.serve_rules.traits import (
+from tuner.catalog.serve_rules.traits import (
     Batching,
     BlockRule,
     EngineTraits,
@@ -87,7 +86,8 @@ from tuner.engines.serve_rules.traits import (
     MemoryRule,
     StateRule,
 )
-from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.catalog.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.vllm.kv import CPU_PAGES, NODE_LINKS, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 

@@ -14,8 +14,7 @@ kernels have other page sizes; AITER's kernels, which prefer 64 tokens and suppo
 
 from typing import Final
 
-from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_cache import (
+from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
@@ -25,6 +24,7 @@ from tuner.engines.serve_rules.kv_cache import (
     NodeLink,
     PipelineRule,
 )
+from tuner.devices.datasheet import Generation
 from tuner.spec.linear_attention import LinearName
 
 PAGES: Final = KvPages(

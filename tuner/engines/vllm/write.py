@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.costs.serve.kv_transfer import cache_shape
 from tuner.devices.datasheet import Vendor
 from tuner.engines.files import EmittedFile
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import (
     BOOTSTRAP,
     RENDEZVOUS,

@@ -36,7 +36,7 @@ model runner; the gate on attention ranks; LoRA, which no spec has.
 from dataclasses import replace
 from typing import Final
 
-from tuner.engines.serve_rules.afd import AfdCapabilities, AfdConnector
+from tuner.catalog.serve_rules.afd import AfdCapabilities, AfdConnector
 from tuner.engines.vllm.capabilities import VLLM_0_33
 from tuner.engines.vllm.kv import nixl_rules
 

@@ -19,9 +19,8 @@ without prefix cache and chunked prefill; vllm-ascend after 0.23.0.
 from dataclasses import replace
 from typing import Final
 
-from tuner.devices.datasheet import Vendor
-from tuner.engines.place_rules import IN_TURN, PlaceTarget
-from tuner.engines.serve_rules.kv_cache import (
+from tuner.catalog.place_rules import IN_TURN, PlaceTarget
+from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
@@ -30,9 +29,10 @@ from tuner.engines.serve_rules.kv_cache import (
     LegalPages,
     PipelineRule,
 )
-from tuner.engines.serve_rules.models import CHUNKED, EVERY, ZERO_EXPERTS, ServedModels
-from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
-from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.catalog.serve_rules.models import CHUNKED, EVERY, ZERO_EXPERTS, ServedModels
+from tuner.catalog.serve_rules.routers import NGINX, RouterCapabilities
+from tuner.catalog.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.devices.datasheet import Vendor
 from tuner.engines.vllm.capabilities import VLLM_0_33, VLLM_ROUTER
 from tuner.spec.serving.routers import RouterPolicy
 

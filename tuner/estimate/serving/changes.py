@@ -33,14 +33,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from tuner.catalog.registry import engine_file, serve_traits
+from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.afd import afd_refusals
+from tuner.catalog.serve_rules.rules import group_refusals
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
-from tuner.engines.registry import engine_file, serve_traits
-from tuner.engines.serve_capabilities import release_on
-from tuner.engines.serve_rules.afd import afd_refusals
-from tuner.engines.serve_rules.rules import group_refusals
 from tuner.estimate.serving.instance import (
     EstimateInputs,
     applied_share,

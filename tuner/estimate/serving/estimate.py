@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from tuner.catalog.serve_capabilities import release_on
 from tuner.config.host_memory import HostMemory, host_memory
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import LatencyBand
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
-from tuner.engines.serve_capabilities import release_on
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import manifest_refusals, price_changes
 from tuner.estimate.serving.instance import (

@@ -20,6 +20,10 @@ from functools import partial
 
 import numpy as np
 
+from tuner.catalog.registry import engine_file, serve_traits
+from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.rules import nodes_needed
+from tuner.catalog.serve_rules.traits import MemoryFractionKind
 from tuner.config.serve import Instances, Role
 from tuner.costs.serve.cache_capacity import Room, room_of
 from tuner.costs.serve.capacity import (
@@ -39,10 +43,6 @@ from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.reading.weight_methods import check_bits
-from tuner.engines.registry import engine_file, serve_traits
-from tuner.engines.serve_capabilities import release_on
-from tuner.engines.serve_rules.rules import nodes_needed
-from tuner.engines.serve_rules.traits import MemoryFractionKind
 from tuner.errors import SpecError
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.search.serve.afd_options import remote_ffn_step

@@ -20,17 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tuner.config.serve import ServeRouter
-from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.options_file import Beside
-from tuner.engines.reading.serve_words import ServerFlags, server_flags
-from tuner.engines.registry import serve_releases
-from tuner.engines.serve_rules.routers import (
+from tuner.catalog.registry import serve_releases
+from tuner.catalog.serve_rules.routers import (
     DYNAMO_FRONTEND,
     LEAST_THRESHOLD,
     NGINX,
     RouterCapabilities,
 )
+from tuner.config.serve import ServeRouter
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.options_file import Beside
+from tuner.engines.reading.serve_words import ServerFlags, server_flags
 from tuner.engines.trtllm.capabilities import TRTLLM_DISAGGREGATED
 from tuner.engines.vllm_ascend.capabilities import ASCEND_PROXY
 from tuner.errors import SpecError

@@ -32,10 +32,10 @@ import numpy as np
 from profilers.steps.config import LayerKind, Recompute
 from solvers.rank_placement.problem import RankPlacementProblem
 from tuner.arrays import Floats
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.limited_routing import reached_places
-from tuner.engines.manifest import DEFAULT_RANK_ORDER
 from tuner.plans.train import TrainPrediction
 from tuner.spec.accounting import (
     embedding_parameters,

@@ -11,8 +11,8 @@ from typing import Final
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
-from tuner.engines.place_capabilities import PLACE_TARGETS
-from tuner.engines.place_rules import (
+from tuner.catalog.place_capabilities import PLACE_TARGETS
+from tuner.catalog.place_rules import (
     DispatchOffer,
     PlaceTarget,
     dispatch_offers,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.plans.place import LeftOut
 from tuner.search.place.dispatch_choice import made_for
 from tuner.search.place.problem import PlaceProblem

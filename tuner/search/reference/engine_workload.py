@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from tuner.catalog.capabilities import TARGETS, programs
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import TARGETS, programs
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 

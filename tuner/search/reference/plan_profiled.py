@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from solvers.layout.relax import least_extra_bytes
+from tuner.catalog.capabilities import Capabilities, DeviceKind, launchable
 from tuner.costs.reference.operations import (
     boundary_ops,
     embedding_ops,
@@ -20,7 +21,6 @@ from tuner.costs.reference.operations import (
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.update import layer_units, update_ops
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import Capabilities, DeviceKind, launchable
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (

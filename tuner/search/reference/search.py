@@ -20,9 +20,9 @@ from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
+from tuner.catalog.capabilities import Capabilities
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.engines.capabilities import Capabilities
 from tuner.plans.train import Certificate, Space
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from profilers.steps.config import LayerKind
+from tuner.catalog.capabilities import Capabilities
 from tuner.config.microbatches import spanned_replicas
 from tuner.costs.reference.workload import StepDegrees, Workload, ZeroStage
-from tuner.engines.capabilities import Capabilities
 from tuner.search.train.rules import (
     FEW_RULE,
     INTERLEAVING_RULE,

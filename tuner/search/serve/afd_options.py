@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
@@ -29,7 +30,6 @@ from tuner.costs.serve.remote_ffn import (
     ffn_fits,
     peer_link,
 )
-from tuner.engines.registry import serve_traits
 from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_capabilities import releases_by_pool
 from tuner.costs.serve.machine import LOAD
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.search.reasons import zero_experts_note
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand

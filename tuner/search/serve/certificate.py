@@ -6,7 +6,7 @@ from typing import Final
 
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
-from tuner.engines.serve_capabilities import modes_on
+from tuner.catalog.serve_capabilities import modes_on
 from tuner.plans.serve import ServeCertificate, ServeSpace
 from tuner.search.serve.modes import ModeSolutions
 from tuner.search.serve.preference import objective_value

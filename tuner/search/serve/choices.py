@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.speculative import Drafting
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)

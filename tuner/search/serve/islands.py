@@ -13,8 +13,8 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tuner.catalog.serve_capabilities import releases_by_pool
 from tuner.config.serve import Role
-from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec

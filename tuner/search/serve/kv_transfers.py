@@ -1,7 +1,7 @@
 """KV transfers that may connect prefill and decode instances, with bytes and seconds.
 
 Two instances are connected where they share a pool or their pools have a link, and the engine's
-release and connector accept both sides' layouts (tuner/engines/serve_rules/kv_refusals.py). Bytes
+release and connector accept both sides' layouts (tuner/catalog/serve_rules/kv_refusals.py). Bytes
 are those of the most-loaded ranks and of all together (tuner/costs/serve/kv_transfer.py). A rank
 sends and receives over its own NIC; a link between pools is shared by all ranks of the request.
 Where both instances are on one machine and the connector has a path inside it (`node_links` of the
@@ -33,6 +33,19 @@ from itertools import product
 from typing import Final, Literal
 
 from profilers.kv_transfer.shards import CacheDegrees
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_capabilities import releases_by_pool
+from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector, NodeLink
+from tuner.catalog.serve_rules.kv_refusals import (
+    KvSide,
+    KvTransfer,
+    has_different_caches,
+    refusals,
+    state_kind,
+)
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.steps import cache_kind
+from tuner.catalog.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.costs.serve.kv_transfer import (
     KV_TRANSFER_LATENCY_S,
     NIC_RATIO,
@@ -42,19 +55,6 @@ from tuner.costs.serve.kv_transfer import (
     rank_kv_bytes,
     whole_s,
 )
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_capabilities import releases_by_pool
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, NodeLink
-from tuner.engines.serve_rules.kv_refusals import (
-    KvSide,
-    KvTransfer,
-    has_different_caches,
-    refusals,
-    state_kind,
-)
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.steps import cache_kind
-from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.errors import OutsideProfileError
 from tuner.search.serve.degrees import has_slow_links
 from tuner.search.serve.options import Option, ServingPool

@@ -4,6 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from tuner.catalog.serve_capabilities import release_on, target_refusals
+from tuner.catalog.serve_rules.afd import afd_refusals
+from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.catalog.serve_rules.rules import ROLES, absent_mode, group_refusals
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend
@@ -11,10 +15,6 @@ from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.machine import on_core_share
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
-from tuner.engines.serve_capabilities import release_on, target_refusals
-from tuner.engines.serve_rules.afd import afd_refusals
-from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.rules import ROLES, absent_mode, group_refusals
 from tuner.errors import SpecError
 from tuner.search.serve.afd_options import price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from tuner.engines.serve_capabilities import modes_on, release_on
-from tuner.engines.serve_rules.rules import ROLES, absent_mode
+from tuner.catalog.serve_capabilities import modes_on, release_on
+from tuner.catalog.serve_rules.rules import ROLES, absent_mode
 from tuner.plans.serve import ServeModeResult
 from tuner.search.serve.causes import binding_resource
 from tuner.search.serve.most_rate import solve_goal

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.serve_capabilities import modes_on
 from tuner.config.serve import Role
-from tuner.engines.serve_capabilities import modes_on
 from tuner.plans.serve import PUBLISHED_MODES, MissedTarget, ServeNearMiss
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.modes import ModeSolutions, requested_modes

@@ -24,6 +24,8 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.config.serve import Role
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.bands import Bands, bands_of, bands_of_steps
@@ -42,8 +44,6 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.residual import ServeResidual
 from tuner.costs.serve.whole_step import step_s
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand

@@ -11,9 +11,9 @@ Source: sizes by cache and device are in kv.py of every engine's folder.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tuner.engines.serve_capabilities import release_on
-from tuner.engines.serve_rules.steps import cache_kind
-from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
+from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.steps import cache_kind
+from tuner.catalog.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Link
 from tuner.spec.serving.read import ServeSpec

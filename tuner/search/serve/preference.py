@@ -14,8 +14,8 @@ Not covered: latencies at the far end of a band, which modes with runs are not h
 import math
 from collections.abc import Sequence
 
+from tuner.catalog.serve_capabilities import release_on
 from tuner.costs.serve.bands import Bands, joined
-from tuner.engines.serve_capabilities import release_on
 from tuner.plans.serve import PUBLISHED_MODES
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
 from tuner.search.serve.solve_mode import (

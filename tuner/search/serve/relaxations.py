@@ -17,8 +17,8 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
+from tuner.catalog.serve_capabilities import main_release, modes_on
 from tuner.config.serve import ServeDecision
-from tuner.engines.serve_capabilities import main_release, modes_on
 from tuner.plans.serve import ServeRelaxation
 from tuner.search.serve.causes import most_of_pools, rate_of
 from tuner.search.serve.modes import ModeSolutions, requested_modes

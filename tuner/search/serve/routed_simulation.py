@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import whole_s
-from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.routers import RouterChoice

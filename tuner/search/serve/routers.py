@@ -19,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.config.serve import Role, ServeRouter
-from tuner.engines.serve_capabilities import engine_manifest, releases_by_pool
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.routers import (
+from tuner.catalog.serve_capabilities import engine_manifest, releases_by_pool
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.routers import (
     RouterCapabilities,
     router_stacks,
     router_with,
 )
+from tuner.config.serve import Role, ServeRouter
 from tuner.search.serve.demand import HitsByRanks, PrefixHits, spread_hits
 from tuner.search.serve.program import ROLES
 from tuner.spec.cluster import Pool

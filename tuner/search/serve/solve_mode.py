@@ -22,10 +22,10 @@ from typing import Any, Final, get_args
 
 from solvers.instances.problem import InstancePlan, InstancesProblem
 from solvers.result import Outcome, Status
+from tuner.catalog.serve_capabilities import modes_on
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.engines.serve_capabilities import modes_on
 from tuner.search.serve.cells import cell_pools, solve_cells
 from tuner.search.serve.demand import Demand, HitsByRanks, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats

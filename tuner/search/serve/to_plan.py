@@ -5,17 +5,17 @@ from itertools import product
 
 import numpy as np
 
+from tuner.catalog.serve_capabilities import main_release, target_refusals
+from tuner.catalog.serve_rules.rules import refusals
+from tuner.catalog.serve_rules.steps import lacks_units
+from tuner.catalog.serve_rules.vendor_pairs import portable_backend
+from tuner.catalog.serve_rules.vendors import TRAITS
 from tuner.config.serve import Island, PlannedKvTransfer, Role, ServeDecision
 from tuner.config.serve_words import target_words
 from tuner.costs.serve.bands import SPLIT_MODES, ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.serve_capabilities import main_release, target_refusals
-from tuner.engines.serve_rules.rules import refusals
-from tuner.engines.serve_rules.steps import lacks_units
-from tuner.engines.serve_rules.vendor_pairs import portable_backend
-from tuner.engines.serve_rules.vendors import TRAITS
 from tuner.plans.serve import PlannedHits, ServeAlternative, ServePrediction
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import NO_TARGET_TPOT_S, NO_TARGET_TTFT_S, Demand

@@ -17,9 +17,9 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from tuner.catalog.serve_rules.routers import router_with
 from tuner.config.serve import Role
 from tuner.config.serve_words import target_words
-from tuner.engines.serve_rules.routers import router_with
 from tuner.plans.serve import PUBLISHED_MODES, ServeUnlaunchable
 from tuner.search.serve.kv_transfers import kept_by
 from tuner.search.serve.modes import ModeSolutions

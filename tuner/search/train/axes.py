@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.catalog.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.config.knobs import searched
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 
 CHUNKS: Final = (1, 2, 4, 8)
 LAYER_SHARES: Final = (0.25, 0.5, 0.75, 1.0)

@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.catalog.capabilities import (
+    host_checkpoint_obstacle,
+    intersection,
+    launchable,
+    programs,
+)
 from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
 from tuner.config.tune_columns import stack_of, tune_columns
@@ -21,12 +27,6 @@ from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.shapes import number, single
 from tuner.devices.datasheet import Datasheet, Generation
-from tuner.engines.capabilities import (
-    host_checkpoint_obstacle,
-    intersection,
-    launchable,
-    programs,
-)
 from tuner.errors import SpecError
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import OF_TARGET, priced_release, regime_of

@@ -7,7 +7,7 @@ few divide the batch, and the best layout may be one of fewer devices still. The
 planned like any other.
 
 The layout must restore the checkpoints of the plan's, and the other way round: the ZeRO stage
-stays, and what else the engine needs (tuner/engines/manifest.py). The decision between the two is
+stays, and what else the engine needs (tuner/catalog/manifest.py). The decision between the two is
 that of the larger effective share (tuner/faults/fewer_nodes.py), or the stated one. All nodes
 together are planned as if the job waited: without a spare node it is the same for every layout.
 
@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tuner.catalog.capabilities import intersection, reshard_obstacle
 from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_layout, unequal_words
-from tuner.engines.capabilities import intersection, reshard_obstacle
 from tuner.errors import SpecError
 from tuner.faults.fewer_nodes import (
     ContinuedRun,

@@ -1,16 +1,16 @@
 """Rules that make execution options illegal: no effect, targets' manifests, the user's limits.
 
 Rules are listed in the order in which refusals are counted. What a target cannot do comes from its
-manifest (tuner/engines/manifest.py). A setting without any effect is illegal too, so that no two
+manifest (tuner/catalog/manifest.py). A setting without any effect is illegal too, so that no two
 decisions of the space are the same run.
 """
 
 from collections.abc import Iterator
 
 from profilers.steps.config import Recompute
+from tuner.catalog.manifest import CONDITIONAL, Conditions
 from tuner.config.knobs import SWITCH, searched
 from tuner.costs.train.host_memory import GRADIENT_BYTES
-from tuner.engines.manifest import CONDITIONAL, Conditions
 from tuner.search.train.axes import RANK_ORDERS, Choice, OptionRule, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.accounting import num_parameters

@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 
 from profilers.records import Profile
-from tuner.config.columns import Strategies
-from tuner.config.host_memory import COPIES, STATED_AS, HostMemory, host_memory
-from tuner.config.train import TrainDecision
-from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
-from tuner.costs.train.shapes import number, single
-from tuner.engines.capabilities import (
+from tuner.catalog.capabilities import (
     background_checkpoint_obstacle,
     host_checkpoint_obstacle,
     in_process_restart_obstacle,
@@ -24,6 +19,11 @@ from tuner.engines.capabilities import (
     loading_ranks,
     saved_bytes,
 )
+from tuner.config.columns import Strategies
+from tuner.config.host_memory import COPIES, STATED_AS, HostMemory, host_memory
+from tuner.config.train import TrainDecision
+from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
+from tuner.costs.train.shapes import number, single
 from tuner.errors import SpecError
 from tuner.faults.forecast import RunForecast, TrainingRun, copies_on_hosts, forecast
 from tuner.faults.goodput import goodput_step_s

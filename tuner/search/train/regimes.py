@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from tuner.catalog.capabilities import programs
+from tuner.catalog.registry import train_targets
 from tuner.costs.train.calibration import (
     Regime,
     Residuals,
@@ -32,8 +34,6 @@ from tuner.costs.train.calibration import (
 from tuner.costs.train.columns_of import PRECISION_OF
 from tuner.costs.train.constants import Software, software_of_container, version_of
 from tuner.devices.datasheet import Datasheet
-from tuner.engines.capabilities import programs
-from tuner.engines.registry import train_targets
 from tuner.errors import SpecError
 from tuner.spec.goal import TrainEngine
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.arrays import Ints
+from tuner.catalog.capabilities import WRAPPERS
+from tuner.catalog.manifest import Capabilities, anything
 from tuner.config.host_memory import STATED_AS
 from tuner.config.knobs import KNOBS, OFFLOADS
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import WRAPPERS
-from tuner.engines.manifest import Capabilities, anything
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress

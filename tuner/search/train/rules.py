@@ -6,7 +6,7 @@ pipeline, data), the schedule (virtual pipeline, micro-batch), the expert degree
 options (options.py).
 
 Not covered: rules of one target's argument parser that no degree decides; those are checked on the
-finished decision (tuner/engines/capabilities.py).
+finished decision (tuner/catalog/capabilities.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
 from tuner.arrays import Ints
+from tuner.catalog.manifest import Capabilities
 from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.config.microbatches import spanned_replicas
-from tuner.engines.manifest import Capabilities
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.linear_attention import splits_heads
 

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tuner.engines.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.simulate.serving.load import Requests, RunningSequences, Served
 from tuner.simulate.serving.steps import StepTimes
 

@@ -24,9 +24,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.iteration import Iteration
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes

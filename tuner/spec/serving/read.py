@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from profilers.records import Record
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_capabilities import ENGINES, releases_by_pool
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_capabilities import ENGINES, releases_by_pool
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import FilePath, Name, one_or_many

@@ -1,6 +1,6 @@
 """Policies by which a router picks the instance for a request.
 
-tuner/engines/serve_rules/routers.py has each router's option for a policy.
+tuner/catalog/serve_rules/routers.py has each router's option for a policy.
 
     policy                     based on                                     picks
     round_robin                nothing                                      the next one

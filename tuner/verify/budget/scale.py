@@ -28,8 +28,8 @@ from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Count, LayerKind, Size
+from tuner.catalog.capabilities import launchable, refusals
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import launchable, refusals
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan
 from tuner.spec.model import Layer, ModelSpec

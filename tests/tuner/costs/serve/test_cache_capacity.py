@@ -6,6 +6,8 @@ import pytest
 
 from tests.tuner.decoders import GPT_OSS_120B
 from tests.tuner.models import example_model
+from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_rules.traits import MemoryRule
 from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
 from tuner.costs.serve.capacity import filled_ratio, instance_kv_bytes_per_token, padding_factor
 from tuner.costs.serve.decoder import Formats, decoder_of
@@ -15,8 +17,6 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import MemoryRule
 from tuner.engines.sglang.read import automatic_ratio, usual_captured
 
 RESERVE = Reserve(

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from tests.expect import present
 from tests.tuner.models import example_model
+from tuner.catalog.serve_rules.traits import BlockRule
 from tuner.costs.serve.cache_groups import BlockPool, CacheGroup, block_pool
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.memory import layer_kv_bytes
-from tuner.engines.serve_rules.traits import BlockRule
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.rows import Failures, each_row
 from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
 from tests.tuner.models import MODELS, example_model
+from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -21,7 +22,6 @@ from tuner.costs.serve.memory import (
     weight_bytes,
 )
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import serve_traits
 from tuner.spec.huggingface.read import read_model
 
 FP8 = Formats(

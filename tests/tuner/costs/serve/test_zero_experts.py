@@ -8,6 +8,7 @@ import pytest
 from tests.expect import present
 from tests.rows import Failures
 from tests.tuner.models import example_model
+from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.all_to_all import ExpertTraffic
 from tuner.costs.serve.decoder import Experts, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -18,7 +19,6 @@ from tuner.costs.serve.memory import stage_ratio, weight_bytes
 from tuner.costs.serve.speculative import DraftMethod, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import serve_traits
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 LONGCAT = decoder_of(example_model("longcat-flash"))

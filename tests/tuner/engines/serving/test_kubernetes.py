@@ -22,8 +22,8 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tests.tuner.models import example_model
+from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import ServeDecision
-from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import emit_serving
 from tuner.spec.model import ModelSpec
 

@@ -19,8 +19,8 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
 )
 from tests.tuner.engines.testing import assert_golden, texts_of, write_emitted
+from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import Role, ServeDecision
-from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import (
     SERVE_EMITTERS,
     emit_all_serving,

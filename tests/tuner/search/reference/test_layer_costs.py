@@ -13,10 +13,10 @@ from solvers.layout import check
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from tests.solvers.layout import brute_force
+from tuner.catalog.capabilities import intersection
 from tuner.costs.reference.operations import Part
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.engines.capabilities import intersection
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
 from tuner.search.reference.options import RecomputeOption

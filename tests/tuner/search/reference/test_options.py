@@ -4,7 +4,7 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.engines.capabilities import Capabilities, intersection
+from tuner.catalog.capabilities import Capabilities, intersection
 from tuner.errors import SpecError
 from tuner.search.reference.options import RecomputeOption, options
 from tuner.spec.search import Search

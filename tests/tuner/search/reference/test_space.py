@@ -11,8 +11,8 @@ from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
 from tests.rows import Failures
 from tests.tuner.engines.testing import sample_verified
+from tuner.catalog.capabilities import intersection, launchable, refusals
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.engines.capabilities import intersection, launchable, refusals
 from tuner.engines.reference.step_config import step_config
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.options import RecomputeOption

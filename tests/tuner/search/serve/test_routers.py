@@ -14,9 +14,9 @@ from tests.tuner import serve_specs
 from tests.tuner.models import MODELS
 from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import H100
+from tuner.catalog.serve_capabilities import engine_manifest
+from tuner.catalog.serve_rules.routers import router_stacks
 from tuner.config.serve import Role
-from tuner.engines.serve_capabilities import engine_manifest
-from tuner.engines.serve_rules.routers import router_stacks
 from tuner.engines.serve_writers import emit_serving
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.report.serve_page import serve_report

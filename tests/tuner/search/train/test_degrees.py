@@ -6,7 +6,7 @@ import numpy as np
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.search.train.testing import make_problem
-from tuner.engines.manifest import Capabilities
+from tuner.catalog.manifest import Capabilities
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.search import Search

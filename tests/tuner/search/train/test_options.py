@@ -6,8 +6,8 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.search.train.testing import make_problem
+from tuner.catalog.manifest import Capabilities, anything
 from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
-from tuner.engines.manifest import Capabilities, anything
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train.axes import Facts
 from tuner.search.train.option_table import build_option_table

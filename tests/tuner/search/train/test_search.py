@@ -9,8 +9,8 @@ import pytest
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.search.train.testing import make_problem
+from tuner.catalog.capabilities import intersection, refusals
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import intersection, refusals
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import uniform_ratios

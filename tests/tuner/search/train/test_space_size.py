@@ -9,7 +9,7 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.expect import present
 from tests.tuner.search.train.testing import make_problem
-from tuner.engines.manifest import Capabilities
+from tuner.catalog.manifest import Capabilities
 from tuner.search.settings import SearchSettings
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.options import option_space

@@ -8,8 +8,8 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.search.train.testing import make_problem
+from tuner.catalog.manifest import Capabilities
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import Capabilities
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.engines.torchtitan.capabilities import TORCHTITAN_0_3
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.engines.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import Requests, uniform_requests
 from tuner.simulate.serving.steps import StepTimes

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.tuner.decoders import LLAMA_8B
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import HostTimes, ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.client import (
     ClientOverhead,
     client_observed_ttft_s,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.engines.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.search.serve.simulation import own_sessions
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated

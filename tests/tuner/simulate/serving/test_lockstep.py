@@ -7,7 +7,7 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.simulate.serving.test_batching import flat_times, sample_requests
-from tuner.engines.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import Requests, of_a_peer
 from tuner.simulate.serving.lockstep import simulate_ranks, simulate_together

@@ -13,8 +13,8 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.formulas import crossover_load
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.queueing import mean_wait_s
-from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.engines.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests

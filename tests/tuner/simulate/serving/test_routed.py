@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from tests.expect import present
+from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.queueing import mean_wait_s
-from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import Requests
 from tuner.simulate.serving.routed import (

@@ -7,6 +7,7 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
+from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -14,7 +15,6 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.speculative import Drafting
 from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import serve_traits
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import uniform_requests
 from tuner.simulate.serving.steps import MOST_TOKENS, StepTimes, step_times

@@ -13,8 +13,8 @@ from tests.expect import present, refused
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tests.tuner.search.train.pools.testing import PROVENANCE, spec
+from tuner.catalog.capabilities import intersection
 from tuner.cli.plan_text import plan_text
-from tuner.engines.capabilities import intersection
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.memory_headroom import memory_warning

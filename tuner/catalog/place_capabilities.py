@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.engines.place_rules import PlaceTarget
-from tuner.engines.registry import place_targets
+from tuner.catalog.place_rules import PlaceTarget
+from tuner.catalog.registry import place_targets
 
 PLACE_FOLDERS: Final[Mapping[str, str]] = {
     target.name: folder for folder, target in place_targets()

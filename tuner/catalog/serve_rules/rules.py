@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tuner.config.serve import Instances, ServeDecision
-from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.afd import afd_refusals, side_refusals
-from tuner.engines.serve_rules.manifest import (
+from tuner.catalog.serve_rules.afd import afd_refusals, side_refusals
+from tuner.catalog.serve_rules.manifest import (
     DEEPEP,
     DEEPEP_HIDDEN_SIZES,
     DEEPEP_RANKS,
@@ -20,9 +18,11 @@ from tuner.engines.serve_rules.manifest import (
     WITHOUT_NVLINK,
     ServingCapabilities,
 )
-from tuner.engines.serve_rules.models import model_refusals
-from tuner.engines.serve_rules.pairs import pair_refusals
-from tuner.engines.serve_rules.steps import dispatch_tokens, step_refusals
+from tuner.catalog.serve_rules.models import model_refusals
+from tuner.catalog.serve_rules.pairs import pair_refusals
+from tuner.catalog.serve_rules.steps import dispatch_tokens, step_refusals
+from tuner.config.serve import Instances, ServeDecision
+from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.goal import ServeGoal

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from tuner.catalog.registry import serve_releases
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.devices.datasheet import Vendor
-from tuner.engines.registry import serve_releases
-from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.serving.goal import Engine, ServeGoal

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tests.tuner.models import example_model
-from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import (
+from tuner.catalog.capabilities import (
     TARGETS,
     WRAPPERS,
     DeviceKind,
@@ -17,9 +16,10 @@ from tuner.engines.capabilities import (
     programs,
     saved_bytes,
 )
+from tuner.catalog.manifest import Capabilities
+from tuner.catalog.rules.decision import global_chunks, global_recompute
+from tuner.config.train import TrainDecision
 from tuner.engines.deepspeed import capabilities as deepspeed
-from tuner.engines.manifest import Capabilities
-from tuner.engines.rules.decision import global_chunks, global_recompute
 from tuner.errors import UnknownTargetError
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import ModelSpec

@@ -5,21 +5,21 @@ from typing import Any
 
 from tests.expect import refused
 from tests.rows import each_row
-from tuner.devices.catalogue import DEVICES
-from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.serve_capabilities import (
+from tuner.catalog.serve_capabilities import (
     ENGINES,
     RELEASES,
     engine_manifest,
     release_on,
 )
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
-from tuner.engines.serve_rules.vendor_pairs import (
+from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector
+from tuner.catalog.serve_rules.vendor_pairs import (
     connector_between,
     portable_backend,
     vendor_refusals,
 )
-from tuner.engines.serve_rules.vendors import TRAITS
+from tuner.catalog.serve_rules.vendors import TRAITS
+from tuner.devices.catalogue import DEVICES
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, ServeGoal

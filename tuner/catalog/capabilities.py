@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Final, Literal
 
-from tuner.engines.manifest import (
+from tuner.catalog.manifest import (
     Capabilities,
     anything,
     intersect,
@@ -18,8 +18,8 @@ from tuner.engines.manifest import (
     with_adapters,
     with_gradients,
 )
-from tuner.engines.registry import train_targets
-from tuner.engines.saved_bytes import SavedBytes
+from tuner.catalog.registry import train_targets
+from tuner.catalog.saved_bytes import SavedBytes
 from tuner.errors import UnknownTargetError
 from tuner.spec.features import features
 from tuner.spec.model import ModelSpec

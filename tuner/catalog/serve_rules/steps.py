@@ -7,10 +7,10 @@ arXiv:2211.17192), which buffers and graphs must fit.
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.catalog.serve_rules.kv_cache import CacheKind
+from tuner.catalog.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
 from tuner.config.serve import Instances
 from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.serve_rules.kv_cache import CacheKind
-from tuner.engines.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 

@@ -1,6 +1,6 @@
 from tests.rows import each_row
-from tuner.engines.place_capabilities import PLACE_TARGETS
-from tuner.engines.place_rules import shape_refusals, table_refusals
+from tuner.catalog.place_capabilities import PLACE_TARGETS
+from tuner.catalog.place_rules import shape_refusals, table_refusals
 
 
 def _refused(

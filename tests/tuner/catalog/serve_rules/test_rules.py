@@ -15,12 +15,10 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tests.tuner.models import example_model
-from tuner.config.serve import Role, ServeDecision
-from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.registry import serve_releases, serve_traits
-from tuner.engines.serve_capabilities import ENGINES, engine_manifest, modes_on
-from tuner.engines.serve_rules.manifest import DEEPEP_HIDDEN_SIZES, LARGEST_DISPATCH_TOKENS
-from tuner.engines.serve_rules.models import (
+from tuner.catalog.registry import serve_releases, serve_traits
+from tuner.catalog.serve_capabilities import ENGINES, engine_manifest, modes_on
+from tuner.catalog.serve_rules.manifest import DEEPEP_HIDDEN_SIZES, LARGEST_DISPATCH_TOKENS
+from tuner.catalog.serve_rules.models import (
     CHUNKED,
     COMPRESSED,
     EVERY,
@@ -29,8 +27,10 @@ from tuner.engines.serve_rules.models import (
     ZERO_EXPERTS,
     model_refusals,
 )
-from tuner.engines.serve_rules.rules import nodes_needed, refusals
-from tuner.engines.serve_rules.steps import dispatch_tokens
+from tuner.catalog.serve_rules.rules import nodes_needed, refusals
+from tuner.catalog.serve_rules.steps import dispatch_tokens
+from tuner.config.serve import Role, ServeDecision
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_writers import emit_serving, unlaunchable
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing

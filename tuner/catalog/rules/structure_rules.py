@@ -6,9 +6,9 @@ One line per broken rule, with the way out.
 from collections.abc import Iterator
 
 from profilers.steps.config import LayerKind
+from tuner.catalog.manifest import Capabilities
+from tuner.catalog.rules.words import listed
 from tuner.config.train import TrainDecision
-from tuner.engines.manifest import Capabilities
-from tuner.engines.rules.words import listed
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.linear_attention import LinearName, splits_heads
 from tuner.spec.model import ModelSpec

@@ -19,11 +19,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final, get_args
 
-from tuner.engines.manifest import Capabilities
-from tuner.engines.place_rules import PlaceTarget
-from tuner.engines.saved_bytes import SavedBytes
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.traits import EngineTraits
+from tuner.catalog.manifest import Capabilities
+from tuner.catalog.place_rules import PlaceTarget
+from tuner.catalog.saved_bytes import SavedBytes
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.spec.serving.goal import EngineName
 from tuner.spec.tune import Adapters
 

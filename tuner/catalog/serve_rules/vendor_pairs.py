@@ -21,9 +21,9 @@ found.
 
 from collections.abc import Iterator
 
+from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
-from tuner.engines.serve_rules.manifest import ServingCapabilities
 
 
 def connector_between(sender: ServingCapabilities, receiver: ServingCapabilities) -> Connector:

@@ -9,23 +9,23 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Final
 
-from tuner.config.serve import (
-    Instances,
-    PlannedKvTransfer,
-    ServeDecision,
-)
-from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
-from tuner.engines.serve_rules.kv_refusals import (
+from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector
+from tuner.catalog.serve_rules.kv_refusals import (
     KvSide,
     KvTransfer,
     has_different_caches,
     refusals,
     state_kind,
 )
-from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.steps import RECEIVERS, cache_kind
-from tuner.engines.serve_rules.vendor_pairs import vendor_refusals
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.steps import RECEIVERS, cache_kind
+from tuner.catalog.serve_rules.vendor_pairs import vendor_refusals
+from tuner.config.serve import (
+    Instances,
+    PlannedKvTransfer,
+    ServeDecision,
+)
+from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 

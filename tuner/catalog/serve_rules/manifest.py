@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.serve_rules.afd import AfdCapabilities
-from tuner.engines.serve_rules.kv_cache import (
+from tuner.catalog.serve_rules.afd import AfdCapabilities
+from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
     KvPages,
     NodeLink,
 )
-from tuner.engines.serve_rules.models import ServedModels
-from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
+from tuner.catalog.serve_rules.models import ServedModels
+from tuner.catalog.serve_rules.routers import NGINX, RouterCapabilities
+from tuner.devices.datasheet import Generation, Vendor
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
 """Most tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end

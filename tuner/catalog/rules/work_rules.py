@@ -6,15 +6,15 @@ One line per broken rule, with the way out.
 from collections.abc import Iterator
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.config.train import TrainDecision
-from tuner.engines.manifest import CONDITIONAL, Capabilities, Conditions
-from tuner.engines.rules.decision import (
+from tuner.catalog.manifest import CONDITIONAL, Capabilities, Conditions
+from tuner.catalog.rules.decision import (
     global_chunks,
     global_recompute,
     recomputed,
     stage_kinds,
 )
-from tuner.engines.rules.words import listed
+from tuner.catalog.rules.words import listed
+from tuner.config.train import TrainDecision
 from tuner.spec.model import ModelSpec
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from profilers.steps.config import LayerKind
-from tuner.engines.serve_rules.kv_cache import (
+from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
     PipelineRule,
 )
-from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import Mixer, ModelSpec
 
