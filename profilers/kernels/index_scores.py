@@ -8,7 +8,7 @@ scored in blocks of queries, so that the scores of all heads of a block fit into
 
 On every device this is PyTorch. Engines run fp8 kernels on CUDA (DeepGEMM's fp8_mqa_logits and its
 paged sibling), which no small library has; an imported table or the datasheet's formula prices
-those (tuner/costs/serve/machine.py), and these rows price processors.
+those (tuner/prices/serve/machine.py), and these rows price processors.
 
 Source: DeepSeek-V3.2, arXiv 2512.02556, equation 1.
 Not covered: the projections to queries, key and weights (GEMMs).

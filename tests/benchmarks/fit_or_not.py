@@ -27,9 +27,9 @@ from profilers.records import Record
 from profilers.steps.config import StepConfig
 from tests.benchmarks.bars import parse, say
 from tuner.config.train import TrainDecision
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import residual_for
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption

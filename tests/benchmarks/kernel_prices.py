@@ -23,9 +23,9 @@ from tests.benchmarks.bars import parse, say
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import build_machines
 from tuner.catalog.registry import serve_traits
-from tuner.costs.ops import Op
-from tuner.costs.serve.decoder import BYTES
-from tuner.costs.serve.machine import LOAD, ServingMachine
+from tuner.prices.ops import Op
+from tuner.prices.serve.machine import LOAD, ServingMachine
+from tuner.prices.serve.work import BYTES
 
 MORE_AXES: Final = {
     "latent_attention": {"head_dim": 192, "value_dim": 128},

@@ -40,11 +40,11 @@ from tests.benchmarks.fit_or_not import workload_and_decision
 from tests.benchmarks.lora_trials import memory_of, model_of, read_runs, seconds_of
 from tests.benchmarks.lora_trials import name_of as name_of_loop
 from tests.expect import present
-from tuner.costs.prices.profile import ProfilePrices
+from tuner.config.shapes import number
 from tuner.costs.residuals import residual_for
-from tuner.costs.train.shapes import number
 from tuner.devices.measured import measured_sheet
 from tuner.plans.train import TrainPrediction
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.predict import predict
 

@@ -28,22 +28,22 @@ from profilers.series import Series
 from tests.benchmarks.bars import errors_line, parse, say
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Stages, number, single
 from tuner.config.tune_columns import Stack, tune_columns
-from tuner.costs.lookups import Lookups, NotedPrices
-from tuner.costs.ops import Prices
-from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Regime, constants_of, kind_of_model
 from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.constants import GemmPrecision, Software
-from tuner.costs.train.measured_links import with_measured_links
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants, constants_of_family
 from tuner.costs.train.prices import MemoryPrice
-from tuner.costs.train.shapes import Stages, number, single
 from tuner.costs.train.step import price_step
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.lookups import Lookups, NotedPrices
+from tuner.prices.measured import MeasuredPrices
+from tuner.prices.ops import Prices
+from tuner.prices.train.constants import GemmPrecision, Software
+from tuner.prices.train.measured_links import with_measured_links
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters

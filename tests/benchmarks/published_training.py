@@ -28,11 +28,11 @@ from tuner.backtest.architecture import parse_shape
 from tuner.backtest.engines import identify_engine, parse_precision
 from tuner.backtest.known_models import find_model, name_words
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.train.constants import GemmPrecision, version_of
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 from tuner.devices.catalogue import DEVICES, find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import UnknownDeviceError
+from tuner.prices.train.constants import GemmPrecision, version_of
 
 RELEASES: Final[Mapping[str, str]] = {
     "vtrain-single": "vtrain",

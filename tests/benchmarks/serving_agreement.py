@@ -28,7 +28,7 @@ from tuner.catalog.serve_rules.traits import Batching
 from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
+from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode

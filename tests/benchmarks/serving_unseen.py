@@ -10,8 +10,8 @@ from tuner.backtest.serving.backtest import PredictedLaunches
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.tables import build_machines
-from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 
 GENERATIONS: Final = ("hopper", "blackwell")
 """Of devices with published launches."""

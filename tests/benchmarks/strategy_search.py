@@ -26,10 +26,10 @@ import numpy as np
 from tests.benchmarks.bars import machine, say, timed
 from tests.expect import present
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.search.settings import SearchSettings
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates

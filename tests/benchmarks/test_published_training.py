@@ -4,7 +4,7 @@ from tests.benchmarks.published_training import cells_of, documented
 from tests.rows import each_row
 from tuner.backtest.columns import PublishedRun, build_run
 from tuner.backtest.rows import Row, parse_row
-from tuner.costs.train.constants import Software
+from tuner.prices.train.constants import Software
 
 DENSE = '{"ffn":14336,"glu":true,"heads":32,"hidden":4096,"kv_heads":8,"layers":32,"vocab":128256}'
 MOE = (

@@ -31,10 +31,10 @@ from tests.benchmarks.bars import say
 from tests.benchmarks.published_training import documented
 from tuner.backtest.columns import PublishedRun, build_runs, stack_runs
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.train.constants import Software
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.train.prices import MemoryPrice
+from tuner.prices.train.constants import Software
 from tuner.search.train.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
 from tuner.search.train.peak_errors import RATIOS, ErrorKind, PeakErrors, error_kind, peak_band
 

@@ -42,17 +42,17 @@ from tuner.catalog.serve_capabilities import release_on
 from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.serve import Role
+from tuner.config.shapes import Stages, stacked
 from tuner.config.train import TrainDecision
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import Residual
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.train.calibration import shipped
 from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
-from tuner.costs.train.shapes import Stages, stacked
 from tuner.costs.train.step import price_step
 from tuner.errors import OutsideProfileError
 from tuner.goals.serve_plan import price_serving_pool as site_of_server
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem

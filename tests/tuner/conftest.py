@@ -28,10 +28,10 @@ from tests.profilers.testing import fake_machine, fake_profile
 from tests.tuner.formulas import Formulas
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe

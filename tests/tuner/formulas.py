@@ -9,8 +9,8 @@ import numpy.typing as npt
 from profilers.interpolation import Bools, Curve
 from profilers.records import AXES, Case
 from profilers.series import Series
-from tuner.costs.ops import Op
 from tuner.costs.serve.queueing import mean_wait_s
+from tuner.prices.ops import Op
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,15 +18,15 @@ from tests.rows import each_row
 from tests.tuner.simulate.played import idle_s, most_held
 from tuner.backtest.measured import flop_per_token
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.columns_of import hardware_of_pool
-from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.step import assemble, price_step
 from tuner.costs.train.units import LayerCost, UnitCosts
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.reliability import Jobs
+from tuner.prices.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.simulate.pipeline import Pipeline
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tuner.backtest.rows import Row
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 
 WORKLOADS: Final = ("lora", "peft")
 FUSED: Final = "qkv"

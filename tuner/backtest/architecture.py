@@ -17,8 +17,8 @@ from typing import Final
 
 from tuner.backtest.known_models import find_model
 from tuner.backtest.rows import Architecture, Row
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.shapes import ModelShape
 from tuner.spec.model import MOST_TOP_K
 
 GPT_VOCAB: Final = 51_200.0

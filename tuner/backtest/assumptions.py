@@ -23,7 +23,7 @@ import numpy as np
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.prices import build_pricer, run_memory_constants, run_regime
 from tuner.costs.train.calibration import constants_of
-from tuner.costs.train.constants import Software
+from tuner.prices.train.constants import Software
 
 Fields = Mapping[str, float]
 """Values by field of `Strategies`."""

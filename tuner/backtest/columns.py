@@ -28,12 +28,12 @@ from tuner.backtest.rows import Row
 from tuner.backtest.stages import stack_stages, stage_columns
 from tuner.backtest.strategy import build_strategy
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.costs.train.columns_of import matmul_peak
-from tuner.costs.train.constants import GemmPrecision, Software
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import UnknownDeviceError
+from tuner.prices.train.constants import GemmPrecision, Software
 
 _GBIT_BYTES: Final = 1e9 / 8.0
 

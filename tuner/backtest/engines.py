@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.backtest.rows import Row
-from tuner.costs.train.constants import GemmPrecision, Software, software_of_container, version_of
 from tuner.costs.train.memory_constants import OF_FAMILY
+from tuner.prices.train.constants import GemmPrecision, Software, software_of_container, version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

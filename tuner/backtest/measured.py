@@ -11,7 +11,7 @@ MFU is of the device's bf16 peak, which is what its sources do whatever they com
 """
 
 from tuner.backtest.rows import Row
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 
 

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun, RunColumns, stack_runs
+from tuner.config.shapes import taken
 from tuner.costs.train.calibration import Regime, kind_of_model
-from tuner.costs.train.constants import Constants
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants, memory_constants
-from tuner.costs.train.shapes import taken
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import unit_costs
+from tuner.prices.train.constants import Constants
 
 DEPTHS = (1, 2, 4, 16, 100_000)
 """Most stages of a run in each batch."""

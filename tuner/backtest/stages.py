@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from tuner.costs.train.shapes import Grid, ModelShape, Stages
+from tuner.config.shapes import Grid, ModelShape, Stages
 
 
 def divide_layers(

@@ -21,9 +21,9 @@ from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE
-from tuner.costs.train.constants import GemmPrecision, Software
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
+from tuner.prices.train.constants import GemmPrecision, Software
 
 Fields = Mapping[str, float]
 """Values by field of `Strategies`."""

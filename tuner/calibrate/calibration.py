@@ -41,8 +41,8 @@ from tuner.costs.train.calibration import (
     as_constants,
     generic_values,
 )
-from tuner.costs.train.constants import FITTED, NAMES, version_of
 from tuner.errors import SpecError
+from tuner.prices.train.constants import FITTED, NAMES, version_of
 
 FEWEST_RUNS: Final = 2
 OUTER_FOLDS: Final = 4

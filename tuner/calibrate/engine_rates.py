@@ -2,7 +2,7 @@
 
     minimise  sum_i w_i (log predicted_i / measured_i)^2 + (0.1 / 2)^2 sum_k x_k^2
 
-over the logarithms x_k of nine rates (tuner/costs/serve/reached.py) over what the profile of the
+over the logarithms x_k of nine rates (tuner/prices/serve/reached.py) over what the profile of the
 device says. The weak second term keeps a rate that no step shows near the profile's. Points far off
 count linearly (pseudo-Huber), because one disturbed step must not bend all rates.
 
@@ -17,15 +17,15 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.engine_steps import EngineSteps
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.reached import ReachedRates, reached_machine
 from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.datasheet import Datasheet
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.reached import ReachedRates, reached_machine
 
 NOISE: Final = 0.1
 """Standard deviation of the logarithm of one measured point."""

@@ -55,7 +55,7 @@ class Target:
     memory_family: str = ""
     """Family of its memory constants (tuner/costs/train/memory_constants.py); empty: `family`."""
     software: str
-    """Generation of that software, as `tuner.costs.train.constants.Software` names it."""
+    """Generation of that software, as `tuner.prices.train.constants.Software` names it."""
     runs_same_layers: bool = True
     """The published runs of `family` are of its own layers, so that their band holds for it."""
     on_processors: Capabilities | None = None

@@ -15,7 +15,7 @@ from tuner.output import write_csv
 
 if TYPE_CHECKING:
     from profilers.records import Profile
-    from tuner.costs.lookups import WantedSizes
+    from tuner.prices.lookups import WantedSizes
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("import")(profile_import.run)

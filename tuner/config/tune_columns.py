@@ -50,7 +50,7 @@ class Stack(StrEnum):
 
 
 def stack_of(software: str, family: str = "") -> Stack:
-    """Return the stack of a generation of training software (tuner/costs/train/constants.py)."""
+    """Return the stack of a generation of training software (tuner/prices/train/constants.py)."""
     if software == "transformers":
         return Stack.TRANSFORMERS
     if family == "torchtitan":

@@ -100,7 +100,7 @@ class Datasheet(Record):
     without tensor cores, where stated."""
     reached_ratio: dict[str, Share] = Field(default_factory=dict)
     """Share of `flop_per_s` that GEMMs of a model's sizes sustain in serving, by type; of a type
-    that is left out 0.7, as on H100 and H200 (tuner/costs/prices/datasheet.py)."""
+    that is left out 0.7, as on H100 and H200 (tuner/prices/datasheet.py)."""
     exponential_ratio: Positive = 1.0
     """Exponentials of a unit and clock over those of its generation's other devices."""
     matrix_ratio: Positive = 1.0

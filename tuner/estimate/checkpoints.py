@@ -22,9 +22,9 @@ from tuner.catalog.capabilities import (
     loading_ranks,
     saved_bytes,
 )
+from tuner.config.shapes import number, single
 from tuner.costs.train.adapters import num_adapter_parameters
 from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.shapes import number, single
 from tuner.engines.checkpoints import KEPT, retain_steps
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies

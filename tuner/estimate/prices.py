@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Hardware, ModelShape, Stages, stacked
 from tuner.config.tune_columns import stack_of, tune_columns
-from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Regime, Residuals, StepBand, constants_of
-from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import (
     PRECISION_OF,
     StageLayers,
@@ -31,7 +30,6 @@ from tuner.costs.train.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
@@ -39,13 +37,15 @@ from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import OF_FAMILY, MemoryConstants, memory_constants
 from tuner.costs.train.prices import CAUSES_IN_PASSES, MemoryPrice, StepPrice
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
 from tuner.engines.reading.variables import ALLOCATOR
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
+from tuner.prices.measured import MeasuredPrices
+from tuner.prices.train.collective_ratios import MeasuredHardware
+from tuner.prices.train.constants import GemmPrecision, Software
 from tuner.search.ratios import Ratios, ratios_for
 from tuner.search.train.memory_risk import (
     LossPrices,

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tuner.costs.lookups import WantedSizes
 from tuner.goals.plan_ratios import PlanRatio
 from tuner.goals.stored_figures import StoredFigure
 from tuner.paths import AnyPath
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.plans.what_if import Band, LimitChange, Rival
+from tuner.prices.lookups import WantedSizes
 from tuner.report.content import Report
 from tuner.report.read import StoredPlan as StoredPlan
 from tuner.report.read import read_report

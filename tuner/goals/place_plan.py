@@ -12,7 +12,6 @@ import numpy as np
 
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
-from tuner.costs.lookups import Lookups
 from tuner.costs.place.expert_layer import grouped_gemms_s
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan
@@ -23,6 +22,7 @@ from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.folder import VERIFIED_NAME
 from tuner.plans.place import PlacePlan, PlaceProvenance
 from tuner.plans.proof import with_planning_time
+from tuner.prices.lookups import Lookups
 from tuner.report.placement_maps import heat_maps
 from tuner.search.place.plan_place import make_place_plan
 from tuner.search.place.prices import place_pool, pricing_of

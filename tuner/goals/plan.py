@@ -13,8 +13,8 @@ from tuner.paths import AnyPath
 from tuner.spec.kind import goal_kind
 
 if TYPE_CHECKING:
-    from tuner.costs.lookups import WantedSizes
     from tuner.plans.train import Plan
+    from tuner.prices.lookups import WantedSizes
 
 AnyPlanned = Planned | Deployed | Placed
 """A plan of any goal (`made.plan`), with its spec (`made.spec`)."""

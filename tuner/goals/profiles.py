@@ -11,11 +11,11 @@ from typing import Final
 
 from profilers.records import Machine, Profile, ProfileHeader
 from profilers.store import read_header
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import Residual, residual_for
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.folder import PLAN_NAME, plan_kind, read_verified_as
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.verify.launches import REFERENCE

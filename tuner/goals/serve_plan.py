@@ -15,13 +15,9 @@ from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.calibrate.engine_rates import fit_rates
 from tuner.catalog.serve_capabilities import release_on
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
-from tuner.costs.lookups import Lookups
 from tuner.costs.serve.engine_steps import EngineSteps, read_engine_steps
 from tuner.costs.serve.kv_profile import conversion_prices
 from tuner.costs.serve.lookups import noting
-from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.profiled import ProfiledMachine
-from tuner.costs.serve.reached import reached_machine
 from tuner.costs.serve.residual import ServeResidual
 from tuner.devices.catalogue import CPU
 from tuner.devices.datasheet import Datasheet, Generation
@@ -34,6 +30,10 @@ from tuner.paths import AnyPath, to_paths
 from tuner.plans.folder import read_verified_as
 from tuner.plans.proof import with_planning_time
 from tuner.plans.serve import ServePlan, ServeProvenance
+from tuner.prices.lookups import Lookups
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.profiled import ProfiledMachine
+from tuner.prices.serve.reached import reached_machine
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.plan_serve import make_serve_plan
 from tuner.search.settings import SearchSettings

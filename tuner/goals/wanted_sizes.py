@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from tuner.catalog.capabilities import programs
-from tuner.costs.lookups import Lookups, NotedPrices, WantedSizes
 from tuner.errors import UnknownDeviceError
+from tuner.prices.lookups import Lookups, NotedPrices, WantedSizes
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.verify.launches import REFERENCE
@@ -25,10 +25,10 @@ def train_sizes(spec_path: Path) -> WantedSizes:
     Raises:
         SpecError: the spec is unusable.
     """
-    from tuner.costs.prices.datasheet import DatasheetPrices
     from tuner.costs.train.calibration import shipped
     from tuner.costs.train.measured_profile import DTYPE_OF
     from tuner.goals.train_plan import refuse_unlaunchable, refuse_unpriced
+    from tuner.prices.datasheet import DatasheetPrices
     from tuner.search.reference.shapes import cases_for
     from tuner.search.train.build_problem import build_problem, price_pool
     from tuner.search.train.search import search

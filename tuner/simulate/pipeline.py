@@ -54,8 +54,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.config.shapes import Grid
 from tuner.costs.train.fold import per_device
-from tuner.costs.train.shapes import Grid
 
 FEW_PASSES: Final = 30_000
 """Forward and backward passes that are simulated whole, in some 40 ms."""

@@ -9,8 +9,8 @@ from tests.rows import each_row
 from tuner.backtest.columns import build_run, build_runs, stack_runs
 from tuner.backtest.engines import OF_RELEASE
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.memory_constants import BY_GENERATION, OF_FAMILY
+from tuner.prices.train.constants import GemmPrecision, Software
 from tuner.search.train.regimes import OF_TARGET
 
 RUNS = Path(__file__).parent / "runs.csv"

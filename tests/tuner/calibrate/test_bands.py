@@ -7,8 +7,8 @@ import pytest
 
 from tuner.calibrate.bands import covered_ratio, error_bands
 from tuner.costs.train.calibration import GENERIC_BAND, ModelKind, Regime, narrowest_band
-from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.devices.datasheet import Generation
+from tuner.prices.train.constants import GemmPrecision, Software
 
 KEYS = ("group", "release", "generation", "family", "both")
 

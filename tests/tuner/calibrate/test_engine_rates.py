@@ -8,9 +8,9 @@ import pytest
 from tests.tuner.models import example_model
 from tuner.calibrate.engine_rates import first_rates, fit_rates, measured_steps, predicted_steps
 from tuner.costs.serve.engine_steps import DecodePoint, EngineSteps, LaunchSteps, PromptPoint
-from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.reached import ReachedRates
 from tuner.devices.catalogue import CPU
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.reached import ReachedRates
 
 MACHINE = ServingMachine(sheet=CPU, tables=None)
 TRUE = ReachedRates(

@@ -16,11 +16,12 @@ from typing import Final
 
 from tuner.backtest.known_models import find_model
 from tuner.catalog.registry import serve_traits
-from tuner.costs.serve.decoder import BYTES, Decoder, Formats, decoder_of
+from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.work import BYTES
 from tuner.units import format_bytes
 
 SYSTEMS: Final[Mapping[str, str]] = {

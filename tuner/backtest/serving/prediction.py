@@ -23,8 +23,8 @@ from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token, state_bytes_per_request
+from tuner.prices.serve.machine import ServingMachine
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.client import (
     DELAY_S,

@@ -13,10 +13,10 @@ from profilers.arrays import Arrays, read_profile_arrays
 from profilers.imports.aiconfigurator_arrays import holds_system, read_system
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
-from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.tables import KernelTables
 from tuner.devices.catalogue import find_device, profile_device
 from tuner.errors import SpecError
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.tables import KernelTables
 
 DATASHEET = "datasheet"
 PRODUCT = "gemm"

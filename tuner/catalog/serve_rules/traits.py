@@ -217,7 +217,7 @@ class EngineTraits:
     """Multiples that the hidden and the expert width of a rank are padded to, for mxfp4 experts;
     None: they are not padded."""
     spoilt_gemms: frozenset[str] = frozenset()
-    """Types whose measured GEMMs hold more than the kernel (tuner/costs/serve/tables.py)."""
+    """Types whose measured GEMMs hold more than the kernel (tuner/prices/serve/tables.py)."""
     multiplies_fp8_caches: bool = False
     """Attention of running sequences multiplies fp8 caches as they are; else they are converted."""
     computes_zero_copies: bool = False

@@ -31,7 +31,10 @@ from typing import Final
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import (
+from tuner.config.shapes import Hardware, number
+from tuner.costs.serve.decoder import Formats, decoder_of
+from tuner.costs.serve.mixer_ops import MixerOps
+from tuner.prices.ops import (
     BF16,
     Op,
     Prices,
@@ -40,12 +43,9 @@ from tuner.costs.ops import (
     memory_bound,
     trained_experts,
 )
-from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.mixer_ops import MixerOps
-from tuner.costs.serve.work import work
-from tuner.costs.train.collectives import Group, all_to_all_s
-from tuner.costs.train.constants import Constants
-from tuner.costs.train.shapes import Hardware, number
+from tuner.prices.serve.work import work
+from tuner.prices.train.collectives import Group, all_to_all_s, sent_s
+from tuner.prices.train.constants import Constants
 from tuner.spec.accounting import forward_flop_per_token, one_expert_parameters
 from tuner.spec.model import ModelSpec, Moe
 
@@ -254,9 +254,8 @@ def weights_s(machine: ExpertMachine, experts: Floats) -> Floats:
     if ranks <= 1.0:
         return np.zeros_like(experts)
     near_ratio = (inside - 1.0) / (ranks - 1.0)
-    each_s = near_ratio / number(machine.hardware.scale_up_bytes_per_s)
-    each_s += (1.0 - near_ratio) / number(machine.hardware.scale_out_bytes_per_s)
-    return np.asarray(experts * machine.expert_bytes * each_s)
+    moved_bytes = experts * machine.expert_bytes
+    return np.asarray(sent_s(moved_bytes, inside_ratio=near_ratio, hardware=machine.hardware))
 
 
 def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, decodes: bool) -> float:

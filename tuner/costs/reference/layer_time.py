@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profilers.steps.config import Recompute
-from tuner.costs.ops import Op
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.operations import COMMUNICATION, arrival_skew, layer_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.prices.ops import Op
+from tuner.prices.profile import ProfilePrices
 
 PartSeconds = Mapping[str, float]
 """Seconds by part of a step (`operations.Part`)."""

@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.costs.ops import FROZEN, RAGGED, Op, adapted_kind
 from tuner.costs.reference.hierarchical_dispatch import EXPERT_ID_BYTES, ID_BYTES, rows_by_node
 from tuner.costs.reference.training import FULL, LayerTraining
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.prices.ops import FROZEN, RAGGED, Op, adapted_kind
 from tuner.spec.tune import EXPERTS, NETWORK
 
 FP32_KINDS = frozenset({"router", "cross_entropy"})

@@ -39,13 +39,13 @@ from dataclasses import dataclass, replace
 from profilers.steps.config import LayerKind
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import Stack, tune_columns
-from tuner.costs.ops import Op
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import PartSeconds, sum_parts
 from tuner.costs.reference.operations import Part, collective, device_copy
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.train.adapters import adapter_counts
 from tuner.costs.train.columns_of import shape_of_model
+from tuner.prices.ops import Op
+from tuner.prices.profile import ProfilePrices
 from tuner.spec.accounting import (
     attention_weights,
     embedding_parameters,

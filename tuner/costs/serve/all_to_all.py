@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.engine import A2aBackend
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.ops import collective
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import ServingMachine
 
 ELEMENT_BYTES: Final = 2.0
 DISPATCH_BYTES: Final = 1.0
@@ -85,7 +85,7 @@ class ExpertTraffic:
         domains = self.ranks / sheet.scale_up_domain
         reached = float((domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** self.top_k))
         moved_Q = m_Q * reached * self.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
-        return 2.0 * NORMAL_A2A_OUTSIDE_S + moved_Q / (A2A_RATIO * sheet.scale_out_bytes_per_s)
+        return 2.0 * NORMAL_A2A_OUTSIDE_S + self.machine.outside_s(moved_Q, ratio=A2A_RATIO)
 
     @property
     def _is_inside(self) -> bool:

@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import Op, gemm
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
-from tuner.costs.serve.machine import LAUNCH_S, ServingMachine
 from tuner.costs.serve.mixer_ops import Gemm, MixerOps, join_words
+from tuner.prices.ops import Op, gemm
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.peer_link import LAUNCH_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

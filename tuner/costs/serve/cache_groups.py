@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Layers
-from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES, entry_bytes
+from tuner.prices.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES, entry_bytes
 
 BLOCK_TOKENS: Final = 16
 """vLLM 0.32.0, config/cache.py, `DEFAULT_BLOCK_SIZE`."""

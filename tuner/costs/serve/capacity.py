@@ -20,7 +20,7 @@ from tuner.costs.serve.memory import (
     weight_bytes,
 )
 from tuner.costs.serve.reserve import is_dispatched, step_reserve
-from tuner.costs.serve.work import STATE_BYTES
+from tuner.prices.serve.work import STATE_BYTES
 
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""

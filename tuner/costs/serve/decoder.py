@@ -8,13 +8,13 @@ Not covered: encoders and vision towers, which these measurements do not run.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import gcd
 from typing import Final
 
 from profilers.steps.config import LayerKind
+from tuner.prices.serve.work import BYTES
 from tuner.spec.linear_attention import LinearAttention
 from tuner.spec.model import Attention, Layer, Mixer, ModelSpec, Moe, QkNorm
 from tuner.spec.sparse_attention import Compressor, Indexer
@@ -273,20 +273,6 @@ class Decoder:
         experts = self.experts
         follows = f"{experts.num}e{experts.top_k}" if experts else f"ffn{self.layers[0].dense_ffn}"
         return f"{self.hidden}x{self.num_layers} {' '.join(attention)} {follows}"
-
-
-BYTES: Final[Mapping[str, float]] = {
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "fp8_block": 1.0,
-    "nvfp4": 0.5625,
-    "int4_wo": 0.5625,
-    "mxfp4": 0.53125,
-}
-"""Bytes of one weight by format. nvfp4: half a byte and an fp8 scale per 16 (Pretraining LLMs with
-NVFP4, arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors),
-`Formats.int4_bytes` where a checkpoint groups otherwise; mxfp4: half a byte and a shared exponent
-per 32 (OCP Microscaling Formats 1.0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

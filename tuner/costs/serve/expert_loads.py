@@ -30,10 +30,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.ops import Op
-from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.machine import BALANCED, LOAD, ServingMachine
-from tuner.costs.serve.work import even_activated
+from tuner.prices.ops import Op
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import BALANCED, LOAD, ServingMachine
+from tuner.prices.serve.work import even_activated
 
 Ints = npt.NDArray[np.int64]
 

@@ -38,32 +38,29 @@ import numpy as np
 from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.catalog.serve_rules.traits import EngineTraits, MemoryRule
-from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import LATENT_KINDS, AttentionKind, Decoder, Formats, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
-from tuner.costs.serve.machine import (
+from tuner.costs.serve.memory import connection_bytes, stage_ratio
+from tuner.costs.serve.ops import collective, routed_experts
+from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
+from tuner.costs.serve.zero_experts import computed_copies, computed_loads
+from tuner.prices.ops import Op, gemm, memory_bound
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import (
     BALANCED,
     COMPILED_LAYER_S,
     EAGER_DELTAS,
     EAGER_EXPERTS,
     EAGER_LAYER_S,
     EAGER_MIXERS,
-    LAUNCH_S,
     LOAD,
-    NODE_LATENCY_S,
     PIECES_LAYER_S,
-    STREAM_RATIO,
     WHOLE_LAYER_S,
     ServingMachine,
 )
-from tuner.costs.serve.memory import connection_bytes, stage_ratio
-from tuner.costs.serve.ops import collective, routed_experts
-from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
-from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 
 SMALL_MIXER: Final = 1
 SMALL_LINEAR: Final = 2
@@ -618,13 +615,10 @@ class Iteration:
         hops = self.degrees.pipeline - 1
         if hops == 0:
             return np.zeros_like(m_Q)
-        sheet = self.machine.sheet
-        is_inside = self.degrees.devices <= sheet.scale_up_domain
-        rate = sheet.scale_up_bytes_per_s if is_inside else sheet.scale_out_bytes_per_s
-        latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
+        is_inside = self.degrees.devices <= self.machine.sheet.scale_up_domain
         width = self.decoder.streams * self.decoder.hidden
         moved_Q = ELEMENT_BYTES * m_Q * width / self.degrees.attention_tensor
-        return np.asarray(hops * (latency_s + moved_Q / (STREAM_RATIO * rate)))
+        return hops * self.machine.message_s(moved_Q, is_inside=is_inside)
 
     @property
     def traits(self) -> EngineTraits:

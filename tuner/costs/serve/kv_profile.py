@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from profilers.store import holds_profile, read_header, read_profile
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.devices.catalogue import device_of
+from tuner.prices.profile import ProfilePrices
 
 OPERATION: Final = "kv_conversion"
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from profilers.kv_transfer.shards import CacheDegrees, CacheShape, Transfer, transfers
-from tuner.costs.ops import Op
-from tuner.costs.prices.profile import ProfilePrices
-from tuner.costs.serve.work import (
+from tuner.prices.ops import Op
+from tuner.prices.profile import ProfilePrices
+from tuner.prices.serve.work import (
     CONV_STATE_BYTES,
     INDEX_KEY_BYTES,
     STATE_BYTES,

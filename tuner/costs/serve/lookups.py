@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, fields
 
-from tuner.costs.lookups import Lookups
-from tuner.costs.ops import Op
-from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.profiled import grouped_experts
 from tuner.devices.datasheet import Generation
+from tuner.prices.lookups import Lookups
+from tuner.prices.ops import Op
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.profiled import grouped_experts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,9 +25,10 @@ import math
 from typing import Final
 
 from tuner.catalog.serve_rules.traits import ONE_STATE, StateRule
-from tuner.costs.serve.decoder import BYTES, AttentionKind, Decoder, DecoderAttention, Formats
+from tuner.costs.serve.decoder import AttentionKind, Decoder, DecoderAttention, Formats
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.work import (
+from tuner.prices.serve.work import (
+    BYTES,
     CONV_STATE_BYTES,
     INDEX_KEY_BYTES,
     STATE_BYTES,

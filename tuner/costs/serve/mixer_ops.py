@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import Op, linear_scan, memory_bound
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
-from tuner.costs.serve.work import CONV_STATE_BYTES, STATE_BYTES, entry_bytes
+from tuner.prices.ops import Op, linear_scan, memory_bound
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.work import CONV_STATE_BYTES, STATE_BYTES, entry_bytes
 from tuner.spec.linear_attention import LINEAR_KINDS, LinearAttention, LinearName
 from tuner.spec.sparse_attention import Indexer
 

@@ -43,14 +43,14 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.ops import Op
 from tuner.costs.serve.attention import AttentionLayer
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import SMALL_S, ServingMachine
-from tuner.costs.serve.rated_attention import DECODE_S
-from tuner.costs.serve.work import Work, work
+from tuner.prices.ops import Op
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import SMALL_S, ServingMachine
+from tuner.prices.serve.rated_attention import DECODE_S
+from tuner.prices.serve.work import Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
 """Bytes a second that one multiprocessor draws at most; the module's docstring derives it."""
@@ -190,7 +190,7 @@ class _Traffic(ServingMachine):
         if op.operation == "collective":
             return np.zeros_like(op.axes["bytes"])
         _, bytes_Q = work(op)
-        return bytes_Q / self.sheet.memory_bytes_per_s
+        return self.read_s(bytes_Q)
 
 
 def steady_rate_per_s(

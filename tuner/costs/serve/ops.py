@@ -4,9 +4,9 @@ Letters: Q query points.
 """
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import Op
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.prices.ops import Op
+from tuner.prices.serve.curves import Floats
 
 
 def collective(kind: str, bytes_Q: Floats, *, ranks: int, software: str) -> Op:

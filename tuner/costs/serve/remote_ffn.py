@@ -37,35 +37,16 @@ import numpy as np
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.capacity import added_weight_bytes
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Experts
 from tuner.costs.serve.iteration import Iteration, TokenSeconds, sustained_factor
-from tuner.costs.serve.machine import LAUNCH_S, NODE_LATENCY_S, STREAM_RATIO
 from tuner.costs.serve.memory import attention_weight_bytes, weight_bytes
 from tuner.costs.serve.reserve import step_reserve
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.peer_link import PeerLink
 
 NORMS: Final = 2
 """Small kernels of a layer that stay with attention. As many that concatenate and split tokens join
 those of the FFN block."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLink:
-    """Link that carries one message between an attention rank and its FFN rank."""
-
-    latency_s: float
-    bytes_per_s: float
-
-    def seconds(self, moved_Q: Floats) -> Floats:
-        """Return the seconds of a message of so many bytes, one way."""
-        return np.asarray(self.latency_s + moved_Q / self.bytes_per_s)
-
-
-def peer_link(*, inside_bytes_per_s: float, nic_bytes_per_s: float, is_inside: bool) -> PeerLink:
-    """Return the link inside a scale-up domain, or over a device's share of the NICs."""
-    rate = inside_bytes_per_s if is_inside else nic_bytes_per_s
-    latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
-    return PeerLink(latency_s=latency_s, bytes_per_s=STREAM_RATIO * rate)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

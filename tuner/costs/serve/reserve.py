@@ -43,7 +43,7 @@ from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
-from tuner.costs.serve.work import INDEX_KEY_BYTES
+from tuner.prices.serve.work import INDEX_KEY_BYTES
 from tuner.spec.linear_attention import LINEAR_KINDS
 
 MIB: Final = 2.0**20

@@ -30,9 +30,9 @@ from typing import Final
 import numpy as np
 
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.iteration import Iteration
+from tuner.prices.serve.curves import Floats
 
 HELD_UNITS: Final = 20
 """Multiprocessors of normal DeepEP kernels, by default."""

@@ -90,6 +90,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.adapters import (
     AdaptedMatrix,
     attention_matrices,
@@ -98,7 +99,6 @@ from tuner.costs.train.adapters import (
     network_matrices,
 )
 from tuner.costs.train.expert_capacity import buffer_rows
-from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.state import padded_vocab
 
 SCORE_BYTES = 4.0

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import BF16, FP32, SKINNY, trained_gemm
 from tuner.costs.train.adapters import AdaptedMatrix, is_tuned
 from tuner.costs.train.parts import Block, BlockInputs, scale_block, select_block, trained
+from tuner.prices.ops import BF16, FP32, SKINNY, trained_gemm
 
 
 def adapter_blocks(setting: BlockInputs, matrices: Iterable[AdaptedMatrix]) -> Block:

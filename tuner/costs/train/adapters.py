@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

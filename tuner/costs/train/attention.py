@@ -23,10 +23,9 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import attention, batched_gemm
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.adapter_blocks import adapter_blocks
 from tuner.costs.train.adapters import attention_matrices
-from tuner.costs.train.collectives import all_gather_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -37,7 +36,8 @@ from tuner.costs.train.parts import (
     scale_block,
     select_block,
 )
-from tuner.costs.train.shapes import ModelShape
+from tuner.prices.ops import attention, batched_gemm
+from tuner.prices.train.collectives import all_gather_s
 from tuner.spec.sparse_attention import mean_entries
 
 TILE = 128.0

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.costs.ops import BF16
 from tuner.costs.train.adapter_blocks import adapter_blocks
 from tuner.costs.train.adapters import network_matrices
 from tuner.costs.train.parts import (
@@ -21,6 +20,7 @@ from tuner.costs.train.parts import (
     norm_and_residual,
     tensor_pass_s,
 )
+from tuner.prices.ops import BF16
 
 
 def dense_block(setting: BlockInputs) -> Block:

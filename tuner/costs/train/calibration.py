@@ -32,7 +32,10 @@ from pydantic import Field, ValidationError, field_validator
 from profilers.errors import first_problem
 from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record
-from tuner.costs.train.constants import (
+from tuner.costs.train.ratio_bands import RatioBands
+from tuner.devices.datasheet import Generation
+from tuner.errors import SpecError
+from tuner.prices.train.constants import (
     FITTED,
     NAMES,
     Constants,
@@ -40,9 +43,6 @@ from tuner.costs.train.constants import (
     Software,
     uncalibrated,
 )
-from tuner.costs.train.ratio_bands import RatioBands
-from tuner.devices.datasheet import Generation
-from tuner.errors import SpecError
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.

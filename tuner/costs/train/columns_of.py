@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import LayerKind
-from tuner.costs.prices.datasheet import VECTOR_RATIO
-from tuner.costs.train.constants import GemmPrecision
-from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
+from tuner.config.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
+from tuner.prices.datasheet import VECTOR_RATIO
+from tuner.prices.train.constants import GemmPrecision
 from tuner.spec.cluster import Pool
 from tuner.spec.linear_attention import LINEAR_KINDS, LINEAR_NAMES
 from tuner.spec.model import Mixer, ModelSpec, QkNorm

@@ -54,6 +54,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.activations import ActivationBytes, LayerBytes
 from tuner.costs.train.adapters import (
     AdaptedMatrix,
@@ -63,7 +64,6 @@ from tuner.costs.train.adapters import (
     linear_matrices,
     network_matrices,
 )
-from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.state import attention_matrices as attention_weights
 from tuner.costs.train.state import linear_weights, padded_vocab
 

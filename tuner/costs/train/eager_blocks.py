@@ -46,7 +46,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import BF16, SKINNY, on_rows, trained_experts, trained_gemm
 from tuner.costs.train.adapter_blocks import adapter_block, adapter_blocks
 from tuner.costs.train.adapters import (
     AdaptedMatrix,
@@ -66,6 +65,7 @@ from tuner.costs.train.parts import (
     select_block,
     trained,
 )
+from tuner.prices.ops import BF16, SKINNY, on_rows, trained_experts, trained_gemm
 
 LOSS_BYTES = 20.0
 

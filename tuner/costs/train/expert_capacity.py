@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 
 MANY_EXPERTS: Final = 64
 """Experts from which on loads spread as widely as in the recordings of 64 and 256 experts."""

@@ -23,10 +23,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import BF16, trained_experts
 from tuner.costs.train.adapter_blocks import adapter_blocks, expert_adapters
 from tuner.costs.train.adapters import network_matrices
-from tuner.costs.train.collectives import all_gather_s, all_to_all_s, bus_bytes_per_s
 from tuner.costs.train.expert_capacity import buffer_rows
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import (
@@ -42,6 +40,8 @@ from tuner.costs.train.parts import (
     tensor_pass_s,
     trained,
 )
+from tuner.prices.ops import BF16, trained_experts
+from tuner.prices.train.collectives import all_gather_s, all_to_all_s, gathered_s
 
 
 def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
@@ -201,6 +201,6 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     if is_any(s.is_hybridep):
         is_spread = s.is_hybridep * np.greater(ranks, 1.0)
         map_bytes = is_spread * tokens * m.experts * ranks
-        gathered_s = (1.0 - 1.0 / ranks) * map_bytes / bus_bytes_per_s(group, machine, constants)
-        maps_s = gathered_s + setting.memory_bound_s(map_bytes)
+        maps_s = gathered_s(map_bytes, group, machine, constants)
+        maps_s = maps_s + setting.memory_bound_s(map_bytes)
     return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0)) + 0.5 * maps_s

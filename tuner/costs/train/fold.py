@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Grid, Stages
 from tuner.costs.train.parts import is_any
-from tuner.costs.train.shapes import Grid, Stages
 from tuner.costs.train.units import UnitCosts
 
 

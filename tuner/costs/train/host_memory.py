@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.parts import is_any
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 
 GRADIENT_BYTES: Final = 4.0
 """Bytes of a gradient whose optimizer is on the host, beside the optimizer's state."""

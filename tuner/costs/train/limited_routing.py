@@ -23,8 +23,8 @@ Letters: C columns. Not covered: groups that recorded routing prefers.
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.collectives import distinct_places
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
+from tuner.prices.train.collectives import distinct_places
 
 
 def reached_places(model: ModelShape, places: Numbers) -> Numbers:

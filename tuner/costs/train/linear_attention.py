@@ -4,7 +4,7 @@
 
 Tensor parallelism splits heads and what is projected for them. The convolution over a few tokens
 reads and writes 2 (2 K N + H P) e bytes per token, the gated norm 3 H P e. The scan is priced by
-its FLOPs and bytes (tuner/costs/prices/linear_scan.py).
+its FLOPs and bytes (tuner/prices/linear_scan.py).
 
 Under context parallelism all-to-alls give each rank the whole sequence for a part of its heads:
 what the convolution and the scan read is sent, and the scan's output back. Nothing runs beside
@@ -18,10 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import linear_scan
 from tuner.costs.train.adapter_blocks import adapter_blocks
 from tuner.costs.train.adapters import linear_matrices
-from tuner.costs.train.collectives import all_to_all_latency_s, all_to_all_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -30,6 +28,8 @@ from tuner.costs.train.parts import (
     norm_and_residual,
     select_block,
 )
+from tuner.prices.ops import linear_scan
+from tuner.prices.train.collectives import all_to_all_latency_s, all_to_all_s
 from tuner.spec.linear_attention import LINEAR_NAMES
 
 SCAN_LAUNCHES = 6.0

@@ -1,6 +1,6 @@
 """A stored profile of accelerators, for the analytic model.
 
-Measurements replace the formulas: kernels (tuner/costs/prices/measured.py), collectives
+Measurements replace the formulas: kernels (tuner/prices/measured.py), collectives
 (measured_links.py), memory. The datasheet is that of the pool's device, else of the device that the
 profile names. Profiles of `moetune profile` and imported ones are read the same way; tables that
 only inference uses are skipped.
@@ -15,14 +15,14 @@ from profilers.interpolation import Curve, fit_rows
 from profilers.records import Profile, Source
 from profilers.series import Series
 from profilers.store import read_profile
-from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.prices.measured import MeasuredPrices
+from tuner.config.shapes import Hardware
 from tuner.costs.train.calibration import Residuals, read_residuals
-from tuner.costs.train.constants import Constants
-from tuner.costs.train.measured_links import with_measured_links
-from tuner.costs.train.shapes import Hardware
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.measured import MeasuredPrices
+from tuner.prices.train.constants import Constants
+from tuner.prices.train.measured_links import with_measured_links
 from tuner.spec.cluster import Pool
 
 READ_OPERATIONS: Final = frozenset(

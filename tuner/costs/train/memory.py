@@ -37,12 +37,12 @@ import numpy.typing as npt
 
 from tuner.arrays import Floats
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.freed_gradients import StepBytes, freed_peak
 from tuner.costs.train.in_flight import peak_bytes, summed, warmup_in_flight
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.memory_units import MemoryUnits, column, unit_bytes
 from tuner.costs.train.prices import MemoryPrice
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 
 
 def price_memory(

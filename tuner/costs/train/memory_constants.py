@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.constants import Software
+from tuner.prices.train.constants import Software
 
 GIB: Final = float(2**30)
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from tuner.arrays import Floats
 from tuner.config.columns import Numbers, Strategies
+from tuner.config.shapes import Hardware, ModelShape
 from tuner.costs.train.activations import ActivationBytes, LayerBytes, activation_bytes
 from tuner.costs.train.adapters import (
     adapter_counts,
@@ -32,7 +33,6 @@ from tuner.costs.train.adapters import (
 from tuner.costs.train.eager_activations import chosen_layers, eager_activation_bytes
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.parts import is_any
-from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import Parameters, parameters, shard_ranks, state_bytes
 
 MTP_ROW = 3

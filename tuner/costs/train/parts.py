@@ -30,11 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import Op, Prices, TrainedOp, memory_bound, trained_gemm
-from tuner.costs.prices.datasheet import STREAM_RATIO
-from tuner.costs.train.collectives import Groups, all_gather_s, all_reduce_s
-from tuner.costs.train.constants import Constants
-from tuner.costs.train.shapes import Hardware, ModelShape
+from tuner.config.shapes import Hardware, ModelShape
+from tuner.prices.datasheet import streamed_s
+from tuner.prices.ops import Op, Prices, TrainedOp, memory_bound, trained_gemm
+from tuner.prices.train.collectives import Groups, all_gather_s, all_reduce_s
+from tuner.prices.train.constants import Constants
 
 BACKWARD_BYTES = 1.6
 """Bytes of memory-bound kernels in the backward pass over those in the forward pass."""
@@ -150,7 +150,7 @@ def _accumulation_s(setting: BlockInputs, op: Op, kernel_s: Numbers) -> Numbers:
     else:
         elements = axes["experts"] * axes["hidden"] * (axes["inner"] + axes["ffn"])
     moved_bytes = np.where(np.greater(s.eager_modules, 0.0), 0.0, 2.0 * s.gradient_bytes) * elements
-    moved_s = moved_bytes / (STREAM_RATIO * setting.hardware.memory_bytes_per_s)
+    moved_s = streamed_s(moved_bytes, setting.hardware)
     both_s = (kernel_s**ACCUMULATION + moved_s**ACCUMULATION) ** (1.0 / ACCUMULATION)
     return np.where(np.greater(moved_s, 0.0), both_s - kernel_s, 0.0)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.shapes import Grid, number
+from tuner.config.shapes import Grid, number
 
 CAUSES_IN_PASSES: Final = (
     *("tensor_s", "context_s", "expert_s", "recompute_s", "host_s"),

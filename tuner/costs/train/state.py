@@ -46,8 +46,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.collectives import num_copies
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
+from tuner.prices.train.collectives import num_copies
 
 VOCAB_MULTIPLE = 128.0
 """Megatron-LM's --make-vocab-size-divisible-by."""

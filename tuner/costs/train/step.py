@@ -39,21 +39,8 @@ from typing import Any
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import Prices
+from tuner.config.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.costs.train.activations import activation_bytes
-from tuner.costs.train.collectives import (
-    MEGATRON_ORDER,
-    Group,
-    Groups,
-    all_gather_s,
-    all_reduce_s,
-    between_copies,
-    groups,
-    num_copies,
-    of_one_copy,
-    send_s,
-)
-from tuner.costs.train.constants import Constants
 from tuner.costs.train.fold import (
     LayerCounts,
     layers_by_device,
@@ -69,18 +56,22 @@ from tuner.costs.train.gradient_buckets import (
 )
 from tuner.costs.train.parts import is_any
 from tuner.costs.train.prices import CAUSES_IN_PASSES, StepPrice
-from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.costs.train.units import KINDS, LayerCost, UnitCosts, unit_costs
-
-HOST_LINK_RATIO = 0.75
-"""Share of the peak of the link to the host that large copies from pinned memory reach: 12 of the
-16 GB a second of PCIe 3.0 in Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857)."""
-OFFLOAD_BYTES = (4.0 + 4.0) / HOST_LINK_RATIO + 28.0
-"""Bytes, in terms of the host link's peak, per parameter whose optimizer state is in host memory:
-fp32 gradient down and weight up over the link, one after the other (Megatron-Core's
-hybrid_optimizer.py copies both as fp32, and overlaps them with other parameters' only on request),
-and fp32 gradient, moments and weight read or written by the host (28), whose memory is taken to be
-as fast as the link."""
+from tuner.prices.ops import Prices
+from tuner.prices.train.collectives import (
+    MEGATRON_ORDER,
+    Group,
+    Groups,
+    all_gather_s,
+    all_reduce_s,
+    between_copies,
+    groups,
+    num_copies,
+    of_one_copy,
+    send_s,
+)
+from tuner.prices.train.constants import Constants
+from tuner.prices.train.host_link import host_copy_s, optimizer_s
 
 
 def price_step(
@@ -260,9 +251,8 @@ def _once_s(
     expert_parts = of_one_copy(inputs.groups.expert_data, copies).ranks
     local = np.where(sharded, parameters / parts, parameters)
     local = local + np.where(sharded, experts / expert_parts, experts)
-    on_device = constants.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
-    on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
-    total: Numbers = visible_s + local * (on_device + on_host) + constants.step_fixed_s
+    each_s = optimizer_s(s.optimizer_offload, machine, constants)
+    total: Numbers = visible_s + local * each_s + constants.step_fixed_s
     return total
 
 
@@ -332,8 +322,8 @@ def _sharded_reduction_s(inputs: _Inputs, total_bytes: Numbers, group: Group) ->
 
 def _gathered_s(inputs: _Inputs, total_bytes: Numbers, group: Group) -> Numbers:
     """Gather shards, which first come from the host where they live there; a reduction likewise."""
-    link = inputs.hardware.host_bytes_per_s * HOST_LINK_RATIO
-    copied_s = inputs.strategies.parameter_offload * total_bytes / group.ranks / link
+    offloaded_bytes = inputs.strategies.parameter_offload * total_bytes / group.ranks
+    copied_s = host_copy_s(offloaded_bytes, inputs.hardware)
     return all_gather_s(total_bytes, group, inputs.hardware, inputs.constants) + copied_s
 
 
@@ -412,10 +402,10 @@ def _with_offload_traffic(inputs: _Inputs, units: UnitCosts) -> UnitCosts:
     has_experts = np.greater(inputs.model.mtp_has_experts, 0.0)
     last = np.where(has_experts, kept.moe.saved, kept.dense.saved)
     saved = {"dense": kept.dense.saved, "moe": kept.moe.saved, "mtp": last + 2.0 * kept.boundary}
-    link = inputs.hardware.host_bytes_per_s * HOST_LINK_RATIO
     changed: dict[str, Any] = {}
     for kind, kept_bytes in saved.items():
-        cost, moved_s = getattr(units, kind), s.activation_offload * kept_bytes / link
+        cost = getattr(units, kind)
+        moved_s = host_copy_s(s.activation_offload * kept_bytes, inputs.hardware)
         if kind == "mtp" and not is_any(inputs.model.mtp_layers):
             continue
         changed[kind] = _with_passes(

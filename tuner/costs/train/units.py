@@ -30,8 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import Prices
-from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.config.shapes import Hardware, ModelShape, taken
 from tuner.costs.train.adapters import adapter_counts, is_tuned
 from tuner.costs.train.attention import attention_block
 from tuner.costs.train.blocks import (
@@ -40,8 +39,6 @@ from tuner.costs.train.blocks import (
     head_block,
     mtp_projection_block,
 )
-from tuner.costs.train.collectives import MEGATRON_ORDER, groups
-from tuner.costs.train.constants import Constants
 from tuner.costs.train.eager_blocks import (
     eager_attention,
     eager_dense,
@@ -53,8 +50,11 @@ from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.gathered_layers import GatheredLayer, gathered_bytes, gathered_layer
 from tuner.costs.train.linear_attention import linear_block
 from tuner.costs.train.parts import Block, BlockInputs, is_any, scale_block, select_block
-from tuner.costs.train.shapes import Hardware, ModelShape, taken
 from tuner.costs.train.state import attention_matrices, connection_matrix
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.ops import Prices
+from tuner.prices.train.collectives import MEGATRON_ORDER, groups
+from tuner.prices.train.constants import Constants
 
 SMOOTHNESS = 4.0
 

@@ -51,7 +51,7 @@ BF16_BYTES: Final = 2.0
 
 OVERLAPPED_RATIO: Final = 0.5
 """Share of dispatch and combine that stays exposed with overlap, as the generic
-`expert_overlapped_ratio` of tuner/costs/train/constants.py."""
+`expert_overlapped_ratio` of tuner/prices/train/constants.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

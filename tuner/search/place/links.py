@@ -10,7 +10,7 @@ Three sources; the first that covers a pair of ranks counts:
     link matrix   the level below, its bandwidth term times the ratio of the usual link's bandwidth
                   to that between the two nodes
     level         an all-to-all of n rows inside a scale-up domain or between domains, over n
-                  (tuner/costs/train/collectives.py): collectives of the profile where it has them,
+                  (tuner/prices/train/collectives.py): collectives of the profile where it has them,
                   else the datasheet, with `nic`, `nics_per_node` and `oversubscription` of the spec
 
 Latency is shared by the copies that a rank sends at once. Without a model a row has no size: costs
@@ -32,10 +32,11 @@ import numpy.typing as npt
 
 from profilers.links.matrix import MeasuredLink
 from solvers.placement.ranks import Floats, Ints, Ranks
-from tuner.costs.train.collective_ratios import MeasuredHardware
-from tuner.costs.train.collectives import MERGED, Group, all_to_all_s
-from tuner.costs.train.shapes import number
+from tuner.config.shapes import number
 from tuner.plans.place import LinkFacts
+from tuner.prices.serve.peer_link import PeerLink
+from tuner.prices.train.collective_ratios import MeasuredHardware
+from tuner.prices.train.collectives import MERGED, Group, all_to_all_s
 from tuner.search.nodes.node_order import scaled_to_nics
 from tuner.search.place.evidence import WorkloadEvidence, weight_W
 from tuner.search.place.prices import PlacePool
@@ -211,7 +212,8 @@ def _measured_GG(
 
     def cost(bytes_per_s: float, link: MeasuredLink) -> float:
         shared_s = 0.0 if row_bytes is None else (link.latency_s or 0.0) / copies
-        return (row_bytes or 1.0) / bytes_per_s + shared_s
+        sent = PeerLink(latency_s=shared_s, bytes_per_s=bytes_per_s)
+        return float(sent.seconds(np.asarray(row_bytes or 1.0)))
 
     near: dict[tuple[int, int], float] = {}
     lanes: dict[tuple[int, int], list[MeasuredLink]] = {}

@@ -12,8 +12,7 @@ from profilers.imports.link_matrix import LinkMatrix
 from profilers.links.matrix import MeasuredLink, links_of
 from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
-from tuner.costs.lookups import Lookups, NotedPrices
-from tuner.costs.ops import Prices, memory_bound
+from tuner.config.shapes import Hardware
 from tuner.costs.place.expert_layer import (
     ExpertMachine,
     LayerSeconds,
@@ -23,13 +22,14 @@ from tuner.costs.place.expert_layer import (
     layer_seconds,
     weights_s,
 )
-from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.calibration import Residuals, band_of, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
-from tuner.costs.train.constants import Constants
 from tuner.costs.train.measured_profile import DTYPE_OF, MeasuredProfile
-from tuner.costs.train.shapes import Hardware
 from tuner.plans.place import Band
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.lookups import Lookups, NotedPrices
+from tuner.prices.ops import Prices, memory_bound
+from tuner.prices.train.constants import Constants
 from tuner.search.nodes.node_order import read_links
 from tuner.search.place.evaluation import Evaluation, active_PLG
 from tuner.search.train.regimes import regime_of

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from solvers.arrays import LARGEST_BYTES
 from solvers.layout.problem import LayoutProblem
 from tuner.catalog.capabilities import Capabilities
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import (
     PartSeconds,
     PassTime,
@@ -64,6 +63,7 @@ from tuner.costs.reference.update import (
 )
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.schedule import in_flight, most_in_flight
 

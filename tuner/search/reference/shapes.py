@@ -10,7 +10,6 @@ from itertools import chain
 
 from profilers.records import Case
 from tuner.catalog.capabilities import launchable
-from tuner.costs.ops import Op
 from tuner.costs.reference.operations import (
     boundary_ops,
     embedding_ops,
@@ -19,6 +18,7 @@ from tuner.costs.reference.operations import (
 )
 from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.prices.ops import Op
 from tuner.search.reference.options import options
 from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.space import enumerate_degrees

@@ -28,8 +28,8 @@ from tuner.costs.serve.remote_ffn import (
     RemoteFfnIteration,
     attention_only,
     ffn_fits,
-    peer_link,
 )
+from tuner.prices.serve.peer_link import peer_link
 from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated

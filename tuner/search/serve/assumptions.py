@@ -5,7 +5,7 @@ from typing import Final
 
 from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_capabilities import releases_by_pool
-from tuner.costs.serve.machine import LOAD
+from tuner.prices.serve.machine import LOAD
 from tuner.search.reasons import zero_experts_note
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand

@@ -30,8 +30,8 @@ import numpy as np
 
 from tuner.config.serve import Role
 from tuner.config.serve_words import short_group
-from tuner.costs.serve.curves import Floats
 from tuner.plans.serve import FrontPoint
+from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers

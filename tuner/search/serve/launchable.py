@@ -12,10 +12,10 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.costs.serve.machine import on_core_share
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.errors import SpecError
+from tuner.prices.serve.machine import on_core_share
 from tuner.search.serve.afd_options import price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
 from tuner.search.serve.demand import Demand

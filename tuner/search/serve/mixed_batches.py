@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.catalog.serve_rules.traits import Batching
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import (
     attention_s,
@@ -38,6 +37,7 @@ from tuner.costs.serve.whole_step import (
     step_s,
     through_s,
 )
+from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.lockstep import prompt_steps
 

@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 
 from tuner.config.serve import Role
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
+from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time

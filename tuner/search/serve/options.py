@@ -27,7 +27,6 @@ import numpy as np
 from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.config.serve import Role
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.bands import Bands, bands_of, bands_of_steps
 from tuner.costs.serve.capacity import (
     cache_tokens,
@@ -35,15 +34,16 @@ from tuner.costs.serve.capacity import (
     instance_kv_bytes_per_token,
     instance_weight_bytes,
 )
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.residual import ServeResidual
 from tuner.costs.serve.whole_step import step_s
+from tuner.prices.profile import ProfilePrices
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand

@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 
 from tuner.config.serve import Role
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.offload import PromptSplit, split_at
+from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds

@@ -26,10 +26,10 @@ import numpy as np
 
 from tuner.arrays import Floats
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.collectives import all_gather_s, groups, send_s
-from tuner.costs.train.shapes import ModelShape
-from tuner.costs.train.step import OFFLOAD_BYTES
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.units import UnitCosts
+from tuner.prices.train.collectives import all_gather_s, groups, send_s
+from tuner.prices.train.host_link import optimizer_s
 from tuner.search.train.candidate_prices import (
     ROUNDING,
     deferred_wgrad_s,
@@ -116,9 +116,10 @@ def _once_s(
 
 def _optimizer_s(problem: TrainProblem) -> Numbers:
     """Seconds per parameter, on the device or offloaded, whichever is faster."""
-    machine = problem.hardware
-    on_device = problem.constants.optimizer_bytes / machine.memory_bytes_per_s
-    return np.minimum(on_device, OFFLOAD_BYTES / machine.host_bytes_per_s)
+    on_device_s, on_host_s = (
+        optimizer_s(offload, problem.hardware, problem.constants) for offload in (0.0, 1.0)
+    )
+    return np.minimum(on_device_s, on_host_s)
 
 
 def _gradient_reduction_s(

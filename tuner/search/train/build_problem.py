@@ -17,17 +17,17 @@ from tuner.catalog.capabilities import (
 )
 from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
+from tuner.config.shapes import number, single
 from tuner.config.tune_columns import stack_of, tune_columns
-from tuner.costs.ops import Prices
 from tuner.costs.train.adapters import num_adapter_parameters
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
-from tuner.costs.train.shapes import number, single
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
+from tuner.prices.ops import Prices
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import OF_TARGET, priced_release, regime_of
 from tuner.spec.cluster import Pool

@@ -26,7 +26,11 @@ import numpy as np
 
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.collectives import (
+from tuner.config.shapes import ModelShape, Stages, taken
+from tuner.costs.train.prices import StepPrice
+from tuner.costs.train.step import assemble
+from tuner.costs.train.units import UnitCosts, unit_costs
+from tuner.prices.train.collectives import (
     Group,
     all_gather_s,
     all_reduce_s,
@@ -35,10 +39,7 @@ from tuner.costs.train.collectives import (
     num_copies,
     of_one_copy,
 )
-from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import ModelShape, Stages, taken
-from tuner.costs.train.step import OFFLOAD_BYTES, assemble
-from tuner.costs.train.units import UnitCosts, unit_costs
+from tuner.prices.train.host_link import optimizer_s
 from tuner.search.train.candidates import (
     TIME_AXES,
     TIME_DEGREES,
@@ -457,9 +458,8 @@ def per_step_bound_s(
     expert_parts = of_one_copy(laid.expert_data, copies).ranks
     local = np.where(is_sharded, dense / parts, dense)
     local = local + np.where(is_sharded, experts / expert_parts, experts)
-    on_device = constants.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
-    on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
-    return visible_s + local * (on_device + on_host) + constants.step_fixed_s
+    each_s = optimizer_s(s.optimizer_offload, machine, constants)
+    return visible_s + local * each_s + constants.step_fixed_s
 
 
 def sum_over_layers(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:

@@ -18,7 +18,7 @@ degrees:
 
     gcd(data, data * context / ranks of one domain, expert data)
 
-so that every copy is whole, experts included (tuner/costs/train/collectives.py).
+so that every copy is whole, experts included (tuner/prices/train/collectives.py).
 
 Letters: D dense degrees, N partial rows, E expert pairs, ordered by their dense degrees.
 """

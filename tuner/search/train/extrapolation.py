@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.prices.measured import MeasuredPrices
-from tuner.costs.train.collective_ratios import CollectiveRatios, MeasuredHardware
-from tuner.costs.train.collectives import MERGED
-from tuner.costs.train.shapes import Hardware, Stages
+from tuner.config.shapes import Hardware, Stages
 from tuner.plans.train import Band, Provenance
+from tuner.prices.measured import MeasuredPrices
+from tuner.prices.train.collective_ratios import CollectiveRatios, MeasuredHardware
+from tuner.prices.train.collectives import MERGED
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.shapes import number
+from tuner.config.shapes import number
 from tuner.search.train.candidate_prices import TimePiece, assemble_step
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search_result import Detail

@@ -26,7 +26,7 @@ import numpy as np
 
 from profilers.steps.config import LayerKind
 from tuner.arrays import Floats, Ints
-from tuner.costs.train.shapes import Stages
+from tuner.config.shapes import Stages
 from tuner.search.train.rules import Mask
 from tuner.spec.model import ModelSpec
 

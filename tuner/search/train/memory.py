@@ -40,10 +40,10 @@ import numpy as np
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS
+from tuner.config.shapes import Stages, taken
 from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits, unit_bytes
-from tuner.costs.train.shapes import Stages, taken
 from tuner.search.train.candidates import MEMORY_AXES, MEMORY_DEGREES, Candidates, to_strategies
 from tuner.search.train.degrees import Table
 from tuner.search.train.layouts import layers_of_stages, to_stages

@@ -33,10 +33,10 @@ import numpy.typing as npt
 
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
-from tuner.costs.train.constants import Software
+from tuner.config.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages
+from tuner.prices.train.constants import Software
 from tuner.search.train.peak_errors import error_kind, published_errors
 from tuner.spec.goal import TrainGoal
 

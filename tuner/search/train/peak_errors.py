@@ -35,7 +35,7 @@ from typing import Final
 import numpy as np
 
 from tuner.arrays import Floats
-from tuner.costs.train.constants import Software
+from tuner.prices.train.constants import Software
 
 Recipe = tuple[float, ...]
 """Measured over predicted peaks of one recipe's runs."""

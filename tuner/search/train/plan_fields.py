@@ -21,9 +21,9 @@ from tuner.catalog.capabilities import (
 )
 from tuner.config.columns import Strategies
 from tuner.config.host_memory import COPIES, STATED_AS, HostMemory, host_memory
+from tuner.config.shapes import number, single
 from tuner.config.train import TrainDecision
 from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
-from tuner.costs.train.shapes import number, single
 from tuner.errors import SpecError
 from tuner.faults.forecast import RunForecast, TrainingRun, copies_on_hosts, forecast
 from tuner.faults.goodput import goodput_step_s

@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 
 from tuner.config.knobs import overlaps_contend
+from tuner.config.shapes import number
 from tuner.config.train import TrainDecision
-from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
 from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.forked import numbers

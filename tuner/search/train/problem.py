@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.catalog.manifest import Capabilities
-from tuner.costs.ops import Prices
-from tuner.costs.train.constants import Constants, Software
+from tuner.config.shapes import Hardware, ModelShape
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.memory_constants import MemoryConstants
-from tuner.costs.train.shapes import Hardware, ModelShape
+from tuner.prices.ops import Prices
+from tuner.prices.train.constants import Constants, Software
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search
 

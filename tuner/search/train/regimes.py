@@ -32,9 +32,9 @@ from tuner.costs.train.calibration import (
     kind_of_model,
 )
 from tuner.costs.train.columns_of import PRECISION_OF
-from tuner.costs.train.constants import Software, software_of_container, version_of
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import SpecError
+from tuner.prices.train.constants import Software, software_of_container, version_of
 from tuner.spec.goal import TrainEngine
 
 CONTAINER: Final = "nemo"

@@ -12,11 +12,12 @@ import numpy as np
 
 from tuner.arrays import Floats
 from tuner.config.columns import Numbers
-from tuner.costs.lookups import NotedPrices
-from tuner.costs.ops import Op, Prices
-from tuner.costs.prices.measured import MeasuredPrices
-from tuner.costs.train.shapes import taken
+from tuner.config.shapes import Hardware, taken
 from tuner.costs.train.units import unit_costs
+from tuner.prices.datasheet import peak_s
+from tuner.prices.lookups import NotedPrices
+from tuner.prices.measured import MeasuredPrices
+from tuner.prices.ops import Op, Prices
 from tuner.search.train.axes import DISPATCH, RANK_ORDERS, Choice
 from tuner.search.train.bounds import Allowed, degrees_bound_s, single_expert
 from tuner.search.train.candidates import TIME_DEGREES, Candidates, to_strategies
@@ -31,7 +32,7 @@ class LowerBoundPrices:
     """Measured prices, except for the experts and the router."""
 
     measured: Prices
-    peak_flop_per_s: Numbers
+    hardware: Hardware
 
     def seconds(self, op: Op) -> Numbers:
         """Wall time: experts at the peak, GEMMs with a side of one element free."""
@@ -39,7 +40,7 @@ class LowerBoundPrices:
         if op.operation == "grouped_gemm":
             # Either gradient has as many operations as the forward pass.
             multiplied = axes["experts"] * axes["largest"] * axes["hidden"]
-            return 2.0 * multiplied * (axes["inner"] + axes["ffn"]) / self.peak_flop_per_s
+            return peak_s(2.0 * multiplied * (axes["inner"] + axes["ffn"]), self.hardware)
         if op.operation == "gemm" and np.all(
             np.minimum(np.minimum(axes["m"], axes["n"]), axes["k"]) <= 1.0
         ):
@@ -55,7 +56,7 @@ def lower_bound_prices(problem: TrainProblem) -> Prices | None:
         prices = prices.source
     if not isinstance(prices, MeasuredPrices):
         return prices
-    return LowerBoundPrices(measured=prices, peak_flop_per_s=problem.hardware.matmul_flop_per_s)
+    return LowerBoundPrices(measured=prices, hardware=problem.hardware)
 
 
 def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degrees) -> Floats:

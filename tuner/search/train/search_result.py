@@ -12,9 +12,9 @@ import numpy as np
 
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE
+from tuner.config.shapes import Stages, taken
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
-from tuner.costs.train.shapes import Stages, taken
 from tuner.plans.train import Certificate
 from tuner.search.to_plan import certify
 from tuner.search.train.axes import RecomputeChoice

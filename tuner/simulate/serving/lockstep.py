@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from tuner.catalog.serve_rules.traits import Batching
-from tuner.costs.serve.curves import Floats
+from tuner.prices.serve.curves import Floats
 from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, simulate
 from tuner.simulate.serving.load import Requests, Served, of_a_peer
 from tuner.simulate.serving.steps import StepTimes

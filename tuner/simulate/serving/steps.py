@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import attention_s, draft_s, halves_s, halves_share
+from tuner.prices.serve.curves import Floats
 
 POINTS: Final = 40
 """Sizes at which an iteration is priced; between them seconds are interpolated."""

@@ -23,10 +23,10 @@ import numpy as np
 
 from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Stages, number
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.memory import price_memory
-from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
 from tuner.errors import OutsideProfileError
 from tuner.plans.train import Plan, TrainPrediction

@@ -9,7 +9,6 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.columns import Numbers
-from tuner.costs.ops import Op
 from tuner.costs.place.expert_layer import (
     ExpertMachine,
     Reach,
@@ -19,10 +18,11 @@ from tuner.costs.place.expert_layer import (
     layer_seconds,
     rest_s,
 )
-from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
-from tuner.costs.train.constants import Software, uncalibrated
 from tuner.devices.catalogue import find_device
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.ops import Op
+from tuner.prices.train.constants import Software, uncalibrated
 from tuner.spec.accounting import forward_flop_per_token
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model

@@ -15,12 +15,12 @@ from profilers.steps.run import start
 from profilers.steps.training import Training
 from tests.benchmarks.fit_or_not import workload_and_decision
 from tests.patience import patient_s
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.memory import unit_state
 from tuner.costs.reference.operations import layer_ops
 from tuner.costs.reference.update import layer_units
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import residual_for
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.spec.tune import Adapters

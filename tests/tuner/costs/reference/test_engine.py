@@ -23,11 +23,11 @@ from profilers.steps.training import Training
 from profilers.work import work as work_of
 from tests.patience import patient_s
 from tests.rows import each_row
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import layer_time, pass_time
 from tuner.costs.reference.operations import embedding_ops, head_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import model_shape
+from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption

@@ -5,7 +5,6 @@ import pytest
 from profilers.records import Case
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import (
     PartSeconds,
     layer_time,
@@ -15,6 +14,7 @@ from tuner.costs.reference.layer_time import (
 )
 from tuner.costs.reference.operations import COMMUNICATION, Part, boundary_ops, layer_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.prices.profile import ProfilePrices
 
 Make = Callable[..., Workload]
 Cut = Callable[..., StepDegrees]

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
-from tuner.costs.ops import Op
 from tuner.costs.reference.operations import (
     boundary_ops,
     embedding_ops,
@@ -20,6 +19,7 @@ from tuner.costs.reference.operations import (
     layer_ops,
 )
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.prices.ops import Op
 
 Make = Callable[..., Workload]
 Cut = Callable[..., StepDegrees]

@@ -3,7 +3,6 @@ from itertools import chain
 
 from profilers.records import Case
 from tests.rows import each_row
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.operations import Part
 from tuner.costs.reference.update import (
     Unit,
@@ -13,6 +12,7 @@ from tuner.costs.reference.update import (
     update_time,
 )
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.prices.profile import ProfilePrices
 from tuner.spec.accounting import num_parameters
 from tuner.spec.tune import Adapters
 

@@ -13,11 +13,11 @@ from tuner.costs.serve.capacity import filled_ratio, instance_kv_bytes_per_token
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
 from tuner.engines.sglang.read import automatic_ratio, usual_captured
+from tuner.prices.serve.machine import ServingMachine
 
 RESERVE = Reserve(
     context=0.5 * GIB,

@@ -1,6 +1,5 @@
 """Recorded loads: by hand, against draws, and against the balanced kernel."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.arrays import Arrays
 from tests.rows import each_row
-from tests.tuner.costs.serve.testing import kernel_tables
-from tuner.costs.ops import Op
+from tests.tuner.kernel_tables import arrays_of, kernel_tables
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
-from tuner.costs.serve.machine import BALANCED, LOAD, ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.prices.ops import Op
+from tuner.prices.serve.machine import BALANCED, LOAD, ServingMachine
 
 SHEET = find_device("h200-sxm")
 TOKENS = np.array([1.0, 8.0, 64.0, 512.0, 8192.0, 65536.0])
@@ -50,10 +48,10 @@ def seconds(loads: ExpertLoads, machine: ServingMachine) -> np.ndarray:
     return loaded_experts_s(machine, ROUTED, loads=loads)
 
 
-def test_even_loads_give_the_balanced_kernel_back(build: Callable[..., Arrays]) -> None:
+def test_even_loads_give_the_balanced_kernel_back() -> None:
     times = {1: 20e-6, 100: 60e-6, 10_000: 900e-6}
     tables = [
-        build(
+        arrays_of(
             "moe",
             [({**AXES, "tokens": tokens}, factor * time_s) for tokens, time_s in times.items()],
             software="sglang",

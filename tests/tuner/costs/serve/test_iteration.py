@@ -14,13 +14,14 @@ from tests.tuner.decoders import (
     MINIMAX_M2,
     QWEN35_397B,
 )
-from tuner.costs.ops import Op
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
-from tuner.costs.serve.machine import ALL_REDUCE_S, LAUNCH_S, ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.prices.ops import Op
+from tuner.prices.serve.curves import Floats
+from tuner.prices.serve.machine import ALL_REDUCE_S, ServingMachine
+from tuner.prices.serve.peer_link import LAUNCH_S
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"

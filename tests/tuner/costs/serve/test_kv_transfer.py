@@ -8,7 +8,6 @@ from tests.expect import present
 from tests.profilers.testing import fake_profile
 from tests.rows import each_row
 from tests.tuner.models import example_model
-from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.kv_transfer import (
     KvPath,
     cache_shape,
@@ -17,6 +16,7 @@ from tuner.costs.serve.kv_transfer import (
     whole_s,
 )
 from tuner.errors import OutsideProfileError
+from tuner.prices.profile import ProfilePrices
 from tuner.spec.accounting import kv_bytes_per_token
 
 ONE = CacheDegrees()

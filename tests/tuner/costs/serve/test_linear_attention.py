@@ -15,9 +15,9 @@ from tuner.costs.serve.decoder import (
     decoder_of,
     linear_mixer,
 )
-from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.rated_attention import PROMPT_S
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.rated_attention import PROMPT_S
 from tuner.spec.linear_attention import LinearAttention, LinearName
 from tuner.spec.sparse_attention import Indexer
 

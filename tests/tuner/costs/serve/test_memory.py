@@ -13,7 +13,6 @@ from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import (
     attention_weight_bytes,
     expert_bytes,
@@ -22,6 +21,7 @@ from tuner.costs.serve.memory import (
     weight_bytes,
 )
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 from tuner.spec.huggingface.read import read_model
 
 FP8 = Formats(

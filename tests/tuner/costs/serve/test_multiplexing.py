@@ -7,9 +7,9 @@ from tests.rows import each_row
 from tuner.costs.serve.decoder import AttentionKind, Decoder, DecoderAttention, Formats, Layers
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 
 LLAMA = Decoder(
     name="llama3-8b",

@@ -11,19 +11,18 @@ from tuner.costs.serve.capacity import instance_weight_bytes, rotary_bytes
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.remote_ffn import (
     NORMS,
-    PeerLink,
     RemoteFfnIteration,
     attention_only,
     ffn_bytes,
     ffn_fits,
     ffn_weight_bytes,
-    peer_link,
 )
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
+from tuner.prices.serve.peer_link import PeerLink, peer_link
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 SHEET = find_device("h200-sxm")

@@ -20,7 +20,6 @@ from tuner.costs.serve.capacity import (
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
 from tuner.costs.serve.reserve import (
     activation_bytes,
@@ -33,6 +32,7 @@ from tuner.costs.serve.reserve import (
 )
 from tuner.costs.serve.speculative import Drafting
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"

@@ -13,11 +13,11 @@ from tests.tuner.models import example_model
 from tuner.costs.serve.decoder import AttentionKind, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod, draft_decoder
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 

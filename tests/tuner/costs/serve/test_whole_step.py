@@ -11,10 +11,10 @@ from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import HostTimes, ServingMachine
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.costs.serve.whole_step import draft_s, halves_s, prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import HostTimes, ServingMachine
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"

@@ -14,11 +14,11 @@ from tuner.costs.serve.decoder import Experts, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import stage_ratio, weight_bytes
 from tuner.costs.serve.speculative import DraftMethod, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 LONGCAT = decoder_of(example_model("longcat-flash"))

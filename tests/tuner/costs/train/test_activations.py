@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.config.columns import Strategies
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.in_flight import warmup_in_flight
-from tuner.costs.train.shapes import ModelShape
 
 GIB = 2.0**30
 

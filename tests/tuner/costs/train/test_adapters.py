@@ -12,18 +12,18 @@ from tests.rows import Failures
 from tests.tuner.models import MODELS, example_model
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Stages, number
 from tuner.config.tune_columns import NF4_BYTES, Stack, stack_of, tune_columns
-from tuner.costs.lookups import Lookups, NotedPrices
-from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.adapters import adapter_counts, frozen_on_device, num_adapter_parameters
 from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import constants_of_family
-from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
 from tuner.devices.catalogue import find_device
 from tuner.engines.peft.lora import lora_config
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.lookups import Lookups, NotedPrices
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.spec.tune import Adapters
 
 LLAMA = example_model("llama-3.1-8b")
@@ -250,7 +250,7 @@ def test_columns_of_several_kinds_are_priced_as_each_alone() -> None:
         strategy(lora("attention"), Stack.TRANSFORMERS),
         strategy(lora("attention", method="qlora"), Stack.TRANSFORMERS),
     ]
-    from tuner.costs.train.shapes import stacked
+    from tuner.config.shapes import stacked
 
     together = stacked(kinds)
     constants = uncalibrated(

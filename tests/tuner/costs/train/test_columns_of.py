@@ -8,8 +8,8 @@ from tuner.costs.train.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.train.constants import GemmPrecision
 from tuner.devices.catalogue import find_device
+from tuner.prices.train.constants import GemmPrecision
 from tuner.spec.cluster import Pool
 
 

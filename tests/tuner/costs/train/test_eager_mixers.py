@@ -24,10 +24,10 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from tests.rows import Failures
 from tests.tuner.models import MODELS
 from tuner.config.columns import Strategies
+from tuner.config.shapes import number
 from tuner.config.tune_columns import Stack, tune_columns
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.eager_activations import eager_activation_bytes
-from tuner.costs.train.shapes import number
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.tune import Adapters
 

@@ -9,15 +9,15 @@ import pytest
 
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
+from tuner.config.shapes import Stages, number
 from tuner.config.tune_columns import Stack, tune_columns
-from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.constants import Constants, GemmPrecision
 from tuner.costs.train.gathered_layers import gathered_bytes
-from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
 from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.devices.catalogue import find_device
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.train.constants import Constants, GemmPrecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.tune import Adapters
 

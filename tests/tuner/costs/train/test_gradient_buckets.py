@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from tests.tuner.models import example_model
 from tuner.config.columns import Numbers, Strategies
+from tuner.config.shapes import Hardware
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.gradient_buckets import (
     ReducedGradients,
     bucketed_reduction_s,
     default_bucket,
     visible_s,
 )
-from tuner.costs.train.shapes import Hardware
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Generation
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 
 
 def _ring(start_s: float, s_each: float) -> Callable[[Numbers], Numbers]:

@@ -14,11 +14,11 @@ from tuner.costs.train.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.host_memory import offloaded_bytes
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
+from tuner.prices.train.constants import GemmPrecision
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 

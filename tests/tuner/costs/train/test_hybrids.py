@@ -9,22 +9,22 @@ from tests.rows import each_row
 from tests.tuner.costs.train.test_zero_experts import setting as setting_of
 from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
-from tuner.costs.ops import linear_scan, memory_bound
-from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
+from tuner.config.shapes import Hardware, ModelShape
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.attention import attention_core
-from tuner.costs.train.collectives import ALL_TO_ALL_STARTS
 from tuner.costs.train.columns_of import StageLayers, hardware_of_pool, stages_of_layouts
 from tuner.costs.train.columns_of import shape_of_model as to_shape
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.linear_attention import linear_block
-from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import parameters
 from tuner.costs.train.step import price_step
 from tuner.costs.train.units import unit_costs
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.linear_scan import scan_bytes, scan_flop
+from tuner.prices.ops import linear_scan, memory_bound
+from tuner.prices.train.collectives import ALL_TO_ALL_STARTS
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.spec.accounting import forward_flop_per_token, num_parameters, state_bytes_per_sequence
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.config.columns import Numbers
-from tuner.costs.train.collectives import distinct_places
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.limited_routing import reached_places
-from tuner.costs.train.shapes import ModelShape
+from tuner.prices.train.collectives import distinct_places
 
 DRAWS = 20_000
 

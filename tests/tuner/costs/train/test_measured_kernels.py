@@ -12,17 +12,17 @@ import pytest
 from tests.tuner.costs.train.test_zero_experts import HARDWARE, setting
 from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
-from tuner.costs.ops import Op, trained_experts, trained_gemm
-from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.calibration import Regime, constants_of, shipped
-from tuner.costs.train.collectives import Group, all_gather_s, all_to_all_s
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.parts import Block, trained
-from tuner.costs.train.shapes import ModelShape
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.ops import Op, trained_experts, trained_gemm
+from tuner.prices.train.collectives import Group, all_gather_s, all_to_all_s
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.spec.cluster import Pool
 
 B200 = find_device("b200-sxm")

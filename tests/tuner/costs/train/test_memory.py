@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.constants import Software
+from tuner.config.shapes import Hardware, ModelShape, Stages, stacked
 from tuner.costs.train.memory import assemble_memory, price_memory
 from tuner.costs.train.memory_constants import (
     OF_FAMILY,
@@ -22,7 +22,7 @@ from tuner.costs.train.memory_constants import (
 )
 from tuner.costs.train.memory_units import unit_bytes
 from tuner.costs.train.prices import MemoryPrice
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked
+from tuner.prices.train.constants import Software
 
 GIB = 2.0**30
 MACHINE = Hardware(

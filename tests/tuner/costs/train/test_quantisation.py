@@ -11,10 +11,10 @@ from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train import parts
 from tuner.costs.train.attention import attention_block
 from tuner.costs.train.columns_of import hardware_of_pool, matmul_peak
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.parts import QUANTISED_BYTES, Block, BlockInputs, feed_forward, gemm
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.spec.cluster import Pool
 
 ROWS, N, K = 4096.0, 8192.0, 2048.0

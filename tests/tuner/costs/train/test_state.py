@@ -7,7 +7,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.columns import Strategies
-from tuner.costs.train.shapes import ModelShape
+from tuner.config.shapes import ModelShape
 from tuner.costs.train.state import padded_vocab, parameters, shard_ranks, state_bytes
 
 LLAMA_8B = ModelShape(

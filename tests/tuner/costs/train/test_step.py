@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tests.tuner.models import example_model
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import Op
+from tuner.config.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
-from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.fold import per_device
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
-from tuner.costs.train.step import HOST_LINK_RATIO, assemble, price_step
+from tuner.costs.train.step import assemble, price_step
 from tuner.costs.train.units import unit_costs
 from tuner.devices.datasheet import Generation
+from tuner.prices.ops import Op
+from tuner.prices.train.constants import Constants, GemmPrecision, Software, uncalibrated
+from tuner.prices.train.host_link import HOST_LINK_RATIO
 from tuner.spec.accounting import forward_flop_per_token
 from tuner.spec.model import ModelSpec
 

@@ -7,18 +7,18 @@ import pytest
 
 from tests.tuner.models import example_model
 from tuner.config.columns import Strategies
-from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.config.shapes import Hardware, ModelShape
 from tuner.costs.train.activations import activation_bytes
-from tuner.costs.train.collectives import distinct_places, groups
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.parts import BlockInputs
-from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import parameters
 from tuner.costs.train.units import unit_costs
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.train.collectives import distinct_places, groups
+from tuner.prices.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 

@@ -8,7 +8,7 @@ from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tests.tuner.models import example_model
-from tuner.costs.train.constants import Constants
+from tuner.prices.train.constants import Constants
 from tuner.search.nodes.traffic import OVERLAPPED_RATIO, NodeTraffic, obstacle, traffic
 from tuner.spec.accounting import (
     embedding_parameters,

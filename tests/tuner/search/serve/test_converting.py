@@ -9,9 +9,9 @@ from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
-from tuner.costs.prices.profile import ProfilePrices
-from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.prices.profile import ProfilePrices
+from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
 from tuner.search.settings import SearchSettings

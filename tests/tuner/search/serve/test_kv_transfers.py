@@ -10,8 +10,8 @@ from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
-from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.choices import usual_choices
 from tuner.search.serve.kv_routes import build_kv_routes

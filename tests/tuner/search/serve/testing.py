@@ -8,9 +8,9 @@ from tests.tuner.models import example_model
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve_plan import price_serving_pool
+from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem

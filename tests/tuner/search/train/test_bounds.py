@@ -13,8 +13,8 @@ from tests.tuner.search.train.testing import make_problem
 from tuner.arrays import Ints
 from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.costs.train.columns_of import hardware_of_pool
-from tuner.costs.train.constants import GemmPrecision
 from tuner.devices.catalogue import find_device
+from tuner.prices.train.constants import GemmPrecision
 from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, Facts
 from tuner.search.train.bounds import degrees_bound_s
 from tuner.search.train.candidate_prices import (

@@ -22,20 +22,20 @@ from profilers.records import (
 from profilers.store import write_profile
 from tests.expect import present
 from tuner import api
-from tuner.costs.ops import gemm
-from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.calibration import GENERIC_BAND, Residuals
-from tuner.costs.train.collective_ratios import MeasuredHardware
-from tuner.costs.train.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
 from tuner.costs.train.columns_of import hardware_of_pool
-from tuner.costs.train.constants import Constants, GemmPrecision
-from tuner.costs.train.measured_links import with_measured_links
 from tuner.devices.catalogue import find_device
 from tuner.engines.megatron_lm import read as megatron
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.estimate.estimate import estimate
 from tuner.goals.train_folder import write_plan
 from tuner.plans.train import Plan
+from tuner.prices.datasheet import DatasheetPrices
+from tuner.prices.ops import gemm
+from tuner.prices.train.collective_ratios import MeasuredHardware
+from tuner.prices.train.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
+from tuner.prices.train.constants import Constants, GemmPrecision
+from tuner.prices.train.measured_links import with_measured_links
 from tuner.spec.cluster import Pool
 from tuner.spec.read import read_spec
 from tuner.verify.verification import Effort, Watcher

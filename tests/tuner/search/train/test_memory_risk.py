@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tuner.costs.train.constants import Software
+from tuner.prices.train.constants import Software
 from tuner.search.train.memory_risk import (
     CRASHES,
     FAILED_START_S,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.train.constants import Software
+from tuner.prices.train.constants import Software
 from tuner.search.train.peak_errors import (
     RATIOS,
     SCATTER,

@@ -9,10 +9,10 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.search.train.testing import every_decision, make_problem
-from tuner.costs.train.constants import Software
+from tuner.config.shapes import number
 from tuner.costs.train.expert_imbalance import ExpertImbalance
-from tuner.costs.train.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.prices.train.constants import Software
 from tuner.search.settings import SearchSettings
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import (

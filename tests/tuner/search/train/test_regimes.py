@@ -14,9 +14,9 @@ from tuner.costs.train.calibration import (
     Where,
     constants_of,
 )
-from tuner.costs.train.constants import Software
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
+from tuner.prices.train.constants import Software
 from tuner.search.train.regimes import priced_release, regime_of, step_band
 from tuner.spec.goal import TrainEngine
 

@@ -8,7 +8,7 @@ from profilers.steps.config import Recompute
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.search.train.testing import make_problem
-from tuner.costs.train.shapes import number
+from tuner.config.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Unlaunchable
 from tuner.search.settings import SearchSettings

@@ -10,10 +10,10 @@ from tests.tuner.models import example_model
 from tuner.catalog.manifest import anything
 from tuner.costs.train.calibration import shipped
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.plans.train import Plan, Provenance
+from tuner.prices.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.candidate_prices import price

@@ -10,8 +10,8 @@ from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import HostTimes, ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import HostTimes, ServingMachine
 from tuner.simulate.serving.client import (
     ClientOverhead,
     client_observed_ttft_s,

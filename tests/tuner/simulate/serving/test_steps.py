@@ -11,10 +11,10 @@ from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.speculative import Drafting
 from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
+from tuner.prices.serve.machine import ServingMachine
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import uniform_requests
 from tuner.simulate.serving.steps import MOST_TOKENS, StepTimes, step_times

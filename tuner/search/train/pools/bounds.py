@@ -39,7 +39,7 @@ import numpy as np
 
 from profilers.steps.config import LayerKind
 from tuner.arrays import Floats, Ints
-from tuner.costs.train.shapes import Stages
+from tuner.config.shapes import Stages
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import KINDS, UnitCosts
 from tuner.search.train.candidate_prices import KINDS_OF_STAGES, ROUNDING

@@ -30,14 +30,14 @@ import numpy.typing as npt
 from profilers.steps.config import LayerKind
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
-from tuner.costs.train.collectives import groups, send_s
+from tuner.config.shapes import Stages, taken
 from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits
 from tuner.costs.train.prices import MemoryPrice
-from tuner.costs.train.shapes import Stages, taken
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import UnitCosts
+from tuner.prices.train.collectives import groups, send_s
 from tuner.search.train.candidate_prices import KINDS_OF_STAGES, price_batch
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.layouts import to_stages

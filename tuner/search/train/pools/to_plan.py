@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.shapes import number, single
 from tuner.config.train import TrainDecision
-from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import RunForecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.kinds import jobs_together, slowest

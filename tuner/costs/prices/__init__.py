@@ -1,1 +1,0 @@
-"""Seconds of operations and collectives, from measured tables and closed forms."""

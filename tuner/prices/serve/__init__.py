@@ -1,0 +1,1 @@
+"""Kernels and collectives of serving, from tables, profiles or datasheets."""

@@ -1,0 +1,32 @@
+"""Messages from one rank to another."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.prices.serve.curves import Floats
+
+STREAM_RATIO: Final = 0.8
+LAUNCH_S: Final = 5e-6
+NODE_LATENCY_S: Final = 20e-6
+"""Latency of a message that leaves the scale-up domain, beyond one inside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLink:
+    """Link that carries one message between an attention rank and its FFN rank."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, moved_Q: Floats) -> Floats:
+        """Return the seconds of a message of so many bytes, one way."""
+        return np.asarray(self.latency_s + moved_Q / self.bytes_per_s)
+
+
+def peer_link(*, inside_bytes_per_s: float, nic_bytes_per_s: float, is_inside: bool) -> PeerLink:
+    """Return the link inside a scale-up domain, or over a device's share of the NICs."""
+    rate = inside_bytes_per_s if is_inside else nic_bytes_per_s
+    latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
+    return PeerLink(latency_s=latency_s, bytes_per_s=STREAM_RATIO * rate)
