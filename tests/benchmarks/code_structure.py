@@ -53,7 +53,7 @@ LEAST_DEGREES: Final = 4
 OF_ONE_GOAL: Final = re.compile(
     r"(Train|Serve|Place)\w*|\w+(Train|Serve|Place)\w*|Plan|VerifiedPlan|VerifiedPlacement|Spec"
 )
-PRICERS: Final = re.compile(r"costs/(.*kernels|prices/.*|serve/tables)\.py$")
+PRICERS: Final = re.compile(r"prices/([a-z_]*|serve/tables)\.py$")
 SPECS: Final = (
     "examples/checks/train-mixtral/spec.yaml",
     "examples/checks/train-measured/spec.yaml",
