@@ -76,6 +76,8 @@ _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s
 _SHARE: Final = re.compile(
     r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*(?:per|/)\s*(\S.*?)\s*"
 )
+_MOST_DIGITS: Final = 18
+"""Most digits of a whole number; Python reads at most 4,300, and takes long for them."""
 _LONGEST_QUANTITY: Final = 64
 """Characters; a longer text is no quantity."""
 
@@ -226,6 +228,12 @@ def format_money(amount: float, currency: str | None) -> str:
     """Format an amount with its currency, such as `0.42 USD`; a bare number without one."""
     shown = f"{amount:,.0f}" if amount >= 10_000 else f"{amount:.4g}"
     return f"{shown} {currency or ''}".rstrip()
+
+
+def parse_whole(text: str) -> int | None:
+    """Return a whole number of at most 18 digits, such as `64`; None where a text is none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None
 
 
 def format_ratio(ratio: float, *, digits: int = 1) -> str:

@@ -20,6 +20,7 @@ from tuner.units import (
     parse_seconds,
     parse_share,
     parse_share_per_s,
+    parse_whole,
 )
 
 Parse = Callable[[str], float]
@@ -169,3 +170,10 @@ def test_a_share_of_a_period_is_a_ratio_a_second() -> None:
 def test_shares_are_read_as_ratios() -> None:
     texts = {"2%": 0.02, " 0.5 % ": 0.005, "100%": 1.0, ".1%": 0.001}
     assert {text: parse_share(text) for text in texts} == pytest.approx(texts)
+
+
+def test_whole_numbers_have_few_digits_and_nothing_else() -> None:
+    for text, number in (("64", 64), ("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)):
+        assert parse_whole(text) == number
+    for text in ("", "-1", "1.0", "1e3", "²", "٣", " 1", "9" * 19, "9" * 5000):
+        assert parse_whole(text) is None, text

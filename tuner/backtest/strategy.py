@@ -24,6 +24,7 @@ from tuner.config.knobs import COLUMN_OF_MODULE
 from tuner.config.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 from tuner.prices.train.constants import GemmPrecision, Software
+from tuner.units import parse_whole
 
 Fields = Mapping[str, float]
 """Values by field of `Strategies`."""
@@ -252,7 +253,7 @@ def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float,
         raise ValueError(f"zero_or_fsdp {text[:40]!r} is not known")
     if not ranks:
         return 3.0, 0.0
-    if not ranks.isdigit() or not 1 <= int(ranks) <= degrees["data"] * degrees["context"]:
+    if not 1 <= (parse_whole(ranks) or 0) <= degrees["data"] * degrees["context"]:
         raise ValueError(f"zero_or_fsdp {text[:40]!r} shards over more ranks than there are")
     return 3.0, float(ranks) if float(ranks) < degrees["data"] else 0.0
 

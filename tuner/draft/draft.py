@@ -20,6 +20,7 @@ from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.huggingface.read import read_model
+from tuner.units import parse_whole
 
 FieldValues = Mapping[str, str]
 LARGEST: Final = 2**31
@@ -110,7 +111,8 @@ def check_whole(
     """Return the check of a whole number."""
 
     def check(text: str, _values: FieldValues) -> None:
-        if not (text.isascii() and text.isdecimal() and least <= int(text) <= largest):
+        number = parse_whole(text)
+        if number is None or not least <= number <= largest:
             raise SpecError(
                 f"--{key}: {shown_value(text)} is not a whole number in {least}..{largest}"
             )

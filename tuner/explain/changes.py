@@ -30,6 +30,7 @@ from tuner.units import (
     parse_bytes_per_s,
     parse_per_s,
     parse_seconds,
+    parse_whole,
 )
 
 Keys = dict[str, Any]
@@ -234,9 +235,10 @@ def _whole(change: LimitChange, before: float) -> int:
     after = moved(change, before)
     if after is not None:
         return max(1, round(after))
-    if not change.value.isdecimal() or int(change.value) < 1:
-        raise TunerError(f"{change.value!r} is not a whole number")
-    return int(change.value)
+    number = parse_whole(change.value)
+    if not number:
+        raise TunerError(f"{change.value[:40]!r} is not a whole number")
+    return number
 
 
 def _quantity(change: LimitChange, before: float, parse: Callable[[str], float]) -> float:

@@ -310,6 +310,13 @@ class PlacePlan(_Stored, GoalPlan):
             unknown = sorted(predicted - {workload.name for workload in self.goal.workloads})
             if unknown:
                 raise ValueError(f"predicted: {unknown[0]!r} is no workload of the goal")
+            for name in ("outcomes", "layer_times", "traffic_times"):
+                rows = getattr(self.predicted, name)
+                is_whole = len(rows) == len(self.goal.workloads)
+                if not is_whole and (rows or name == "outcomes"):
+                    raise ValueError(f"predicted.{name}: not one for each workload of the goal")
+            if len(self.predicted.traffic) > 1:
+                raise ValueError("predicted.traffic: more than one objective")
         return self
 
     def candidates(self) -> "DataFrame":

@@ -26,6 +26,7 @@ from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, shown_value
 from tuner.spec.yaml_text import parse_yaml
+from tuner.units import parse_whole
 
 METHODS: Final = ("sft", "pt", "rlhf")
 """Methods that train."""
@@ -218,4 +219,4 @@ def _word(value: Any) -> str:
 
 def whole(word: str | None) -> int | None:
     """Return the positive number that a variable holds; None where it holds none."""
-    return int(word) if word and re.fullmatch(r"\d{1,7}", word) and int(word) else None
+    return parse_whole(word or "") or None

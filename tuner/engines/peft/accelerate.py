@@ -14,11 +14,12 @@ from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
 from tuner.engines.peft.arguments import SWIFT_COMMAND, TrainerCommand, found_text
-from tuner.engines.peft.swift import AUTO_BATCH, refuse_device_map, whole_number, with_own_files
+from tuner.engines.peft.swift import AUTO_BATCH, refuse_device_map, with_own_files
 from tuner.engines.reading.options_file import Beside
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.yaml_text import parse_yaml
+from tuner.units import parse_whole
 
 _SHIPPED: Final[Mapping[str, Mapping[str, Any]]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1},
@@ -204,11 +205,11 @@ def _processes(
     nodes, per_node = stated
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if per_node is None:
-        per_node = whole_number(environment.get("NPROC_PER_NODE", ""))
+        per_node = parse_whole(environment.get("NPROC_PER_NODE", "")) or None
     if per_node is None and visible and "$" not in visible:
         per_node = len(visible.split(","))
     if nodes is None:
-        nodes = whole_number(environment.get("NNODES", ""))
+        nodes = parse_whole(environment.get("NNODES", "")) or None
     # Launchers start one node unless they are told of more.
     is_open = any(name in flags for name in ("nnodes", "num_nodes", "hostfile"))
     if nodes is None and not is_open and "NNODES" not in environment:

@@ -15,6 +15,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.tune import FULL
 from tuner.spec.yaml_text import parse_yaml
+from tuner.units import parse_whole
 
 AUTO_BATCH: Final[Mapping[str, Any]] = {
     "train_batch_size": "auto",
@@ -91,7 +92,7 @@ def refuse_device_map(
 ) -> None:
     """Refuse processes of ms-swift that divide a model's layers over several devices each."""
     said = environment.get("NPROC_PER_NODE")
-    started = whole_number(said) if said else per_node if command.launcher else 1
+    started = (parse_whole(said) or None) if said else per_node if command.launcher else 1
     visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     is_open = "$" in "".join(visible) or environment.get("SWIFT_SINGLE_DEVICE_MODE") == "1"
     if started and len(visible) > started and not is_open:
@@ -99,8 +100,3 @@ def refuse_device_map(
             f"{source}: ms-swift runs {started} process(es) over {len(visible)} devices, whose "
             "device_map is not priced: set NPROC_PER_NODE to the devices of a node"
         )
-
-
-def whole_number(text: str) -> int | None:
-    """Return a positive number; None where a text is none."""
-    return int(text) if text.isdecimal() and 0 < len(text) < 7 and int(text) else None

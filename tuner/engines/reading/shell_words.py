@@ -26,6 +26,7 @@ from typing import Final
 
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
+from tuner.units import parse_whole
 
 MOST_CHARACTERS: Final = 2_000_000
 """Most characters of all expanded variables together; more is a runaway expansion."""
@@ -631,8 +632,10 @@ class _Blocks:
             case [str(left), str(sign), str(right)] if sign in _TEST:
                 return _TEST[sign](left, right)
             case [str(left), str(sign), str(right)] if sign in _NUMERIC_TEST:
-                is_plain = left.isdecimal() and right.isdecimal()
-                return _NUMERIC_TEST[sign](int(left), int(right)) if is_plain else None
+                first, second = parse_whole(left), parse_whole(right)
+                if first is None or second is None:
+                    return None
+                return _NUMERIC_TEST[sign](first, second)
             case ["-n", str(value)]:
                 return bool(value)
             case ["-z", str(value)]:

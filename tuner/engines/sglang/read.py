@@ -39,6 +39,7 @@ from tuner.engines.sglang.capabilities import SGLANG_0_5_23, STATE_SLOTS, TRAITS
 from tuner.errors import SpecError
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
+from tuner.units import parse_whole
 
 _ALGORITHMS: Final = ("NEXTN", "EAGLE", "EAGLE3")
 _DRAFTING: Final = (
@@ -407,8 +408,8 @@ def _captured(flags: Flags) -> int | None:
     """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
     if flags.is_on("disable-cuda-graph"):
         return 0
-    sizes = [int(word) for word in flags.words("cuda-graph-bs-decode") if word.isdecimal()]
-    return max(sizes) if sizes else flags.number("cuda-graph-max-bs-decode")
+    sizes = [parse_whole(word) or 0 for word in flags.words("cuda-graph-bs-decode")]
+    return max(sizes) if any(sizes) else flags.number("cuda-graph-max-bs-decode")
 
 
 def _usual_chunk(around: Surroundings) -> int:

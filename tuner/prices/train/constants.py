@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from tuner.config.columns import Numbers
 from tuner.devices.datasheet import Generation
+from tuner.units import parse_whole
 
 
 class GemmPrecision(StrEnum):
@@ -64,7 +65,8 @@ FIRST_OF_2026: Final = (26, 4)
 
 def version_of(release: str) -> tuple[int, ...]:
     """Return a release's numbers, to be compared."""
-    return tuple(int(part) for part in release.split(".") if part.isdigit())
+    numbers = map(parse_whole, release.split("."))
+    return tuple(number for number in numbers if number is not None)
 
 
 def software_of_container(release: str) -> Software:
