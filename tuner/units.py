@@ -230,9 +230,9 @@ def format_money(amount: float, currency: str | None) -> str:
     return f"{shown} {currency or ''}".rstrip()
 
 
-def parse_whole(text: str) -> int | None:
-    """Return a whole number of at most 18 digits, such as `64`; None where a text is none."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+def parse_whole(text: str, *, digits: int = _MOST_DIGITS) -> int | None:
+    """Return a whole number of at most so many digits, e.g. `64`; None where a text is none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= digits
     return int(text) if is_number else None
 
 

@@ -32,7 +32,6 @@ from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode
-from tuner.simulate.serving.client import ROUNDS
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal
 
@@ -116,11 +115,7 @@ def planned_s(launch: PublishedLaunch, machine: ServingMachine) -> tuple[float, 
         {
             "kind": "serve",
             "engine": {"name": launch.engine},
-            "traffic": {
-                "concurrency": launch.concurrency,
-                "requests": ROUNDS * launch.concurrency,
-                **lengths,
-            },
+            "traffic": {"concurrency": launch.concurrency, **lengths},
         }
     )
     option = option_of(launch, machine)

@@ -1,1 +1,1 @@
-"""Prices of a configuration, in seconds and bytes, from measured curves and datasheets."""
+"""Seconds and bytes of a configuration: operations, what a step makes of them, memory."""

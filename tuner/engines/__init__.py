@@ -1,1 +1,1 @@
-"""Writes launch files: one module per target, pure functions from a verified plan to text."""
+"""All that is known of single engines: capabilities, launch files written and read, metrics."""

@@ -225,7 +225,7 @@ def release_version(release: str) -> tuple[int, ...]:
     """Return a release's numbers; nightly builds count as new, an unstated release as old."""
     if release.startswith("nightly"):
         return (999,)
-    return tuple(int(word) for word in re.findall(r"\d{1,9}", release)[:2])
+    return tuple(int(word[:9]) for word in re.findall(r"\d+", release)[:2])
 
 
 def _sequence_s(engine: str, release: str) -> float:

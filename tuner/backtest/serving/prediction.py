@@ -223,10 +223,8 @@ def mean_latency(
 ) -> MeanLatency:
     """Return means as a client sees them."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
-    traits = serve_traits()[launch.engine]
     client = ClientOverhead(
-        overhead_s=traits.client_s, cold_s=traits.cold_s, stream_steps=launch.stream_steps
+        overhead_s=serve_traits()[launch.engine].client_s, stream_steps=launch.stream_steps
     )
-    burst = len(served.output_R) // ROUNDS if launch.concurrency > 1 else 0
-    ttft_s = float(np.mean(client_observed_ttft_s(served, client=client, burst=burst)))
+    ttft_s = float(np.mean(client_observed_ttft_s(served, client=client)))
     return MeanLatency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

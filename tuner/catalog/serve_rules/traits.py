@@ -70,8 +70,12 @@ class BlockRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptGraphs:
-    """Launches on CUDA, without a pipeline, whose steps with prompts a release has graphs of."""
+    """Launches whose steps with prompts have graphs, from one release of an engine on.
 
+    None has them without CUDA, through stages, with context ranks or in two halves.
+    """
+
+    since: tuple[int, ...]
     eager_mixers: frozenset[str] = frozenset()
     """Kinds of token mixers without graphs of prompts."""
     eager_models: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
@@ -80,16 +84,29 @@ class PromptGraphs:
     """Classes of models with a vision tower that have them."""
     data_ranks: bool = True
     """Attention data ranks have them."""
+    dispatches: bool = True
+    """Launches that send tokens to their experts by DeepEP have them."""
+    drafts: bool = True
+    """Launches with drafts have them."""
     latent_tokens: float = math.inf
     """Tokens of the largest step of latent attention that a graph holds."""
 
     def hold(
-        self, architecture: str, mixers: Collection[str], *, device: Generation, data_ranks: int
+        self,
+        architecture: str,
+        mixers: Collection[str],
+        *,
+        device: Generation,
+        data_ranks: int,
+        dispatches: bool,
+        drafts: bool,
     ) -> bool:
         """Say whether a launch's steps with prompts have graphs."""
-        has_vision = architecture.endswith(VISION_SUFFIX)
+        has_vision = architecture.endswith(VISION_SUFFIX) and architecture not in WITHOUT_VISION
         return not (
             (data_ranks > 1 and not self.data_ranks)
+            or (dispatches and not self.dispatches)
+            or (drafts and not self.drafts)
             or (has_vision and architecture not in self.vision_models)
             or device in self.eager_models.get(architecture, ())
             or device.vendor is not Vendor.NVIDIA
@@ -99,6 +116,9 @@ class PromptGraphs:
 
 VISION_SUFFIX: Final = "ForConditionalGeneration"
 """End of the names of models with a vision tower, in transformers."""
+WITHOUT_VISION: Final = frozenset({"Llama4ForConditionalGeneration"})
+"""Models whose vision tower engines leave out unless they are asked for it (`mm_disabled_models` of
+SGLang 0.5.23, configs/model_config.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +163,6 @@ class MemoryRule:
     allocates_late: bool = False
     """The profiled step holds one prompt. Once the cache is made the sampler sees a full batch, and
     graphs with their logits and buffers of cache transfers are made again beside the first ones."""
-    prompt_graphs: PromptGraphs | None = None
-    """Steps that read prompts and have graphs, for which the engine's own share leaves memory;
-    None: no step."""
     compiles: bool = False
     """Steps without graphs are compiled, so that a layer's input is freed inside it."""
     graphs_per_size: int = 1
@@ -170,6 +187,8 @@ class EngineTraits:
     """Devices on which the host launches attention between the graphs of a decode step."""
     waits_for_host: bool = False
     """Steps with prompts and without a graph take as long as the host needs to launch them."""
+    prompt_graphs: tuple[PromptGraphs, ...] = ()
+    """Graphs of steps with prompts, the newest release first; an older one has none."""
     stream_s: float = 0.0
     """Seconds of the server's one process for a token that it streams: less than its fastest
     published run with chats that all begin at once, whose steps take some of them. Others take up
@@ -205,9 +224,6 @@ class EngineTraits:
     client_s: float = 15e-3
     """Seconds of a request in HTTP server, tokeniser and client, as published launches show
     them."""
-    cold_s: float = 0.0
-    """Seconds by which the first requests of a benchmark, sent at once, get their first tokens
-    later than later ones: kernels meet steps of their size for the first time."""
     memory: tuple[MemoryRule, ...]
     """The newest release first."""
     shares_networks: bool = False
@@ -271,6 +287,12 @@ class EngineTraits:
     def indexer_launches(self, release: str = "") -> float:
         """Return a release's count of `indexer_kernels`; the newest's where no number is named."""
         return _of_release(self.indexer_kernels, release)
+
+    def graphs_of_prompts(self, release: str = "") -> PromptGraphs | None:
+        """Return those of a release; of the newest where none or no number is named."""
+        number = _numbers(release)
+        since = (graphs for graphs in self.prompt_graphs if not number or graphs.since <= number)
+        return next(since, None)
 
     def memory_rule(self, release: str = "") -> MemoryRule:
         """Return the rule of a release; of the newest where none or no number is named."""

@@ -1,1 +1,1 @@
-"""Cost of one iteration of a serving engine: operations from measured tables or datasheets."""
+"""Cost of one iteration of a serving engine: its operations and what a step makes of them."""

@@ -336,23 +336,25 @@ class Iteration:
             return math.inf
         if not self.has_graphs:
             return 0.0
-        graphs = self.memory_rule.prompt_graphs
-        mixers = {group.attention.kind for group in self.decoder.layers}
+        graphs = self.traits.graphs_of_prompts(self.release)
         if graphs is None or not self.captures_prompts:
             return self.traits.graph_tokens
-        return graphs.latent_tokens if LATENT_KINDS & mixers else math.inf
+        has_latent = any(group.attention.kind in LATENT_KINDS for group in self.decoder.layers)
+        return graphs.latent_tokens if has_latent else math.inf
 
     @property
     def captures_prompts(self) -> bool:
         """Whether the engine's release has graphs of steps with prompts for such a launch."""
-        graphs, degrees = self.memory_rule.prompt_graphs, self.degrees
-        if graphs is None or degrees.pipeline > 1:
+        graphs, degrees = self.traits.graphs_of_prompts(self.release), self.degrees
+        if graphs is None or self.two_batch_overlap or max(degrees.pipeline, degrees.context) > 1:
             return False
         return graphs.hold(
             self.decoder.architecture,
             {group.attention.kind for group in self.decoder.layers},
             device=self.machine.sheet.generation,
             data_ranks=degrees.attention_data,
+            dispatches=self.a2a_backend in (A2aBackend.NORMAL, A2aBackend.LOW_LATENCY),
+            drafts=self.drafting is not None,
         )
 
     def prompt_launch_s(self, m_Q: Floats) -> Floats:

@@ -135,7 +135,7 @@ def rank_kv_bytes(
 
 def whole_s(rank_bytes: float, *, path: KvPath) -> float:
     """Predict the seconds of a KV transfer that starts when prefill ends."""
-    return path.latency_s + sum(rank_bytes / rate for rate in path.rates)
+    return path.latency_s + sum(rank_bytes / bytes_per_s for bytes_per_s in path.rates)
 
 
 def conversion_bytes_per_s(

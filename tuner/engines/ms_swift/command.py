@@ -219,4 +219,4 @@ def _word(value: Any) -> str:
 
 def whole(word: str | None) -> int | None:
     """Return the positive number that a variable holds; None where it holds none."""
-    return parse_whole(word or "") or None
+    return parse_whole(word or "", digits=7) or None

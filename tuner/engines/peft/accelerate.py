@@ -205,11 +205,11 @@ def _processes(
     nodes, per_node = stated
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if per_node is None:
-        per_node = parse_whole(environment.get("NPROC_PER_NODE", "")) or None
+        per_node = parse_whole(environment.get("NPROC_PER_NODE", ""), digits=6) or None
     if per_node is None and visible and "$" not in visible:
         per_node = len(visible.split(","))
     if nodes is None:
-        nodes = parse_whole(environment.get("NNODES", "")) or None
+        nodes = parse_whole(environment.get("NNODES", ""), digits=6) or None
     # Launchers start one node unless they are told of more.
     is_open = any(name in flags for name in ("nnodes", "num_nodes", "hostfile"))
     if nodes is None and not is_open and "NNODES" not in environment:

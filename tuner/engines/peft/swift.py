@@ -92,7 +92,7 @@ def refuse_device_map(
 ) -> None:
     """Refuse processes of ms-swift that divide a model's layers over several devices each."""
     said = environment.get("NPROC_PER_NODE")
-    started = (parse_whole(said) or None) if said else per_node if command.launcher else 1
+    started = (parse_whole(said, digits=6) or None) if said else per_node if command.launcher else 1
     visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     is_open = "$" in "".join(visible) or environment.get("SWIFT_SINGLE_DEVICE_MODE") == "1"
     if started and len(visible) > started and not is_open:

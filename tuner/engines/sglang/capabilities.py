@@ -93,40 +93,63 @@ mem_cache/kv_cache_configurator.py; `get_mamba_tracking_slots`, mem_cache/alloca
 states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the memory
 (`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
-_BREAKABLE: Final = PromptGraphs(
-    eager_mixers=frozenset({"kda", "compressed"}),
-    eager_models={"DeepseekV3ForCausalLM": frozenset({Generation.BLACKWELL})},
-    vision_models=frozenset(
-        {
-            "KimiK25ForConditionalGeneration",
-            "Qwen3_5ForConditionalGeneration",
-            "Qwen3_5MoeForConditionalGeneration",
-        }
+_SHORT_LATENT: Final = 2048.0
+_QWEN: Final = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"})
+_EVERYWHERE: Final = frozenset(Generation)
+_TRTLLM_MLA: Final = {"DeepseekV3ForCausalLM": frozenset({Generation.BLACKWELL})}
+"""Beside the attention of TensorRT-LLM, its own on Blackwell, DeepSeek-V3's class has no graphs."""
+PROMPT_GRAPHS: Final = (
+    PromptGraphs(
+        since=(0, 5, 21),
+        eager_mixers=frozenset({"kda", "compressed"}),
+        eager_models=_TRTLLM_MLA,
+        vision_models=_QWEN | {"KimiK25ForConditionalGeneration"},
+        latent_tokens=8192.0,
     ),
-    latent_tokens=2048.0,
-)
-"""0.5.23, arg_groups/cuda_graph_hook.py and configs/model_config.py: DeepSeek-V3's class has none
-beside trtllm_mla, its backend on Blackwell."""
-_COMPILED: Final = replace(
-    _BREAKABLE,
-    eager_models={"Qwen3NextForCausalLM": frozenset(Generation)},
-    vision_models=frozenset(),
-    data_ranks=False,
-)
-_COMPILED_FIRST: Final = replace(
-    _COMPILED,
-    eager_models=dict.fromkeys(
-        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Qwen3NextForCausalLM"),
-        frozenset(Generation),
+    PromptGraphs(
+        since=(0, 5, 17),
+        eager_mixers=frozenset({"latent", "compressed"}),
+        eager_models={"NemotronHForCausalLM": _EVERYWHERE},
+        vision_models=_QWEN,
+        latent_tokens=_SHORT_LATENT,
+    ),
+    PromptGraphs(
+        since=(0, 5, 15),
+        eager_mixers=frozenset({"latent", "sparse_latent", "compressed"}),
+        vision_models=_QWEN,
+        data_ranks=False,
+        dispatches=False,
+    ),
+    PromptGraphs(
+        since=(0, 5, 14),
+        eager_mixers=frozenset({"compressed"}),
+        eager_models={"Qwen3NextForCausalLM": _EVERYWHERE},
+        data_ranks=False,
+        dispatches=False,
+        drafts=False,
+        latent_tokens=_SHORT_LATENT,
+    ),
+    PromptGraphs(
+        since=(0, 5, 10),
+        eager_mixers=frozenset({"compressed"}),
+        eager_models=dict.fromkeys(
+            ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Qwen3NextForCausalLM"), _EVERYWHERE
+        ),
+        data_ranks=False,
+        dispatches=False,
+        drafts=False,
+        latent_tokens=_SHORT_LATENT,
     ),
 )
-"""From 0.5.10 on, server_args.py, `_handle_piecewise_cuda_graph`, and configs/model_config.py of
-the wheels of 0.5.10.post1, 0.5.12 and 0.5.14. In 0.5.15 to 0.5.17 other models than these have
-none either (`_disable_breakable_cudagraph_if_incompatible`), which is left out."""
+"""Wheels: 0.5.23, arg_groups/cuda_graph_hook.py and memory_hook.py; 0.5.17 and 0.5.15,
+server_args.py, `_disable_breakable_cudagraph_if_incompatible`; 0.5.14,
+`_disable_tc_piecewise_cudagraph_if_incompatible`; 0.5.10.post1, `_handle_piecewise_cuda_graph`;
+lists of models in configs/model_config.py. 0.5.18 to 0.5.22 were not read: the first three count as
+0.5.17. Left out: prefill instances, LoRA, EPLB and caches on hosts, which have none up to 0.5.14,
+and Qwen3.5 on 0.5.15, which has none."""
 
 _RECENT: Final = MemoryRule(
     since=(0, 5, 17),
-    prompt_graphs=_BREAKABLE,
     share=MemoryFractionKind.OF_FREE,
     ratio=None,
     sampler_bytes=12.0,
@@ -134,15 +157,10 @@ _RECENT: Final = MemoryRule(
     entry_window_pool_ratio=0.1,
     states=StateRule(per_request=STATE_SLOTS),
 )
-_SIZED: Final = replace(_RECENT, since=(0, 5, 14), prompt_graphs=_COMPILED, sizes_plain_sparse=True)
+_SIZED: Final = replace(_RECENT, since=(0, 5, 14), sizes_plain_sparse=True)
 """Up to 0.5.16 the room of a sparse cache is divided by a byte an element (`cell_size` of
 model_executor/pool_configurator.py and model_runner_kv_cache_mixin.py of the wheels)."""
-_OLDER: Final = replace(
-    _SIZED,
-    since=(0, 5, 10),
-    prompt_graphs=_COMPILED_FIRST,
-    states=StateRule(per_request=3),
-)
+_OLDER: Final = replace(_SIZED, since=(0,), states=StateRule(per_request=3))
 """Up to 0.5.13 `--mamba-scheduler-strategy auto` is `no_buffer` (server_args.py of the wheels)."""
 
 EXPOSED_HOST_S: Final = 7e-3
@@ -159,12 +177,10 @@ Llama-3.1-8B with five drafts takes 12.1 ms a step without it and 11.0 with it (
 DeepSeek-R1 with three on 8 H200 16.3 and 14.4 (12128); Qwen3-8B in fp8 with two takes 1.0 ms more
 than its kernels (GPUStack, performance lab)."""
 
-COLD_S: Final = 0.6
-"""Kernels are compiled and chosen as steps of a size are first met: the mean first token of 16
-requests in flight lies 0 to 0.35 s above the median where a server meets them first, that of a
-fifth of them sent at once, so 0 to 1.8 s, median 0.5, and nothing in the next run on that server
-(twelve launches of sgl-cookbook, docs/autoregressive). InferenceX starts a server for each load;
-its TTFT of five models would have 0.9 s."""
+CLIENT_S: Final = 10e-3
+"""The first token of a prompt on an idle server comes 0 to 19 ms, median 6, after the pause that
+such a prompt makes in other outputs and 1.5 of their steps (ten launches of sgl-cookbook,
+docs/autoregressive, SGLang 0.5.6 to 0.5.9)."""
 
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
@@ -173,10 +189,10 @@ TRAITS: Final = EngineTraits(
     draft_gaps_s=(((0, 5, 11), 0.0), ((0,), DRAFT_GAP_S)),
     exposed_host_s=EXPOSED_HOST_S,
     untuned_experts=frozenset({(Vendor.AMD, "fp8_block"), (Vendor.AMD, "int4_wo")}),
-    client_s=10e-3,
-    cold_s=COLD_S,
-    memory=(_RECENT, _SIZED, _OLDER, replace(_OLDER, since=(0,), prompt_graphs=None)),
+    client_s=CLIENT_S,
+    memory=(_RECENT, _SIZED, _OLDER),
     waits_for_host=True,
+    prompt_graphs=PROMPT_GRAPHS,
     indexer_kernels=(((0, 5, 14), 4), ((0,), 12)),
     shares_networks=True,
     fp8_caches={
@@ -196,8 +212,7 @@ TRAITS: Final = EngineTraits(
 aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`,
 `_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
 (arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
-(2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
-Up
+(2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`). Up
 to 0.5.2 the share hung on the device alone, which is not covered. Under attention data parallelism
 embeddings are whole on every rank, heads and networks not (models/deepseek_v2.py, `parallel_group`
 "tp", `use_attn_tp_group`).

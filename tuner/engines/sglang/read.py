@@ -408,8 +408,9 @@ def _captured(flags: Flags) -> int | None:
     """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
     if flags.is_on("disable-cuda-graph"):
         return 0
-    sizes = [parse_whole(word) or 0 for word in flags.words("cuda-graph-bs-decode")]
-    return max(sizes) if any(sizes) else flags.number("cuda-graph-max-bs-decode")
+    stated = map(parse_whole, flags.words("cuda-graph-bs-decode"))
+    sizes = [size for size in stated if size is not None]
+    return max(sizes) if sizes else flags.number("cuda-graph-max-bs-decode")
 
 
 def _usual_chunk(around: Surroundings) -> int:

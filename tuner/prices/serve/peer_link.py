@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.columns import Numbers
 from tuner.prices.serve.curves import Floats
 
 STREAM_RATIO: Final = 0.8
@@ -15,12 +16,14 @@ NODE_LATENCY_S: Final = 20e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
-    """Link that carries one message between an attention rank and its FFN rank."""
+    """Link that carries one message from a rank to another."""
 
     latency_s: float
-    bytes_per_s: float
+    """Seconds of a message without bytes."""
+    bytes_per_s: Numbers
+    """Rate that a message reaches; where costs of links are relative, their unit a second."""
 
-    def seconds(self, moved_Q: Floats) -> Floats:
+    def seconds(self, moved_Q: Numbers) -> Floats:
         """Return the seconds of a message of so many bytes, one way."""
         return np.asarray(self.latency_s + moved_Q / self.bytes_per_s)
 

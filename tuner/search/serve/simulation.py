@@ -235,11 +235,7 @@ def _simulate_aggregated_rank(
     served = simulate_rank(option, requests, most_running=most_running, concurrency=concurrency)
     rate = reached_rate(served, ranks=ranks, goal=goal, comes_per_s=share * demand.rate_per_s)
     return to_simulation_result(
-        client_observed_ttft_s(
-            served,
-            client=engine_client(option.iteration),
-            burst=concurrency if goal.traffic.requests else 0,
-        ),
+        client_observed_ttft_s(served, client=engine_client(option.iteration)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -287,11 +283,7 @@ def simulate_disaggregated_mode(
     )
     rate = reached_rate(served, ranks=1, goal=goal, comes_per_s=demand.rate_per_s)
     return to_simulation_result(
-        client_observed_ttft_s(
-            served,
-            client=engine_client(decode.option.iteration),
-            burst=concurrency if goal.traffic.requests else 0,
-        ),
+        client_observed_ttft_s(served, client=engine_client(decode.option.iteration)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,

@@ -48,8 +48,6 @@ class ClientOverhead:
     overhead_s: float
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
-    cold_s: float = 0.0
-    """Seconds by which a first burst is later, once."""
     waits_for_steps: bool = True
     """Whether a token waits for steps: not where the overhead is what a prompt on an idle server
     took beyond its own step."""
@@ -64,25 +62,15 @@ def engine_client(iteration: Iteration) -> ClientOverhead:
     """Return the client of an engine."""
     host = iteration.machine.host
     if host is None:
-        traits = iteration.traits
-        return ClientOverhead(overhead_s=traits.client_s, cold_s=traits.cold_s)
+        return ClientOverhead(overhead_s=iteration.traits.client_s)
     return ClientOverhead(overhead_s=host.request_s, waits_for_steps=False)
 
 
-def client_observed_ttft_s(served: Served, *, client: ClientOverhead, burst: int = 0) -> Floats:
-    """Return every request's time to its first token as its client sees it.
-
-    Args:
-        served: times of the requests.
-        client: delays of an engine.
-        burst: requests that come first, at once, to a server that has just started.
-    """
+def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
+    """Return every request's time to its first token as its client sees it."""
     tpot_s_R = served.tpot_s_R
     each_s = float(np.mean(tpot_s_R)) if len(tpot_s_R) else 0.0
-    ttft_s_R = np.asarray(served.ttft_s_R + client.late_s(each_s))
-    if burst > 1:
-        ttft_s_R[:burst] += client.cold_s
-    return ttft_s_R
+    return np.asarray(served.ttft_s_R + client.late_s(each_s))
 
 
 def engine_rules(

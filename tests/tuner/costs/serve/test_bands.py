@@ -69,11 +69,10 @@ def test_every_regime_has_a_band_for_new_pairs_that_holds_the_prediction() -> No
 
 
 def test_what_is_predicted_from_datasheets_may_take_longer() -> None:
-    without, with_kernels = (
-        sum(found(engine, has_kernels=kernels).tpot.high_ratio for engine in get_args(EngineName))
-        for kernels in (False, True)
-    )
-    assert without > with_kernels
+    for engine in get_args(EngineName):
+        # SGLang's are as wide.
+        with_kernels = found(engine).tpot.high_ratio
+        assert found(engine, has_kernels=False).tpot.high_ratio > 0.99 * with_kernels
 
 
 def test_a_release_a_generation_or_a_mode_without_any_row_widens_the_band_and_is_named() -> None:

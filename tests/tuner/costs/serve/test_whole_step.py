@@ -211,40 +211,48 @@ def test_prompts_without_a_graph_wait_for_their_launches() -> None:
 
 
 def test_the_release_the_model_and_the_ranks_decide_which_prompts_have_graphs() -> None:
-    # server_args.py of the wheels of 0.5.10.post1, 0.5.12 and 0.5.14; cuda_graph_hook.py of 0.5.23.
-    tensor, data, some, longer = (
-        (iteration(decoder, attention_tensor=tensor, attention_data=8 // tensor, expert=8), tokens)
-        for decoder, tensor, tokens in (
-            (DEEPSEEK_V3, 8, 2048.0),
-            (DEEPSEEK_V3, 1, 500.0),
-            (LLAMA_70B, 8, 9000.0),
-            (DEEPSEEK_V3, 8, 2049.0),
-        )
+    # Wheels of SGLang 0.5.10.post1, 0.5.14, 0.5.15, 0.5.17 and 0.5.23.
+    hopper, blackwell = (
+        ServingMachine(sheet=find_device(name), tables=None) for name in ("h200-sxm", "b200-sxm")
     )
-    vision, next_, sparse = (
-        (replace(some[0], decoder=replace(LLAMA_70B, architecture=name)), 500.0)
+    latent = iteration(DEEPSEEK_V3, attention_tensor=8, expert=8)
+    data = iteration(LLAMA_70B, attention_data=8)
+    draft = Drafting(draft_tokens=2, acceptance=0.5)
+    named = {
+        name: replace(TENSOR, decoder=replace(LLAMA_70B, architecture=name))
         for name in (
             "Qwen3_5MoeForConditionalGeneration",
+            "KimiK25ForConditionalGeneration",
+            "Llama4ForConditionalGeneration",
             "Qwen3NextForCausalLM",
             "GlmMoeDsaForCausalLM",
         )
+    }
+    launches = (
+        (TENSOR, 9000.0, "10000"),
+        (data, 500.0, "11100"),
+        (replace(TENSOR, drafting=draft), 500.0, "11000"),
+        (replace(TENSOR, a2a_backend=A2aBackend.LOW_LATENCY), 500.0, "11100"),
+        (latent, 2048.0, "10110"),
+        (latent, 2049.0, "11110"),
+        (latent, 8193.0, "11111"),
+        (replace(latent, machine=blackwell), 500.0, "10111"),
+        (named["Qwen3_5MoeForConditionalGeneration"], 500.0, "11000"),
+        (named["KimiK25ForConditionalGeneration"], 500.0, "11110"),
+        (named["Llama4ForConditionalGeneration"], 500.0, "10000"),
+        (named["Qwen3NextForCausalLM"], 500.0, "11000"),
+        (named["GlmMoeDsaForCausalLM"], 500.0, "10000"),
+        (iteration(LLAMA_70B, attention_tensor=4, pipeline=2), 500.0, "11111"),
     )
-    llama_4 = replace(LLAMA_70B, architecture="Llama4ForConditionalGeneration")
-    unlisted = (replace(some[0], decoder=llama_4), 500.0)
-    b200 = ServingMachine(sheet=find_device("b200-sxm"), tables=None)
-    trtllm_mla = (replace(tensor[0], machine=b200), 500.0)
-    every = (tensor, data, some, longer, vision, next_, sparse, unlisted, trtllm_mla)
-    for release, waits in (
-        ("0.5.9", "111111111"),
-        ("0.5.12", "010111110"),
-        ("0.5.14", "010111010"),
-        ("0.5.23", "000100011"),
-    ):
-        found = [
-            replace(one, release=release).prompt_launch_s(np.array([tokens]))[0] > 0.0
-            for one, tokens in every
-        ]
-        assert found == [letter == "1" for letter in waits], release
+    assert latent.machine.sheet == hopper.sheet
+    for launch, tokens, waits in launches:
+        found = "".join(
+            str(int(replace(launch, release=r).prompt_launch_s(np.array([tokens]))[0] > 0.0))
+            for r in ("0.5.9", "0.5.14", "0.5.15", "0.5.17", "0.5.23")
+        )
+        assert found == waits, (launch.decoder.architecture, tokens)
+    sparse = replace(named["GlmMoeDsaForCausalLM"], release="0.5.10")
+    assert sparse.prompt_launch_s(np.array([500.0]))[0] > 0.0
 
 
 def test_steps_of_more_sequences_than_graphs_hold_wait_for_their_launches() -> None:

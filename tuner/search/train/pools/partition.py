@@ -19,6 +19,7 @@ import numpy as np
 from solvers.partition.problem import PartitionProblem
 from tuner.arrays import Floats
 from tuner.errors import SpecError
+from tuner.prices.serve.peer_link import PeerLink
 from tuner.spec.cluster import Cluster
 
 
@@ -83,13 +84,14 @@ def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes:
     names = [pool.name for pool in cluster.pools]
     nic_bytes_per_s_P = np.array([price.stage_devices * price.nic_bytes_per_s for price in prices])
     hop_s_PP = np.full((len(names), len(names)), np.inf)
-    np.fill_diagonal(hop_s_PP, boundary_bytes / nic_bytes_per_s_P)
+    inside = PeerLink(latency_s=0.0, bytes_per_s=nic_bytes_per_s_P)
+    np.fill_diagonal(hop_s_PP, inside.seconds(boundary_bytes))
     for link in cluster.links:
         first, second = (names.index(name) for name in link.between)
         rate = min(
             link.bandwidth, float(nic_bytes_per_s_P[first]), float(nic_bytes_per_s_P[second])
         )
-        hop_s = link.latency + boundary_bytes / rate
+        hop_s = float(PeerLink(latency_s=link.latency, bytes_per_s=rate).seconds(boundary_bytes))
         # Of several links between two pools the fastest is taken, as sends go over one.
         hop_s_PP[first, second] = hop_s_PP[second, first] = min(
             float(hop_s_PP[first, second]), hop_s
