@@ -76,6 +76,7 @@ class PromptGraphs:
     """
 
     since: tuple[int, ...]
+    """Release from which on it is so."""
     eager_mixers: frozenset[str] = frozenset()
     """Kinds of token mixers without graphs of prompts."""
     eager_models: Mapping[str, frozenset[Generation]] = field(default_factory=dict)

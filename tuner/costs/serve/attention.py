@@ -29,9 +29,9 @@ from tuner.config.columns import Numbers
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.mixer_ops import Gemm, MixerOps, join_words
 from tuner.prices.ops import Op, gemm
+from tuner.prices.peer_link import LAUNCH_S
 from tuner.prices.serve.curves import Floats
 from tuner.prices.serve.machine import ServingMachine
-from tuner.prices.serve.peer_link import LAUNCH_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -41,8 +41,8 @@ from tuner.costs.serve.decoder import Decoder, Experts
 from tuner.costs.serve.iteration import Iteration, TokenSeconds, sustained_factor
 from tuner.costs.serve.memory import attention_weight_bytes, weight_bytes
 from tuner.costs.serve.reserve import step_reserve
+from tuner.prices.peer_link import PeerLink
 from tuner.prices.serve.curves import Floats
-from tuner.prices.serve.peer_link import PeerLink
 
 NORMS: Final = 2
 """Small kernels of a layer that stay with attention. As many that concatenate and split tokens join

@@ -94,6 +94,7 @@ states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the
 (`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
 _SHORT_LATENT: Final = 2048.0
+"""Tokens of the largest graph of latent attention, up to 0.5.20."""
 _QWEN: Final = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"})
 _EVERYWHERE: Final = frozenset(Generation)
 _TRTLLM_MLA: Final = {"DeepseekV3ForCausalLM": frozenset({Generation.BLACKWELL})}

@@ -29,10 +29,10 @@ from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.devices.datasheet import Datasheet, Vendor
 from tuner.prices.datasheet import SUSTAINED_RATIO
 from tuner.prices.ops import Op
+from tuner.prices.peer_link import LAUNCH_S, STREAM_RATIO, peer_link
 from tuner.prices.serve.attention_tables import measured_attention_s
 from tuner.prices.serve.curves import Floats, SizeCurve
 from tuner.prices.serve.network_collectives import network_collective_s
-from tuner.prices.serve.peer_link import LAUNCH_S, STREAM_RATIO, peer_link
 from tuner.prices.serve.rated_attention import rated_decode_s, rated_prompt_s
 from tuner.prices.serve.rated_experts import rated_experts_s
 from tuner.prices.serve.rated_gemm import rated_gemm_s

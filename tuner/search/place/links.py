@@ -34,7 +34,7 @@ from profilers.links.matrix import MeasuredLink
 from solvers.placement.ranks import Floats, Ints, Ranks
 from tuner.config.shapes import number
 from tuner.plans.place import LinkFacts
-from tuner.prices.serve.peer_link import PeerLink
+from tuner.prices.peer_link import PeerLink
 from tuner.prices.train.collective_ratios import MeasuredHardware
 from tuner.prices.train.collectives import MERGED, Group, all_to_all_s
 from tuner.search.nodes.node_order import scaled_to_nics

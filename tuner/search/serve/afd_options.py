@@ -29,7 +29,7 @@ from tuner.costs.serve.remote_ffn import (
     attention_only,
     ffn_fits,
 )
-from tuner.prices.serve.peer_link import peer_link
+from tuner.prices.peer_link import peer_link
 from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated

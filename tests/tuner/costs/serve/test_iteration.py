@@ -19,9 +19,9 @@ from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.devices.catalogue import find_device
 from tuner.prices.ops import Op
+from tuner.prices.peer_link import LAUNCH_S
 from tuner.prices.serve.curves import Floats
 from tuner.prices.serve.machine import ALL_REDUCE_S, ServingMachine
-from tuner.prices.serve.peer_link import LAUNCH_S
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"

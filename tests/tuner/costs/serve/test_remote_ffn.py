@@ -21,8 +21,8 @@ from tuner.costs.serve.remote_ffn import (
 )
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
+from tuner.prices.peer_link import PeerLink, peer_link
 from tuner.prices.serve.machine import ServingMachine
-from tuner.prices.serve.peer_link import PeerLink, peer_link
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 SHEET = find_device("h200-sxm")

@@ -19,7 +19,7 @@ import numpy as np
 from solvers.partition.problem import PartitionProblem
 from tuner.arrays import Floats
 from tuner.errors import SpecError
-from tuner.prices.serve.peer_link import PeerLink
+from tuner.prices.peer_link import PeerLink
 from tuner.spec.cluster import Cluster
 
 

@@ -5,11 +5,13 @@ from typing import Final
 
 import numpy as np
 
+from tuner.arrays import Floats
 from tuner.config.columns import Numbers
-from tuner.prices.serve.curves import Floats
 
 STREAM_RATIO: Final = 0.8
+"""Share of the rate of memory or of a link that streams of bytes reach in serving."""
 LAUNCH_S: Final = 5e-6
+"""Seconds in which a kernel or a message starts."""
 NODE_LATENCY_S: Final = 20e-6
 """Latency of a message that leaves the scale-up domain, beyond one inside it."""
 
