@@ -9,8 +9,8 @@ by vLLM's benchmark client, round-robin, without prefix caching. The disaggregat
 machines of one core each, emulated by cpusets. Printed:
 
     alone     error of TTFT and TPOT from the profile alone, before any launch
-    after     the same with the residual of three other deployments at that load, all choices of
-              three; and how many bands of those residuals hold, and how wide they are
+    after     the same with the residual of one and of three other deployments at that load, all
+              choices of them; and how many bands of those residuals hold, and how wide they are
     spread    of the repeats: largest over smallest less 1
     band      whether the measured mean lies in the band of the prediction
     choice    seconds of a mean request under the deployment that is predicted to be the fastest,
@@ -53,6 +53,8 @@ CHECKOUT: Final = Path(__file__).parents[2]
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"
 MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 INPUT, OUTPUT = 256, 32
+LAUNCHES: Final = (1, 3)
+"""Deployments that are learnt from."""
 RATES: Final = (0.5, 1.2)
 """Requests a second."""
 
@@ -214,22 +216,36 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         for row in rows
     }
     spread = statistics.median(row[metric]["spread"] for row in rows)
-    errors: list[float] = []
-    held: list[bool] = []
-    spreads: list[float] = []
-    for (own, rate), ratio in ratios.items():
-        for three in itertools.combinations([name for name in DEPLOYMENTS if name != own], 3):
-            residual = present(latency_residual([ratios[name, rate] for name in three], prior=None))
+    return {
+        "alone": statistics.median(abs(1.0 / ratio - 1.0) for ratio in ratios.values()),
+        "spread": spread,
+        "inside_alone": sum(row[metric]["inside"] for row in rows),
+        **{f"after {launches}": _after(ratios, metric, launches) for launches in LAUNCHES},
+    }
+
+
+def _after(
+    ratios: Mapping[tuple[str, float], float], metric: str, launches: int
+) -> dict[str, float]:
+    """Learn from so many deployments, and predict each other one at that load."""
+    errors, held, spreads = [], [], []
+    for (name, rate), ratio in ratios.items():
+        others = [deployment for deployment in DEPLOYMENTS if deployment != name]
+        for learnt in itertools.combinations(others, launches):
+            residual = present(
+                latency_residual(
+                    [ratios[deployment, rate] for deployment in learnt],
+                    metric="ttft" if metric == "ttft_s" else "tpot",
+                    before=None,
+                )
+            )
             errors.append(abs(residual.factor / ratio - 1.0))
             held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))
             spreads.append(residual.spread)
     return {
-        "alone": statistics.median(abs(1.0 / ratio - 1.0) for ratio in ratios.values()),
-        "after": statistics.median(errors),
-        "spread": spread,
-        "inside_alone": sum(row[metric]["inside"] for row in rows),
-        "held_after": statistics.mean(held),
-        "band_after": statistics.median(spreads),
+        "error": statistics.median(errors),
+        "held": statistics.mean(held),
+        "band": statistics.median(spreads),
     }
 
 

@@ -50,11 +50,12 @@ def launches_of_one_model(count: int) -> list[Pair]:
 
 def test_three_launches_of_the_same_take_off_most_of_an_error() -> None:
     after = after_launches(launches_of_one_model(6), launches=3, draws=2, seed=0)
-    assert len(after) == 12
-    # Three quarters of the logarithm: 2 ** 0.25 is left.
-    for pair in after:
+    assert len(after.pairs) == 12
+    # Three quarters of the logarithm: the prior is worth one launch.
+    for pair in after.pairs:
         assert pair.launch.tpot_s / pair.latency.tpot_s == pytest.approx(2**0.25)
+    assert after.held["tpot"] == 1.0
 
 
 def test_too_few_launches_are_left_out() -> None:
-    assert after_launches(launches_of_one_model(3), launches=3, draws=1, seed=0) == []
+    assert after_launches(launches_of_one_model(3), launches=3, draws=1, seed=0).pairs == []

@@ -41,7 +41,7 @@ from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
-from tuner.units import format_bytes
+from tuner.units import format_bytes, format_counted
 from tuner.verify.deployments.records import ServeVerified
 
 PROFILED: Final = frozenset(
@@ -170,8 +170,8 @@ def _measured_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
     residual = priced_pools[0].residual
     if residual is not None:
         yield (
-            f"corrected by {residual.num_deployments} deployments of {residual.engine}"
-            f" {residual.release}: TTFT x {residual.ttft.factor:.3g},"
+            f"corrected by {format_counted(residual.num_deployments, 'deployment')} of"
+            f" {residual.engine} {residual.release}: TTFT x {residual.ttft.factor:.3g},"
             f" TPOT x {residual.tpot.factor:.3g}"
         )
 

@@ -3,13 +3,18 @@
     corrected latency = factor x predicted latency, of TTFT and of TPOT each
     band              = corrected latency over and times `spread`
 
-The factor is the geometric mean of measured over predicted of n deployments, and
+x_i logarithms of measured over predicted of n deployments, x their median. They are taken as
+normal, mean and spread unknown, with conjugate priors (Gelman et al., Bayesian Data Analysis, 3.3)
+that are worth k = 1 deployment of mean 0 and v = 2 of the metric's usual spread s; a median in the
+place of the mean, as TTFT has long tails:
 
-    log spread = max(log 1.05, t sqrt(1 + 1 / n) s)
+    log factor = n x / (n + k)
+    log spread = max(log 1.05, t sqrt((1 + 1 / (n + k)) (v s^2 + sum (x_i - x)^2
+                                                          + k n x^2 / (n + k)) / (v + n)))
 
-with s the standard deviation of the logarithms and t what holds four of five of Student's
-distribution with n - 1 degrees of freedom. Two deployments at least: one says nothing of the
-spread.
+with t what holds four of five of Student's distribution with v + n degrees of freedom. So a single
+launch already corrects, and the farther it is from what was predicted, the wider is the band. The
+three constants are from published launches (tests/benchmarks/serving_accuracy.py).
 
 Not covered: the search's own prices. Options are pruned and capacity is computed by uncorrected
 seconds; the simulated latencies, which decide whether SLOs hold, are corrected.
@@ -17,18 +22,24 @@ seconds; the simulated latencies, which decide whether SLOs hold, are corrected.
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.serve.bands import Bands, LatencyBand
 
-FEWEST: Final = 2
+PRIOR_LAUNCHES: Final = 1
+"""Deployments that the prior mean is worth."""
+PRIOR_DEGREES: Final = 2
+"""Deployments that the prior spread is worth."""
 STUDENT_80: Final = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 """Quantiles of Student's distribution that hold four of five, by degrees of freedom from 1 on;
 beyond, 1.282 + 0.85 / degrees is within 0.5 %."""
+Metric = Literal["ttft", "tpot"]
+USUAL_SPREADS: Final[Mapping[Metric, float]] = {"ttft": 0.2, "tpot": 0.1}
+"""Standard deviation of log(measured / predicted) among deployments of one engine on a device."""
 LEAST_SPREAD: Final = 1.05
 """Smallest spread: repeats of one launch differ by as much."""
 
@@ -58,7 +69,7 @@ class ServeResidual(Record):
     release: str
     ttft: LatencyResidual
     tpot: LatencyResidual
-    num_deployments: Annotated[int, Field(ge=FEWEST)]
+    num_deployments: Annotated[int, Field(ge=1)]
 
     @property
     def bands(self) -> Bands:
@@ -67,19 +78,24 @@ class ServeResidual(Record):
 
 
 def latency_residual(
-    ratios: Sequence[float], *, prior: LatencyResidual | None
+    ratios: Sequence[float], *, metric: Metric, before: LatencyResidual | None
 ) -> LatencyResidual | None:
-    """Fit to measured over predicted latencies, which `prior` had corrected.
+    """Fit to measured over predicted latencies, which `before` had corrected.
 
     None where no factor brings predictions near them: they are of something else.
     """
     logs = [math.log(ratio) for ratio in ratios]
-    degrees = len(logs) - 1
+    middle = statistics.median(logs)
+    weight, degrees = len(logs) + PRIOR_LAUNCHES, len(logs) + PRIOR_DEGREES
     few = degrees <= len(STUDENT_80)
     quantile = STUDENT_80[degrees - 1] if few else 1.282 + 0.85 / degrees
-    spread = quantile * math.sqrt(1.0 + 1.0 / len(logs)) * statistics.stdev(logs)
-    before = 1.0 if prior is None else prior.factor
-    factor = before * math.exp(statistics.mean(logs))
+    squares = (
+        PRIOR_DEGREES * USUAL_SPREADS[metric] ** 2
+        + math.fsum((log - middle) ** 2 for log in logs)
+        + PRIOR_LAUNCHES * len(logs) / weight * middle**2
+    )
+    spread = quantile * math.sqrt((1.0 + 1.0 / weight) * squares / degrees)
+    factor = math.exp(middle * len(logs) / weight) * (1.0 if before is None else before.factor)
     if spread > math.log(MOST) or not 1.0 / MOST < factor < MOST:
         return None
     return LatencyResidual(factor=factor, spread=max(LEAST_SPREAD, math.exp(spread)))

@@ -16,11 +16,11 @@ Not covered: the noise between launches of one decision.
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from tuner.catalog.serve_capabilities import release_on
 from tuner.config.serve import ServeDecision
-from tuner.costs.serve.residual import FEWEST, ServeResidual, latency_residual
+from tuner.costs.serve.residual import Metric, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
@@ -39,7 +39,6 @@ FAILED_RATIO: Final = 0.01
 
 GOOD: Final = frozenset({"goodput", "rate"})
 """Objectives that count goodput."""
-Metric = Literal["ttft", "tpot"]
 METRICS: Final[tuple[Metric, ...]] = ("ttft", "tpot")
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
@@ -265,12 +264,16 @@ def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidu
     by_metric = {name: list(_ratios(ran, name)) for name in ("ttft", "tpot")}
     releases = [release_on(plan.goal, pool) for pool in plan.cluster.pools]
     is_one = len({(engine.name, engine.release) for engine in releases}) == 1
-    if min(map(len, by_metric.values())) < FEWEST or not is_one:
+    if min(map(len, by_metric.values())) < 1 or not is_one:
         return None
     release = releases[0]
-    prior = plan.provenance.residual
-    ttft = latency_residual(by_metric["ttft"], prior=None if prior is None else prior.ttft)
-    tpot = latency_residual(by_metric["tpot"], prior=None if prior is None else prior.tpot)
+    before = plan.provenance.residual
+    ttft = latency_residual(
+        by_metric["ttft"], metric="ttft", before=None if before is None else before.ttft
+    )
+    tpot = latency_residual(
+        by_metric["tpot"], metric="tpot", before=None if before is None else before.tpot
+    )
     if ttft is None or tpot is None:
         return None
     return ServeResidual(

@@ -114,6 +114,6 @@ class ServeVerified(Conclusion):
     """Trials in the order that their decisions were first launched."""
     factors: ServeFactors | None
     residual: ServeResidual | None = None
-    """Corrections for later plans of this engine on these devices; absent with fewer than two
-    deployments."""
+    """Corrections for later plans of this engine on these devices; absent where a latency was not
+    measured, or no factor brings predictions near it."""
     accuracy: ServeAccuracy

@@ -281,20 +281,24 @@ def test_the_most_good_requests_win_where_their_rate_is_the_goal(serve_plan: Pla
     assert result.regret_ratio == pytest.approx(100.0 / 80.0 - 1.0)
 
 
-def test_what_two_deployments_show_corrects_later_plans(serve_plan: Plan) -> None:
+def test_what_deployments_show_corrects_later_plans(serve_plan: Plan) -> None:
     plan = serve_plan()
-    assert conclude(plan, [record(plan, 0, run())]).residual is None
     # Predicted are 10 ms and 1 ms.
     records = [
         record(plan, 0, run(ttft_s=0.015, tpot_s=0.002)),
         record(plan, 1, run(ttft_s=0.015, tpot_s=0.002)),
     ]
+    single = present(conclude(plan, records[:1]).residual)
     first = present(conclude(plan, records).residual)
     assert (first.engine, first.num_deployments) == (plan.goal.engine.name, 2)
-    assert (first.ttft.factor, first.tpot.factor) == pytest.approx((1.5, 2.0))
+    for metric, measured in (("ttft", 1.5), ("tpot", 2.0)):
+        after_one, after_two = (getattr(launches, metric) for launches in (single, first))
+        assert 1.0 < after_one.factor < after_two.factor < measured
+        assert measured / after_two.factor < after_two.spread < after_one.spread
     # A plan that was corrected already: its factor goes on.
     provenance = plan.provenance.model_copy(update={"residual": first})
     again = present(conclude(plan.model_copy(update={"provenance": provenance}), records).residual)
-    assert (again.ttft.factor, again.tpot.factor) == pytest.approx((2.25, 4.0))
-    single = [record(plan, place, run(tpot_s=0.0)) for place in (0, 1)]
-    assert conclude(plan, single).residual is None
+    assert again.ttft.factor == pytest.approx(first.ttft.factor**2)
+    assert again.tpot.factor == pytest.approx(first.tpot.factor**2)
+    short = [record(plan, place, run(tpot_s=0.0)) for place in (0, 1)]
+    assert conclude(plan, short).residual is None
