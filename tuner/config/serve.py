@@ -43,6 +43,9 @@ class Instances(Record):
     moe_tp: Count = 1
     ep: Count = 1
     pp: Count = 1
+    spread: Count = 1
+    """Machines over which the pipeline's stages are spread, as many on each, beside those of other
+    instances; 1: an instance is on the fewest machines that hold it."""
     dcp: Count = 1
     """Tensor ranks of attention that share the positions of a KV cache (decode context
     parallelism)."""
@@ -77,6 +80,8 @@ class Instances(Record):
             )
         if experts not in (self.pp, self.devices):
             raise ValueError(f"moe_tp * ep * pp = {experts}, devices {self.devices}")
+        if self.pp % self.spread:
+            raise ValueError(f"pp {self.pp} stages on {self.spread} machines, as many on each")
         return self
 
 
@@ -88,7 +93,7 @@ class PlannedKvTransfer(Record):
     connector: Literal["nixl", "mooncake", "ascend", "none"]
     path: Literal["device", "host"]
     link: Literal["network", "scale_up"] = "network"
-    """Link between both devices: NICs, or the links inside the machine that holds both
+    """Link between both devices: NICs, or the links inside the machines that hold both
     instances."""
     request_bytes: Size
     """Bytes of KV cache that a mean request moves; where several ranks keep the same keys, all

@@ -110,10 +110,19 @@ class NodeLink:
     """Devices that NVLink joins use it without these variables."""
     takes_bus: bool = False
     """Devices with but a bus between them copy over it."""
+    excludes_nics: bool = False
+    """The variables leave the connector no other path, so that machines hold both sides."""
     fallback_bytes_per_s: float | None = None
     """Rate without the variables; None: that of the NICs."""
     source: str
     """Source of the facts."""
+
+    def is_set(self, environment: Mapping[str, str]) -> bool:
+        """Return whether a launch has these variables."""
+        return all(
+            environment.get(name, "").lower() in {value.lower(), *_TRUE.get(value, ())}
+            for name, value in self.environment.items()
+        )
 
     def reached_bytes_per_s(
         self, environment: Mapping[str, str], *, has_nvlink: bool
@@ -124,11 +133,7 @@ class NodeLink:
         names = set(transports.removeprefix("^").split(","))
         if names.isdisjoint({"all", "cuda", "cuda_ipc"}) is not transports.startswith("^"):
             return None
-        is_set = all(
-            environment.get(name, "").lower() in {value.lower(), *_TRUE.get(value, ())}
-            for name, value in self.environment.items()
-        )
-        if is_set or (self.nvlink_needs_none and has_nvlink):
+        if self.is_set(environment) or (self.nvlink_needs_none and has_nvlink):
             return self.bytes_per_s
         return self.fallback_bytes_per_s
 

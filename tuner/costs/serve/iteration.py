@@ -617,7 +617,8 @@ class Iteration:
         hops = self.degrees.pipeline - 1
         if hops == 0:
             return np.zeros_like(m_Q)
-        is_inside = self.degrees.devices <= self.machine.sheet.scale_up_domain
+        fits = self.degrees.devices <= self.machine.sheet.scale_up_domain
+        is_inside = fits and self.degrees.spread == 1
         width = self.decoder.streams * self.decoder.hidden
         moved_Q = ELEMENT_BYTES * m_Q * width / self.degrees.attention_tensor
         return hops * self.machine.message_s(moved_Q, is_inside=is_inside)

@@ -3,7 +3,8 @@
     instance on one machine       Deployment, one replica per instance, strategy Recreate
     instance on several machines  LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), one pod per machine
     all of one machine            Deployment of one container with all devices and the router, where
-                                  KV caches are copied from device to device inside it
+                                  KV caches are copied from device to device inside it; of several
+                                  that share stages, LeaderWorkerSet
     router                        Deployment that finds the leaders' pods by label, with a role that
                                   may list pods; TensorRT-LLM's uses a Service per group
 
@@ -229,7 +230,10 @@ def _instances(
                 "size": shape.nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 # Only leaders have the labels that router and Service select.
-                "leaderTemplate": {"metadata": metadata, "spec": _with_readiness_probe(spec)},
+                "leaderTemplate": {
+                    "metadata": metadata,
+                    "spec": _with_readiness_probe(spec, port=_port(shape)),
+                },
                 "workerTemplate": {"spec": spec},
             },
         },
@@ -245,11 +249,12 @@ def _container(
         "HOST_IP": field("status.podIP"),
         "FILES": MOUNT,
     }
+    start = _BY_GROUP if shape.nodes > 1 else ""
     if shape.name == MACHINE:
         gateway = chosen_router(verified).gateway
-        script = f"{'' if gateway is None else gateway.install}exec bash {MOUNT}/{MACHINE}.sh\n"
+        install = "" if gateway is None else gateway.install
+        script = f"{start}{install}exec bash {MOUNT}/{MACHINE}.sh\n"
     else:
-        start = _BY_GROUP if shape.nodes > 1 else ""
         script = _STRICT + start + server_bash(verified, shape, placement)
     return {
         "name": "engine",
@@ -264,7 +269,7 @@ def _port(shape: GroupShape) -> int:
     return ROUTER_PORT if shape.name == MACHINE else FIRST_PORT
 
 
-def _with_readiness_probe(spec: Object, *, port: int = FIRST_PORT) -> Object:
+def _with_readiness_probe(spec: Object, *, port: int) -> Object:
     """Return the pod with a readiness probe of its server."""
     probe: dict[str, Any] = {
         "httpGet": {"path": "/health", "port": port},

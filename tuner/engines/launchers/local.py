@@ -58,25 +58,29 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     return (script, *benchmark_files(verified))
 
 
-def one_machine_bash(verified: VerifiedServing, *, scripts: str) -> str:
+def one_machine_bash(verified: VerifiedServing, *, scripts: str, nodes: int = 1) -> str:
     """Return bash that starts every instance and the router on the machine that it runs on.
 
     Args:
         verified: the deployment.
         scripts: folder of the engine's scripts.
+        nodes: machines that it runs on, as much of every instance on each; the first has the
+            router.
     """
     traits = vendor_traits(verified, verified.decision.instances[0])
     return (
         _HEAD.format(
             scripts=scripts,
-            num_devices=verified.decision.num_devices,
+            num_devices=verified.decision.num_devices // nodes,
+            spread="NNODES=1 HOST_IP=127.0.0.1" if nodes == 1 else f"NNODES={nodes}",
             count_command=traits.count_command,
             visible_devices=traits.visible_devices,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
         + ("export AFD_HOST=127.0.0.1\n" if has_afd_units(verified) else "")
-        + "".join(_starts(verified, between=traits.between_devices))
-        + _tail(verified)
+        + (_RANK_CHECK if nodes > 1 else "")
+        + "".join(_starts(verified, between=traits.between_devices, nodes=nodes))
+        + _tail(verified, nodes=nodes)
     )
 
 
@@ -106,17 +110,26 @@ FLAGS=("$@")
 
 start() {{
   # Arguments: group, port, devices.
-  {visible_devices}="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
+  {visible_devices}="$3" PORT="$2" {spread} \\
     bash "$ENGINE/$1.sh" ${{FLAGS[@]+"${{FLAGS[@]}}"}} > "$LOGS/$1-$2.log" 2>&1 &
 }}
 """
 
 
-def _starts(verified: VerifiedServing, *, between: str) -> Iterator[str]:
+_RANK_CHECK = """\
+: "${NODE_RANK:?set NODE_RANK and MASTER_ADDR}"
+: "${MASTER_ADDR:?set NODE_RANK and MASTER_ADDR}"
+export NODE_RANK MASTER_ADDR
+LOGS="$LOGS/$NODE_RANK"
+mkdir -p -- "$LOGS"
+"""
+
+
+def _starts(verified: VerifiedServing, *, between: str, nodes: int) -> Iterator[str]:
     device = 0
     for shape in group_shapes(verified):
         for index in range(shape.group.count):
-            devices = range(device, device + shape.group.devices)
+            devices = range(device, device + shape.group.devices // nodes)
             device = devices.stop
             device_list = shlex.quote(between.join(map(str, devices)))
             yield f"start {shape.name} {_port(shape.first + index)} {device_list}\n"
@@ -126,16 +139,20 @@ def _port(instance: int) -> int:
     return FIRST_PORT + PORTS_PER_INSTANCE * instance
 
 
-def _tail(verified: VerifiedServing) -> str:
+def _tail(verified: VerifiedServing, *, nodes: int) -> str:
     if not needs_router(verified):
         return "wait -n\n"
     urls: dict[str, list[str]] = {}
+    host = "127.0.0.1" if nodes == 1 else "$MASTER_ADDR"
     for shape in group_shapes(verified):
         name = url_list(shape.group.role)
         if name is None:
             continue
         urls.setdefault(f"{name}_URLS", []).extend(
-            f"http://127.0.0.1:{_port(shape.first + index)}" for index in range(shape.group.count)
+            f"http://{host}:{_port(shape.first + index)}" for index in range(shape.group.count)
         )
     lists = " ".join(f'{name}="{" ".join(addresses)}"' for name, addresses in urls.items())
-    return f'{lists} bash "$ENGINE/router.sh" > "$LOGS/router.log" 2>&1 &\nwait -n\n'
+    router = f'{lists} bash "$ENGINE/router.sh" > "$LOGS/router.log" 2>&1 &\n'
+    if nodes > 1:
+        router = f"if (( NODE_RANK == 0 )); then\n  {router}fi\n"
+    return f"{router}wait -n\n"

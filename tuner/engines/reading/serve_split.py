@@ -7,6 +7,7 @@ Only what no release can launch is refused here; each release's manifest refuses
 from collections.abc import Iterator, Mapping
 
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.costs.serve.decoder import decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
@@ -32,6 +33,21 @@ def pipeline_stages(flags: Flags, name: str, *, around: Surroundings) -> int:
             f" {max_stages}"
         )
     return stages
+
+
+def spread_machines(flags: Flags, *, devices: int, stages: int, around: Surroundings) -> int:
+    """Return the machines over which a launch spreads stages; 1: the fewest that hold it.
+
+    Args:
+        flags: of the launch.
+        devices: of the instance.
+        stages: of its pipeline.
+        around: the launch's surroundings.
+    """
+    word = flags.values.get("nnodes", ("",))[-1]
+    nodes = int(word[:6]) if word.isdecimal() else 1
+    fewest = nodes_needed(devices, devices_per_node=around.pool.devices_per_node)
+    return nodes if nodes > fewest and stages % nodes == 0 else 1
 
 
 def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor: int) -> None:

@@ -31,12 +31,13 @@ _OWN_FOLDER: Final = 'FILES="${FILES:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
     """Return the scripts and the files that they read."""
+    machine = one_machine(verified)
     return (
         *(_script(verified, shape, placement) for shape in group_shapes(verified)),
         *afd_unit_scripts(verified),
         *engine_files(verified, placement),
         *((_router(verified),) if needs_router(verified) else ()),
-        *((_machine(verified),) if one_machine(verified) is not None else ()),
+        *((_machine(verified, machine),) if machine is not None else ()),
         *benchmark_files(verified),
     )
 
@@ -57,18 +58,16 @@ def _script(
         f" {PORTS_PER_INSTANCE} apart and devices of their own"
         f" ({vendor_traits(verified, group).visible_devices}).",
     ]
-    if one_machine(verified) is not None:
-        lines.append(f"All instances belong on one machine: {MACHINE}.sh starts them together.")
+    if (machine := one_machine(verified)) is not None:
+        where = "one machine" if machine.nodes == 1 else f"the same {machine.nodes} machines"
+        lines.append(f"All instances belong on {where}: {MACHINE}.sh starts them together.")
     if shape.nodes > 1 and verified.plan.goal.engine.name in MPI_ENGINES:
         lines.append(
             f"Each is an MPI job: srun --mpi=pmix --nodes={shape.nodes} --ntasks={group.devices}"
             f" --ntasks-per-node={shape.devices_per_node} ./{shape.name}.sh"
         )
     elif shape.nodes > 1:
-        lines.append(
-            f"Run it on {shape.nodes} machines each, with NODE_RANK 0 to {shape.nodes - 1} and"
-            " MASTER_ADDR of the first; the first takes the requests."
-        )
+        lines.append(_on_machines(shape))
     text = (
         "#!/usr/bin/env bash\n"
         + comment(lines)
@@ -79,7 +78,14 @@ def _script(
     return EmittedFile(path=PurePosixPath(f"{shape.name}.sh"), text=text, executable=True)
 
 
-def _machine(verified: VerifiedServing) -> EmittedFile:
+def _on_machines(shape: GroupShape) -> str:
+    return (
+        f"Run it on {shape.nodes} machines each, with NODE_RANK 0 to {shape.nodes - 1} and"
+        " MASTER_ADDR of the first; the first takes the requests."
+    )
+
+
+def _machine(verified: VerifiedServing, machine: GroupShape) -> EmittedFile:
     lines = (
         *brief_statement(verified),
         "",
@@ -87,8 +93,10 @@ def _machine(verified: VerifiedServing) -> EmittedFile:
         "Starts every instance and the router on this machine. KV caches are copied from device to"
         " device, which processes can that share a PID namespace and see each other's devices:"
         " start it in one container with all of them.",
+        *((_on_machines(machine),) if machine.nodes > 1 else ()),
     )
-    text = "#!/usr/bin/env bash\n" + comment(lines) + one_machine_bash(verified, scripts="$HERE")
+    body = one_machine_bash(verified, scripts="$HERE", nodes=machine.nodes)
+    text = "#!/usr/bin/env bash\n" + comment(lines) + body
     return EmittedFile(path=PurePosixPath(f"{MACHINE}.sh"), text=text, executable=True)
 
 

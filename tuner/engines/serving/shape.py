@@ -22,7 +22,7 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.cluster import Pool
 
 MACHINE: Final = "machine"
-"""Name of what starts all instances on one machine, with their router."""
+"""Name of what starts all instances on the machines that they share, with their router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ def group_shapes(verified: VerifiedServing) -> tuple[GroupShape, ...]:
     sizes = {pool.name: pool.devices_per_node for pool in verified.plan.cluster.pools}
     shapes, first = [], 0
     for group, name in zip(groups, _names(groups), strict=True):
-        nodes = nodes_needed(group.devices, devices_per_node=sizes[group.pool])
+        fewest = nodes_needed(group.devices, devices_per_node=sizes[group.pool])
+        nodes = group.spread if group.spread > 1 else fewest
         shapes.append(GroupShape(name=name, group=group, nodes=nodes, first=first))
         first += group.count
     return tuple(shapes)
@@ -102,7 +103,8 @@ def transfer(verified: VerifiedServing) -> PlannedKvTransfer | None:
 def one_machine(verified: VerifiedServing) -> GroupShape | None:
     """Return all instances as one, where KV caches take the links inside a machine; else None.
 
-    Processes copy between devices where they share a container, with all of the devices.
+    Processes copy between devices where they share a container, with all of the devices. Instances
+    whose stages are spread share several machines, each of them as the others.
     """
     if all(kv_transfer.link == "network" for kv_transfer in verified.decision.handovers):
         return None

@@ -90,6 +90,7 @@ NODE_LINKS: Final = {
             "SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK",
             "MC_INTRANODE_NVLINK": "true",
         },
+        excludes_nics=True,
         source="sglang 0.5.23: srt/disaggregation/mooncake/utils.py, sgl-project/sglang pull"
         " requests 17866 and 23329; no figure is published, NIXL's of vllm is taken",
     ),

@@ -32,6 +32,7 @@ from tuner.engines.reading.serve_split import (
     memory_share,
     pipeline_stages,
     refuse_unpriced,
+    spread_machines,
 )
 from tuner.engines.reading.serve_words import ServerFlags, host_sizes, sorted_flags, tokens
 from tuner.engines.reading.weight_methods import weight_method
@@ -145,6 +146,7 @@ SERVER: Final = ServerFlags(
             "mamba-full-memory-ratio",
             "max-mamba-cache-size",
             "max-prefill-tokens",
+            "nnodes",
             "max-running-requests",
             "max-total-tokens",
             "mem-fraction-static",
@@ -189,7 +191,6 @@ SERVER: Final = ServerFlags(
             "enable-metrics",
             "host",
             "model-path",
-            "nnodes",
             "node-rank",
             "port",
             "reasoning-parser",
@@ -244,7 +245,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     degrees = _experts(flags, devices=devices, data=data, around=around)
     refuse_unpriced(flags, _UNPRICED_SPLITS)
     context = context_ranks(flags, "dcp-size", ranks=degrees.attention_tensor, around=around)
-    degrees = replace(degrees, pipeline=stages)
+    spread = spread_machines(flags, devices=whole, stages=stages, around=around)
+    degrees = replace(degrees, pipeline=stages, spread=spread)
     degrees = degrees.sharing(context, shares_side=TRAITS.shares_side_caches)
     redundant = flags.number("ep-num-redundant-experts", least=0) or 0
     named = "ep-size" if degrees.expert > 1 else "tp-size"

@@ -165,6 +165,7 @@ NODE_LINKS: Final = {
     "mooncake": NodeLink(
         bytes_per_s=49e9,
         environment={"MC_INTRANODE_NVLINK": "true"},
+        excludes_nics=True,
         source="mooncake-transfer-engine 0.3.13.post1, transfer_engine_impl.cpp (nvlink_intra); no"
         " figure of it is published, NIXL's is taken",
     ),

@@ -29,6 +29,7 @@ from tuner.engines.reading.serve_split import (
     memory_share,
     pipeline_stages,
     refuse_unpriced,
+    spread_machines,
 )
 from tuner.engines.reading.serve_words import (
     ServerFlags,
@@ -127,6 +128,7 @@ SERVER: Final = ServerFlags(
             "max-model-len",
             "max-num-batched-tokens",
             "max-num-seqs",
+            "nnodes",
             "no-enable-chunked-prefill",
             "no-enable-expert-parallel",
             "no-enable-prefix-caching",
@@ -171,7 +173,6 @@ SERVER: Final = ServerFlags(
             "master-addr",
             "master-port",
             "model",
-            "nnodes",
             "node-rank",
             "port",
             "reasoning-parser",
@@ -266,12 +267,14 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
     refuse_unpriced(flags, _UNPRICED_SPLITS)
     context = context_ranks(flags, _CONTEXT, ranks=tensor, around=around)
     _check_context(flags, context)
+    ranks = tensor * (data if has_experts else 1)
     degrees = InstanceDegrees(
         attention_tensor=tensor,
         attention_data=data if has_experts else 1,
         expert=tensor * data if own_experts and is_whole else 1,
         moe_tensor=tensor * data if own_experts and not is_whole else 1,
         pipeline=stages,
+        spread=spread_machines(flags, devices=ranks * stages, stages=stages, around=around),
     ).sharing(context, shares_side=TRAITS.shares_side_caches)
     ffn_devices = _ffn_devices(flags, cell, devices=degrees.devices)
     copies = 1 if has_experts else data

@@ -649,12 +649,16 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
 def launch_transfers(inputs: EstimateInputs, options: tuple[Option, ...]) -> KvTransfers:
     """Return the KV transfers of a launch, by its connector and its variables.
 
-    A launch that leaves no device for the other half sends to another machine.
+    A launch that leaves no device for the other half sends to another machine; one whose variables
+    exclude NICs shares its machines with the other half.
     """
     launch, pool = inputs.launch, inputs.serving_pool.pool
     is_whole = inputs.instances * options[0].devices >= pool.num_devices
+    made = build_kv_transfers(inputs.spec, input_tokens=inputs.demand.input_tokens, options=options)
+    link = made.releases[pool.name].node_links.get(launch.connector)
     return replace(
-        build_kv_transfers(inputs.spec, input_tokens=inputs.demand.input_tokens, options=options),
+        made,
+        is_packed=link is not None and link.excludes_nics and link.is_set(launch.environment),
         environment=launch.environment,
         named="network" if is_whole else launch.connector,
     )
@@ -715,6 +719,7 @@ def to_plan_instances(inputs: EstimateInputs, option: Option, setting: InstanceK
             "moe_tp": degrees.moe_tensor if has_experts else 1,
             "ep": degrees.expert if has_experts else 1,
             "pp": degrees.pipeline,
+            "spread": degrees.spread,
             "dcp": degrees.context,
             "max_batch": option.running,
             "max_batched_tokens": option.step_tokens,

@@ -1,4 +1,4 @@
-"""Cells: the prefill and decode instances of one machine, repeated on others.
+"""Cells: the prefill and decode instances of one machine or a few, repeated on others.
 
 A router pairs the instances that it knows freely, so that KV caches stay inside machines only where
 all of them share one. Where NICs are slow, every machine gets equal instances behind a router of
@@ -6,11 +6,24 @@ its own, and a router in front gives each cell the same share of the requests: D
 for clusters of low node affinity (arXiv:2401.09670, algorithm 2), whose pairs of one machine are a
 cell's instances.
 
-    k cells    the fewest that hold the rate; each solves the program of its share on one machine
-    bound      the program of the whole pool, as if every pair shared a machine
+Models that leave no machine room for both roles get cells of n machines, every instance in n stages
+of a pipeline, stage k on machine k. A cache then goes from stage k to stage k inside machine k, and
+only hidden states cross the NICs. An instance takes equal parts of a cell's machines, so that
+instances fit wherever their devices together are no more than the cell's.
 
-Not covered: more than `MOST_CELLS`, cells that differ, and both phases of a pipeline stage on one
-machine with stages on several: no described release sends a cache stage by stage to another router.
+    k cells    the fewest that hold the rate; each solves the program of its share on its machines
+    bound      the program of the whole pool, as if every pair shared its machines
+
+Stages are spread for releases whose connectors take equal stages and send each to its like alone:
+sglang 0.5.23, where rank k of decode asks rank k of prefill and nobody else (`target_pp_ranks` of
+srt/disaggregation/common/conn.py, `_resolve_rank_mapping`; sgl-project/sglang pull 14265, tested
+with two stages of both by test/registered/distributed/test_disaggregation_pp.py), and stages go to
+`--nnodes` in order, on the visible devices of each (srt/entrypoints/engine.py,
+`_calculate_rank_ranges`). vLLM's NIXL connectors refuse stages for decode, which are "not planned"
+(vllm-project/vllm pull 45880).
+
+Not covered: more than `MOST_CELLS`, cells that differ, several stages of an instance on a machine
+of several, and spread stages where a machine holds both roles.
 """
 
 import math
@@ -20,37 +33,62 @@ from typing import Final
 
 from solvers.instances.problem import InstanceObjective
 from solvers.result import Status
+from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.kv_cache import PipelineRule
 from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
+from tuner.search.serve.program import BOUND_TOLERANCE, ROLES, SolvedProgram
+from tuner.spec.serving.goal import ServeGoal
 
 MOST_CELLS: Final = 16
 LEAST_GAIN_RATIO: Final = 0.02
 """Share of the TTFT target that transfers inside a machine must save."""
+_STAGE_TO_STAGE: Final = PipelineRule.EQUAL_OR_DECODE_ONE
+"""Rule of connectors that send the cache of a stage to the same stage alone, where both are in as
+many."""
 
 Solve = Callable[[ServingPool, Demand, bool], SolvedProgram | None]
 """Solves the program of a pool and traffic, for the most requests or those of the traffic."""
 
 
+def pools_to_spread(
+    options: tuple[Option, ...], serving_pools: tuple[ServingPool, ...], goal: ServeGoal
+) -> tuple[ServingPool, ...]:
+    """Return the pools whose machines hold both roles only if stages of instances are spread."""
+    least: dict[tuple[str, Role], float] = {}
+    for option in options:
+        key = option.serving_pool.pool.name, option.role
+        least[key] = min(option.devices, least.get(key, math.inf))
+    return tuple(
+        serving_pool
+        for serving_pool in serving_pools
+        for pool, release in [(serving_pool.pool, release_on(goal, serving_pool.pool))]
+        if "disaggregated" in goal.modes and pool.nodes > 1 and release.node_links
+        if any(rules.pipeline is _STAGE_TO_STAGE for rules in release.transfers)
+        if sum(least.get((pool.name, role), math.inf) for role in ROLES["disaggregated"])
+        > pool.devices_per_node
+    )
+
+
 def cell_pools(
     options: tuple[Option, ...], kv_transfers: KvTransfers, demand: Demand
-) -> tuple[str, ...]:
-    """Return the pools of which cells save a share of the time to the first token."""
-    packed, first = replace(kv_transfers, is_packed=True), dict[tuple[str, Role], Option]()
+) -> tuple[tuple[str, int], ...]:
+    """Return the pools, and machines of a cell, that save a share of the time to first tokens."""
+    packed, first = replace(kv_transfers, is_packed=True), dict[tuple[str, int, Role], Option]()
     for option in options:
-        pool = option.serving_pool.pool
-        if option.devices < pool.devices_per_node:
-            first.setdefault((pool.name, option.role), option)
+        pool, nodes = option.serving_pool.pool, option.degrees.spread
+        if option.devices < nodes * pool.devices_per_node:
+            first.setdefault((pool.name, nodes, option.role), option)
     pairs = {
-        name: (sender, first[name, Role.DECODE])
-        for (name, role), sender in first.items()
-        if role is Role.PREFILL and (name, Role.DECODE) in first
+        (name, nodes): (sender, first[name, nodes, Role.DECODE])
+        for (name, nodes, role), sender in first.items()
+        if role is Role.PREFILL and (name, nodes, Role.DECODE) in first
     }
     return tuple(
-        name
-        for name, pair in pairs.items()
+        cell
+        for cell, pair in pairs.items()
         if kv_transfers.seconds(*pair) - packed.seconds(*pair) > LEAST_GAIN_RATIO * demand.ttft_s
     )
 
@@ -60,21 +98,23 @@ def solve_cells(
     demand: Demand,
     solve: Solve,
     *,
+    nodes: int,
     spare_ratio: float,
     most_rate: bool,
 ) -> SolvedProgram | None:
     """Solve for the fewest equal cells; None where the machines do not hold the rate.
 
     Args:
-        serving_pool: whose machines hold a cell each.
+        serving_pool: whose machines hold the cells.
         demand: the traffic of all.
         solve: solves one program.
+        nodes: machines of a cell.
         spare_ratio: capacity beyond the traffic.
         most_rate: as many requests as all machines serve.
     """
     pool = serving_pool.pool
-    machine = replace(serving_pool, pool=pool.model_copy(update={"nodes": 1}))
-    cell, cells = solve(machine, demand, True), min(pool.nodes, MOST_CELLS)
+    machines = replace(serving_pool, pool=pool.model_copy(update={"nodes": nodes}))
+    cell, cells = solve(machines, demand, True), min(pool.nodes // nodes, MOST_CELLS)
     if cell is None or cell.outcome.solution is None:
         return None
     if not most_rate:
@@ -83,7 +123,7 @@ def solve_cells(
         if needed > cells:
             return None
         cells = max(needed, 1)
-        cell = solve(machine, replace(demand, rate_per_s=demand.rate_per_s / cells), False)
+        cell = solve(machines, replace(demand, rate_per_s=demand.rate_per_s / cells), False)
     whole = solve(serving_pool, demand, most_rate)
     if cell is None or whole is None:
         return None

@@ -82,7 +82,7 @@ def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpa
     ]
     afd_units = problem.afd_units
     added = sum(len(solution.solved.program.options) for solution in mode_specific)
-    added += len(afd_units.options)
+    added += len(afd_units.options) + len(problem.spread_options.options)
     illegal = Counter(problem.options.illegal_by)
     if "attention_expert" in modes_on(problem.spec.goal, problem.spec.cluster):
         illegal.update(afd_units.illegal_by)

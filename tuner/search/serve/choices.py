@@ -45,6 +45,8 @@ class Choices:
     """Recorded loads of experts, and whether an expert may have copies."""
     page_by_pool: Mapping[str, int] = field(default_factory=dict)
     """Tokens of a page, where it is not the engine's own."""
+    is_spread: bool = False
+    """Whether every stage of an instance is on a machine of its own (cells.py)."""
 
     def variants(
         self, degrees: InstanceDegrees

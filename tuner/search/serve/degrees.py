@@ -16,6 +16,7 @@ Heads, experts and layers must allow all degrees.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from tuner.costs.serve.decoder import Decoder
@@ -57,6 +58,15 @@ def instance_degrees(
         for tensor in tensors:
             if tensor * stages <= most_devices:
                 yield from _experts(decoder, tensor=tensor, data=1, stages=stages)
+
+
+def spread_degrees(pool: Pool, decoder: Decoder) -> Iterator[InstanceDegrees]:
+    """Yield pipelines with every stage on a machine of its own, which it leaves room on."""
+    for stages in _powers(min(pool.nodes, decoder.most_stages))[1:]:
+        for tensor in _tensors(decoder, min(pool.devices_per_node - 1, pool.domain)):
+            if tensor * stages <= LARGEST_INSTANCE:
+                for degrees in _experts(decoder, tensor=tensor, data=1, stages=stages):
+                    yield replace(degrees, spread=stages)
 
 
 def has_slow_links(sheet: Datasheet, pool: Pool) -> bool:

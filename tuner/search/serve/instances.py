@@ -47,6 +47,7 @@ def to_instance_group(option: Option, *, count: int, island: str = "") -> Instan
         moe_tp=degrees.moe_tensor if has_experts else 1,
         ep=degrees.expert if has_experts else 1,
         pp=degrees.pipeline,
+        spread=degrees.spread,
         max_batch=option.running,
         max_batched_tokens=option.step_tokens,
         chunked_prefill=option.is_chunked,

@@ -6,8 +6,8 @@ are those of the most-loaded ranks and of all together (tuner/costs/serve/kv_tra
 sends and receives over its own NIC; a link between pools is shared by all ranks of the request.
 Where both instances are on one machine and the connector has a path inside it (`node_links` of the
 release), caches take the scale-up link, at the rate that the connector reaches, and no NIC: in a
-cluster of one machine, and in cells (cells.py), unless files are emitted that start every instance
-in a container of its own.
+cluster of one machine, and in cells (cells.py) of one machine or, stage by stage, of several,
+unless files are emitted that start every instance in a container of its own.
 
     seconds = latency + bytes of the most-loaded rank / rate of each stage, one after the other
 
@@ -82,7 +82,7 @@ class KvTransfers:
     between_pools: bool = False
     """Whether only instances of different pools are connected."""
     is_packed: bool = False
-    """Whether connected instances share a machine, in pools of several machines, too."""
+    """Whether connected instances share machines, in pools of several machines, too."""
     refuses: bool = True
     """Whether pairs that the engine's release refuses are left out."""
     environment: Mapping[str, str] | None = None

@@ -47,6 +47,7 @@ def launchable_options(
     demand: Demand,
     roles: tuple[Role, ...],
     loads: ExpertLoads | None = None,
+    is_spread: bool = False,
 ) -> Options:
     """Price every instance option, and leave out what the engine's release refuses.
 
@@ -58,6 +59,7 @@ def launchable_options(
         demand: the traffic.
         roles: of the instances.
         loads: of the experts, as recorded; None: those of the kernel tables.
+        is_spread: instances have every stage on a machine of its own.
     """
     pages = page_by_pool(spec, serving_pools)
     parts = []
@@ -73,7 +75,7 @@ def launchable_options(
                 release=release.release,
                 demand=demand,
                 roles=sharing_roles,
-                choices=replace(choices, copies=copies, page_by_pool=pages),
+                choices=replace(choices, copies=copies, page_by_pool=pages, is_spread=is_spread),
                 refuse=lambda option: release_refuses(option, spec),
             )
             for sharing, sharing_roles in _core_shares(release, pools, roles)

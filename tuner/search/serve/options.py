@@ -45,7 +45,7 @@ from tuner.prices.profile import ProfilePrices
 from tuner.prices.serve.curves import Floats
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
-from tuner.search.serve.degrees import has_slow_links, instance_degrees
+from tuner.search.serve.degrees import has_slow_links, instance_degrees, spread_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.mixed_batches import PromptTime, lasting_running, prompt_time, token_seconds
@@ -379,11 +379,13 @@ def _candidates(
     decoder, formats, engine, release = plain
     for serving_pool in serving_pools:
         needs_stages = True
-        for degrees in instance_degrees(
-            serving_pool.pool, decoder, has_copies=choices.copies.is_launched
+        for degrees in (
+            spread_degrees(serving_pool.pool, decoder)
+            if choices.is_spread
+            else instance_degrees(serving_pool.pool, decoder, has_copies=choices.copies.is_launched)
         ):
             is_slow = has_slow_links(serving_pool.machine.sheet, serving_pool.pool)
-            if degrees.pipeline > 1 and not (is_slow or needs_stages):
+            if degrees.pipeline > 1 and not (is_slow or needs_stages or choices.is_spread):
                 break
             plain_iteration = Iteration(
                 decoder=decoder,

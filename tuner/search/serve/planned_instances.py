@@ -46,7 +46,7 @@ def planned_groups(
 
 def _matching_group(problem: ServeProblem, wanted: Instances) -> InstanceGroup | None:
     """Return the priced option that matches an instance of the plan; None without one."""
-    for option in problem.options.options:
+    for option in (*problem.options.options, *problem.spread_options.options):
         if to_instance_group(option, count=wanted.count, island=wanted.island) == wanted:
             return InstanceGroup(option=option, count=wanted.count, island=wanted.island)
     return None

@@ -97,7 +97,7 @@ class Program:
     islands: Mapping[str, str] = field(default_factory=dict)
     """Island of each pool, by name; empty with a single router."""
     cells: int = 0
-    """Machines that have these instances each (cells.py); 0: instances are anywhere."""
+    """Cells that have these instances each (cells.py); 0: instances are anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

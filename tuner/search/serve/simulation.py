@@ -71,7 +71,7 @@ class InstanceGroup:
     island: str = ""
     """Behind whose router; empty where there is one."""
     is_packed: bool = False
-    """Instances of an island share a machine (cells.py)."""
+    """Instances of an island share its machines (cells.py)."""
 
     @property
     def ranks(self) -> int:

@@ -26,7 +26,7 @@ from tuner.catalog.serve_capabilities import modes_on
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.search.serve.cells import cell_pools, solve_cells
+from tuner.search.serve.cells import cell_pools, pools_to_spread, solve_cells
 from tuner.search.serve.demand import Demand, HitsByRanks, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.islands import island_layouts, island_shares, prefixes_kept
@@ -167,7 +167,11 @@ class ServeProblem:
     threshold: LengthThreshold | None = None
     """Length threshold that this problem is restricted to; None: there is none."""
     cell_pool: str = ""
-    """Pool whose machines hold a cell each (cells.py); empty: instances are anywhere."""
+    """Pool whose machines hold cells (cells.py); empty: instances are anywhere."""
+    cell_nodes: int = 1
+    """Machines of a cell."""
+    spread_options: Options = field(default_factory=Options)
+    """Priced instances with every stage on a machine of its own, for cells of several."""
     afd_units: Options = field(default_factory=Options)
     """Priced AFD units (attention and FFN servers), where the release has them."""
     simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
@@ -246,7 +250,27 @@ def build_serve_problem(
     afd_units = launchable_afd_options(
         spec, serving_pools, decoder=decoder, formats=formats, demand=demand, loads=loads
     )
-    senders_and_receivers = (*options.options, *afd_units.options, *afd_units.refused_units)
+    spread = pools_to_spread(options.options, serving_pools, spec.goal)
+    spread_options = (
+        launchable_options(
+            spec,
+            spread,
+            decoder=decoder,
+            formats=formats,
+            demand=demand,
+            roles=ROLES["disaggregated"],
+            loads=loads,
+            is_spread=True,
+        )
+        if spread
+        else Options()
+    )
+    senders_and_receivers = (
+        *options.options,
+        *spread_options.options,
+        *afd_units.options,
+        *afd_units.refused_units,
+    )
     return ServeProblem(
         spec=spec,
         serving_pools=serving_pools,
@@ -261,6 +285,7 @@ def build_serve_problem(
         settings=settings,
         loads=loads,
         afd_units=afd_units,
+        spread_options=spread_options,
         hits=hits,
     )
 
@@ -292,16 +317,20 @@ def problem_variants(problem: ServeProblem, mode: Mode) -> tuple[ServeProblem, .
 
 
 def _cell_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
-    kv_transfers, options = problem.kv_transfers, problem.options
-    for name in cell_pools(options.options, kv_transfers, problem.demand):
+    kv_transfers = problem.kv_transfers
+    options = (*problem.options.options, *problem.spread_options.options)
+    for name, nodes in cell_pools(options, kv_transfers, problem.demand):
         pool_options = tuple(
-            option for option in options.options if option.serving_pool.pool.name == name
+            option
+            for option in options
+            if (option.serving_pool.pool.name, option.degrees.spread) == (name, nodes)
         )
         yield replace(
             problem,
-            options=replace(options, options=pool_options),
+            options=replace(problem.options, options=pool_options),
             kv_transfers=replace(kv_transfers, is_packed=True),
             cell_pool=name,
+            cell_nodes=nodes,
         )
 
 
@@ -663,6 +692,7 @@ def solve_program_of(
                 most_kinds=most_kinds,
                 most_rate=is_most,
             ),
+            nodes=problem.cell_nodes,
             spare_ratio=spare.others_ratio,
             most_rate=most_rate or problem.spec.goal.objective == "rate",
         )

@@ -24,7 +24,7 @@ from tuner.plans.serve import PUBLISHED_MODES, ServeUnlaunchable
 from tuner.search.serve.kv_transfers import kept_by
 from tuner.search.serve.modes import ModeSolutions
 from tuner.search.serve.most_rate import solve_goal
-from tuner.search.serve.options import ServingPool
+from tuner.search.serve.options import Options, ServingPool
 from tuner.search.serve.preference import gain_ratio, lost_by, objective_value
 from tuner.search.serve.routers import (
     MOST_KINDS,
@@ -210,7 +210,7 @@ def _between(problem: ServeProblem, *, sender: ServingPool, receiver: ServingPoo
         if pool_of.get(option.role) == option.serving_pool.pool.name
     )
     options = replace(problem.options, options=kept)
-    return _every_transfer(replace(problem, options=options))
+    return _every_transfer(replace(problem, options=options, spread_options=Options()))
 
 
 def _pairs(problem: ServeProblem) -> list[tuple[str, ...]]:

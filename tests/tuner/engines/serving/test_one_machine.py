@@ -9,7 +9,7 @@ import yaml
 
 from tests.expect import present
 from tests.patience import patient_s
-from tests.tuner.engines.serving.testing import disaggregated, sample_serving
+from tests.tuner.engines.serving.testing import disaggregated, sample_serving, stages_beside
 from tuner.engines.files import EmittedFile
 from tuner.engines.serve_writers import emit_serving
 from tuner.errors import UnknownTargetError
@@ -58,6 +58,10 @@ def test_connectors_get_what_keeps_caches_inside(deepseek: ModelSpec) -> None:
             assert ("machine.sh" in made) is (link == "scale_up")
 
 
+def logged(folder: Path) -> list[str]:
+    return sorted(path.read_text().strip() for path in folder.iterdir())
+
+
 def test_one_script_starts_all_instances_and_the_router(
     deepseek: ModelSpec, tmp_path: Path
 ) -> None:
@@ -71,8 +75,7 @@ def test_one_script_starts_all_instances_and_the_router(
         ["bash", str(tmp_path / "machine.sh")], env=environment, timeout=patient_s(30), check=False
     )
     assert done.returncode == 0
-    logged = sorted(path.read_text().strip() for path in (tmp_path / "logs").iterdir())
-    assert logged == [
+    assert logged(tmp_path / "logs") == [
         "decode 4,5 30200",
         "decode 6,7 30400",
         "http://127.0.0.1:30000 http://127.0.0.1:30200 http://127.0.0.1:30400",
@@ -120,3 +123,69 @@ def test_instances_of_containers_are_read_and_started_apart(deepseek: ModelSpec)
     with pytest.raises(UnknownTargetError, match="plan with 'emit: \\[dynamo\\]'"):
         emit_serving("dynamo", inside(deepseek))
     emit_serving("dynamo", inside(deepseek, link="network"))
+
+
+def test_machines_that_share_stages_run_the_same_script(
+    deepseek: ModelSpec, tmp_path: Path
+) -> None:
+    verified = sample_serving(deepseek, engine="sglang", decision=stages_beside(spread=2))
+    made = files("sglang", verified)
+    (tmp_path / "machine.sh").write_text(made["machine.sh"].text)
+    for name in ("prefill", "decode"):
+        assert SETTINGS["sglang", "mooncake"] <= {
+            line.removeprefix("export ") for line in made[f"{name}.sh"].text.splitlines()
+        }
+        said = "$CUDA_VISIBLE_DEVICES $PORT $NNODES $NODE_RANK $MASTER_ADDR ${HOST_IP:-}"
+        (tmp_path / f"{name}.sh").write_text(f"echo {name} {said}; sleep 1\n")
+    (tmp_path / "router.sh").write_text('echo "$PREFILL_URLS" "$DECODE_URLS"; sleep 1\n')
+    environment = {**os.environ, "MODEL": "m", "AVAILABLE": "8", "LOGS": str(tmp_path / "logs")}
+    environment.pop("HOST_IP", None)
+    for rank, router in enumerate((["http://first:30000 http://first:30200"], [])):
+        names = {"NODE_RANK": str(rank), "MASTER_ADDR": "first"}
+        done = subprocess.run(
+            ["bash", str(tmp_path / "machine.sh")],
+            env=environment | names,
+            timeout=patient_s(30),
+            check=False,
+        )
+        assert done.returncode == 0
+        assert logged(tmp_path / "logs" / str(rank)) == [
+            f"decode 4,5,6,7 30200 2 {rank} first",
+            *router,
+            f"prefill 0,1,2,3 30000 2 {rank} first",
+        ]
+    done = subprocess.run(
+        ["bash", str(tmp_path / "machine.sh")], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode
+    assert b"set NODE_RANK and MASTER_ADDR" in done.stderr
+
+
+def test_launchers_give_shared_stages_as_many_machines(deepseek: ModelSpec) -> None:
+    verified = sample_serving(deepseek, engine="sglang", decision=stages_beside(spread=2))
+    job = files("slurm", verified)["job.sbatch"].text
+    assert "#SBATCH --exclusive\n" in job
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in job
+    assert job.count("srun ") == 1
+    assert 'instance.sh" machine "$index" 0 2 &' in job
+    text = files("kubernetes", verified)["deployment.yaml"].text
+    objects = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    assert list(objects) == ["ConfigMap", "LeaderWorkerSet", "Service"]
+    template = objects["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == 2
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    (container,) = leader["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert 'NODE_RANK="$LWS_WORKER_INDEX" MASTER_ADDR=' in container["command"][-1]
+    assert container["command"][-1].endswith("exec bash /moetune/machine.sh\n")
+    assert container["readinessProbe"]["httpGet"]["port"] == 8000
+    assert "readinessProbe" not in worker["spec"]["containers"][0]
+    labels = leader["metadata"]["labels"]
+    assert objects["Service"]["spec"]["selector"].items() <= labels.items()
+    with pytest.raises(UnknownTargetError, match="plan with 'emit: \\[dynamo\\]'"):
+        emit_serving("dynamo", verified)
+
+
+def test_stages_are_as_many_on_each_machine() -> None:
+    with pytest.raises(ValueError, match="pp 2 stages on 3 machines, as many on each"):
+        stages_beside(spread=3)

@@ -62,6 +62,7 @@ def deployment(tmp_path: Path) -> Callable[..., Deployment]:
         device: str = "h100-sxm",
         nodes: int = 2,
         devices_per_node: int = 8,
+        nics: str = "",
         traffic: str = "{rate: 5/s, input_tokens: 2000, output_tokens: 300}",
         slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
         extra: str = "objective: devices",
@@ -72,7 +73,7 @@ def deployment(tmp_path: Path) -> Callable[..., Deployment]:
             f"model: {MODELS / model}\n"
             "cluster:\n"
             f"  pools: [{{name: gpus, device: {device}, nodes: {nodes},"
-            f" devices_per_node: {devices_per_node}}}]\n"
+            f" devices_per_node: {devices_per_node}{nics and ', '}{nics}}}]\n"
             "goal:\n"
             "  kind: serve\n"
             f"  engine: {{name: {engine}}}\n"

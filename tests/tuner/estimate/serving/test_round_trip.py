@@ -1,6 +1,7 @@
 """Emitted scripts estimate to the plan that they were emitted for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.serving.scripts import emit
 from tuner.engines.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
-from tuner.estimate.serving.instance import build_inputs, price_option
+from tuner.estimate.serving.instance import build_inputs, launch_transfers, price_option
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import deploy, price_serving_pool
@@ -136,6 +137,43 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     assert load.tpot_s == verified.predicted.tpot_s
     assert load.keeps_up
     assert not load.missed
+
+
+def test_stages_that_share_machines_keep_their_path_and_their_steps(
+    tmp_path: Path, deployment: Callable[..., object]
+) -> None:
+    deployment(
+        model="llama-3.1-405b",
+        engine="sglang",
+        nodes=2,
+        nics="nics_per_node: 1, nic: 25Gbit/s",
+        traffic="{rate: 1/s, input_tokens: 4000, output_tokens: 300}",
+        slo="{ttft: {p90: 2.5s}, tpot: {p90: 60ms}}",
+        extra="modes: [disaggregated]\n  objective: rate\n  quantization: fp8",
+    )
+    path = tmp_path / "spec.yaml"
+    verified = as_verified(deploy(path, time_limit_s=20.0).plan)
+    spec = read_serve_spec(path)
+    serving_pool, texts = price_serving_pool(pool_named(spec, None), ()), scripts(verified)
+    (transfer,) = verified.decision.handovers
+    halves = []
+    for shape in group_shapes(verified):
+        assert (shape.group.spread, shape.nodes, shape.devices_per_node) == (2, 2, 4)
+        launch = read_serving_text(
+            texts[f"{shape.name}.sh"],
+            surroundings(spec, serving_pool.pool),
+            engine="sglang",
+            source=shape.name,
+        )
+        inputs = build_inputs(launch, spec=spec, serving_pool=serving_pool)
+        halves.append((inputs, price_option(inputs, launch.setting)))
+        assert predicted(spec, launch, serving_pool.pool, instances=1).instance == shape.group
+    (inputs, sender), (_, receiver) = halves
+    moved = launch_transfers(inputs, (sender, receiver))
+    assert moved.seconds(sender, receiver) == pytest.approx(transfer.seconds)
+    without = replace(inputs, launch=replace(inputs.launch, environment={}))
+    over_nics = launch_transfers(without, (sender, receiver))
+    assert over_nics.seconds(sender, receiver) > 20.0 * transfer.seconds
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

@@ -1,19 +1,23 @@
-"""KV caches inside machines: which pairs, at which rate, and machines as cells."""
+"""KV caches inside machines: which pairs, at which rate, and cells of one machine or several."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.expect import present
+from tests.rows import each_row
 from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.most_rate import solve_goal
-from tuner.search.serve.options import Option
+from tuner.search.serve.options import Option, Options
+from tuner.search.serve.program import serving_instances
 from tuner.search.serve.solve_mode import (
     ServeProblem,
     goal_spare,
@@ -125,6 +129,7 @@ def test_cells_serve_as_much_as_so_many_machines(spec: Spec) -> None:
         problem = problem_of(spec(nodes=nodes, objective="rate"))
         variant = problem_variants(problem, "disaggregated")[-1]
         assert variant.cell_pool == ("p" if nodes > 1 else "")
+        assert variant.cell_nodes == 1
         spare = goal_spare(variant)
         solved = present(
             solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
@@ -162,3 +167,82 @@ def test_a_release_without_a_path_inside_a_machine_has_cells_of_no_gain(spec: Sp
     packed = replace(problem.kv_transfers, is_packed=True)
     pair = first_pair(problem)
     assert packed.seconds(*pair) == problem.kv_transfers.seconds(*pair)
+
+
+WHOLE_MACHINE = {
+    "model": "llama-3.1-405b",
+    "engine": "sglang",
+    "objective": "rate",
+    "traffic": "{rate: 1/s, input_tokens: 4000, output_tokens: 300}",
+    "slo": "{ttft: {p90: 2.5s}, tpot: {p90: 60ms}}",
+    "extra": "modes: [disaggregated]\n  objective: rate\n  quantization: fp8",
+}
+"""A model of which a machine holds the weights once, so that no machine holds both roles."""
+
+
+def test_roles_that_fill_a_machine_each_share_machines_by_stages(spec: Spec) -> None:
+    problem = problem_of(spec(nodes=2, **WHOLE_MACHINE))
+    solution = present(solve_goal(problem, "disaggregated"))
+    decision = to_decision(solution, problem)
+    assert [(one.pp, one.attention_tp, one.spread) for one in decision.instances] == [(2, 4, 2)] * 2
+    assert [one.link for one in decision.handovers] == ["scale_up"]
+    assert decision.handovers[0].seconds < 0.03
+    # Over a card of 25 Gbit/s the cache of a prompt takes 0.85 s, a third of the target.
+    over_nics = replace(problem, spread_options=Options())
+    slow = present(solve_goal(over_nics, "disaggregated"))
+    assert to_decision(slow, over_nics).handovers[0].seconds == pytest.approx(0.85, abs=0.01)
+    assert slow.rate_per_s == pytest.approx(0.83, abs=0.01)
+    assert solution.rate_per_s == pytest.approx(1.09, abs=0.01)
+    # Fast cards for all serve no more, without cells.
+    fast = present(solve_goal(problem_of(spec(nodes=2, nics="", **WHOLE_MACHINE)), "disaggregated"))
+    assert fast.solved.program.cells == 0
+    assert fast.rate_per_s == pytest.approx(1.07, abs=0.01)
+
+
+@each_row(("model", "nodes"), list(product(["llama-3.1-405b", "qwen3-235b-a22b"], [2, 3, 5])))
+def test_every_machine_of_a_cell_has_equal_stages_of_both_roles(
+    spec: Spec, model: str, nodes: int
+) -> None:
+    quantization = "fp8" if model.startswith("llama") else "bf16"
+    changes = WHOLE_MACHINE | {"model": model}
+    changes["extra"] = changes["extra"].replace("fp8", quantization)
+    problem = problem_of(spec(nodes=nodes, **changes))
+    for option in problem.spread_options.options:
+        assert option.degrees.spread == option.degrees.pipeline <= nodes
+        assert option.degrees.attention_tensor < 8
+        # Hidden states cross the NICs, though the instance would fit on one machine.
+        beside = replace(option.iteration, degrees=replace(option.degrees, spread=1))
+        apart_s, beside_s = (
+            float(one.passed_s(np.array([4000.0]))[0]) for one in (option.iteration, beside)
+        )
+        assert apart_s > beside_s if option.devices <= 8 else apart_s == beside_s
+    variants = [one for one in problem_variants(problem, "disaggregated") if one.cell_nodes > 1]
+    assert {one.cell_nodes for one in variants} <= {2, 4}
+    for variant in variants:
+        spare = goal_spare(variant)
+        solved = solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
+        if solved is None:
+            continue
+        cells = solved.program.cells
+        assert cells * variant.cell_nodes <= nodes
+        served = list(serving_instances(solved))
+        assert {option.degrees.spread for option, _ in served} == {variant.cell_nodes}
+        assert len({option.degrees.pipeline for option, _ in served}) == 1
+        assert {option.role for option, _ in served} == {Role.PREFILL, Role.DECODE}
+        per_machine = sum(count * option.degrees.attention_tensor for option, count in served)
+        assert per_machine <= 8
+
+
+def test_stages_are_spread_where_the_release_and_the_launcher_take_them(spec: Spec) -> None:
+    for changes, is_spread in (
+        ({}, True),
+        ({"engine": "vllm"}, False),  # NIXL takes one stage for decode
+        ({"engine": "trtllm"}, False),
+        ({"model": "llama-3.1-70b"}, False),  # a machine holds both roles
+        ({"nodes": 1}, False),
+        ({"extra": "modes: [aggregated]\n  objective: rate\n  quantization: fp8"}, False),
+    ):
+        problem = problem_of(spec(**{"nodes": 2, **WHOLE_MACHINE, **changes}))
+        assert bool(problem.spread_options.options) is is_spread, changes
+    problem = problem_of(spec(nodes=2, **WHOLE_MACHINE, emit="sglang, dynamo"))
+    assert not [one for one in problem_variants(problem, "disaggregated") if one.cell_pool]
