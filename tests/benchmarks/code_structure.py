@@ -9,6 +9,8 @@
     knobs in engines      files of `tuner/engines/` and `tuner/catalog/` that name one knob, the
                           median (`Knob.field` of training, fields of serving's `Instances`)
     knobs elsewhere       the same for all other files
+    files of a mode       files that name a mode of serving, by an identifier, an import, a string
+                          or their own name: the median over the modes, and the most
     path to a price       product functions on the longest stack from `tuner.api.plan` to the price
                           of one kernel, over a plan of every goal that has kernels
     files of a plan       product files of which a function runs during those plans
@@ -99,6 +101,7 @@ def static_measures(trees: Mapping[str, ast.Module]) -> Measures:
         "configuration types": [where for where, node in classes if _is_configuration(node)],
         "goal branches": [file for file, tree in trees.items() if _branches_on_goal(tree)],
         **_knob_files(trees),
+        **_mode_files(trees),
         "repeated class names": sorted(name for name, count in names.items() if count > 1),
         "statements": sum(map(count_statements, trees.values())),
         "arrows": sorted(_arrows(trees)),
@@ -184,6 +187,58 @@ def _knobs(trees: Mapping[str, ast.Module]) -> list[str]:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
     ]
     return [*training, *(field for field in serving if field not in NO_KNOBS)]
+
+
+def _mode_files(trees: Mapping[str, ast.Module]) -> Measures:
+    """Count the files that name a mode of serving: the median and the most."""
+    named = {
+        file: {
+            word
+            for name in {Path(file).stem, *filter(_is_name, _identifiers(tree) | _imports(tree))}
+            for word in (name, *name.split("."))
+        }
+        for file, tree in trees.items()
+    }
+    files = {
+        mode: [file for file, words in named.items() if any(_holds(word, mode) for word in words)]
+        for mode in _modes(trees)
+    }
+    counts = [len(names) for names in files.values()]
+    return {
+        "files of a mode": round(median(counts)),
+        "most files of a mode": max(counts),
+        **{f"files of {mode}": names for mode, names in files.items()},
+    }
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.replace(".", "_").isidentifier()
+
+
+def _holds(word: str, mode: str) -> bool:
+    """Return whether an identifier has the name of a mode as a whole part."""
+    return f"_{mode}_" in f"_{word}_"
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Return the modules and names that a file imports."""
+    return {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
+    }
+
+
+def _modes(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Return the modes that a spec may name."""
+    return [
+        str(constant.value)
+        for node in trees["tuner/spec/serving/goal.py"].body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "Mode"
+        for constant in ast.walk(node.value)
+        if isinstance(constant, ast.Constant)
+    ]
 
 
 def _identifiers(tree: ast.Module) -> set[Any]:

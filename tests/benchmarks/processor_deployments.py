@@ -34,16 +34,11 @@ from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
 from tuner.plans.serve import ServePlan, ServePrediction
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option
 from tuner.search.serve.program import SolvedProgram, Spare
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import (
-    ModeSolution,
-    ServeProblem,
-    build_serve_problem,
-    planned_routers,
-    simulate_traffic,
-)
+from tuner.search.serve.solve_mode import build_serve_problem, planned_routers, simulate_traffic
 from tuner.search.serve.to_plan import to_decision, to_prediction
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode

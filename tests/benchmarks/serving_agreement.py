@@ -30,8 +30,9 @@ from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.iteration import Iteration
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import build_demand
+from tuner.search.serve.modes.aggregated import simulate_aggregated_mode
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode
+from tuner.search.serve.simulation import InstanceGroup
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal
 

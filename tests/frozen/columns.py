@@ -59,8 +59,9 @@ from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, la
 from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.predict import predict
 from tuner.search.serve.launchable import build_choices
+from tuner.search.serve.modes.mode import ServeProblem, load_mode
 from tuner.search.serve.options import Option, device_memory_bytes, price_options
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem, problem_variants
+from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import build_problem, price_pool
@@ -642,7 +643,7 @@ def _serving(path: str, engine: str) -> Tree:
     kept = {_words(option): "kept" for option in question.options.options}
     found = {"weighed": _serving_table(_weighed(question), question, kept)}
     for mode in ("shared_device", "prefill_offload", "attention_expert"):
-        variants = problem_variants(question, mode) if mode in spec.goal.modes else ()
+        variants = load_mode(mode).variants(question) if mode in spec.goal.modes else ()
         for number, variant in enumerate(variants):
             found[f"{mode}-{number}"] = _serving_table(variant.options.options, variant, {})
     return found | {

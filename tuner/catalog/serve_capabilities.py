@@ -1,14 +1,15 @@
 """Every described release of every serving engine, by the vendor of the devices."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from tuner.catalog.registry import serve_releases
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.catalog.serve_rules.rules import LAUNCHERS
 from tuner.devices.datasheet import Vendor
 from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Cluster, Pool
-from tuner.spec.serving.goal import Engine, ServeGoal
+from tuner.spec.serving.goal import Engine, Mode, ServeGoal
 
 _EVERY: Final = tuple(serve_releases())
 
@@ -26,11 +27,6 @@ there."""
 
 ENGINES: Final = RELEASES[Vendor.NVIDIA]
 """Releases on NVIDIA devices by the name users type; `goal.engine.version` names one."""
-
-AFD_TARGETS: Final = frozenset(
-    {"slurm", "local", *(manifest.name for manifest in _EVERY if manifest.afd)}
-)
-"""Targets of `emit` that support attention-FFN disaggregation."""
 
 
 def engine_manifest(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:
@@ -121,13 +117,15 @@ def modes_on(goal: ServeGoal, cluster: Cluster) -> frozenset[str]:
     return frozenset[str]().union(*(release.modes for release in releases))
 
 
-def target_refusals(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return a line for every target without AFD, for any release."""
+def target_refusals(targets: tuple[str, ...], mode: Mode) -> tuple[str, ...]:
+    """Return a line for every target that does not start a mode, for any release."""
+    feature, launchers = LAUNCHERS.get(mode, ("", frozenset(targets)))
+    able = launchers | {manifest.name for manifest in _EVERY if mode in manifest.modes}
     return tuple(
-        f"emit: {target} has no attention-FFN disaggregation; emit"
-        f" {', '.join(sorted(AFD_TARGETS))}, or plan with other goal.modes"
+        f"emit: {target} has no {feature}; emit {', '.join(sorted(able))}, or plan with other"
+        " goal.modes"
         for target in dict.fromkeys(targets)
-        if target not in AFD_TARGETS
+        if target not in able
     )
 
 

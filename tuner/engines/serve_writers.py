@@ -103,7 +103,7 @@ def emit_serving(
     broken = unlaunchable(verified)
     if broken:
         raise ValueError("; ".join(broken))
-    if verified.decision.mode == "attention_expert" and (lines := target_refusals((target,))):
+    if lines := target_refusals((target,), verified.decision.mode):
         raise UnknownTargetError(lines[0])
     if placement is None and verified.plan.goal.placement is not None:
         raise UnsuitedPlacementError(

@@ -28,11 +28,6 @@ Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Band = tuple[float, float]
 
 
-PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
-"""Modes whose error bands are made from published runs of their own
-(tuner/costs/serve/bands.py)."""
-
-
 class Latency(Record):
     """A latency over requests."""
 

@@ -158,7 +158,7 @@ class ServingCapabilities:
     """Two-batch overlap runs beside decode context parallelism."""
     a2a_architectures: frozenset[str] | None = None
     """Models whose expert layers support DeepEP and two-batch overlap; None: all with experts."""
-    shared_device_architectures: frozenset[str] = frozenset()
+    multiplexed_architectures: frozenset[str] = frozenset()
     """Models with layer-by-layer prefill beside decode on separate SMs."""
     has_a2a_option: bool = True
     """An option sets the all-to-all backend; otherwise the engine chooses it."""

@@ -25,9 +25,9 @@ from tuner.config.serve import Instances, ServeDecision
 from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
-from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.goal import Mode, ServeGoal
 
-ROLES: Final[Mapping[str, frozenset[str]]] = {
+ROLES: Final[Mapping[Mode, frozenset[str]]] = {
     "aggregated": frozenset({"aggregated"}),
     "disaggregated": frozenset({"prefill", "decode"}),
     "attention_expert": frozenset({"prefill", "attention", "expert"}),
@@ -36,7 +36,7 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
 }
 """Roles of each mode."""
 
-_WHY_NOT: Final[Mapping[str, str]] = {
+_WHY_NOT: Final[Mapping[Mode, str]] = {
     "attention_expert": "the release has no attention-FFN disaggregation; vllm 0.30.0+afd has it,"
     " as an experiment",
     "shared_device": "the release does not multiplex prefill and decode on a device",
@@ -46,6 +46,11 @@ _WHY_NOT: Final[Mapping[str, str]] = {
 """Reasons why releases lack a mode. Routers: NVIDIA Dynamo 1.6.1 (`--router-conditional-disagg`,
 policy isl_bounding: tokens to compute over all tokens below a ratio of 1 at most) and TensorRT-LLM
 (`conditional_disagg_config`, examples/disaggregated), whose limits need a cached part too."""
+
+LAUNCHERS: Final[Mapping[Mode, tuple[str, frozenset[str]]]] = {
+    "attention_expert": ("attention-FFN disaggregation", frozenset({"slurm", "local"})),
+}
+"""Modes that few launch targets start: the feature, and those beside engines that have the mode."""
 
 _UNKNOWN: Final[Mapping[str, Generation]] = MappingProxyType({})
 _SAME: Final[Mapping[str, ServingCapabilities]] = MappingProxyType({})
@@ -147,7 +152,7 @@ def nodes_needed(devices: int, *, devices_per_node: int) -> int:
     return nodes
 
 
-def absent_mode(engine: ServingCapabilities, mode: str) -> str:
+def absent_mode(engine: ServingCapabilities, mode: Mode) -> str:
     """Say in a line that the release lacks a mode, and why."""
     why = _WHY_NOT.get(mode)
     known = ", ".join(sorted(engine.modes))
@@ -298,7 +303,7 @@ def _attention(
 def _shared_core(
     engine: ServingCapabilities, group: Instances, *, devices_per_node: int
 ) -> Iterator[str]:
-    has_connector = group.role in ROLES["disaggregated"]
+    has_connector = group.role in ("prefill", "decode")
     if engine.transferring_ranks_share_core and has_connector and devices_per_node > 1:
         yield (
             "with a KV connector all ranks of a machine compute on the last cores of its NUMA"

@@ -163,9 +163,9 @@ def _pages(
 
 def _sharing(engine: ServingCapabilities, group: Instances, *, model: ModelSpec) -> Iterator[str]:
     share = f"prefill_share_ratio {group.prefill_share_ratio:g}"
-    if not engine.shared_device_architectures:
+    if not engine.multiplexed_architectures:
         return  # The mode is refused already.
-    if model.architecture not in engine.shared_device_architectures:
+    if model.architecture not in engine.multiplexed_architectures:
         yield f"{share}: {model.architecture} has no layer-by-layer prefill beside decode"
     wrong = [
         *((f"pp {group.pp}",) if group.pp > 1 else ()),

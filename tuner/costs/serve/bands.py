@@ -53,9 +53,6 @@ SCHEMA_VERSION: Final = 2
 
 NAME: Final = "bands.json"
 NEW_PAIR: Final = "no calibration row shares this model and engine"
-SPLIT_MODES: Final[frozenset[Mode]] = frozenset(
-    {"disaggregated", "prefill_offload", "attention_expert"}
-)
 
 MEASURED_STEPS: Final = 1.4
 """Measured over predicted either way where the engine's own steps were measured on the devices:
@@ -70,6 +67,8 @@ Edge = Annotated[float, Field(gt=0.0, lt=1e6, allow_inf_nan=False)]
 Edges = tuple[Edge, Edge]
 Covered = Annotated[float, Field(ge=0.0, le=1.0)]
 PublishedMode = Literal["aggregated", "disaggregated"]
+PUBLISHED: Final[frozenset[Mode]] = frozenset(get_args(PublishedMode))
+"""Modes whose bands are made from published runs of their own."""
 Kernels = Literal["tables", "datasheet"]
 Lacking = Literal["release", "generation", "mode"]
 

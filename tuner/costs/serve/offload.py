@@ -11,11 +11,15 @@ Letters: N prompts, or points of a distribution.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+
+POINTS: Final = 6
+"""Lengths at which prompts of one side are priced, evenly in their quantiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +39,34 @@ class PromptSplit:
     def short_mean(self, value_N: Floats) -> float:
         """Mean of a quantity of prompts over the short ones."""
         return float(self.short_weight_N @ value_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LengthThreshold:
+    """Prompts on both sides of a threshold."""
+
+    above_tokens: int
+    """Prompts with more to compute are long."""
+    split: PromptSplit
+    tokens_N: Floats
+    """Tokens to compute of every prompt that was drawn."""
+    computed_ratio: float
+    """Share of a prompt that must be computed; the rest is found in the prefix cache."""
+
+    @property
+    def long_share(self) -> float:
+        """Return the share of the requests whose prompts are long."""
+        return self.split.long_share
+
+    def input_tokens(self, *, is_long: bool) -> float:
+        """Tokens of a mean prompt of one side, what is found in the cache included."""
+        mean = self.split.long_mean if is_long else self.split.short_mean
+        return mean(self.tokens_N) / self.computed_ratio
+
+    def lengths(self, *, is_long: bool) -> Floats:
+        """Tokens to compute of equally likely prompts of one side."""
+        own_N = self.tokens_N[(self.tokens_N > self.above_tokens) == is_long]
+        return np.asarray(np.quantile(own_N, (np.arange(POINTS) + 0.5) / POINTS))
 
 
 def split_at(threshold_tokens: float, *, tokens_N: Floats, weight_N: Floats) -> PromptSplit:

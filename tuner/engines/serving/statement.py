@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tuner.catalog.serve_rules.steps import lacks_units
 from tuner.config.serve import Instances, Role
 from tuner.config.serve_words import router_words
-from tuner.costs.serve.bands import NEW_PAIR
+from tuner.costs.serve.bands import NEW_PAIR, PUBLISHED
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serving.shape import (
     GroupShape,
@@ -15,7 +15,7 @@ from tuner.engines.serving.shape import (
     is_disaggregated,
     transfer,
 )
-from tuner.plans.serve import PUBLISHED_MODES, Latency, VerifiedServing
+from tuner.plans.serve import Latency, VerifiedServing
 from tuner.units import format_counted, format_number, format_ratio, format_s
 
 
@@ -61,9 +61,10 @@ def _experiment(verified: VerifiedServing) -> Iterator[str]:
     releases = {
         release.title: release
         for group in verified.decision.instances
+        if group.role is Role.ATTENTION
         if (release := group_release(verified, group)).afd is not None
     }
-    for engine in releases.values() if verified.decision.mode == "attention_expert" else ():
+    for engine in releases.values():
         assert engine.afd is not None
         version = engine.release.partition("+")[0]
         yield (
@@ -83,7 +84,7 @@ def expectation(verified: VerifiedServing) -> tuple[str, ...]:
         f" {format_number(predicted.output_tokens_per_s)} output tokens/s,"
         f" goodput {format_number(predicted.goodput_per_device)} requests/s per device.",
         *((f"{NEW_PAIR[0].upper()}{NEW_PAIR[1:]}.",) if predicted.is_new_pair else ()),
-        *(() if mode in PUBLISHED_MODES else guessed),
+        *(() if mode in PUBLISHED else guessed),
     )
 
 

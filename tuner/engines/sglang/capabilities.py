@@ -379,7 +379,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "Qwen3VLMoeForConditionalGeneration",
         }
     ),
-    shared_device_architectures=frozenset(
+    multiplexed_architectures=frozenset(
         {
             "LlamaForCausalLM",
             "Qwen2ForCausalLM",
@@ -403,7 +403,7 @@ SGLANG_0_5_23_ROCM: Final = replace(
     a2a_backends=PLAIN_EXCHANGES,
     overlap_backends=frozenset(),
     modes=frozenset({"aggregated", "disaggregated"}),
-    shared_device_architectures=frozenset(),
+    multiplexed_architectures=frozenset(),
 )
 
 SGLANG_0_5_23_CANN: Final = replace(
@@ -429,7 +429,7 @@ SGLANG_0_5_23_CANN: Final = replace(
     redundant_architectures=frozenset(),
     overlap_backends=frozenset(),
     modes=frozenset({"aggregated", "disaggregated"}),
-    shared_device_architectures=frozenset(),
+    multiplexed_architectures=frozenset(),
 )
 
 RELEASES: Final = (SGLANG_0_5_23, SGLANG_0_5_23_ROCM, SGLANG_0_5_23_CANN)

@@ -30,7 +30,7 @@ _PLUGIN_ROLE: Final = {Role.ATTENTION: "attention", Role.EXPERT: "ffn"}
 
 def has_afd_units(verified: VerifiedServing) -> bool:
     """Say whether the deployment has attention and FFN servers."""
-    return verified.decision.mode == "attention_expert"
+    return any(group.role in SERVERS for group in verified.decision.instances)
 
 
 def afd_units(shapes: Sequence[GroupShape]) -> tuple[tuple[GroupShape, GroupShape], ...]:

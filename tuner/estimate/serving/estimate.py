@@ -1,11 +1,12 @@
 """Predicts a serving launch under a spec: price it, simulate the traffic, try changes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.rules import ROLES
 from tuner.config.host_memory import HostMemory, host_memory
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import LatencyBand
@@ -38,17 +39,9 @@ from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.cluster import Pool
-from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s
-
-_MODE: Final[Mapping[Role, Mode]] = {
-    Role.AGGREGATED: "aggregated",
-    Role.ATTENTION: "attention_expert",
-}
-"""The mode whose error bands apply, by role; other roles take those of disaggregated mode."""
-
 
 Advise = Callable[[EstimateInputs, ServingLoad | None], tuple[ServingChange, ...]]
 
@@ -129,7 +122,7 @@ def estimate_serving(
     around = serving_pool.bands(
         launch.engine,
         release=release or release_on(inputs.goal, serving_pool.pool).release,
-        mode=_MODE.get(launch.role, "disaggregated"),
+        mode=next(mode for mode, roles in ROLES.items() if launch.role in roles),
         decoder=inputs.decoder,
     )
     tokens_per_s = load.output_tokens_per_s / inputs.instances if load else 0.0

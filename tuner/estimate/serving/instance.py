@@ -45,7 +45,6 @@ from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.reading.weight_methods import check_bits
 from tuner.errors import SpecError
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
-from tuner.search.serve.afd_options import remote_ffn_step
 from tuner.search.serve.demand import (
     MOST_RUNNING,
     Demand,
@@ -62,6 +61,9 @@ from tuner.search.serve.launchable import (
     has_polling_thread,
 )
 from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds
+from tuner.search.serve.modes.aggregated import simulate_aggregated_mode
+from tuner.search.serve.modes.attention_expert import remote_ffn_step
+from tuner.search.serve.modes.disaggregated import simulate_disaggregated_mode
 from tuner.search.serve.options import (
     Option,
     ServingPool,
@@ -76,8 +78,6 @@ from tuner.search.serve.simulation import (
     SimulationResult,
     corrected_result,
     latency_of,
-    simulate_aggregated_mode,
-    simulate_disaggregated_mode,
 )
 from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec

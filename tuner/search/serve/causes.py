@@ -11,22 +11,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from tuner.catalog.serve_capabilities import main_release
+from tuner.catalog.serve_rules.rules import ROLES, absent_mode
 from tuner.config.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.islands import island_layouts
-from tuner.search.serve.options import Option
+from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.options import Option, Options
 from tuner.search.serve.program import (
-    ROLES,
     SolvedProgram,
     serving_instances,
     solve_program,
 )
-from tuner.search.serve.solve_mode import (
-    ServeProblem,
-    goal_spare,
-    problem_variants,
-    solve_program_of,
-)
+from tuner.search.serve.solve_mode import goal_spare, solve_program_of
 from tuner.spec.serving.goal import Mode
 from tuner.units import format_bytes, format_counted, format_s
 
@@ -36,9 +33,27 @@ LEAST_GAIN_RATIO: Final = 1.01
 """Rate without limits of links over that with them, from which on links bind."""
 
 
+def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
+    """Say why a mode serves nothing."""
+    if line := load_mode(mode).explain(problem):
+        return line
+    if problem.options.slowest_tpot_s == float("inf"):
+        return "memory: no parallel layout of the model leaves room for one request"
+    # Options of the mode alone are solved where a release refuses them, too.
+    if (
+        mode not in problem.launchable_modes
+        and not problem.own_options.get(mode, Options()).refused_units
+    ):
+        return absent_mode(main_release(problem.spec.goal, problem.spec.cluster), mode)
+    for role, line in problem.options.refused.items():
+        if role in ROLES[mode]:
+            return line
+    return _binding_resource(problem, mode)
+
+
 def most_of_pools(problem: ServeProblem, mode: Mode) -> Iterator[SolvedProgram]:
     """Yield the instances of all pools that serve the most requests a second, without queueing."""
-    for variant in problem_variants(problem, mode):
+    for variant in load_mode(mode).variants(problem):
         for islands in island_layouts(problem.spec, mode):
             solved = solve_program_of(
                 variant, mode, goal_spare(problem), islands=islands, most_rate=True
@@ -53,11 +68,11 @@ def rate_of(solved: SolvedProgram, problem: ServeProblem) -> float:
     return 0.0 if plan is None else plan.rate_per_s / (1.0 + problem.spec.goal.spare_ratio)
 
 
-def binding_resource(problem: ServeProblem, mode: Mode) -> str:
+def _binding_resource(problem: ServeProblem, mode: Mode) -> str:
     """Name what keeps a mode from serving the traffic."""
     demand = problem.demand
-    priced = next(iter(problem_variants(problem, mode)), problem).options.options
-    for role in ROLES[mode]:
+    priced = next(iter(load_mode(mode).variants(problem)), problem).options.options
+    for role in load_mode(mode).roles:
         if not any(option.role is role for option in priced):
             return f"{role.value}: {_unpriced_cause(problem, role)}"
     best = max(
@@ -100,7 +115,7 @@ def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ..
     """Say what one instance of each role takes, or that no route joins them."""
     least = {
         role: min(option.devices for option in priced if option.role is role)
-        for role in ROLES[mode]
+        for role in load_mode(mode).roles
     }
     needed = " and ".join(f"{devices} for {role.value}" for role, devices in least.items())
     devices = sum(serving_pool.pool.num_devices for serving_pool in problem.serving_pools)

@@ -39,7 +39,7 @@ from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.program import BOUND_TOLERANCE, ROLES, SolvedProgram
+from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
 from tuner.spec.serving.goal import ServeGoal
 
 MOST_CELLS: Final = 16
@@ -65,9 +65,9 @@ def pools_to_spread(
         serving_pool
         for serving_pool in serving_pools
         for pool, release in [(serving_pool.pool, release_on(goal, serving_pool.pool))]
-        if "disaggregated" in goal.modes and pool.nodes > 1 and release.node_links
+        if pool.nodes > 1 and release.node_links
         if any(rules.pipeline is _STAGE_TO_STAGE for rules in release.transfers)
-        if sum(least.get((pool.name, role), math.inf) for role in ROLES["disaggregated"])
+        if sum(least.get((pool.name, role), math.inf) for role in (Role.PREFILL, Role.DECODE))
         > pool.devices_per_node
     )
 

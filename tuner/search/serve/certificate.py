@@ -6,12 +6,10 @@ from typing import Final
 
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
-from tuner.catalog.serve_capabilities import modes_on
 from tuner.plans.serve import ServeCertificate, ServeSpace
-from tuner.search.serve.modes import ModeSolutions
+from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem, load_mode
 from tuner.search.serve.preference import objective_value
 from tuner.search.serve.program import BOUND_TOLERANCE, unrouted_pair
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.search.serve.to_plan import tie_ratio
 
 MOST_TIES: Final = 10
@@ -75,17 +73,14 @@ def _covers(launched: Sequence[ModeSolution]) -> str:
 def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpace:
     """Count what was priced: instance options, and those that single modes add.
 
-    AFD units that a release without the mode refuses are in no space.
+    Options of a mode that no release has are in no space.
     """
-    mode_specific = [
-        solution for solution in serving if solution.mode in ("shared_device", "prefill_offload")
-    ]
-    afd_units = problem.afd_units
-    added = sum(len(solution.solved.program.options) for solution in mode_specific)
-    added += len(afd_units.options) + len(problem.spread_options.options)
+    made = [solution for solution in serving if load_mode(solution.mode).makes_options]
+    added = sum(len(solution.solved.program.options) for solution in made)
     illegal = Counter(problem.options.illegal_by)
-    if "attention_expert" in modes_on(problem.spec.goal, problem.spec.cluster):
-        illegal.update(afd_units.illegal_by)
+    for mode, priced in problem.own_options.items():
+        added += len(priced.options)
+        illegal.update(priced.illegal_by if mode in problem.launchable_modes else {})
     return ServeSpace(
         priced=len(problem.options.options) + added,
         bounded=problem.options.beaten,

@@ -35,9 +35,14 @@ from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers
-from tuner.search.serve.modes import ModeSolutions
+from tuner.search.serve.modes.mode import (
+    ModeSolution,
+    ModeSolutions,
+    ServeProblem,
+    ServingMode,
+    load_mode,
+)
 from tuner.search.serve.options import BatchCurve, Option
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.spec.serving.goal import Mode
 
 MOST_POINTS: Final = 50
@@ -124,27 +129,25 @@ def pareto_front(
 
 
 def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[Mode, list[Offer]]]:
-    demand, modes = problem.demand, problem.spec.goal.modes
-    curves = problem.options.curves
-    if "aggregated" in modes:
-        aggregated = [curve for curve in curves if curve.option.role is Role.AGGREGATED]
-        yield "aggregated", [offer_of(curve, None, demand) for curve in aggregated]
-    if "disaggregated" in modes:
-        yield "disaggregated", list(_disaggregated_offers(problem))
-    for solution in solutions.launched:
-        if solution.mode in ("shared_device", "prefill_offload"):
-            yield solution.mode, list(_program_offers(solution, problem))
+    launched = {solution.mode: solution for solution in solutions.launched}
+    for name in problem.modes:
+        if load_mode(name).is_routed:
+            yield name, list(_priced_offers(problem, load_mode(name)))
+        elif load_mode(name).makes_options and name in launched:
+            yield name, list(_program_offers(launched[name], problem))
 
 
-def _disaggregated_offers(problem: ServeProblem) -> Iterator[Offer]:
-    """Yield every decode option with the prefill instance that costs it least."""
+def _priced_offers(problem: ServeProblem, mode: ServingMode) -> Iterator[Offer]:
+    """Yield every option that decodes, with the prefill instance, if any, that costs it least."""
     prefills = [
         candidate for candidate in problem.options.options if candidate.role is Role.PREFILL
     ]
     best: dict[object, Option | None] = {}
     for curve in problem.options.curves:
         option = curve.option
-        if option.role is Role.DECODE:
+        if option.role is mode.roles[-1] and not mode.is_disaggregated:
+            yield offer_of(curve, None, problem.demand)
+        elif option.role is mode.roles[-1]:
             degrees = option.degrees
             pool = option.serving_pool.pool.name
             key = pool, degrees.attention_tensor, degrees.pipeline, option.devices
@@ -242,9 +245,6 @@ def _front_point(point: _FrontPoint, demand: Demand, *, on_joint_front: bool) ->
     offer, running = point.offer, int(point.offer.running_N[point.place])
     reader = offer.option if offer.prefill is None else offer.prefill
     first_s = max(reader.ttft_s, offer.option.ttft_s)
-    per_instance = None
-    if offer.prefill is not None:
-        per_instance = float(offer.prefill_N[point.place])
     return FrontPoint(
         mode=point.mode,
         tokens_per_s_per_user=point.user,
@@ -252,7 +252,7 @@ def _front_point(point: _FrontPoint, demand: Demand, *, on_joint_front: bool) ->
         running=running,
         instance=_instance_words(replace(offer.option, running=running)),
         prefill="" if offer.prefill is None else _instance_words(offer.prefill),
-        prefill_per_instance=per_instance,
+        prefill_per_instance=None if offer.prefill is None else float(offer.prefill_N[point.place]),
         ttft_s=first_s,
         within_targets=(
             float(offer.tpot_s_N[point.place]) <= demand.tpot_s and first_s <= demand.ttft_s

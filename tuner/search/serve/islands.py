@@ -11,16 +11,13 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from tuner.catalog.serve_capabilities import releases_by_pool
 from tuner.config.serve import Role
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
-
-ISLAND_MODES: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
-"""Modes that are laid out as islands."""
 
 
 def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]:
@@ -30,7 +27,7 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
     """
     releases = releases_by_pool(spec.goal, spec.cluster.pools)
     titles = dict.fromkeys((release.vendor, release.title) for release in releases.values())
-    if len(titles) < 2 or mode not in ISLAND_MODES:
+    if len(titles) < 2 or not load_mode(mode).is_routed:
         return ({},)
     vendors = [vendor for vendor, _ in titles]
     by_pool = {
@@ -41,7 +38,7 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
         )
         for pool, release in releases.items()
     }
-    return (by_pool,) if mode == "aggregated" else ({}, by_pool)
+    return ({}, by_pool) if load_mode(mode).is_disaggregated else (by_pool,)
 
 
 def island_shares(groups: Sequence[InstanceGroup]) -> dict[str, float]:

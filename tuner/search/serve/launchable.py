@@ -7,16 +7,14 @@ from typing import Final
 from tuner.catalog.serve_capabilities import release_on, target_refusals
 from tuner.catalog.serve_rules.afd import afd_refusals
 from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.catalog.serve_rules.rules import ROLES, absent_mode, group_refusals
+from tuner.catalog.serve_rules.rules import absent_mode, group_refusals
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.errors import SpecError
 from tuner.prices.serve.machine import on_core_share
-from tuner.search.serve.afd_options import price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -30,11 +28,11 @@ from tuner.search.serve.options import (
 )
 from tuner.search.serve.pages import page_by_pool
 from tuner.spec.model import ModelSpec
+from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
 POLLED_CORE_RATIO: Final = 0.5
 """Share of a core that is left to compute in where a thread of the KV connector polls on it."""
-AFD: Final = "attention_expert"
 A2A_BACKENDS: Final = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
 
 
@@ -63,7 +61,7 @@ def launchable_options(
     """
     pages = page_by_pool(spec, serving_pools)
     parts = []
-    for release, pools in _pools_by_release(spec, serving_pools):
+    for release, pools in pools_by_release(spec, serving_pools):
         choices = build_choices(spec, pools, demand=demand)
         copies = replace(choices.copies, loads=loads)
         parts += [
@@ -83,7 +81,7 @@ def launchable_options(
     return merge_options(parts, roles=roles)
 
 
-def _pools_by_release(
+def pools_by_release(
     spec: ServeSpec, serving_pools: Iterable[ServingPool]
 ) -> Iterator[tuple[ServingCapabilities, tuple[ServingPool, ...]]]:
     """Yield every release with the pools that it serves on."""
@@ -109,7 +107,7 @@ def _core_shares(
 
 def has_polling_thread(release: ServingCapabilities, role: Role) -> bool:
     """Return whether an instance of that role has a thread that polls for KV transfers."""
-    return release.transfer_thread_polls and role in ROLES["disaggregated"]
+    return release.transfer_thread_polls and role in (Role.PREFILL, Role.DECODE)
 
 
 def beside_polling_thread(serving_pool: ServingPool) -> ServingPool:
@@ -121,45 +119,17 @@ def beside_polling_thread(serving_pool: ServingPool) -> ServingPool:
     return replace(serving_pool, machine=machine)
 
 
-def launchable_afd_options(
-    spec: ServeSpec,
-    serving_pools: tuple[ServingPool, ...],
-    *,
-    decoder: Decoder,
-    formats: Formats,
-    demand: Demand,
-    loads: ExpertLoads | None = None,
-) -> Options:
-    """Price AFD units where they are requested, those of releases that have none as refused."""
-    if AFD not in spec.goal.modes:
-        return Options()
-    having = [pool for pool in serving_pools if AFD in release_on(spec.goal, pool.pool).modes]
-    pages = page_by_pool(spec, serving_pools)
-    return merge_options(
-        [
-            price_afd_options(
-                pools,
-                decoder=decoder,
-                formats=formats,
-                engine=release.name,
-                release=release.release,
-                demand=demand,
-                loads=loads,
-                page_by_pool=pages,
-                refuse=lambda option: release_refuses(option, spec),
-            )
-            for release, pools in _pools_by_release(spec, having or serving_pools)
-        ],
-        roles=(Role.DECODE,),
-    )
+def release_refuses(option: Option, spec: ServeSpec, *, mode: Mode | None = None) -> str:
+    """Say in a line why the engine's release does not launch an option; empty: it does.
 
-
-def release_refuses(option: Option, spec: ServeSpec) -> str:
-    """Say in a line why the engine's release does not launch an option; empty: it does."""
+    Args:
+        option: of an instance.
+        spec: with its engine and targets.
+        mode: that alone has such options; None: several have.
+    """
     engine = release_on(spec.goal, option.serving_pool.pool)
-    is_afd = isinstance(option.iteration, RemoteFfnIteration)
-    if is_afd and AFD not in engine.modes:
-        return absent_mode(engine, AFD)
+    if mode is not None and mode not in engine.modes:
+        return absent_mode(engine, mode)
     if spec.goal.placement is not None and option.role is not Role.PREFILL:
         loads = option.iteration.loads
         if loads is None or option.degrees.expert != len(loads.slots_R):
@@ -177,7 +147,7 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
             generation=generation,
         )
     ]
-    if is_afd and (lines := target_refusals(spec.emit)):
+    if mode is not None and (lines := target_refusals(spec.emit, mode)):
         return lines[0]
     if engine.afd is not None:
         generations = {option.serving_pool.pool.name: generation}

@@ -20,6 +20,9 @@ Where R attention-data ranks share experts, a prompt on one of them delays all (
 of a rank's steps read prompts, 1 - (1 - s)^R of all steps do: R times as many while prompts seldom
 meet, as many where every rank reads all the time. Experts compute what the ranks have together.
 
+Where prompts and steps run beside each other on shares of a device (multiplexing.py), each has the
+share that is left of the processors and of the memory's rate.
+
 Letters: N numbers of sequences, P steps of a prompt.
 """
 
@@ -30,6 +33,7 @@ import numpy as np
 
 from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share
 from tuner.costs.serve.whole_step import (
     attention_s,
     decode_layers_s,
@@ -173,3 +177,15 @@ def prompt_time(iteration: Iteration, demand: Demand, *, step_tokens: int) -> Pr
     busy_s = iteration.slot_ratio * float(seconds_P.sum())
     latency_s = busy_s + (1.0 - iteration.slot_ratio) * float(seconds_P[-1])
     return PromptTime(latency_s=latency_s, busy_s=busy_s)
+
+
+def split_iteration(
+    whole: Iteration, ratio: float, demand: Demand, *, step_tokens: int
+) -> tuple[Iteration, Iteration]:
+    """Return prefill on its share, and decode on what is left beside it."""
+    reading = on_share(whole, DeviceShare(compute_ratio=ratio))
+    prompt_s = prompt_time(reading, demand, step_tokens=step_tokens).latency_s
+    drawn = drawn_ratio(whole, tokens=demand.computed_tokens, seconds=prompt_s)
+    return reading, on_share(
+        whole, DeviceShare(compute_ratio=1.0 - ratio, memory_ratio=1.0 - drawn)
+    )

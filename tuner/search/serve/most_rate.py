@@ -19,15 +19,13 @@ from dataclasses import replace
 from typing import Final
 
 from solvers.result import Status
-from tuner.config.serve import Role
 from tuner.search.serve.islands import capacity_per_s
-from tuner.search.serve.program import OBJECTIVE, ROLES, SolvedProgram, Spare
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
+from tuner.search.serve.program import OBJECTIVE, SolvedProgram, Spare
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult
 from tuner.search.serve.solve_mode import (
     MOST_SIMULATED,
-    ModeSolution,
-    ServeProblem,
     at_traffic_share,
     goal_spare,
     instance_groups,
@@ -121,7 +119,7 @@ def _other_programs(
         return  # It serves what its program says, and no other serves more.
     least = goal_spare(problem)
     spares = [least]
-    if Role.PREFILL in ROLES[mode]:
+    if load_mode(mode).is_disaggregated:
         spares += [
             replace(least, prefill_ratio=ratio)
             for ratio in PREFILL_SPARES

@@ -14,17 +14,15 @@ from typing import Final
 
 import numpy as np
 
-from tuner.catalog.serve_capabilities import modes_on
 from tuner.config.serve import Role
-from tuner.plans.serve import PUBLISHED_MODES, MissedTarget, ServeNearMiss
-from tuner.search.serve.dominance import drop_dominated
-from tuner.search.serve.modes import ModeSolutions, requested_modes
+from tuner.costs.serve.bands import PUBLISHED
+from tuner.plans.serve import MissedTarget, ServeNearMiss
+from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem
+from tuner.search.serve.options import drop_dominated
 from tuner.search.serve.preference import bands_around, lost_by, objective_value
 from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.simulation import SimulationResult
 from tuner.search.serve.solve_mode import (
-    ModeSolution,
-    ServeProblem,
     goal_spare,
     planned_routers,
     simulate_traffic,
@@ -46,13 +44,12 @@ def near_miss(problem: ServeProblem, solutions: ModeSolutions) -> ServeNearMiss 
         return None
     best = solutions.fitting[0] if solutions.fitting else None
     limit = float("inf") if best is None else objective_value(best, goal)
-    known = modes_on(goal, problem.spec.cluster)
     _simulate_larger_batches(problem, solutions, best)
     cheaper = sorted(
         (
             solution
             for solution in problem.simulated
-            if solution.mode in known
+            if solution.mode in problem.launchable_modes
             and objective_value(solution, goal) < limit * (1.0 - BOUND_TOLERANCE)
             and _misses(solution, solution.simulated, problem)
             and not solution_refusals(solution, problem)
@@ -91,9 +88,8 @@ def _simulate_larger_batches(
     ]
     options = replace(problem.options, options=tuple(drop_dominated([*prefills, *larger])))
     relaxed = replace(problem, options=options)
-    known = modes_on(problem.spec.goal, problem.spec.cluster)
-    for mode in requested_modes(problem):
-        if mode not in PUBLISHED_MODES or mode not in known:
+    for mode in problem.launchable_modes:
+        if mode not in PUBLISHED:
             continue
         solution = solutions.of(mode)
         spare = goal_spare(problem) if solution is None else solution.spare

@@ -10,7 +10,11 @@
 Each option runs the most sequences that memory and the TPOT target allow, and fractions of them,
 since queueing may leave no slack for so many. Options that do not fit, that miss a target even
 without load, or that the engine's release refuses, are counted as illegal by reason; of
-the rest, dominated ones are dropped (dominance.py).
+the rest, dominated ones are dropped.
+
+One option dominates another of the same role, pool and cache layout where, on the same devices, it
+serves as many requests a second at no longer TTFT and TPOT. Between different layouts it must serve
+5 % more: closer ones are within the model's error and count as ties of the plan.
 """
 
 import math
@@ -20,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -47,7 +51,6 @@ from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees, spread_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand
-from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.mixed_batches import PromptTime, lasting_running, prompt_time, token_seconds
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import engine_client
@@ -69,9 +72,15 @@ UNFIT: Final = {
 }
 """Kernels of DeepEP that are not made for a role: low-latency ones hold few tokens, normal ones
 keep decode steps out of CUDA graphs (github.com/deepseek-ai/DeepEP, README)."""
+BAND_RATIO: Final = 0.05
+"""Half of the median error of the time per token."""
 NO_ROOM: Final = "no memory for the longest request beside the weights"
 SLOW_PROMPT: Final = "a prompt alone misses the target of the first token"
 SLOW_TOKEN: Final = "a sequence alone misses the target of the time per token"
+
+
+Layout = tuple[Role, str, int, int]
+"""Role, pool, attention-tensor degree, pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,6 +152,12 @@ class Option:
         iteration = self.iteration
         ffn = iteration.ffn.degrees.devices if isinstance(iteration, RemoteFfnIteration) else 0
         return self.degrees.devices + ffn
+
+    @property
+    def layout(self) -> Layout:
+        """Return all that the layout of its caches depends on."""
+        degrees, pool = self.degrees, self.serving_pool.pool.name
+        return self.role, pool, degrees.attention_tensor, degrees.pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -520,6 +535,63 @@ def _most_sequences(
     return low
 
 
+def drop_dominated(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Return those that none dominates, in their order; of equal ones the first."""
+    by_layout: dict[Layout, list[Option]] = {}
+    for option in options:
+        by_layout.setdefault(option.layout, []).append(option)
+    kept = {id(option) for group in by_layout.values() for option in _undominated(group)}
+    return tuple(option for option in options if id(option) in kept)
+
+
+def _undominated(options: Sequence[Option]) -> list[Option]:
+    front: list[Option] = []
+    # A later option cannot dominate an earlier one.
+    for option in sorted(
+        options,
+        key=lambda candidate: (-candidate.rate_per_s / candidate.devices, candidate.devices),
+    ):
+        if not any(_beats(kept, option) for kept in front):
+            front.append(option)
+    return front
+
+
+def _beats(kept: Option, option: Option) -> bool:
+    is_like = kept.degrees == option.degrees
+    least = option.rate_per_s if is_like else (1.0 + BAND_RATIO) * option.rate_per_s
+    return (
+        option.devices // kept.devices * kept.rate_per_s >= least
+        and kept.ttft_s <= option.ttft_s
+        and kept.tpot_s <= option.tpot_s
+    )
+
+
+def at_fractions(
+    option: Option, running_N: Floats, rate_N: Floats, tpot_s_N: Floats, **changes: Any
+) -> Iterator[Option]:
+    """Yield an option at the batch that serves the most, and at fractions of it.
+
+    Args:
+        option: that decodes.
+        running_N: sequences of a rank.
+        rate_N: requests a second of one instance; 0 where a target is missed.
+        tpot_s_N: seconds per token.
+        changes: further fields.
+    """
+    chosen = {
+        int(np.searchsorted(running_N, share * running_N[rate_N.argmax()])) for share in FRACTIONS
+    }
+    for at in sorted(chosen):
+        if rate_N[at] > 0.0:
+            yield replace(
+                option,
+                running=int(running_N[at]),
+                rate_per_s=float(rate_N[at]),
+                tpot_s=float(tpot_s_N[at]),
+                **changes,
+            )
+
+
 def device_memory_bytes(option: Option, demand: Demand) -> int:
     """Bytes of one device: weights, the cache of the sequences that run, and what steps take."""
     iteration = option.iteration
@@ -537,6 +609,12 @@ def device_memory_bytes(option: Option, demand: Demand) -> int:
 def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:
     """Seconds of a decode step with so many sequences, as long as running ones are on average."""
     return step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
+
+
+def client_ttft_s(iteration: Iteration, demand: Demand, *, read_s: float) -> float:
+    """Seconds from sending a prompt to its first token, where reading it takes `read_s`."""
+    step_s = float(step_seconds(iteration, np.ones(1), demand)[0])
+    return read_s + engine_client(iteration).late_s(step_s)
 
 
 def _price_role(

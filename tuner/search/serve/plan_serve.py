@@ -1,16 +1,32 @@
 """Plan of a deployment's spec: modes solved, compared and certified, relaxations solved.
 
-The best mode by the goal's objective is the plan, the others are its alternatives.
+The best mode by the goal's objective is the plan, the others are its alternatives. Solutions that
+meet the targets and can be launched are ranked; those that would serve but no release launches are
+named with what they would save; the rest state why they are infeasible.
 """
 
-from tuner.plans.serve import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
+from tuner.plans.serve import (
+    PrefixReuse,
+    ServeCertificate,
+    ServeModeResult,
+    ServePlan,
+    ServeProvenance,
+)
+from tuner.search.serve.causes import explain_no_solution
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.demand import PrefixHits
 from tuner.search.serve.front import pareto_front
-from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes
-from tuner.search.serve.most_rate import at_rate
+from tuner.search.serve.modes.mode import ModeSolutions, ServeProblem
+from tuner.search.serve.most_rate import at_rate, solve_goal
 from tuner.search.serve.near_miss import near_miss
 from tuner.search.serve.options import ServingPool
+from tuner.search.serve.preference import (
+    gain_ratio,
+    held_back_reason,
+    lost_by,
+    objective_value,
+    rank_solutions,
+)
 from tuner.search.serve.prefix_reuse import (
     AGREE_RATIO,
     ROUNDS,
@@ -31,15 +47,14 @@ from tuner.search.serve.relaxations import (
     held_after_all,
     solve_relaxations,
 )
-from tuner.search.serve.solve_mode import (
-    ServeProblem,
-    build_serve_problem,
-    with_stated_hits,
-)
+from tuner.search.serve.solve_mode import build_serve_problem, with_stated_hits
 from tuner.search.serve.to_plan import (
     binding_constraint,
+    describe_missed,
+    describe_solution,
     plan_cautions,
     plan_notes,
+    solution_refusals,
     to_alternatives,
     to_decision,
     to_prediction,
@@ -47,6 +62,7 @@ from tuner.search.serve.to_plan import (
 )
 from tuner.search.serve.unlaunchable import unlaunchable
 from tuner.search.settings import SearchSettings
+from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
 
@@ -102,7 +118,7 @@ def make_serve_plan(
         alternatives=tuple(to_alternatives(best, others, problem)),
         near_miss=near_miss(problem, solutions),
         unlaunchable=tuple(unlaunchable(problem, solutions)),
-        modes=mode_table(solutions, problem),
+        modes=_mode_table(solutions, problem),
         prefix_reuse=reuse,
         pareto=pareto_front(problem, solutions),
         provenance=provenance,
@@ -146,6 +162,17 @@ def _answered(
     return with_stated_hits(problem, hits), solutions, reuse
 
 
+def solve_modes(problem: ServeProblem) -> ModeSolutions:
+    """Solve every mode."""
+    serving = tuple(solved for mode in problem.modes if (solved := solve_goal(problem, mode)))
+    refused = {solution.mode: solution_refusals(solution, problem) for solution in serving}
+    fitting = rank_solutions(
+        [solution for solution in serving if not solution.missed and not refused[solution.mode]],
+        problem,
+    )
+    return ModeSolutions(serving=serving, refused=refused, fitting=fitting)
+
+
 def _nothing(
     problem: ServeProblem,
     solutions: ModeSolutions,
@@ -175,7 +202,47 @@ def _nothing(
         near_miss=near_miss(problem, solutions),
         relaxations=tuple(solve_relaxations(problem, closest)),
         unlaunchable=tuple(unlaunchable(problem, solutions)),
-        modes=mode_table(solutions, problem),
+        modes=_mode_table(solutions, problem),
         pareto=pareto_front(problem, solutions),
         provenance=provenance,
+    )
+
+
+def _mode_table(solutions: ModeSolutions, problem: ServeProblem) -> tuple[ServeModeResult, ...]:
+    """Return a line for every mode."""
+    return tuple(_mode_row(mode, solutions, problem) for mode in problem.modes)
+
+
+def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
+    mode_solution, best, goal = solutions.of(mode), solutions.best, problem.spec.goal
+    if mode_solution is None:
+        return ServeModeResult(mode=mode, status="none", told=explain_no_solution(mode, problem))
+    refusals = solutions.refused[mode]
+    status, reason = (
+        "alternative",
+        "" if best is None else lost_by(mode_solution, best, goal),
+    )
+    if mode_solution.missed:
+        status, reason = "missed", describe_missed(mode_solution, problem)
+    elif refusals:
+        status, reason = "unlaunchable", f"{describe_solution(mode_solution)}; {refusals[0]}"
+    elif mode_solution is best:
+        status, reason = "chosen", ""
+    elif best is not None:
+        reason += held_back_reason(mode_solution, best, goal)
+    gained = None if best is None else gain_ratio(objective_value(mode_solution, goal), best, goal)
+    return ServeModeResult.model_validate(
+        {
+            "mode": mode,
+            "status": status,
+            "devices": mode_solution.devices,
+            "requests_per_s": mode_solution.rate_per_s,
+            "cost_per_hour": mode_solution.price_per_hour,
+            "ttft_s": float(mode_solution.simulated.ttft_s_R.mean()),
+            "tpot_s": float(mode_solution.simulated.tpot_s_R.mean())
+            if len(mode_solution.simulated.tpot_s_R)
+            else None,
+            "gain_ratio": gained,
+            "told": reason,
+        }
     )

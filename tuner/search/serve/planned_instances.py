@@ -4,7 +4,7 @@ If one is missing (another release, other tables), nothing is. A neighbour of a 
 twice the sequences, or the tokens of a step, of one kind of its instances. The engine's runtime
 takes both as they come, and no model knows them best: `moetune verify` launches them.
 
-Not covered: traces, which have their own rate, remote prefill, and attention apart from experts.
+Not covered: traces, which have their own rate, and modes whose instances are no priced options.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +15,10 @@ from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.search.serve.demand import build_demand, with_hits
 from tuner.search.serve.instances import to_instance_group
-from tuner.search.serve.options import Option, device_memory_bytes
+from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.options import Option, Options, device_memory_bytes
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, latency_of
-from tuner.search.serve.solve_mode import ServeProblem, plainest_router, simulate_traffic
+from tuner.search.serve.solve_mode import plainest_router, simulate_traffic
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
 
@@ -36,17 +37,21 @@ def planned_groups(
     problem: ServeProblem, decision: ServeDecision
 ) -> tuple[InstanceGroup, ...] | None:
     """Return the priced instances of a decision; None where they cannot be found."""
-    if decision.mode in ("prefill_offload", "attention_expert"):
+    if not load_mode(decision.mode).is_routed:
         return None
     is_packed = any(transfer.link == "scale_up" for transfer in decision.handovers)
-    groups = [_matching_group(problem, group) for group in decision.instances]
+    options = (
+        *problem.options.options,
+        *problem.own_options.get(decision.mode, Options()).options,
+    )
+    groups = [_matching_group(options, group) for group in decision.instances]
     known = [replace(group, is_packed=is_packed) for group in groups if group is not None]
     return tuple(known) if len(known) == len(groups) else None
 
 
-def _matching_group(problem: ServeProblem, wanted: Instances) -> InstanceGroup | None:
+def _matching_group(options: Sequence[Option], wanted: Instances) -> InstanceGroup | None:
     """Return the priced option that matches an instance of the plan; None without one."""
-    for option in (*problem.options.options, *problem.spread_options.options):
+    for option in options:
         if to_instance_group(option, count=wanted.count, island=wanted.island) == wanted:
             return InstanceGroup(option=option, count=wanted.count, island=wanted.island)
     return None

@@ -15,15 +15,10 @@ import math
 from collections.abc import Sequence
 
 from tuner.catalog.serve_capabilities import release_on
-from tuner.costs.serve.bands import Bands, joined
-from tuner.plans.serve import PUBLISHED_MODES
+from tuner.costs.serve.bands import PUBLISHED, Bands, joined
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
-from tuner.search.serve.solve_mode import (
-    ModeSolution,
-    ServeProblem,
-    problem_variants,
-    solve_instances,
-)
+from tuner.search.serve.solve_mode import solve_instances
 from tuner.spec.serving.goal import ServeGoal
 from tuner.units import format_counted
 
@@ -33,7 +28,7 @@ def rank_solutions(
 ) -> tuple[ModeSolution, ...]:
     """Order solutions, best first; those held back by the rule above come last."""
     order = sorted(solution, key=lambda candidate: rank_key(candidate, problem.spec.goal))
-    first = next((at for at, candidate in enumerate(order) if candidate.mode in PUBLISHED_MODES), 0)
+    first = next((at for at, candidate in enumerate(order) if candidate.mode in PUBLISHED), 0)
     least = objective_value(order[first], problem.spec.goal) if order else 0.0
     held_back = [
         candidate
@@ -55,7 +50,7 @@ def worst_objective(solution: ModeSolution, problem: ServeProblem) -> float:
     return min(
         (
             solved.outcome.objective
-            for variant in problem_variants(problem, solution.mode)
+            for variant in load_mode(solution.mode).variants(problem)
             if (solved := solve_instances(variant, solution.mode, spare, router=solution.router))
             is not None
         ),
@@ -128,7 +123,7 @@ def lost_by(solution: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
 
 def held_back_reason(solution: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
     """Say why a launchable solution that takes less is not chosen; else nothing."""
-    if solution.mode in PUBLISHED_MODES or rank_key(solution, goal) > rank_key(best, goal):
+    if solution.mode in PUBLISHED or rank_key(solution, goal) > rank_key(best, goal):
         return ""
     return (
         f"; no published run backs {solution.mode}, and where steps are as long as its band"

@@ -32,11 +32,11 @@ from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.plans.serve import PlannedHits, PrefixReuse, ServePrediction
 from tuner.search.serve.demand import NO_TARGET_TPOT_S, Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option
 from tuner.search.serve.routed_simulation import policy_of
 from tuner.search.serve.routers import RouterChoice, router_choices
 from tuner.search.serve.simulation import InstanceGroup, reading_groups
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.simulate.serving.prefix_hits import (
     by_prefix,
     by_weight,
@@ -229,7 +229,7 @@ def hits_of_options(problem: ServeProblem, prompts: RecordedPrompts) -> dict[Key
         role: router_choices(
             spec.goal,
             spec.emit,
-            "disaggregated" if role is Role.PREFILL else "aggregated",
+            is_disaggregated=role is Role.PREFILL,
             pools=spec.cluster.pools,
         )[0]
         for role, _ in best

@@ -8,10 +8,14 @@ option is scaled by s / (t - s) over the least such ratio.
 One program a mode. Aggregated instances serve requests from end to end, on whole devices or
 multiplexed; prefill instances send KV caches to decode instances of the same pool over its NICs, or
 of another pool over the link between them. Where long prompts are offloaded, the remote instances
-are the program's prefill and the local ones its decode (remote_prefill.py). Pools of several
+are the program's prefill and the local ones its decode (modes/prefill_offload.py). Pools of several
 vendors may be islands, each behind a router of its own (islands.py): every island has its kinds, no
 route leaves it, and the program splits the requests among them. A route joins two groups of options
-(kv_routes.py) whose pools reach each other and whose layouts the engine's release accepts.
+whose pools reach each other and whose layouts the engine's release accepts.
+
+Options of one role, pool, tensor degree and pipeline lay out their caches equally. Where two such
+layouts reach the same others and move the same bytes to each, as GQA caches mostly do, they are one
+group: the fewer groups, the more of their columns are dominated and dropped.
 """
 
 import time
@@ -23,30 +27,23 @@ from typing import Final
 
 from solvers.instances.problem import (
     Column,
+    ColumnGroup,
     DevicePool,
     InstanceObjective,
     InstancePlan,
     InstanceRole,
     InstancesProblem,
     Route,
+    TransferLink,
 )
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
 from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
-from tuner.search.serve.kv_routes import build_kv_routes
-from tuner.search.serve.kv_transfers import KvTransfers
-from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.kv_transfers import KvTransfers, nic_bytes_per_s
+from tuner.search.serve.options import Layout, Option, ServingPool
 from tuner.spec.serving.goal import Mode
 
-ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
-    "aggregated": (Role.AGGREGATED,),
-    "disaggregated": (Role.PREFILL, Role.DECODE),
-    "shared_device": (Role.AGGREGATED,),
-    "prefill_offload": (Role.PREFILL, Role.DECODE),
-    "attention_expert": (Role.PREFILL, Role.DECODE),
-}
-"""Roles of the instances in a mode's program. An AFD unit decodes (afd_options.py)."""
 OBJECTIVE: Final = {
     "cost": InstanceObjective.COST,
     "devices": InstanceObjective.DEVICES,
@@ -69,6 +66,10 @@ LEAST_FLOW_RATIO: Final = 1e-6
 """Share of all requests below which a route is unused (the solver's tolerance)."""
 BOUND_TOLERANCE: Final = 1e-6
 """Relative gap below which a plan counts as optimal, as in the solvers."""
+
+
+Others = tuple[tuple[Layout, int], ...]
+"""The keys that a key has a route to, and the bytes of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +109,25 @@ class SolvedProgram:
     outcome: Outcome[InstancePlan]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KvRoutes:
+    """Groups, links and routes of a program."""
+
+    groups: tuple[ColumnGroup, ...]
+    group_of_layout: dict[Layout, int]
+    links: tuple[TransferLink, ...]
+    routes: tuple[Route, ...]
+
+    def group(self, option: Option) -> int:
+        """Return the group of an option."""
+        return self.group_of_layout[option.layout]
+
+
 def build_program(
     mode: Mode,
     options: tuple[Option, ...],
     *,
+    roles: tuple[Role, ...],
     serving_pools: tuple[ServingPool, ...],
     kv_transfers: KvTransfers,
     demand: Demand,
@@ -123,8 +139,9 @@ def build_program(
     """Build the program of one mode; None where a role has no option.
 
     Args:
-        mode: whose roles count.
+        mode: that is solved.
         options: instance options, other roles' included.
+        roles: of the mode's program.
         serving_pools: pools.
         kv_transfers: paths and refusals of pairs of options.
         demand: the traffic.
@@ -133,7 +150,6 @@ def build_program(
         islands: of pools, by name, where each has a router of its own.
         most_rate: maximise the request rate of all pools instead of meeting the demand.
     """
-    roles = ROLES[mode]
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
@@ -168,6 +184,95 @@ def build_program(
         max_kinds=most_kinds,
     )
     return Program(mode=mode, problem=problem, options=chosen, islands=islands)
+
+
+def build_kv_routes(
+    options: tuple[Option, ...],
+    kv_transfers: KvTransfers,
+    serving_pools: tuple[ServingPool, ...],
+    *,
+    islands: Mapping[str, str] = MappingProxyType({}),
+) -> KvRoutes:
+    """Group options and connect the groups.
+
+    Args:
+        options: of the roles of one mode.
+        kv_transfers: paths and refusals of pairs of options.
+        serving_pools: pools.
+        islands: of pools, by name, where each has a router of its own.
+    """
+    kinds: dict[Layout, Option] = {}
+    for option in options:
+        kinds.setdefault(option.layout, option)
+    bytes_of = {
+        (out, into): round(kv_transfers.moved(sender, receiver).whole)
+        for out, sender in kinds.items()
+        if sender.role is Role.PREFILL
+        for into, receiver in kinds.items()
+        if receiver.role is Role.DECODE
+        and kv_transfers.reach(sender.serving_pool, receiver.serving_pool)
+        if islands.get(out[1]) == islands.get(into[1])
+        if not (kv_transfers.refuses and kv_transfers.refusals(sender, receiver))
+    }
+    members: dict[tuple[Role, str, Others], list[Layout]] = {}
+    for key in kinds:
+        after = tuple((into, size) for (out, into), size in bytes_of.items() if out == key)
+        before = tuple((out, size) for (out, into), size in bytes_of.items() if into == key)
+        members.setdefault((*key[:2], (*after, *before)), []).append(key)
+    group_of_layout = {key: number for number, keys in enumerate(members.values()) for key in keys}
+    links, number_of = _links(kv_transfers, serving_pools)
+    routes = {
+        (group_of_layout[out], group_of_layout[into]): Route(
+            sender=group_of_layout[out],
+            receiver=group_of_layout[into],
+            request_bytes=float(size),
+            links=(number_of[out[1], into[1]],),
+        )
+        for (out, into), size in bytes_of.items()
+    }
+    return KvRoutes(
+        groups=tuple(_group(keys, islands) for keys in members.values()),
+        group_of_layout=group_of_layout,
+        links=links if routes else (),
+        routes=tuple(routes.values()),
+    )
+
+
+def _group(keys: list[Layout], islands: Mapping[str, str]) -> ColumnGroup:
+    role, pool, *_ = keys[0]
+    degrees = "-".join(
+        f"{tensor}pp{stages}" if stages > 1 else str(tensor) for _, _, tensor, stages in keys
+    )
+    names = tuple(dict.fromkeys(islands.values()))
+    return ColumnGroup(
+        name=f"{role.value}@{pool}/tp{degrees}",
+        role=InstanceRole(role.value),
+        island=names.index(islands[pool]) if islands else 0,
+    )
+
+
+def _links(
+    kv_transfers: KvTransfers, serving_pools: tuple[ServingPool, ...]
+) -> tuple[tuple[TransferLink, ...], dict[tuple[str, str], int]]:
+    """Return links in both directions, and the number of each by its ends."""
+    links: list[TransferLink] = []
+    number: dict[tuple[str, str], int] = {}
+    for serving_pool in serving_pools:
+        number[serving_pool.pool.name, serving_pool.pool.name] = len(links)
+        inside = kv_transfers.inside_bytes_per_s(serving_pool, serving_pool)
+        rank_bytes_per_s = inside or nic_bytes_per_s(serving_pool)
+        links.append(
+            TransferLink(
+                name=f"{'NICs' if inside is None else 'devices'} of {serving_pool.pool.name}",
+                # Half of them send, half receive.
+                bytes_per_s=0.5 * rank_bytes_per_s * serving_pool.pool.num_devices,
+            )
+        )
+    for link in kv_transfers.spec.cluster.links:
+        for sender, receiver in (link.between, link.between[::-1]):
+            number[sender, receiver] = len(links)
+            links.append(TransferLink(name=f"{sender} to {receiver}", bytes_per_s=link.bandwidth))
+    return tuple(links), number
 
 
 def solve_program(program: Program, *, time_limit_s: float) -> SolvedProgram:

@@ -17,18 +17,15 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
-from tuner.catalog.serve_capabilities import main_release, modes_on
-from tuner.config.serve import ServeDecision
+from tuner.catalog.serve_capabilities import main_release
+from tuner.config.serve import Role, ServeDecision
 from tuner.plans.serve import ServeRelaxation
 from tuner.search.serve.causes import most_of_pools, rate_of
-from tuner.search.serve.modes import ModeSolutions, requested_modes
+from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem, load_mode
 from tuner.search.serve.most_rate import at_rate, at_stated_rate, solve_goal
 from tuner.search.serve.preference import rank_solutions
 from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.solve_mode import (
-    PRICED_ROLES,
-    ModeSolution,
-    ServeProblem,
     build_serve_problem,
 )
 from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
@@ -65,12 +62,6 @@ class Closest:
     """Instances, simulated at that rate."""
 
 
-def launchable_modes(problem: ServeProblem) -> tuple[Mode, ...]:
-    """Return the modes that are requested and that the release of a pool has."""
-    known = modes_on(problem.spec.goal, problem.spec.cluster)
-    return tuple(mode for mode in requested_modes(problem) if mode in known)
-
-
 def explain_infeasible(
     problem: ServeProblem, solutions: ModeSolutions, closest: Closest | None
 ) -> str:
@@ -95,7 +86,7 @@ def _binding(problem: ServeProblem, solutions: ModeSolutions) -> str:
         return f"tpot: a single request takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
     if options.slowest_ttft_s > demand.ttft_s:
         return f"ttft: a single prompt takes {options.slowest_ttft_s * 1e3:.4g} ms"
-    launched = launchable_modes(problem)
+    launched = problem.launchable_modes
     candidates = [solution for solution in solutions.serving if solution.mode in launched]
     missed = [solution for solution in candidates if solution.missed]
     if missed:
@@ -109,14 +100,15 @@ def _refused(problem: ServeProblem, solutions: ModeSolutions, launched: tuple[Mo
         engine = main_release(problem.spec.goal, problem.spec.cluster)
         return (
             f"release: {engine.name} {engine.release} launches none of the requested modes"
-            f" ({', '.join(requested_modes(problem))}), but {', '.join(sorted(engine.modes))}"
+            f" ({', '.join(problem.modes)}), but {', '.join(sorted(engine.modes))}"
         )
     candidates = [solution for solution in solutions.serving if solution.mode in launched]
     if candidates:
         return f"release: {solutions.refused[candidates[0].mode][0]}"
-    roles = {role for mode in launched for role in PRICED_ROLES[mode]} & set(problem.refused)
-    if roles and all(any(role in roles for role in PRICED_ROLES[mode]) for mode in launched):
-        return f"release: {problem.refused[min(roles)]}"
+    refused = problem.options.refused
+    without = [refused.keys() & load_mode(mode).priced_roles for mode in launched]
+    if all(without):
+        return f"release: {refused[min(set[Role]().union(*without))]}"
     return ""
 
 
@@ -161,8 +153,7 @@ def at_held_rate(problem: ServeProblem) -> ServeProblem:
     """Return the problem with no more requests a second than its pools hold."""
     rates = [
         rate_of(solved, problem)
-        for mode in launchable_modes(problem)
-        if mode != "prefill_offload"
+        for mode in problem.launchable_modes
         for solved in most_of_pools(problem, mode)
     ]
     most_rate_per_s = (1.0 - BOUND_TOLERANCE) * max(rates, default=math.inf)
@@ -184,7 +175,7 @@ def find_closest(problem: ServeProblem) -> Closest | None:
     kv_transfers = replace(problem.kv_transfers, spec=spec)
     rate_problem = replace(problem, spec=spec, kv_transfers=kv_transfers)
     end_s, candidates = settings.clock() + settings.time_limit_s, list[ModeSolution]()
-    for mode in launchable_modes(rate_problem):
+    for mode in rate_problem.launchable_modes:
         if candidates and settings.clock() > end_s:
             break
         solution = solve_goal(rate_problem, mode)
@@ -294,7 +285,7 @@ def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
     )
     candidates = [
         solution
-        for mode in launchable_modes(relaxed)
+        for mode in relaxed.launchable_modes
         if (solution := solve_goal(relaxed, mode))
         and not solution.missed
         and not solution_refusals(solution, relaxed)

@@ -28,15 +28,12 @@ from tuner.catalog.serve_rules.routers import (
 )
 from tuner.config.serve import Role, ServeRouter
 from tuner.search.serve.demand import HitsByRanks, PrefixHits, spread_hits
-from tuner.search.serve.program import ROLES
 from tuner.spec.cluster import Pool
-from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 MOST_KINDS: Final = 3
 """Largest number of kinds of instances in one role where the router follows load."""
-ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
-"""Modes whose routing is planned; instances of the others are of one kind, served round robin."""
 _BY_LOAD: Final = (
     RouterPolicy.LEAST_REQUESTS,
     RouterPolicy.POWER_OF_TWO,
@@ -73,28 +70,33 @@ class RouterChoice:
 
 
 def router_choices(
-    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+    goal: ServeGoal,
+    targets: Iterable[str],
+    *,
+    is_disaggregated: bool,
+    is_routed: bool = True,
+    pools: tuple[Pool, ...] = (),
 ) -> tuple[RouterChoice, ...]:
     """Return the router choices that a mode is planned with, the simplest first.
 
     Args:
         goal: with its engines and prefixes.
         targets: that the spec names.
-        mode: to solve.
+        is_disaggregated: prompts are prefilled on instances of their own.
+        is_routed: the mode's routing is planned.
         pools: of the cluster; empty: the goal's engine on NVIDIA devices.
 
     Raises:
         UnknownTargetError: an engine does not serve on a pool.
     """
     stacks = stack_routers(goal, targets, pools)
-    is_disaggregated = Role.PREFILL in ROLES[mode]
     keeps = has_sessions(goal) and _have(
         stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
     )
     options = _ranks_options(stacks, is_disaggregated=is_disaggregated) if keeps else (None,)
     to_ranks, is_one_count = None not in options, any(options)
     finds_ranks = all(release.finds_ranks for release in _releases(goal, pools))
-    if mode not in ROUTED:
+    if not is_routed:
         # Simulated round robin; every prefix is a hit where it is looked for.
         plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
         decode = RouterPolicy.ROUND_ROBIN if is_disaggregated else None
@@ -147,8 +149,9 @@ def reaches_ranks(
     goal: ServeGoal, targets: Iterable[str], role: Role, *, pools: tuple[Pool, ...] = ()
 ) -> bool:
     """Return whether prefixes are looked for on ranks of aggregated or prefill instances."""
-    mode: Mode = "disaggregated" if role is Role.PREFILL else "aggregated"
-    return router_choices(goal, targets, mode, pools=pools)[0].keeps_hits_on_ranks
+    is_disaggregated = role is Role.PREFILL
+    choices = router_choices(goal, targets, is_disaggregated=is_disaggregated, pools=pools)
+    return choices[0].keeps_hits_on_ranks
 
 
 def stated_hits(
@@ -209,11 +212,14 @@ def _releases(goal: ServeGoal, pools: tuple[Pool, ...]) -> tuple[ServingCapabili
 
 
 def loses_prefixes(
-    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+    goal: ServeGoal,
+    targets: Iterable[str],
+    *,
+    is_disaggregated: bool,
+    pools: tuple[Pool, ...] = (),
 ) -> bool:
     """Return whether prefixes lie on single instances and no router of the stack looks for them."""
     stacks = stack_routers(goal, targets, pools)
-    is_disaggregated = Role.PREFILL in ROLES[mode]
     return has_sessions(goal) and not _have(
         stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
     )

@@ -1,10 +1,9 @@
-"""Simulates the traffic on chosen instances and returns the latencies.
+"""Simulates the traffic on chosen instances and returns the latencies: what all modes share.
 
-Requests go to instances of a group round robin, in proportion to the capacity of each group; ranks
-of a group are identical, so where they are aggregated one is simulated and stands for the others;
-where a closed loop takes sessions of a trace, a rank gets whole ones, their turns in order.
-Disaggregated instances are simulated whole. Engines fill their steps, and clients
-see tokens, by the rules of tuner/simulate/serving/client.py, which the backtest uses too.
+Requests go to instances of a group round robin, in proportion to the capacity of each group; where
+a closed loop takes sessions of a trace, a rank gets whole ones, their turns in order. Engines fill
+their steps, and clients see tokens, by the rules of tuner/simulate/serving/client.py, which the
+backtest uses too.
 
 Lengths are drawn once from every quantile of their laws and shuffled, so that few requests have the
 mean and the tail of many.
@@ -23,11 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.serve import Role
-from tuner.costs.serve.kv_transfer import whole_s
 from tuner.costs.serve.residual import ServeResidual
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import Demand
-from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option
 from tuner.simulate.serving.client import (
     DELAY_S,
@@ -38,7 +35,6 @@ from tuner.simulate.serving.client import (
     prefill_step_seconds,
     waiting_ranks,
 )
-from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.lockstep import simulate_ranks
 from tuner.simulate.serving.steps import StepTimes, step_times
@@ -177,16 +173,38 @@ def latency_of(values: Floats) -> Latency:
     return Latency(**{kind: _statistic(values, kind) for kind in ("mean", "p50", "p90", "p99")})
 
 
-def simulate_aggregated_mode(
-    groups: Sequence[InstanceGroup], *, goal: ServeGoal, demand: Demand
+def simulate_by_share(
+    groups: Sequence[InstanceGroup],
+    simulate: Callable[[InstanceGroup, float], SimulationResult],
+    *,
+    goal: ServeGoal,
 ) -> SimulationResult:
-    """Simulate aggregated instances."""
+    """Simulate every group with its share of the requests, by its capacity, and mix the results."""
     total = sum(group.rate_per_s for group in groups)
-    parts = []
-    for group in groups:
-        share = group.rate_per_s / total
-        parts.append(_simulate_aggregated_rank(group, share=share, goal=goal, demand=demand))
-    return mix_results(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
+    shares = [group.rate_per_s / total for group in groups]
+    return mix_results(list(map(simulate, groups, shares)), goal=goal, weights=shares)
+
+
+def merge_into_slowest(groups: Sequence[InstanceGroup]) -> tuple[InstanceGroup, InstanceGroup]:
+    """Let the slowest kind stand for all that prefill, and for all others, at the same rate."""
+    prefill, others = (
+        [group for group in groups if (group.option.role is Role.PREFILL) == is_prefill]
+        for is_prefill in (True, False)
+    )
+    return _slowest(prefill), _slowest(others)
+
+
+def _slowest(groups: Sequence[InstanceGroup]) -> InstanceGroup:
+    slowest = min(groups, key=lambda group: group.option.rate_per_s / group.option.devices)
+    rate = sum(group.rate_per_s for group in groups)
+    return InstanceGroup(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
+
+
+def rank_concurrency(demand: Demand, *, share: float, ranks: int) -> int:
+    """Requests in flight on one rank of a closed loop."""
+    if demand.concurrency is None:
+        return 1
+    return max(1, -(-int(demand.concurrency * share) // ranks))
 
 
 def simulate_rank(
@@ -208,115 +226,6 @@ def simulate_rank(
     )
     ranks = waiting_ranks(option.iteration)
     return simulate_ranks(requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency)
-
-
-def _simulate_aggregated_rank(
-    group: InstanceGroup, *, share: float, goal: ServeGoal, demand: Demand
-) -> SimulationResult:
-    option = group.option
-    ranks = group.ranks
-    demand = demand.on(option.role, ranks=option.degrees.attention_data)
-    concurrency = 1
-    if demand.concurrency is not None:
-        concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
-    busy = busy_ratio((group,), rate_per_s=share * demand.rate_per_s)
-    count = per_rank(goal, demand, ranks=ranks / share, busy_ratio=busy)
-    if demand.concurrency is not None:
-        most_requests = max(MOST_REQUESTS, concurrency)
-        count = min(loop_requests(goal, concurrency=concurrency), most_requests)
-    requests = sample_rank_requests(
-        goal,
-        demand,
-        count=count,
-        every=max(1, round(ranks / share)),
-        most_tokens=option.kv_tokens,
-    )
-    most_running = min(option.running, concurrency) if demand.concurrency else option.running
-    served = simulate_rank(option, requests, most_running=most_running, concurrency=concurrency)
-    rate = reached_rate(served, ranks=ranks, goal=goal, comes_per_s=share * demand.rate_per_s)
-    return to_simulation_result(
-        client_observed_ttft_s(served, client=engine_client(option.iteration)),
-        served.tpot_s_R,
-        goal=goal,
-        rate=rate,
-        tokens=rate * float(served.output_R.mean()),
-    )
-
-
-def simulate_disaggregated_mode(
-    prefill: InstanceGroup,
-    decode: InstanceGroup,
-    *,
-    kv_transfers: KvTransfers,
-    goal: ServeGoal,
-    demand: Demand,
-    most_requests: int = MOST_REQUESTS,
-) -> SimulationResult:
-    """Simulate prefill and decode instances.
-
-    Args:
-        prefill: groups of one kind.
-        decode: the same.
-        kv_transfers: paths and refusals of pairs of options.
-        goal: with targets and traffic.
-        demand: the traffic in numbers.
-        most_requests: that are simulated.
-    """
-    concurrency = demand.concurrency or 0
-    demand = demand.on(Role.PREFILL, ranks=prefill.option.degrees.attention_data)
-    ranks = max(prefill.ranks, decode.ranks)
-    busy = busy_ratio((prefill, decode), rate_per_s=demand.rate_per_s)
-    count = ranks * per_rank(goal, demand, ranks=ranks, busy_ratio=busy)
-    if concurrency:
-        count = loop_requests(goal, concurrency=concurrency)
-    requests = sample_rank_requests(
-        goal,
-        replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
-        count=min(count, most_requests),
-        every=1,
-        most_tokens=decode.option.kv_tokens,
-    )
-    served = simulate_disaggregated(
-        requests,
-        stations=build_stations(prefill, decode, kv_transfers, demand, requests),
-        concurrency=concurrency,
-    )
-    rate = reached_rate(served, ranks=1, goal=goal, comes_per_s=demand.rate_per_s)
-    return to_simulation_result(
-        client_observed_ttft_s(served, client=engine_client(decode.option.iteration)),
-        served.tpot_s_R,
-        goal=goal,
-        rate=rate,
-        tokens=rate * float(served.output_R.mean()),
-    )
-
-
-def build_stations(
-    prefill: InstanceGroup,
-    decode: InstanceGroup,
-    kv_transfers: KvTransfers,
-    demand: Demand,
-    requests: Requests,
-) -> Stations:
-    """Price both sides and the KV transfer between them."""
-    path = kv_transfers.path(prefill.option, decode.option)
-    token_bytes = kv_transfers.moved(prefill.option, decode.option).peak_rank / kv_transfers.tokens
-    return Stations(
-        prefill_workers=prefill.count,
-        prefill_ranks=prefill.option.degrees.attention_data,
-        prompt_s=prompt_times(prefill.option, requests, demand.computed_ratio)[0],
-        prefill_slot_ratio=prefill.option.iteration.slot_ratio,
-        kv_transfer_s=lambda tokens: whole_s(token_bytes * tokens, path=path),
-        decode_ranks=decode.ranks,
-        decode=option_step_times(
-            decode.option,
-            requests,
-            most_tokens=decode.option.running + 1,
-            most_running=decode.option.running,
-        ),
-        kv_tokens=decode.option.kv_tokens,
-        most_running=decode.option.running,
-    )
 
 
 def prompt_times(
@@ -447,6 +356,37 @@ def option_step_times(
         most_tokens=most_tokens,
         most_sequences=max(most_running, 2),
         longest=int(requests.input_R.max() + requests.output_R.max()) + 1,
+    )
+
+
+def client_result(
+    served: Served,
+    group: InstanceGroup,
+    *,
+    goal: ServeGoal,
+    demand: Demand,
+    share: float = 1.0,
+    parts: int | None = None,
+) -> SimulationResult:
+    """Return what clients see of instances that decode.
+
+    Args:
+        served: by one of so many equal parts.
+        group: that decodes.
+        goal: with targets and traffic.
+        demand: the traffic in numbers.
+        share: of the requests that the group gets.
+        parts: equal parts; None: as many as the group has ranks.
+    """
+    rate = reached_rate(
+        served, ranks=parts or group.ranks, goal=goal, comes_per_s=share * demand.rate_per_s
+    )
+    return to_simulation_result(
+        client_observed_ttft_s(served, client=engine_client(group.option.iteration)),
+        served.tpot_s_R,
+        goal=goal,
+        rate=rate,
+        tokens=rate * float(served.output_R.mean()),
     )
 
 

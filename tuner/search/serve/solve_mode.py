@@ -1,9 +1,9 @@
 """Solves one mode: an integer program chooses instances, a simulation adds spare capacity.
 
 A mode is one problem, or where long prompts are offloaded one for each length threshold, of which
-the one with the least objective that meets the targets counts (remote_prefill.py). The bound of
-several problems is the least of theirs, at the goal's own spare capacity: no threshold of the grid
-and no instances do better, whatever queueing requires on top.
+the one with the least objective that meets the targets counts (modes/prefill_offload.py). The bound
+of several problems is the least of theirs, at the goal's own spare capacity: no threshold of the
+grid and no instances do better, whatever queueing requires on top.
 
 Instances of a role are of one kind where requests are spread round robin. Where the stack's router
 follows load (routers.py), the program may use several kinds too, if these would cost less before
@@ -17,31 +17,22 @@ are left out, in case fast ones need less spare capacity.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, get_args
+from dataclasses import replace
+from typing import Final, get_args
 
-from solvers.instances.problem import InstancePlan, InstancesProblem
-from solvers.result import Outcome, Status
-from tuner.catalog.serve_capabilities import modes_on
+from solvers.result import Status
 from tuner.config.serve import Role
-from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.search.serve.cells import cell_pools, pools_to_spread, solve_cells
+from tuner.costs.serve.decoder import decoder_of
+from tuner.search.serve.cells import solve_cells
 from tuner.search.serve.demand import Demand, HitsByRanks, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.islands import island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
-from tuner.search.serve.launchable import (
-    launchable_afd_options,
-    launchable_options,
-    release_refuses,
-)
-from tuner.search.serve.mode_simulation import simulate_mode
-from tuner.search.serve.multiplexing import multiplexed_options
-from tuner.search.serve.options import Options, ServingPool
+from tuner.search.serve.launchable import launchable_options
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode, restrict_problem
+from tuner.search.serve.options import ServingPool
 from tuner.search.serve.program import (
     BOUND_TOLERANCE,
-    ROLES,
     SolvedProgram,
     Spare,
     build_program,
@@ -49,9 +40,7 @@ from tuner.search.serve.program import (
     solve_program,
 )
 from tuner.search.serve.recorded_loads import expert_loads
-from tuner.search.serve.remote_prefill import LengthThreshold, length_thresholds, offload_options
 from tuner.search.serve.routers import (
-    ROUTED,
     RouterChoice,
     has_sessions,
     loses_prefixes,
@@ -71,14 +60,6 @@ from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
-PRICED_ROLES: Final[Mapping[Mode, tuple[Role, ...]]] = {
-    "aggregated": (Role.AGGREGATED,),
-    "disaggregated": (Role.PREFILL, Role.DECODE),
-    "attention_expert": (Role.PREFILL,),
-    "shared_device": (Role.AGGREGATED, Role.DECODE),
-    "prefill_offload": (Role.PREFILL, Role.AGGREGATED),
-}
-"""Roles whose instance options a mode is made of."""
 MOST_SPARE: Final = 4.0
 """Largest spare capacity that is tried, as a share of the traffic's rate."""
 FIRST_SPARE: Final = 0.25
@@ -95,106 +76,6 @@ HIT_DIGITS: Final = 4
 """Decimals of the share of prompt tokens in prefix caches that a plan states."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModeSolution:
-    """The chosen instances of one mode, and how they were simulated."""
-
-    solved: SolvedProgram
-    groups: tuple[InstanceGroup, ...]
-    simulated: SimulationResult
-    spare: Spare
-    missed: tuple[str, ...]
-    threshold: LengthThreshold | None = None
-    """Length threshold above which prompts are prefilled on another pool; None: none are."""
-    bound: float = 0.0
-    """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
-    missed_without_spare: tuple[str, ...] = ()
-    """Targets missed at the goal's own spare capacity, for which more was added."""
-    router: RouterChoice
-    """Router policies that spread the requests."""
-    covered_kinds: int = 1
-    """Kinds of instances in one role that the bound holds for, at most."""
-    prefix_hit: float | None = None
-    """Share of prompts in the prefix cache, where a router looks for none; None: as stated."""
-    rate_per_s: float | None = None
-    """The most requests a second at which the targets hold, where that is the goal."""
-
-    @property
-    def objective(self) -> float:
-        """Return the program's objective; seconds per served request where the rate is the goal."""
-        return self.solved.outcome.objective if self.rate_per_s is None else 1.0 / self.rate_per_s
-
-    @property
-    def mode(self) -> Mode:
-        """Return the mode that was solved."""
-        return self.solved.program.mode
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """Return the price of all instances per hour; None where a pool has no price."""
-        prices = [group.option.serving_pool.pool.price_per_device_hour for group in self.groups]
-        if any(price is None for price in prices):
-            return None
-        return sum(
-            group.count * group.option.devices * (price or 0.0)
-            for group, price in zip(self.groups, prices, strict=True)
-        )
-
-    @property
-    def devices(self) -> int:
-        """Count the devices of all instances."""
-        return sum(group.count * group.option.devices for group in self.groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServeProblem:
-    """Everything that a mode is solved from."""
-
-    spec: ServeSpec
-    serving_pools: tuple[ServingPool, ...]
-    demand: Demand
-    options: Options
-    refused: Mapping[Role, str]
-    """Roles whose every option the engine's release refuses, with the most frequent reason."""
-    kv_transfers: KvTransfers
-    decoder: Decoder
-    formats: Formats
-    settings: SearchSettings
-    loads: ExpertLoads | None = None
-    """Recorded; None: those of the kernel tables."""
-    threshold: LengthThreshold | None = None
-    """Length threshold that this problem is restricted to; None: there is none."""
-    cell_pool: str = ""
-    """Pool whose machines hold cells (cells.py); empty: instances are anywhere."""
-    cell_nodes: int = 1
-    """Machines of a cell."""
-    spread_options: Options = field(default_factory=Options)
-    """Priced instances with every stage on a machine of its own, for cells of several."""
-    afd_units: Options = field(default_factory=Options)
-    """Priced AFD units (attention and FFN servers), where the release has them."""
-    simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
-        default_factory=dict
-    )
-    """Results so far, by mode, instances, router and threshold."""
-    outcomes: dict[InstancesProblem, Outcome[InstancePlan]] = field(default_factory=dict)
-    """Programs that were solved to the end so far."""
-    simulated: "list[ModeSolution]" = field(default_factory=list)
-    """Every solution that was simulated so far, whether it meets the targets or not."""
-    hits: PrefixHits | None = None
-    """Hits of recorded prompts in prefix caches; None: the share that the traffic states."""
-    routers: tuple[RouterChoice, ...] = ()
-    """Router choices to plan with; empty: those of the stacks."""
-    restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
-    """Changes what may be used; applied again when the traffic is repriced. None: no change."""
-
-
-def restrict_problem(
-    problem: ServeProblem, restriction: Callable[[ServeProblem], ServeProblem]
-) -> ServeProblem:
-    """Change what a problem may use, also after its traffic is repriced."""
-    return replace(restriction(problem), restriction=restriction)
 
 
 def build_serve_problem(
@@ -229,14 +110,8 @@ def build_serve_problem(
     else:
         demand = with_hits(demand, hits)
     demand = replace(demand, hits_by_ranks=hits_by_ranks)
-    roles = tuple(
-        dict.fromkeys(
-            role
-            for mode in get_args(Mode)
-            if mode in spec.goal.modes
-            for role in PRICED_ROLES[mode]
-        )
-    )
+    modes = {name: load_mode(name) for name in get_args(Mode) if name in spec.goal.modes}
+    roles = tuple(dict.fromkeys(role for mode in modes.values() for role in mode.priced_roles))
     loads = expert_loads(spec.goal, spec.model)
     options = launchable_options(
         spec,
@@ -247,47 +122,34 @@ def build_serve_problem(
         roles=roles,
         loads=loads,
     )
-    afd_units = launchable_afd_options(
-        spec, serving_pools, decoder=decoder, formats=formats, demand=demand, loads=loads
-    )
-    spread = pools_to_spread(options.options, serving_pools, spec.goal)
-    spread_options = (
-        launchable_options(
-            spec,
-            spread,
-            decoder=decoder,
-            formats=formats,
-            demand=demand,
-            roles=ROLES["disaggregated"],
-            loads=loads,
-            is_spread=True,
-        )
-        if spread
-        else Options()
-    )
-    senders_and_receivers = (
-        *options.options,
-        *spread_options.options,
-        *afd_units.options,
-        *afd_units.refused_units,
-    )
-    return ServeProblem(
+    problem = ServeProblem(
         spec=spec,
         serving_pools=serving_pools,
         demand=demand,
         options=options,
-        refused=options.refused,
         kv_transfers=build_kv_transfers(
-            spec, input_tokens=demand.input_tokens, options=senders_and_receivers
+            spec, input_tokens=demand.input_tokens, options=options.options
         ),
         decoder=decoder,
         formats=formats,
         settings=settings,
         loads=loads,
-        afd_units=afd_units,
-        spread_options=spread_options,
         hits=hits,
     )
+    own_options = {name: mode.price(problem) for name, mode in modes.items() if mode.price}
+    unshared = [
+        option
+        for priced in own_options.values()
+        for option in (*priced.options, *priced.refused_units)
+    ]
+    kv_transfers = (
+        build_kv_transfers(
+            spec, input_tokens=demand.input_tokens, options=(*options.options, *unshared)
+        )
+        if unshared
+        else problem.kv_transfers
+    )
+    return replace(problem, own_options=own_options, kv_transfers=kv_transfers)
 
 
 def with_stated_hits(problem: ServeProblem, hits: PrefixHits) -> ServeProblem:
@@ -299,76 +161,6 @@ def with_stated_hits(problem: ServeProblem, hits: PrefixHits) -> ServeProblem:
 def _at_hit(spec: ServeSpec, hit: float) -> ServeSpec:
     traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
     return replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
-
-
-def problem_variants(problem: ServeProblem, mode: Mode) -> tuple[ServeProblem, ...]:
-    """Return the problems of a mode: one, one for each length threshold, or none."""
-    match mode:
-        case "shared_device":
-            return _shared_device_variants(problem)
-        case "prefill_offload":
-            return tuple(_offload_variants(problem))
-        case "attention_expert":
-            return _afd_variants(problem)
-        case "disaggregated":
-            return (problem, *_cell_variants(problem))
-        case _:
-            return (problem,)
-
-
-def _cell_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
-    kv_transfers = problem.kv_transfers
-    options = (*problem.options.options, *problem.spread_options.options)
-    for name, nodes in cell_pools(options, kv_transfers, problem.demand):
-        pool_options = tuple(
-            option
-            for option in options
-            if (option.serving_pool.pool.name, option.degrees.spread) == (name, nodes)
-        )
-        yield replace(
-            problem,
-            options=replace(problem.options, options=pool_options),
-            kv_transfers=replace(kv_transfers, is_packed=True),
-            cell_pool=name,
-            cell_nodes=nodes,
-        )
-
-
-def _shared_device_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
-    made = multiplexed_options(problem.options.options, problem.demand)
-    launched = tuple(option for option in made if not release_refuses(option, problem.spec))
-    options = replace(problem.options, options=launched or made)
-    return (replace(problem, options=options),) if made else ()
-
-
-def _afd_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
-    """Take refused AFD units where there are no others, so that the plan names the refusal."""
-    afd_units = problem.afd_units.options or problem.afd_units.refused_units
-    prefills = tuple(option for option in problem.options.options if option.role is Role.PREFILL)
-    options = replace(problem.options, options=(*prefills, *afd_units))
-    return (replace(problem, options=options),) if afd_units else ()
-
-
-def _offload_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
-    if len(problem.serving_pools) < 2 or not problem.spec.cluster.links:
-        return
-    # One threshold is for all instances, so that the fewest hits of any count.
-    ranks = max((option.degrees.attention_data for option in problem.options.options), default=1)
-    problem = replace(problem, demand=problem.demand.on(Role.AGGREGATED, ranks=ranks))
-    for threshold in length_thresholds(problem.spec.goal, problem.demand):
-        made = offload_options(problem.options.options, threshold, problem.demand)
-        # Flows count requests of the whole mix, of which only long ones move a cache.
-        moved = build_kv_transfers(
-            problem.spec,
-            input_tokens=threshold.long_share * threshold.input_tokens(is_long=True),
-            options=made,
-        )
-        yield replace(
-            problem,
-            options=replace(problem.options, options=made),
-            kv_transfers=replace(moved, between_pools=True),
-            threshold=threshold,
-        )
 
 
 def solve_with_remaining_hits(
@@ -390,7 +182,9 @@ def solve_with_remaining_hits(
     goal = problem.spec.goal
     is_counted = problem.hits is not None
     pools = problem.spec.cluster.pools
-    loses = loses_prefixes(goal, problem.spec.emit, mode, pools=pools)
+    loses = loses_prefixes(
+        goal, problem.spec.emit, is_disaggregated=load_mode(mode).is_disaggregated, pools=pools
+    )
     if solution is None or is_counted or not has_sessions(goal):
         return solution
     # What a cache finds follows from the number of caches, and that from what they find.
@@ -422,7 +216,7 @@ def solve_variants(
     """Solve every variant of a problem that is feasible, least objective first."""
     variants = [
         (variant, solved)
-        for whole in problem_variants(problem, mode)
+        for whole in load_mode(mode).variants(problem)
         for variant in _by_rank_count(whole, router)
         if (solved := solve_instances(variant, mode, spare, router=router)) is not None
     ]
@@ -509,7 +303,7 @@ def _tighter_if_missed(
     The program sees no queueing, so it takes slow instances whose requests then wait too long, or
     pairs pools where one alone holds the targets for less.
     """
-    is_launched = base.mode in modes_on(problem.spec.goal, problem.spec.cluster)
+    is_launched = base.mode in problem.launchable_modes
     is_least = solution.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
     if not base.missed or not is_launched or (is_least and not solution.missed):
         return
@@ -563,7 +357,7 @@ def _find_least_spare(
         solution = _lower_spare(solution, low.prefill_ratio, "prefill_ratio", at)
         return _lower_spare(solution, goal_spare(problem).others_ratio, "others_ratio", at)
     solution = _lower_spare(solution, low.others_ratio, "others_ratio", at)
-    if Role.PREFILL not in ROLES[mode]:
+    if not load_mode(mode).is_disaggregated:
         return solution
     return _lower_spare(solution, goal_spare(problem).prefill_ratio, "prefill_ratio", at)
 
@@ -650,7 +444,7 @@ def _solve_layout(
 
     Modes whose routing is not planned take two kinds where one does not serve the traffic.
     """
-    for kinds in (router.most_kinds,) if mode in ROUTED else (1, 2):
+    for kinds in (router.most_kinds,) if load_mode(mode).is_routed else (1, 2):
         solved = solve_program_of(problem, mode, spare, islands=islands, most_kinds=kinds)
         if solved is not None:
             return solved
@@ -699,6 +493,7 @@ def solve_program_of(
     program = build_program(
         mode,
         problem.options.options,
+        roles=load_mode(mode).roles,
         serving_pools=problem.serving_pools,
         kv_transfers=problem.kv_transfers,
         demand=problem.demand,
@@ -737,7 +532,7 @@ def _simulate_instances(
 
 def instance_groups(solved: SolvedProgram) -> tuple[InstanceGroup, ...]:
     """Return the instances that serve, prefill before others."""
-    mode, islands = solved.program.mode, solved.program.islands
+    mode, islands = load_mode(solved.program.mode), solved.program.islands
     groups = [
         InstanceGroup(
             option=option, count=count, island=islands.get(option.serving_pool.pool.name, "")
@@ -752,14 +547,11 @@ def instance_groups(solved: SolvedProgram) -> tuple[InstanceGroup, ...]:
         ]
     if len({group.island for group in groups}) == 1:
         groups = [replace(group, island="") for group in groups]
-    groups.sort(key=lambda group: ROLES[mode].index(group.option.role))
-    if mode != "prefill_offload":
-        return tuple(groups)
-    # The program's decode reads short prompts too.
+    groups.sort(key=lambda group: mode.roles.index(group.option.role))
     return tuple(
-        group
-        if group.option.role is Role.PREFILL
-        else replace(group, option=replace(group.option, role=Role.AGGREGATED))
+        replace(group, option=replace(group.option, role=mode.launched_roles[group.option.role]))
+        if group.option.role in mode.launched_roles
+        else group
         for group in groups
     )
 
@@ -828,15 +620,9 @@ def _simulate(
     if may_stop and not goal.traffic.sets_its_rate and whole > PER_RANK[0]:
         demands = [replace(problem.demand, is_sampled=True), *demands]
     for demand in demands:
-        simulated = simulate_mode(
-            mode,
-            groups,
-            router=router,
-            threshold=problem.threshold,
-            kv_transfers=packed_as(problem.kv_transfers, groups),
-            goal=goal,
-            demand=demand,
-        )
+        kv_transfers = packed_as(problem.kv_transfers, groups)
+        offered = replace(problem, demand=demand, kv_transfers=kv_transfers)
+        simulated = load_mode(mode).simulate(offered, groups, router)
         simulated = corrected_result(simulated, groups, goal=goal)
         if simulated.missed(goal.slo):
             break
@@ -851,7 +637,13 @@ def packed_as(kv_transfers: KvTransfers, groups: Sequence[InstanceGroup]) -> KvT
 
 def planned_routers(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:
     """Return the router choices that a mode of a spec is planned with, the simplest first."""
-    return router_choices(spec.goal, spec.emit, mode, pools=spec.cluster.pools)
+    return router_choices(
+        spec.goal,
+        spec.emit,
+        is_disaggregated=load_mode(mode).is_disaggregated,
+        is_routed=load_mode(mode).is_routed,
+        pools=spec.cluster.pools,
+    )
 
 
 def plainest_router(

@@ -12,7 +12,7 @@ from tuner.catalog.serve_rules.vendor_pairs import portable_backend
 from tuner.catalog.serve_rules.vendors import TRAITS
 from tuner.config.serve import Island, PlannedKvTransfer, Role, ServeDecision
 from tuner.config.serve_words import target_words
-from tuner.costs.serve.bands import SPLIT_MODES, ratio_bands
+from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Generation, Vendor
@@ -23,6 +23,7 @@ from tuner.search.serve.instances import to_instances
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
 from tuner.search.serve.launchable import build_choices
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
 from tuner.search.serve.options import (
     Option,
     device_memory_bytes,
@@ -46,8 +47,6 @@ from tuner.search.serve.simulation import InstanceGroup, latency_of, reading_gro
 from tuner.search.serve.solve_mode import (
     FIRST_SPARE,
     MOST_SPARE,
-    ModeSolution,
-    ServeProblem,
     packed_as,
 )
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
@@ -67,7 +66,6 @@ def tie_ratio() -> float:
 def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[str, ...]:
     """Return why the engine's release does not launch a solution."""
     spec = problem.spec
-    refused_by_targets = target_refusals(spec.emit) if solution.mode == "attention_expert" else ()
     refused = refusals(
         main_release(spec.goal, spec.cluster),
         to_decision(solution, problem),
@@ -80,7 +78,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
         },
         releases=problem.kv_transfers.releases,
     )
-    return (*refused, *refused_by_targets)
+    return (*refused, *target_refusals(spec.emit, solution.mode))
 
 
 def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
@@ -336,16 +334,7 @@ def describe_solution(solution: ModeSolution) -> str:
         for group in solution.groups
         for instances in to_instances(group.option, count=group.count)
     )
-    words = f"{solution.mode} on {groups}"
-    share = solution.groups[0].option.prefill_share_ratio
-    if share is not None:
-        words += f", {format_ratio(share, digits=0)} of the SMs for prefill"
-    if solution.threshold is not None:
-        words += (
-            f", prompts with more than {solution.threshold.above_tokens} tokens to compute"
-            f" ({format_ratio(solution.threshold.long_share, digits=0)}) prefilled remotely"
-        )
-    return words
+    return f"{solution.mode} on {groups}{load_mode(solution.mode).words(solution)}"
 
 
 def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str]:
@@ -362,9 +351,9 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
     yield from _lost_prefixes(solution, problem)
     if note := bands_around(solution, problem).note:
         yield note
-    if solution.mode == "attention_expert":
-        yield from _experiment(solution)
-    if solution.mode in SPLIT_MODES and any(
+    mode = load_mode(solution.mode)
+    yield from mode.cautions(solution)
+    if mode.is_disaggregated and any(
         group.option.serving_pool.machine.sheet.generation is Generation.PROCESSOR
         for group in solution.groups
     ):
@@ -372,13 +361,6 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
             "disaggregated instances on processors are priced with half of each core, since a"
             " thread of NIXL polls on it, as two emulated machines showed; on one machine, as"
             " local.sh starts them, they share a core, too: measure before relying on it"
-        )
-    if solution.mode == "shared_device":
-        yield (
-            "multiplexed devices are priced from published curves (semi-PD, Nexus), not from"
-            " measurements; the engine's loop for them does not hide the host's work between"
-            " steps, which is not priced, and sglang 0.5.23 warns of slow steps with torch after"
-            " 2.6: measure before relying on it"
         )
 
 
@@ -390,7 +372,12 @@ def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[st
         where.append(
             "no router of this stack looks for prefixes, so that a session meets its own on one"
             " instance of several"
-            if loses_prefixes(spec.goal, spec.emit, solution.mode, pools=pools)
+            if loses_prefixes(
+                spec.goal,
+                spec.emit,
+                is_disaggregated=load_mode(solution.mode).is_disaggregated,
+                pools=pools,
+            )
             else "the router in front of islands looks for no prefixes, so that a session meets its"
             " own on one island of several"
         )
@@ -419,24 +406,6 @@ def unseen_hits(predicted: ServePrediction) -> Iterator[str]:
         yield (
             f"no run on devices has shown hits of routing to ranks, so that {low} to {high} of the"
             " prompt tokens may be found"
-        )
-
-
-def _experiment(solution: ModeSolution) -> Iterator[str]:
-    """Yield cautions for AFD."""
-    yield (
-        "AFD (attention-FFN disaggregation) is an experiment of the engine's plugin: messages that"
-        " announce each step, and steps beyond the captured graphs, are not priced, and no run was"
-        " compared; measure before relying on it"
-    )
-    if any(
-        isinstance(option.iteration, RemoteFfnIteration)
-        and option.devices > option.serving_pool.pool.devices_per_node
-        for option in (group.option for group in solution.groups)
-    ):
-        yield (
-            "AFD units span machines, which the plugin has verified for DeepSeek-V2-Lite with 2"
-            " attention and 2 FFN devices only"
         )
 
 

@@ -27,14 +27,13 @@ from typing import Final
 import numpy as np
 
 from tuner.config.serve import Role
+from tuner.costs.serve.offload import LengthThreshold
 from tuner.plans.serve import TokenCost
 from tuner.search.serve.demand import Demand
-from tuner.search.serve.mixed_batches import prompt_time
-from tuner.search.serve.multiplexing import split_iteration
+from tuner.search.serve.mixed_batches import prompt_time, split_iteration
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option, step_seconds
-from tuner.search.serve.remote_prefill import LengthThreshold
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 
 MILLION: Final = 1e6
 HOUR_S: Final = 3600.0

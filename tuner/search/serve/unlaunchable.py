@@ -20,20 +20,25 @@ from typing import Final
 from tuner.catalog.serve_rules.routers import router_with
 from tuner.config.serve import Role
 from tuner.config.serve_words import target_words
-from tuner.plans.serve import PUBLISHED_MODES, ServeUnlaunchable
+from tuner.costs.serve.bands import PUBLISHED
+from tuner.plans.serve import ServeUnlaunchable
 from tuner.search.serve.kv_transfers import kept_by
-from tuner.search.serve.modes import ModeSolutions
+from tuner.search.serve.modes.mode import (
+    ModeSolution,
+    ModeSolutions,
+    ServeProblem,
+    load_mode,
+    restrict_problem,
+)
 from tuner.search.serve.most_rate import solve_goal
-from tuner.search.serve.options import Options, ServingPool
+from tuner.search.serve.options import ServingPool
 from tuner.search.serve.preference import gain_ratio, lost_by, objective_value
 from tuner.search.serve.routers import (
     MOST_KINDS,
-    ROUTED,
     RouterChoice,
     has_sessions,
     stack_routers,
 )
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, restrict_problem
 from tuner.search.serve.to_plan import describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.routers import RouterPolicy
@@ -67,7 +72,7 @@ def unlaunchable(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[Se
     best = solutions.best
     for solution in solutions.serving:
         if (lines := solutions.refused[solution.mode]) and not solution.missed:
-            is_published = solution.mode in PUBLISHED_MODES
+            is_published = solution.mode in PUBLISHED
             why = lines[0] + ("" if is_published else "; no published run backs this mode")
             yield _named(problem, solution, best, what=describe_solution(solution), why=why)
     changes = [] if best is None else [*_rules(problem, solutions, best), *_routers(problem, best)]
@@ -127,14 +132,19 @@ def _rule(line: str) -> str:
 
 
 def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) -> Iterator[Change]:
-    """Yield what the release refuses of KV transfers and AFD units."""
+    """Yield what the release refuses of KV transfers and of the options of single modes."""
     pairs = _pairs(problem)
     if "disaggregated" in problem.spec.goal.modes and any(pairs):
         yield Change(mode="disaggregated", change=_every_transfer, than=best)
-    launched = solutions.of("attention_expert")
-    if launched is not None and problem.afd_units.options and problem.afd_units.refused_units:
-        words = f", where launched AFD units take {launched.devices}"
-        yield Change(mode="attention_expert", change=_every_unit, than=launched, words=words)
+    for mode, priced in problem.own_options.items():
+        launched = solutions.of(mode)
+        if launched is not None and priced.options and priced.refused_units:
+            yield Change(
+                mode=mode,
+                change=partial(_every_unit, mode=mode),
+                than=launched,
+                words=f", where launched {load_mode(mode).option_noun} take {launched.devices}",
+            )
 
 
 def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Change]:
@@ -142,8 +152,9 @@ def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Change]:
     spec = problem.spec
     goal = spec.goal
     stacks = stack_routers(goal, spec.emit, spec.cluster.pools)
-    for mode in () if has_sessions(goal) else sorted(ROUTED & set(goal.modes)):
-        is_disaggregated = mode == "disaggregated"
+    routed = sorted(mode for mode in set(goal.modes) if load_mode(mode).is_routed)
+    for mode in () if has_sessions(goal) else routed:
+        is_disaggregated = load_mode(mode).is_disaggregated
         lacking = next(
             (
                 f"{stack[0].name} {stack[0].release} has no {WEIGHTED.value}"
@@ -195,10 +206,10 @@ def _every_transfer(problem: ServeProblem) -> ServeProblem:
     return replace(problem, kv_transfers=replace(problem.kv_transfers, refuses=False))
 
 
-def _every_unit(problem: ServeProblem) -> ServeProblem:
-    afd_units = problem.afd_units
-    every = (*afd_units.options, *afd_units.refused_units)
-    return replace(problem, afd_units=replace(afd_units, options=every, refused_units=()))
+def _every_unit(problem: ServeProblem, *, mode: Mode) -> ServeProblem:
+    priced = problem.own_options[mode]
+    every = replace(priced, options=(*priced.options, *priced.refused_units), refused_units=())
+    return replace(problem, own_options={**problem.own_options, mode: every})
 
 
 def _between(problem: ServeProblem, *, sender: ServingPool, receiver: ServingPool) -> ServeProblem:
@@ -210,7 +221,7 @@ def _between(problem: ServeProblem, *, sender: ServingPool, receiver: ServingPoo
         if pool_of.get(option.role) == option.serving_pool.pool.name
     )
     options = replace(problem.options, options=kept)
-    return _every_transfer(replace(problem, options=options, spread_options=Options()))
+    return _every_transfer(replace(problem, options=options, own_options={}))
 
 
 def _pairs(problem: ServeProblem) -> list[tuple[str, ...]]:

@@ -604,7 +604,7 @@ def test_some_models_run_on_some_devices() -> None:
 def test_manifests_name_models_by_their_class(engine: str) -> None:
     release = ENGINES[engine][0]
     named = release.redundant_architectures | (release.a2a_architectures or frozenset())
-    assert named | release.shared_device_architectures <= release.models.architectures
+    assert named | release.multiplexed_architectures <= release.models.architectures
 
 
 # Releases are found by name, the newest without one.

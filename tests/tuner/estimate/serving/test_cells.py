@@ -70,7 +70,7 @@ def _read(spec: ServeSpec, command: str) -> Any:
 def test_an_attention_server_is_priced_as_the_cell_that_was_planned(spec: ServeSpec) -> None:
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
     problem = build_serve_problem(spec, serving_pools, SearchSettings())
-    for option in problem.afd_units.options:
+    for option in problem.own_options["attention_expert"].options:
         attention, expert = to_instances(option, count=1)
         if attention.attention_tp > 1:
             continue

@@ -14,16 +14,11 @@ from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
-from tuner.search.serve.kv_routes import build_kv_routes
+from tuner.search.serve.modes.mode import ServeProblem, load_mode
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import Option, Options
-from tuner.search.serve.program import serving_instances
-from tuner.search.serve.solve_mode import (
-    ServeProblem,
-    goal_spare,
-    problem_variants,
-    solve_program_of,
-)
+from tuner.search.serve.program import build_kv_routes, serving_instances
+from tuner.search.serve.solve_mode import goal_spare, solve_program_of
 from tuner.search.serve.to_plan import to_decision
 
 ONE_CARD = "nics_per_node: 1, nic: 25Gbit/s"
@@ -127,7 +122,7 @@ def test_cells_serve_as_much_as_so_many_machines(spec: Spec) -> None:
     rates = []
     for nodes in (1, 2, 3):
         problem = problem_of(spec(nodes=nodes, objective="rate"))
-        variant = problem_variants(problem, "disaggregated")[-1]
+        variant = list(load_mode("disaggregated").variants(problem))[-1]
         assert variant.cell_pool == ("p" if nodes > 1 else "")
         assert variant.cell_nodes == 1
         spare = goal_spare(variant)
@@ -188,7 +183,7 @@ def test_roles_that_fill_a_machine_each_share_machines_by_stages(spec: Spec) -> 
     assert [one.link for one in decision.handovers] == ["scale_up"]
     assert decision.handovers[0].seconds < 0.03
     # Over a card of 25 Gbit/s the cache of a prompt takes 0.85 s, a third of the target.
-    over_nics = replace(problem, spread_options=Options())
+    over_nics = replace(problem, own_options={})
     slow = present(solve_goal(over_nics, "disaggregated"))
     assert to_decision(slow, over_nics).handovers[0].seconds == pytest.approx(0.85, abs=0.01)
     assert slow.rate_per_s == pytest.approx(0.83, abs=0.01)
@@ -207,7 +202,7 @@ def test_every_machine_of_a_cell_has_equal_stages_of_both_roles(
     changes = WHOLE_MACHINE | {"model": model}
     changes["extra"] = changes["extra"].replace("fp8", quantization)
     problem = problem_of(spec(nodes=nodes, **changes))
-    for option in problem.spread_options.options:
+    for option in problem.own_options["disaggregated"].options:
         assert option.degrees.spread == option.degrees.pipeline <= nodes
         assert option.degrees.attention_tensor < 8
         # Hidden states cross the NICs, though the instance would fit on one machine.
@@ -216,7 +211,7 @@ def test_every_machine_of_a_cell_has_equal_stages_of_both_roles(
             float(one.passed_s(np.array([4000.0]))[0]) for one in (option.iteration, beside)
         )
         assert apart_s > beside_s if option.devices <= 8 else apart_s == beside_s
-    variants = [one for one in problem_variants(problem, "disaggregated") if one.cell_nodes > 1]
+    variants = [one for one in load_mode("disaggregated").variants(problem) if one.cell_nodes > 1]
     assert {one.cell_nodes for one in variants} <= {2, 4}
     for variant in variants:
         spare = goal_spare(variant)
@@ -243,6 +238,7 @@ def test_stages_are_spread_where_the_release_and_the_launcher_take_them(spec: Sp
         ({"extra": "modes: [aggregated]\n  objective: rate\n  quantization: fp8"}, False),
     ):
         problem = problem_of(spec(**{"nodes": 2, **WHOLE_MACHINE, **changes}))
-        assert bool(problem.spread_options.options) is is_spread, changes
+        spread = problem.own_options.get("disaggregated", Options())
+        assert bool(spread.options) is is_spread, changes
     problem = problem_of(spec(nodes=2, **WHOLE_MACHINE, emit="sglang, dynamo"))
-    assert not [one for one in problem_variants(problem, "disaggregated") if one.cell_pool]
+    assert not [one for one in load_mode("disaggregated").variants(problem) if one.cell_pool]

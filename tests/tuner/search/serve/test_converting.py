@@ -12,8 +12,9 @@ from tuner.config.serve import Role
 from tuner.devices.catalogue import find_device
 from tuner.prices.profile import ProfilePrices
 from tuner.prices.serve.machine import ServingMachine
+from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 

@@ -11,8 +11,8 @@ from tests.tuner.search.serve.testing import demand, iteration, problem_of, serv
 from tuner.config.serve import Role
 from tuner.plans.serve import FrontPoint
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
-from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.options import Option, price_options
+from tuner.search.serve.plan_serve import solve_modes
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 SPEC = f"""

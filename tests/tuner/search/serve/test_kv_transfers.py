@@ -14,9 +14,9 @@ from tuner.devices.catalogue import find_device
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.choices import usual_choices
-from tuner.search.serve.kv_routes import build_kv_routes
+from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem
+from tuner.search.serve.program import build_kv_routes
 from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.cluster import Pool
 from tuner.units import format_bytes

@@ -14,12 +14,10 @@ from tuner.config.serve import Role
 from tuner.goals.registry import goal_of
 from tuner.plans.serve import ServePlan
 from tuner.report.serve_page import serve_report
-from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.most_rate import RATE_STEP, at_rate, solve_goal
+from tuner.search.serve.plan_serve import solve_modes
 from tuner.search.serve.routers import router_choices
-from tuner.search.serve.solve_mode import (
-    simulate_traffic,
-)
+from tuner.search.serve.solve_mode import simulate_traffic
 
 EVEN = "{rate: 3/s, arrival: {kind: constant}, input_tokens: 1000, output_tokens: 200}"
 SHAPE = "{input_tokens: 2000, output_tokens: 400}"
@@ -107,7 +105,7 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     # Of one kind a role, only one pool of the two would serve.
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
     problem = problem_of(spec(nodes=2, more_pools=pools))
-    one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
+    one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, is_disaggregated=False)
     one = present(solve_goal(replace(problem, routers=(one_kind,)), "aggregated"))
     found = present(solve_goal(problem, "aggregated"))
     assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}

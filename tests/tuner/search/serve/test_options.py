@@ -12,7 +12,6 @@ from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.choices import BUDGETS, Choices, TokenBudget, engine_budgets, usual_choices
 from tuner.search.serve.demand import Demand
-from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.options import (
     NO_ROOM,
@@ -22,6 +21,7 @@ from tuner.search.serve.options import (
     Options,
     ServingPool,
     device_memory_bytes,
+    drop_dominated,
     price_options,
 )
 

@@ -24,7 +24,8 @@ from tuner.search.serve import options
 from tuner.search.serve import routed_simulation as playing_routed
 from tuner.search.serve.degrees import instance_degrees
 from tuner.search.serve.demand import build_demand
-from tuner.search.serve.mode_simulation import is_routed
+from tuner.search.serve.modes.disaggregated import has_choice, simulate_disaggregated_mode
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, restrict_problem
 from tuner.search.serve.routed_simulation import simulate_routed_mode
 from tuner.search.serve.routers import (
     loses_prefixes,
@@ -33,18 +34,8 @@ from tuner.search.serve.routers import (
     stated_hits,
     to_serve_router,
 )
-from tuner.search.serve.simulation import (
-    InstanceGroup,
-    sample_rank_requests,
-    simulate_disaggregated_mode,
-)
-from tuner.search.serve.solve_mode import (
-    ModeSolution,
-    ServeProblem,
-    restrict_problem,
-    solve_with_remaining_hits,
-    solve_with_router,
-)
+from tuner.search.serve.simulation import InstanceGroup, sample_rank_requests
+from tuner.search.serve.solve_mode import solve_with_remaining_hits, solve_with_router
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, EngineName, Mode, ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
@@ -105,13 +96,15 @@ CHOICES: list[tuple[str, tuple[str, ...], Mode, float, tuple[str, str, str | Non
 def test_policies_are_those_that_every_named_stack_has() -> None:
     for engine, targets, mode, hit, (policy, mixed, decode) in CHOICES:
         goal = goal_of(engine, prefix_hit=hit)
-        *_, chosen = router_choices(goal, targets, mode)
+        *_, chosen = router_choices(goal, targets, is_disaggregated=mode == "disaggregated")
         found = (chosen.policy, chosen.mixed_policy, chosen.decode_policy)
         assert found == (policy, mixed, decode), (engine, targets, mode)
-        assert loses_prefixes(goal, targets, mode) == (engine == "trtllm")
+        assert loses_prefixes(goal, targets, is_disaggregated=mode == "disaggregated") == (
+            engine == "trtllm"
+        )
         assert chosen.has_sessions == (policy == "cache_aware")
     common = goal_of("vllm", prefix_hit=0.5, prefix_scope="common")
-    assert router_choices(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
+    assert router_choices(common, (), is_disaggregated=False)[0].policy is RouterPolicy.ROUND_ROBIN
 
 
 def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
@@ -130,7 +123,7 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
         ("trtllm", ("trtllm",), "disaggregated", False, False),
     ):
         goal = goal_of(engine, prefix_hit=0.85)
-        for choice in router_choices(goal, targets, mode):  # type: ignore[arg-type]  # a mode
+        for choice in router_choices(goal, targets, is_disaggregated=mode == "disaggregated"):
             assert choice.to_ranks is expected, (engine, targets, mode)
             assert (choice.to_ranks and choice.is_one_count) is is_one_count, (engine, targets)
         role = Role.PREFILL if mode == "disaggregated" else Role.AGGREGATED
@@ -146,7 +139,10 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
         assert left(role, 1) is None
         common = goal_of(engine, prefix_hit=0.85, prefix_scope="common")
         assert stated_hits(common, targets) is None
-        assert not any(one.to_ranks for one in router_choices(common, targets, mode))  # type: ignore[arg-type]  # a mode
+        assert not any(
+            one.to_ranks
+            for one in router_choices(common, targets, is_disaggregated=mode == "disaggregated")
+        )
     assert "rank 0" in missing_ranks(goal_of("sglang"), ("sglang",))
     assert not missing_ranks(goal_of("vllm"), ("vllm",))
 
@@ -224,8 +220,8 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
     )
     hits = goal.model_copy(update={"traffic": goal.traffic.model_copy(update={"prefix_hit": 0.5})})
     vllm = goal_of("vllm", prefix_hit=0.5)
-    (_, alone) = router_choices(hits, (), "disaggregated", pools=pools[:1])
-    (_, both) = router_choices(hits, (), "disaggregated", pools=pools)
+    (_, alone) = router_choices(hits, (), is_disaggregated=True, pools=pools[:1])
+    (_, both) = router_choices(hits, (), is_disaggregated=True, pools=pools)
     assert alone.decode_policy is RouterPolicy.POWER_OF_TWO
     # SGLang's gateway has no two choices.
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
@@ -233,11 +229,11 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
     # Prefill and decode of vLLM on Ascend are paired by a proxy that knows load alone.
     ascend = pools[0].model_copy(update={"device": "ascend-910b"})
     for own in ((ascend,), (pools[0], ascend)):
-        (_, choice) = router_choices(vllm, (), "disaggregated", pools=own)
+        (_, choice) = router_choices(vllm, (), is_disaggregated=True, pools=own)
         found = {choice.policy, choice.mixed_policy, choice.decode_policy}
         assert found == {RouterPolicy.LEAST_REQUESTS}
-        assert loses_prefixes(vllm, (), "disaggregated", pools=own)
-        assert not loses_prefixes(vllm, (), "aggregated", pools=own)
+        assert loses_prefixes(vllm, (), is_disaggregated=True, pools=own)
+        assert not loses_prefixes(vllm, (), is_disaggregated=False, pools=own)
 
 
 def test_every_stack_serves_in_turn_and_by_load() -> None:
@@ -253,7 +249,7 @@ def test_every_stack_serves_in_turn_and_by_load() -> None:
 
 def test_a_role_of_one_instance_is_given_no_choice() -> None:
     goal = goal_of("vllm", prefix_hit=0.2)
-    (_, choice) = router_choices(goal, (), "disaggregated")
+    (_, choice) = router_choices(goal, (), is_disaggregated=True)
     assert to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
     some = present(to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)]))
     assert some.policy is RouterPolicy.ROUND_ROBIN
@@ -322,7 +318,7 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     def answered(problem: ServeProblem) -> ModeSolution | None:
         devices = {one.devices for one in problem.options.options}
         asked.append((problem.spec.goal.traffic.prefix_hit, devices))
-        router = router_choices(problem.spec.goal, (), "aggregated")[0]
+        router = router_choices(problem.spec.goal, (), is_disaggregated=False)[0]
         return solve_with_router(problem, "aggregated", router, None)
 
     problem = restrict_problem(problem_of(path), of_four)
@@ -343,7 +339,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     path = tmp_path / "spec.yaml"
     path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
     problem = problem_of(path)
-    (router, _) = router_choices(problem.spec.goal, (), "disaggregated")
+    (router, _) = router_choices(problem.spec.goal, (), is_disaggregated=True)
     pairs = []
     for role in (Role.PREFILL, Role.DECODE):
         own = [
@@ -354,7 +350,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
             and one.degrees.attention_data == 1
         ]
         pairs.append(InstanceGroup(option=max(own, key=lambda one: one.rate_per_s), count=1))
-    assert not is_routed("disaggregated", pairs, router)
+    assert not has_choice(pairs)
     demand = problem.demand
     single = simulate_disaggregated_mode(
         *pairs, kv_transfers=problem.kv_transfers, goal=problem.spec.goal, demand=demand
@@ -382,7 +378,7 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(
         monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
         path.write_text(SPEC.format(rate=rate))
         problem = problem_of(path)
-        (_, router) = router_choices(problem.spec.goal, (), "aggregated")
+        (_, router) = router_choices(problem.spec.goal, (), is_disaggregated=False)
         options = (one for one in problem.options.options if one.degrees.attention_data == 1)
         option = max(options, key=lambda one: one.rate_per_s / one.devices)
         simulated = simulate_routed_mode(

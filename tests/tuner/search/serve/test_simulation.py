@@ -13,13 +13,13 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.mixed_batches import prompt_time
+from tuner.search.serve.modes.aggregated import simulate_aggregated_mode
 from tuner.search.serve.options import Option, ServingPool, most_running
 from tuner.search.serve.simulation import (
     InstanceGroup,
     SimulationResult,
     latency_of,
     sample_rank_requests,
-    simulate_aggregated_mode,
 )
 from tuner.simulate.serving.client import ROUNDS
 from tuner.spec.serving.goal import ServeGoal

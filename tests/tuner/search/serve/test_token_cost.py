@@ -14,8 +14,7 @@ from tests.tuner.search.serve.testing import demand, iteration, serving_pool
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy
 from tuner.report.serve_page import serve_report
-from tuner.search.serve.mixed_batches import prompt_time
-from tuner.search.serve.multiplexing import split_iteration
+from tuner.search.serve.mixed_batches import prompt_time, split_iteration
 from tuner.search.serve.options import Option, price_options, step_seconds
 from tuner.search.serve.token_cost import prompt_ratio
 

@@ -12,8 +12,9 @@ from tuner.devices.catalogue import find_device
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import Demand, build_demand
+from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import ServingPool
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal

@@ -16,13 +16,13 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan, VerifiedServing
-from tuner.search.serve.afd_options import BUDGET, price_afd_options, sides_of
+from tuner.search.serve.causes import explain_no_solution
 from tuner.search.serve.certificate import to_space
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
-from tuner.search.serve.modes import explain_no_solution
+from tuner.search.serve.modes.attention_expert import BUDGET, price_afd_options, sides_of
+from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, Options, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem
 from tuner.spec.cluster import Pool
 
 
@@ -186,7 +186,7 @@ def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) ->
     problem = _problem(tmp_path, rest="  engines: {b: {name: sglang}}\n")
     assert {
         (one.serving_pool.pool.name, one.iteration.engine)
-        for one in problem.afd_units.refused_units
+        for one in problem.own_options["attention_expert"].refused_units
     } == {("a", "vllm"), ("b", "sglang")}
     # No release has the mode: what it refuses is in no space.
     assert to_space(problem, ()).illegal_by == problem.options.illegal_by

@@ -9,15 +9,11 @@ from tests.expect import present
 from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
-from tuner.search.serve.mode_simulation import waits_s
+from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.modes.prefill_offload import length_thresholds, offload_options, waits_s
 from tuner.search.serve.program import Spare, build_program
-from tuner.search.serve.remote_prefill import length_thresholds, offload_options
-from tuner.search.serve.solve_mode import (
-    ServeProblem,
-    problem_variants,
-)
 
-MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
+MODEL = Path(__file__).parents[5] / "examples" / "models" / "mixtral-8x7b"
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +64,12 @@ def test_more_offloaded_prompts_leave_local_instances_more_requests(problem: Ser
 
 
 def test_caches_go_between_pools_and_only_those_of_long_prompts(problem: ServeProblem) -> None:
-    for variant in problem_variants(problem, "prefill_offload"):
+    for variant in load_mode("prefill_offload").variants(problem):
         program = present(
             build_program(
                 "prefill_offload",
                 variant.options.options,
+                roles=load_mode("prefill_offload").roles,
                 serving_pools=variant.serving_pools,
                 kv_transfers=variant.kv_transfers,
                 demand=variant.demand,

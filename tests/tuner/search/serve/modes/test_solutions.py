@@ -11,7 +11,7 @@ from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import H100, serve_spec
 from tuner.config.serve import Role
 from tuner.plans.serve import ServeModeResult, ServePlan
-from tuner.search.serve.modes import explain_no_solution
+from tuner.search.serve.causes import explain_no_solution
 
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 TWO_H100, TWO_H20 = (

@@ -17,9 +17,12 @@ the plugin accepts; expert tensor parallelism; units over several domains that e
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.registry import serve_traits
+from tuner.catalog.serve_capabilities import release_on
+from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
@@ -32,11 +35,24 @@ from tuner.costs.serve.remote_ffn import (
 from tuner.prices.peer_link import peer_link
 from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
-from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.expert_copies import ExpertCopies
-from tuner.search.serve.options import Option, Options, Refuse, ServingPool, decode_options
+from tuner.search.serve.launchable import pools_by_release, release_refuses
+from tuner.search.serve.modes.disaggregated import simulate_slowest
+from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, ServingMode
+from tuner.search.serve.options import (
+    Option,
+    Options,
+    Refuse,
+    ServingPool,
+    decode_options,
+    drop_dominated,
+    merge_options,
+)
+from tuner.search.serve.pages import page_by_pool
 from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Mode
 
+NAME: Final[Mode] = "attention_expert"
 LARGEST_SIDE: Final = 64
 """Devices of one role in a unit."""
 PEERS: Final = (1, 2, 3, 4, 6, 8)
@@ -47,6 +63,29 @@ BUDGET: Final = TokenBudget(tokens=MOST_RUNNING, is_chunked=True)
 NO_FFN_ROOM: Final = (
     "no memory for the experts of an AFD unit beside the steps of its attention devices"
 )
+
+
+def _price(problem: ServeProblem) -> Options:
+    """Price AFD units on pools whose release has them, or else on all, as refused."""
+    spec, pools = problem.spec, problem.serving_pools
+    having = tuple(pool for pool in pools if NAME in release_on(spec.goal, pool.pool).modes)
+    return merge_options(
+        [
+            price_afd_options(
+                release_pools,
+                decoder=problem.decoder,
+                formats=problem.formats,
+                engine=release.name,
+                release=release.release,
+                demand=problem.demand,
+                loads=problem.loads,
+                page_by_pool=page_by_pool(spec, pools),
+                refuse=lambda option: release_refuses(option, spec, mode=NAME),
+            )
+            for release, release_pools in pools_by_release(spec, having or pools)
+        ],
+        roles=(Role.DECODE,),
+    )
 
 
 def price_afd_options(
@@ -198,3 +237,51 @@ def _borne(loads: ExpertLoads | None, decoder: Decoder, *, ranks: int) -> Expert
     if experts is None:
         return None
     return ExpertCopies(loads=loads).borne(experts, ranks=ranks, nodes=1, redundant=0)
+
+
+def _variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
+    """Take refused AFD units where there are no others, so that the plan names the refusal."""
+    priced = problem.own_options[NAME]
+    units = priced.options or priced.refused_units
+    prefills = tuple(option for option in problem.options.options if option.role is Role.PREFILL)
+    options = replace(problem.options, options=(*prefills, *units))
+    return (replace(problem, options=options),) if units else ()
+
+
+def _explain(problem: ServeProblem) -> str:
+    """Say why no AFD unit serves, whether a release launches it or not; empty: some do."""
+    units = problem.own_options[NAME]
+    if problem.decoder.experts is None:
+        return "the model has no experts"
+    if units.options or units.refused_units:
+        return ""
+    return next(iter(units.illegal_by), "no pool has devices for both sides of an AFD unit")
+
+
+def _cautions(solution: ModeSolution) -> Iterator[str]:
+    yield (
+        "AFD (attention-FFN disaggregation) is an experiment of the engine's plugin: messages that"
+        " announce each step, and steps beyond the captured graphs, are not priced, and no run was"
+        " compared; measure before relying on it"
+    )
+    if any(
+        isinstance(option.iteration, RemoteFfnIteration)
+        and option.devices > option.serving_pool.pool.devices_per_node
+        for option in (group.option for group in solution.groups)
+    ):
+        yield (
+            "AFD units span machines, which the plugin has verified for DeepSeek-V2-Lite with 2"
+            " attention and 2 FFN devices only"
+        )
+
+
+MODE = ServingMode(
+    roles=(Role.PREFILL, Role.DECODE),
+    priced_roles=(Role.PREFILL,),
+    price=_price,
+    option_noun="AFD units",
+    variants=_variants,
+    simulate=simulate_slowest,
+    explain=_explain,
+    cautions=_cautions,
+)

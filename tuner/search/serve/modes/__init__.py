@@ -1,0 +1,1 @@
+"""The modes of serving: a file each, found by the name that users type."""

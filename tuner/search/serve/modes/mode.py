@@ -1,0 +1,204 @@
+"""A mode of serving: the problem that it is solved from, its solution, and all that is asked of it.
+
+The module of this package that has a mode's name defines its `ServingMode` as `MODE`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from typing import Any, get_args
+
+from solvers.instances.problem import InstancePlan, InstancesProblem
+from solvers.result import Outcome
+from tuner.catalog.serve_capabilities import modes_on
+from tuner.config.serve import Role
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.offload import LengthThreshold
+from tuner.search.serve.demand import Demand, PrefixHits
+from tuner.search.serve.kv_transfers import KvTransfers
+from tuner.search.serve.options import Options, ServingPool
+from tuner.search.serve.program import SolvedProgram, Spare
+from tuner.search.serve.routers import RouterChoice
+from tuner.search.serve.simulation import InstanceGroup, SimulationResult
+from tuner.search.settings import SearchSettings
+from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.read import ServeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeSolution:
+    """The chosen instances of one mode, and how they were simulated."""
+
+    solved: SolvedProgram
+    groups: tuple[InstanceGroup, ...]
+    simulated: SimulationResult
+    spare: Spare
+    missed: tuple[str, ...]
+    threshold: LengthThreshold | None = None
+    """Length threshold above which prompts are prefilled on another pool; None: none are."""
+    bound: float = 0.0
+    """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
+    missed_without_spare: tuple[str, ...] = ()
+    """Targets missed at the goal's own spare capacity, for which more was added."""
+    router: RouterChoice
+    """Router policies that spread the requests."""
+    covered_kinds: int = 1
+    """Kinds of instances in one role that the bound holds for, at most."""
+    prefix_hit: float | None = None
+    """Share of prompts in the prefix cache, where a router looks for none; None: as stated."""
+    rate_per_s: float | None = None
+    """The most requests a second at which the targets hold, where that is the goal."""
+
+    @property
+    def objective(self) -> float:
+        """Return the program's objective; seconds per served request where the rate is the goal."""
+        return self.solved.outcome.objective if self.rate_per_s is None else 1.0 / self.rate_per_s
+
+    @property
+    def mode(self) -> Mode:
+        """Return the mode that was solved."""
+        return self.solved.program.mode
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Return the price of all instances per hour; None where a pool has no price."""
+        prices = [group.option.serving_pool.pool.price_per_device_hour for group in self.groups]
+        if any(price is None for price in prices):
+            return None
+        return sum(
+            group.count * group.option.devices * (price or 0.0)
+            for group, price in zip(self.groups, prices, strict=True)
+        )
+
+    @property
+    def devices(self) -> int:
+        """Count the devices of all instances."""
+        return sum(group.count * group.option.devices for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeSolutions:
+    """The solutions of all modes."""
+
+    serving: tuple[ModeSolution, ...]
+    """Modes that serve the traffic, whether they meet the targets or not."""
+    refused: Mapping[Mode, tuple[str, ...]]
+    """Refusals of the engine's release, by mode."""
+    fitting: tuple[ModeSolution, ...]
+    """Solutions that meet the targets and can be launched, best first."""
+
+    @property
+    def best(self) -> ModeSolution | None:
+        """Return the best solution that meets the targets and can be launched."""
+        return self.fitting[0] if self.fitting else None
+
+    @property
+    def launched(self) -> tuple[ModeSolution, ...]:
+        """Return the solutions that can be launched, whether they meet the targets or not."""
+        return tuple(solution for solution in self.serving if not self.refused[solution.mode])
+
+    def of(self, mode: Mode) -> ModeSolution | None:
+        """Return a mode's solution."""
+        return next((solution for solution in self.serving if solution.mode == mode), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServeProblem:
+    """Everything that a mode is solved from."""
+
+    spec: ServeSpec
+    serving_pools: tuple[ServingPool, ...]
+    demand: Demand
+    options: Options
+    kv_transfers: KvTransfers
+    decoder: Decoder
+    formats: Formats
+    settings: SearchSettings
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
+    threshold: LengthThreshold | None = None
+    """Length threshold that this problem is restricted to; None: there is none."""
+    cell_pool: str = ""
+    """Pool whose machines hold cells (cells.py); empty: instances are anywhere."""
+    cell_nodes: int = 1
+    """Machines of a cell."""
+    own_options: Mapping[Mode, Options] = field(default_factory=dict)
+    """Options priced for one mode alone, such as AFD units, by the mode."""
+    simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
+        default_factory=dict
+    )
+    """Results so far, by mode, instances, router and threshold."""
+    outcomes: dict[InstancesProblem, Outcome[InstancePlan]] = field(default_factory=dict)
+    """Programs that were solved to the end so far."""
+    simulated: list[ModeSolution] = field(default_factory=list)
+    """Every solution that was simulated so far, whether it meets the targets or not."""
+    hits: PrefixHits | None = None
+    """Hits of recorded prompts in prefix caches; None: the share that the traffic states."""
+    routers: tuple[RouterChoice, ...] = ()
+    """Router choices to plan with; empty: those of the stacks."""
+    restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
+    """Changes what may be used; applied again when the traffic is repriced. None: no change."""
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """Return the requested modes, in the order of their list."""
+        return tuple(mode for mode in get_args(Mode) if mode in self.spec.goal.modes)
+
+    @property
+    def launchable_modes(self) -> tuple[Mode, ...]:
+        """Return the requested modes that the release of a pool has."""
+        known = modes_on(self.spec.goal, self.spec.cluster)
+        return tuple(mode for mode in self.modes if mode in known)
+
+
+def restrict_problem(
+    problem: ServeProblem, restriction: Callable[[ServeProblem], ServeProblem]
+) -> ServeProblem:
+    """Change what a problem may use, also after its traffic is repriced."""
+    return replace(restriction(problem), restriction=restriction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingMode:
+    """A mode: what it is made of, how it is solved and simulated, and its words."""
+
+    roles: tuple[Role, ...]
+    """Roles of the instances in its program, prefill before others."""
+    priced_roles: tuple[Role, ...]
+    """Roles whose instance options it is made of."""
+    launched_roles: Mapping[Role, Role] = field(default_factory=dict)
+    """Roles in which instances of the program's roles are launched, where they differ."""
+    is_routed: bool = False
+    """Its instances are priced options as they are, of several kinds behind a planned router or on
+    islands; those of modes without are of one kind, served round robin."""
+    makes_options: bool = False
+    """Its instances are made of priced options, by `variants`."""
+    price: Callable[[ServeProblem], Options] | None = None
+    """Function that prices options for this mode alone, those of releases that lack the mode as
+    refused; None: it has none."""
+    option_noun: str = ""
+    """Name of those that a release may refuse, in the plural."""
+    variants: Callable[[ServeProblem], Iterable[ServeProblem]] = lambda problem: (problem,)
+    """Function that returns the problems that the mode is solved as, of which the best counts."""
+    simulate: Callable[[ServeProblem, Sequence[InstanceGroup], RouterChoice], SimulationResult]
+    """Function that simulates the problem's traffic on instances behind a router."""
+    explain: Callable[[ServeProblem], str] = lambda _: ""
+    """Function that says why nothing can serve in the mode; empty: what runs out is the reason."""
+    words: Callable[[ModeSolution], str] = lambda _: ""
+    """Function that returns the words that follow the description of a solution's instances."""
+    cautions: Callable[[ModeSolution], Iterable[str]] = lambda _: ()
+    """Function that returns the cautions of a plan in this mode."""
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prompts are prefilled on instances of their own."""
+        return Role.PREFILL in self.roles
+
+
+@cache
+def load_mode(name: Mode) -> ServingMode:
+    """Return the mode of a name."""
+    mode: ServingMode = import_module(f"tuner.search.serve.modes.{name}").MODE
+    return mode
