@@ -64,7 +64,7 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
 
 @pytest.mark.slow
 def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
-    traffic = f"{{rate: 50/s, {LENGTHS}}}"
+    traffic = f"{{rate: 40/s, {LENGTHS}}}"
     plan = planned(tmp_path, traffic=traffic, extra=TOGETHER)
     assert plan.decision is None
     ways = {way.change: way.decision for way in plan.relaxations}
@@ -73,7 +73,7 @@ def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
     own = planned(tmp_path, nodes=2, traffic=traffic, extra=TOGETHER)
     assert more.num_devices == present(own.decision).num_devices
     half = present(ways["prompts and outputs half as long"])
-    shorter = "{rate: 50/s, input_tokens: 1000, output_tokens: 150}"
+    shorter = "{rate: 40/s, input_tokens: 1000, output_tokens: 150}"
     own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
     assert half.num_devices == present(present(own.decision)).num_devices
     # Of one node there is no twice beside one more.
