@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from tuner.plans.breakdown import cause_words
 from tuner.plans.train import Certificate, TrainPrediction
+from tuner.search.change import Change
+from tuner.spec.cluster import Pool
 from tuner.spec.model import Moe
 from tuner.units import format_bytes, format_ratio, format_s
 
@@ -95,6 +98,22 @@ def why_lost(chosen: TrainPrediction, runner_up: TrainPrediction) -> str:
     ratio = format_ratio(slower_s / chosen.step_time_s)
     more = f"{cause_words(cause)} takes {format_s(extra_s)} more"
     return f"{format_s(slower_s)} ({ratio}) slower; {more}"
+
+
+def node_multiples(pool: Pool, *, used_nodes: int) -> Iterator[Change[Pool]]:
+    """Yield larger and larger multiples of the nodes of a pool that a layout may use."""
+    for multiple in MULTIPLES:
+        nodes = multiple * used_nodes
+        devices = nodes * pool.devices_per_node
+        yield Change(
+            limit="nodes",
+            words=f"{nodes} nodes instead of {pool.nodes}: {devices} devices",
+            apply=partial(_with_nodes, nodes=nodes),
+        )
+
+
+def _with_nodes(pool: Pool, nodes: int) -> Pool:
+    return pool.model_copy(update={"nodes": nodes})
 
 
 def nearest_value(legal: Iterable[int], requested: Collection[int]) -> int:

@@ -1,14 +1,18 @@
 """Settings of a search: its time, its scope and its progress listener."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tuner.search.progress import ProgressListener, ignore_progress
 
 WORTH_NAMING_RATIO = 5e-3
 """Gain of a feature that no target has, below which it is not worth a line."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,10 @@ class Deadline:
     def is_over(self) -> bool:
         """Return whether more time has passed than the limit."""
         return self.elapsed_s > self.limit_s
+
+    def before_end(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield items while time is left."""
+        return itertools.takewhile(lambda _: self.left_s > 0.0, items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,11 @@ from tuner.costs.reference.workload import Workload
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (
-    MULTIPLES,
+    MEMORY_LIMIT,
     UNLIMITED_BYTES,
     binding_constraint,
     nearest_batch,
+    node_multiples,
     unmeasured_links,
     what_is_not_known,
     why_lost,
@@ -187,21 +188,12 @@ def _nearest(
     if usable is None:
         return nodes
     machine = replace(problem.machine, memory_limit_bytes=usable)
-    relaxed = replace(problem, machine=machine).search(replace(settings, top=1)).solved
     limit_bytes = problem.machine.memory_limit_bytes
-    return (
-        *nodes,
-        Relaxation(
-            limit="memory_per_device",
-            change=(
-                f"{format_bytes(usable)} ({usable} B) usable instead of "
-                f"{format_bytes(limit_bytes)}: "
-                f"{format_bytes(usable - limit_bytes)} more per device"
-            ),
-            decision=relaxed[0].decision if relaxed else None,
-            predicted=predict(relaxed[0].costs, relaxed[0].decision) if relaxed else None,
-        ),
+    words = (
+        f"{format_bytes(usable)} ({usable} B) usable instead of {format_bytes(limit_bytes)}:"
+        f" {format_bytes(usable - limit_bytes)} more per device"
     )
+    return (*nodes, _relaxation(problem, machine, settings, MEMORY_LIMIT, words))
 
 
 def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
@@ -250,31 +242,39 @@ def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Rel
     """
     deadline, machine = settings.begin(), problem.machine
     (pool,) = problem.spec.cluster.pools
-    devices = pool.devices_per_node
-    for multiple in MULTIPLES:
-        left = replace(settings.until(deadline), top=1)
-        if not left.time_limit_s:
-            return ()
-        larger = replace(machine, num_devices=multiple * machine.num_devices)
-        solved = replace(problem, machine=larger).search(left).solved
-        if solved:
-            nodes = multiple * machine.num_devices // devices
-            change = f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices"
-            unmeasured = unmeasured_links(
-                measured_ranks=machine.measured_ranks or machine.num_devices,
-                measured_nodes=machine.measured_nodes or pool.nodes,
-                devices=nodes * devices,
-                nodes=nodes,
-            )
-            return (
-                Relaxation(
-                    limit="nodes",
-                    change="; ".join((change, *unmeasured)),
-                    decision=solved[0].decision,
-                    predicted=predict(solved[0].costs, solved[0].decision),
-                ),
-            )
+
+    used_nodes = machine.num_devices // pool.devices_per_node
+    for change in deadline.before_end(node_multiples(pool, used_nodes=used_nodes)):
+        larger = change.apply(pool)
+        unmeasured = unmeasured_links(
+            measured_ranks=machine.measured_ranks or machine.num_devices,
+            measured_nodes=machine.measured_nodes or pool.nodes,
+            devices=larger.num_devices,
+            nodes=larger.nodes,
+        )
+        enlarged = replace(machine, num_devices=larger.num_devices)
+        words = "; ".join((change.words, *unmeasured))
+        offer = _relaxation(problem, enlarged, settings.until(deadline), change.limit, words)
+        if offer.decision is not None:
+            return (offer,)
     return ()
+
+
+def _relaxation(
+    problem: ProfiledProblem,
+    machine: PricedMachine,
+    settings: SearchSettings,
+    limit: str,
+    words: str,
+) -> Relaxation:
+    """Return a change with the best plan on the machine after it; without one where none fits."""
+    solved = replace(problem, machine=machine).search(replace(settings, top=1)).solved
+    return Relaxation(
+        limit=limit,
+        change=words,
+        decision=solved[0].decision if solved else None,
+        predicted=predict(solved[0].costs, solved[0].decision) if solved else None,
+    )
 
 
 def _unlaunchable(

@@ -11,15 +11,17 @@ Not covered: two relaxations at once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations
 from types import MappingProxyType
 from typing import Final
 
 from tuner.catalog.serve_capabilities import main_release
 from tuner.config.serve import Role, ServeDecision
 from tuner.plans.serve import ServeRelaxation
+from tuner.search.change import Change, least
 from tuner.search.serve.causes import most_of_pools, rate_of
 from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem, load_mode
 from tuner.search.serve.most_rate import at_rate, at_stated_rate, solve_goal
@@ -29,8 +31,8 @@ from tuner.search.serve.solve_mode import (
     build_serve_problem,
 )
 from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
-from tuner.spec.cluster import Link, Pool
-from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
+from tuner.spec.cluster import Link
+from tuner.spec.serving.goal import Mode, Percentiles, Slo
 from tuner.spec.serving.lengths import LengthLaw
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_ratio, format_s
@@ -122,7 +124,7 @@ def _exhausted(problem: ServeProblem) -> str:
     text = f"{demand.rate_per_s:.3g} requests/s are more than all pools serve"
     for name, target_s in (("tpot", demand.tpot_s), ("ttft", demand.ttft_s)):
         if target_s < float("inf"):
-            free = _moved(problem, name, WITHOUT_TARGET)
+            free = _solved(_with_slo(problem.spec, {name: 1.0 + WITHOUT_TARGET}), problem)
             if free is not None:
                 return f"{name}: {text} within it; without it {free.num_devices} devices do"
     return f"devices: {text}"
@@ -131,11 +133,11 @@ def _exhausted(problem: ServeProblem) -> str:
 def _joined_would_do(problem: ServeProblem) -> bool:
     """Return whether links between all pools would make the traffic fit."""
     spec = _with_links(problem.spec)
-    return spec is not None and _solved(spec, problem) is not None
+    return spec is not problem.spec and _solved(spec, problem) is not None
 
 
-def _with_links(spec: ServeSpec) -> ServeSpec | None:
-    """Join the pools that have no link, or a slower one; None where there is nothing to join."""
+def _with_links(spec: ServeSpec) -> ServeSpec:
+    """Join the pools that have no link, or a slower one; the same spec where there are none."""
     pairs = list(combinations((pool.name for pool in spec.cluster.pools), 2))
     known = {frozenset(link.between): link for link in spec.cluster.links}
     links = []
@@ -145,7 +147,7 @@ def _with_links(spec: ServeSpec) -> ServeSpec | None:
             link = Link(between=pair, bandwidth=LINK_BYTES_PER_S, latency=LINK_LATENCY_S)
         links.append(link)
     if set(links) == set(spec.cluster.links):
-        return None
+        return spec
     return replace(spec, cluster=spec.cluster.model_copy(update={"links": tuple(links)}))
 
 
@@ -229,46 +231,45 @@ def floored(rate_per_s: float) -> str:
 
 def solve_relaxations(problem: ServeProblem, closest: Closest | None) -> Iterator[ServeRelaxation]:
     """Solve again with one constraint relaxed, and yield what then fits."""
+
+    def solve(change: Change[ServeSpec]) -> ServeRelaxation | None:
+        decision = _solved(change.apply(problem.spec), problem)
+        if decision is None:
+            return None
+        return ServeRelaxation(limit=change.limit, change=change.words, decision=decision)
+
     if closest is not None:
         yield ServeRelaxation(limit="rate", change=closest.change, decision=closest.decision)
-    yield from _a_little_more(problem)
-    for limit, change, spec in _changes(problem):
-        decision = _solved(spec, problem)
-        if decision is not None:
-            yield ServeRelaxation(limit=limit, change=change, decision=decision)
-    for change, spec in _reachable(problem):
-        decision = _solved(spec, problem)
-        if decision is not None:
-            yield ServeRelaxation(limit="slo", change=change, decision=decision)
-            return
-    for ratio, words in MORE_TIME.items():
-        decision = _solved(_with_slo(problem.spec, ttft=ratio, tpot=ratio), problem)
-        if decision is not None:
-            change = f"{words} the time for every target"
-            yield ServeRelaxation(limit="slo", change=change, decision=decision)
-            return
+    slightly = (ladder for ladder in _slightly_more_time(problem) if solve(ladder[-1]))
+    single = ([change] for change in _changes(problem.spec))
+    multiples = (
+        Change(
+            limit="slo",
+            words=f"{words} the time for every target",
+            apply=partial(_with_slo, factors={"ttft": ratio, "tpot": ratio}),
+        )
+        for ratio, words in MORE_TIME.items()
+    )
+    ladders = chain(slightly, single, [chain(_reachable(problem), multiples)])
+    yield from filter(None, (least(ladder, solve) for ladder in ladders))
 
 
-def _a_little_more(problem: ServeProblem) -> Iterator[ServeRelaxation]:
-    """Relax each target by the smallest step of the ladder that makes the traffic fit."""
-    demand, times = problem.demand, {"ttft": "to the first token", "tpot": "per token"}
-    for name, words in times.items():
-        if {"ttft": demand.ttft_s, "tpot": demand.tpot_s}[name] == float("inf"):
-            continue
-        if _moved(problem, name, LADDER_RATIOS[-1]) is None:
-            continue
-        for ratio in LADDER_RATIOS:
-            decision = _moved(problem, name, ratio)
-            if decision is not None:
-                change = f"{format_ratio(ratio, digits=0)} more time {words}"
-                yield ServeRelaxation(limit=name, change=change, decision=decision)
-                break
-
-
-def _moved(problem: ServeProblem, name: str, ratio: float) -> ServeDecision | None:
-    factor = {"ttft": 1.0, "tpot": 1.0, name: 1.0 + ratio}
-    spec = _with_slo(problem.spec, ttft=factor["ttft"], tpot=factor["tpot"])
-    return _solved(spec, problem)
+def _slightly_more_time(problem: ServeProblem) -> Iterator[list[Change[ServeSpec]]]:
+    """Yield the steps by which each target is relaxed."""
+    demand = problem.demand
+    for name, target_s, words in (
+        ("ttft", demand.ttft_s, "to the first token"),
+        ("tpot", demand.tpot_s, "per token"),
+    ):
+        if target_s < float("inf"):
+            yield [
+                Change(
+                    limit=name,
+                    words=f"{format_ratio(ratio, digits=0)} more time {words}",
+                    apply=partial(_with_slo, factors={name: 1.0 + ratio}),
+                )
+                for ratio in LADDER_RATIOS
+            ]
 
 
 def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
@@ -294,26 +295,25 @@ def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
     return to_decision(best[0], relaxed) if best else None
 
 
-def _changes(problem: ServeProblem) -> Iterator[tuple[str, str, ServeSpec]]:
-    """Yield one relaxed constraint at a time, as limit, words and spec."""
-    spec, goal = problem.spec, problem.spec.goal
-    for pool in spec.cluster.pools:
-        more = pool.model_copy(update={"nodes": pool.nodes + 1})
-        yield "nodes", f"one more node of {pool.name}", _with_pools(spec, {pool.name: more})
-    joined = _with_links(spec)
-    if joined is not None:
-        yield "link", "links of 400 Gbit/s between all pools", joined
-    twice = {
-        pool.name: pool.model_copy(update={"nodes": 2 * pool.nodes}) for pool in spec.cluster.pools
-    }
-    if sum(pool.nodes for pool in spec.cluster.pools) > 1:  # else that is one more node
-        yield "nodes", "twice the nodes of every pool", _with_pools(spec, twice)
-    if goal.traffic.trace is None:
-        yield "context", "prompts and outputs half as long", replace(spec, goal=_halved(goal))
+def _changes(spec: ServeSpec) -> Iterator[Change[ServeSpec]]:
+    """Yield one relaxed constraint at a time."""
+    nodes = {pool.name: pool.nodes for pool in spec.cluster.pools}
+    for name, before in nodes.items():
+        more = partial(_with_nodes, nodes={name: before + 1})
+        yield Change(limit="nodes", words=f"one more node of {name}", apply=more)
+    if _with_links(spec) is not spec:
+        words = "links of 400 Gbit/s between all pools"
+        yield Change(limit="link", words=words, apply=_with_links)
+    if sum(nodes.values()) > 1:  # else that is one more node
+        twice = partial(_with_nodes, nodes={name: 2 * before for name, before in nodes.items()})
+        yield Change(limit="nodes", words="twice the nodes of every pool", apply=twice)
+    if spec.goal.traffic.trace is None:
+        words = "prompts and outputs half as long"
+        yield Change(limit="context", words=words, apply=_with_half_the_lengths)
 
 
-def _reachable(problem: ServeProblem) -> Iterator[tuple[str, ServeSpec]]:
-    """Relax targets that a single request misses, further each time, as words and spec."""
+def _reachable(problem: ServeProblem) -> Iterator[Change[ServeSpec]]:
+    """Relax targets that a single request misses, further each time."""
     options, demand = problem.options, problem.demand
     beyond = {
         name: (isolated_s, target_s)
@@ -323,28 +323,33 @@ def _reachable(problem: ServeProblem) -> Iterator[tuple[str, ServeSpec]]:
         )
         if target_s < isolated_s < float("inf")
     }
-    if not beyond:
-        return
-    for room in ROOM_RATIOS:
-        words = " and ".join(
+    for room in ROOM_RATIOS if beyond else ():
+        words = (
             f"a {name} of {format_s(room * isolated_s)}" for name, (isolated_s, _) in beyond.items()
         )
-        factor = {
+        factors = {
             name: room * isolated_s / target_s for name, (isolated_s, target_s) in beyond.items()
         }
-        yield (
-            words,
-            _with_slo(problem.spec, ttft=factor.get("ttft", 1.0), tpot=factor.get("tpot", 1.0)),
+        yield Change(
+            limit="slo", words=" and ".join(words), apply=partial(_with_slo, factors=factors)
         )
 
 
-def _with_pools(spec: ServeSpec, changed: dict[str, Pool]) -> ServeSpec:
-    pools = tuple(changed.get(pool.name, pool) for pool in spec.cluster.pools)
+def _with_nodes(spec: ServeSpec, nodes: Mapping[str, int]) -> ServeSpec:
+    pools = tuple(
+        pool.model_copy(update={"nodes": nodes.get(pool.name, pool.nodes)})
+        for pool in spec.cluster.pools
+    )
     return replace(spec, cluster=spec.cluster.model_copy(update={"pools": pools}))
 
 
-def _with_slo(spec: ServeSpec, *, ttft: float, tpot: float) -> ServeSpec:
-    slo = Slo(ttft=_scaled(spec.goal.slo.ttft, ttft), tpot=_scaled(spec.goal.slo.tpot, tpot))
+def _with_slo(spec: ServeSpec, factors: Mapping[str, float]) -> ServeSpec:
+    """Multiply the times of the targets, by name."""
+    before = spec.goal.slo
+    slo = Slo(
+        ttft=_scaled(before.ttft, factors.get("ttft", 1.0)),
+        tpot=_scaled(before.tpot, factors.get("tpot", 1.0)),
+    )
     return replace(spec, goal=spec.goal.model_copy(update={"slo": slo}))
 
 
@@ -355,13 +360,14 @@ def _scaled(targets: Percentiles, factor: float) -> Percentiles:
     )
 
 
-def _halved(goal: ServeGoal) -> ServeGoal:
-    traffic = goal.traffic
+def _with_half_the_lengths(spec: ServeSpec) -> ServeSpec:
+    traffic = spec.goal.traffic
     laws = {
         name: None if (law := getattr(traffic, name)) is None else _half(law)
         for name in ("input_tokens", "output_tokens")
     }
-    return goal.model_copy(update={"traffic": traffic.model_copy(update=laws)})
+    traffic = traffic.model_copy(update=laws)
+    return replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
 
 
 def _half(law: LengthLaw) -> LengthLaw:

@@ -19,7 +19,7 @@ from tuner.config.knobs import overlaps_contend
 from tuner.config.shapes import number
 from tuner.config.train import TrainDecision
 from tuner.devices.datasheet import Generation
-from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
+from tuner.plans.train import Band, Plan, Provenance, Relaxation
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
 from tuner.search.progress import PlanningEvent, ignore_progress
@@ -48,8 +48,13 @@ from tuner.search.train.headroom_search import (
     search_headroom,
 )
 from tuner.search.train.incumbents import SearchOutcome, Solutions
+from tuner.search.train.larger_pool import (
+    headroom_relaxations,
+    more_host_memory,
+    more_memory,
+    more_nodes,
+)
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
-from tuner.search.train.more_nodes import headroom_relaxations, more_nodes
 from tuner.search.train.plan_fields import (
     ChosenDecision,
     PlanFormatter,
@@ -62,10 +67,9 @@ from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import priced_release
 from tuner.search.train.relaxations import (
     NOT_SEARCHED,
+    blocking_rules,
     feature_tasks,
     least_sufficient_memory,
-    more_host_memory,
-    relaxations,
     unlaunchable,
 )
 from tuner.search.train.search import search
@@ -75,6 +79,7 @@ from tuner.search.train.search_result import (
     solution_fields,
     to_certificate,
 )
+from tuner.search.train.space_size import has_legal
 from tuner.search.train.ties import count_ties, pool_band, pool_ratios
 from tuner.spec.spec import Spec
 
@@ -205,15 +210,14 @@ def _plan_nothing(
 ) -> Plan:
     """Search for what would make something fit, nodes first where memory is all that is short."""
     deadline = settings.begin()
-    ratios = pool_ratios(spec, priced_pool, band=band)
-    formatter = PlanFormatter(
-        spec=spec, priced_pool=priced_pool, search=outcome, band=band, ratios=ratios
-    )
     half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
-    predict = partial(_predict_best, formatter)
-    limits = more_host_memory(replace(problem, limits=spec.search), half, predict=predict)
-    if not limits or least_sufficient_memory(problem) > problem.memory_limit_bytes:
-        limits = (*limits, *relaxations(problem, half, predict=predict))
+    limits = more_host_memory(
+        spec, priced_pool, replace(problem, limits=spec.search), settings=half, band=band
+    )
+    if not has_legal(problem):
+        limits += blocking_rules(problem)
+    elif not limits or least_sufficient_memory(problem) > problem.memory_limit_bytes:
+        limits += (more_memory(spec, priced_pool, problem, settings=half, band=band),)
     binding = ", ".join(relaxation.limit for relaxation in limits)
     if any(relaxation.limit == MEMORY_LIMIT for relaxation in limits):
         left = settings.until(deadline)
@@ -227,11 +231,6 @@ def _plan_nothing(
         reason=not_known or binding,
         relaxations=limits,
     )
-
-
-def _predict_best(formatter: PlanFormatter, outcome: SearchOutcome) -> TrainPrediction:
-    """Predict the best decision of another search."""
-    return replace(formatter, search=outcome).prediction(price_solution(outcome, 0))
 
 
 def _unlimited_s(outcome: SearchOutcome, settings: SearchSettings, below_s: float) -> float | None:

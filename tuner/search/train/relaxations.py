@@ -17,20 +17,13 @@ from profilers.steps.config import Recompute
 from tuner.arrays import Ints
 from tuner.catalog.capabilities import WRAPPERS
 from tuner.catalog.manifest import Capabilities, anything
-from tuner.config.host_memory import STATED_AS
 from tuner.config.knobs import KNOBS, OFFLOADS
-from tuner.config.train import TrainDecision
-from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
+from tuner.plans.train import Relaxation, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
 from tuner.search.reasons import (
-    HOST_LIMIT,
-    MEMORY_LIMIT,
-    MemoryOffer,
-    memory_words,
     nearest_batch,
     nearest_value,
-    printed_bytes,
 )
 from tuner.search.settings import WORTH_NAMING_RATIO, SearchSettings
 from tuner.search.train.axes import Choice, Facts, OptionRule, RecomputeChoice
@@ -38,7 +31,6 @@ from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.memory import host_bytes
 from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.refused_choices import refused_choices
@@ -52,9 +44,7 @@ from tuner.search.train.rules import (
     expert_rules,
 )
 from tuner.search.train.search import search
-from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import SearchedSpace, by_facts, only_adds, space
-from tuner.units import format_bytes
 
 PARTIALS_AT_ONCE: Final = 256
 """Partial rows whose memory is priced together, to bound the memory of the search itself."""
@@ -139,19 +129,6 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     ),
 }
 """Whether a target has a feature in any form."""
-
-
-def relaxations(
-    problem: TrainProblem,
-    settings: SearchSettings,
-    *,
-    predict: Callable[[SearchOutcome], TrainPrediction] | None = None,
-) -> tuple[Relaxation, ...]:
-    """Say what to relax in a problem without a solution; `predict` as in more_memory."""
-    legal, _ = space(option_space(problem), legal_degrees(problem))
-    if not legal:
-        return blocking_rules(problem)
-    return (more_memory(problem, settings, predict=predict),)
 
 
 def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
@@ -318,62 +295,6 @@ def _nearest_batch(problem: TrainProblem, relaxed: Degrees) -> int:
 
 def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(str(value) for value in values)
-
-
-def more_memory(
-    problem: TrainProblem,
-    settings: SearchSettings,
-    *,
-    predict: Callable[[SearchOutcome], TrainPrediction] | None,
-) -> Relaxation:
-    """Find memory that is sufficient, and search with it.
-
-    Args:
-        problem: in which nothing fits.
-        settings: of the search with that memory.
-        predict: prediction for the best decision of a search; None leaves it out.
-    """
-    usable = least_sufficient_memory(problem)
-    # Search with the printed size, which is the one that users will state.
-    capacity = printed_bytes(usable / problem.usable_memory_ratio)
-    relaxed = replace(problem, memory_limit_bytes=capacity * problem.usable_memory_ratio)
-    outcome = search(relaxed, replace(settings, top=1, band_ratio=0.0))
-    decision, predicted = None, None
-    if outcome.solutions is not None:
-        decision = TrainDecision.model_validate(solution_fields(outcome, 0))
-        predicted = None if predict is None else predict(outcome)
-    return Relaxation(
-        limit=MEMORY_LIMIT,
-        change=memory_words([MemoryOffer(capacity, problem.capacity_bytes)]),
-        decision=decision,
-        predicted=predicted,
-    )
-
-
-def more_host_memory(
-    problem: TrainProblem,
-    settings: SearchSettings,
-    *,
-    predict: Callable[[SearchOutcome], TrainPrediction],
-) -> tuple[Relaxation, ...]:
-    """Return the memory of hosts with which something fits; nothing where that is not short."""
-    if problem.host_limit_bytes is None:
-        return ()
-    outcome = search(
-        replace(problem, host_limit_bytes=None), replace(settings, top=1, band_ratio=0.0)
-    )
-    if outcome.solutions is None:
-        return ()
-    best = outcome.solutions.taken(np.array([0]))
-    needed = host_bytes(problem, outcome.options, best.candidates, best.layers_PC)[0]
-    offer = Relaxation(
-        limit=HOST_LIMIT,
-        change=f"{format_bytes(printed_bytes(float(needed)))} of a node's memory instead of"
-        f" {format_bytes(int(problem.host_limit_bytes))}: {STATED_AS}",
-        decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
-        predicted=predict(outcome),
-    )
-    return (offer,)
 
 
 def least_sufficient_memory(problem: TrainProblem) -> float:

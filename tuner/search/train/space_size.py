@@ -19,9 +19,9 @@ import numpy as np
 
 from tuner.arrays import Ints
 from tuner.search.train.axes import Facts
-from tuner.search.train.degrees import Degrees, Table, state_copies
+from tuner.search.train.degrees import Degrees, Table, legal_degrees, state_copies
 from tuner.search.train.option_table import OptionTable, build_option_table
-from tuner.search.train.options import OptionSpace
+from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import Mask, dense_rules, expert_rules, first_broken, schedule_rules
 
@@ -36,6 +36,11 @@ def space(options: OptionSpace, degrees: Degrees) -> tuple[int, dict[str, int]]:
         for rule, count in broken.items():
             illegal[rule] += rows * count
     return legal, dict(sorted(illegal.items()))
+
+
+def has_legal(problem: TrainProblem) -> bool:
+    """Return whether any decision of a problem is legal."""
+    return bool(space(option_space(problem), legal_degrees(problem))[0])
 
 
 def _rows_by_facts(degrees: Degrees) -> Iterator[tuple[Facts, int]]:

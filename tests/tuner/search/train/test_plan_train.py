@@ -12,11 +12,12 @@ from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.plans.train import Plan
 from tuner.search.settings import Deadline, SearchSettings
-from tuner.search.train.build_problem import price_pool
+from tuner.search.train.build_problem import build_problem, price_pool
+from tuner.search.train.larger_pool import OFFLOADED, more_nodes
 from tuner.search.train.memory_risk import LIKELY, SMALL, USUAL_RUN_S
-from tuner.search.train.more_nodes import OFFLOADED, more_nodes
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.preference import TOLERANCE_RATIO, less_chance_words
+from tuner.search.train.search import search
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
@@ -148,6 +149,12 @@ def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
     way_out = made.relaxations[-1]
     assert way_out.limit == "memory_per_device"
     assert way_out.decision is not None
+    size, unit = way_out.change.split(" per device instead of ")[0].split()
+    assert unit == "GiB"
+    # The size that is printed is what a device must have: with it something fits.
+    large = pool.model_copy(update={"memory_per_device": float(size) * 2**30})
+    problem = build_problem(spec, price_pool(large, residuals=shipped()))
+    assert search(problem, SearchSettings(top=1)).solutions is not None
 
 
 def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() -> None:

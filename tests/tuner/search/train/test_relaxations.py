@@ -16,8 +16,8 @@ from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.relaxations import (
     NOT_SEARCHED,
+    blocking_rules,
     feature_tasks,
-    relaxations,
     unlaunchable,
 )
 from tuner.search.train.search import search
@@ -91,7 +91,7 @@ def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
     limits: dict[str, int], changes: dict[str, Any], words: str
 ) -> None:
     given = Search(**{name: (value,) for name, value in limits.items()})
-    (outcome,) = relaxations(make_problem(**{"devices": 16, **changes}, limits=given), SETTINGS)
+    (outcome,) = blocking_rules(make_problem(**{"devices": 16, **changes}, limits=given))
     (name,) = limits
     assert outcome.limit == f"search.{name}"
     assert words in outcome.change
@@ -99,7 +99,7 @@ def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
 
 def test_chunks_of_a_single_stage_are_no_matter_of_the_batch() -> None:
     limits = Search(pipeline_model_parallel_size=(1,), virtual_pipeline_model_parallel_size=(2,))
-    pipeline, chunks = relaxations(make_problem(devices=16, limits=limits), SETTINGS)
+    pipeline, chunks = blocking_rules(make_problem(devices=16, limits=limits))
     assert "2 leaves nothing: more than one model chunk per rank needs a pipeline" in chunks.change
     assert chunks.change.endswith("the nearest legal value is 1")
     assert "1 leaves nothing: more than one model chunk" in pipeline.change
@@ -115,7 +115,7 @@ def test_options_that_exclude_each_other_are_named_and_no_degree_is() -> None:
             "dispatcher above alltoall without expert parallelism",
         ),
     ):
-        found = relaxations(replace(able, limits=limits), SETTINGS)
+        found = blocking_rules(replace(able, limits=limits))
         assert {one.limit for one in found} == {
             f"search.{name}" for name in limits.model_fields_set
         }
@@ -134,12 +134,12 @@ def test_a_batch_that_no_replicas_divide_names_one_that_they_do() -> None:
         limits=Search(data_parallel_size=(8,)),
         capabilities=MEGATRON_0_18,
     )
-    (outcome,) = relaxations(problem, SETTINGS)
+    (outcome,) = blocking_rules(problem)
     assert "data_parallel_size does not divide global_batch_size" in outcome.change
     assert "global_batch_size 32 would do" in outcome.change
     able = replace(problem, capabilities=replace(MEGATRON_0_18, unequal_microbatches=True))
     assert legal_degrees(able).num_legal
-    (outcome,) = relaxations(replace(able, global_batch_size=7), SETTINGS)
+    (outcome,) = blocking_rules(replace(able, global_batch_size=7))
     assert "micro_batch_size * data_parallel_size exceeds global_batch_size" in outcome.change
     assert "global_batch_size 8 would do" in outcome.change
 
@@ -154,23 +154,8 @@ def test_a_batch_that_would_do_has_the_stated_micro_batches() -> None:
             capabilities=replace(MEGATRON_0_18, unequal_microbatches=is_able),
         )
         assert not legal_degrees(problem).num_legal
-        assert f"global_batch_size {other} would do" in relaxations(problem, SETTINGS)[0].change
+        assert f"global_batch_size {other} would do" in blocking_rules(problem)[0].change
         assert legal_degrees(replace(problem, global_batch_size=other)).num_legal
-
-
-def test_too_little_memory_everywhere_names_memory_that_would_do() -> None:
-    problem = make_problem(
-        "mixtral-8x7b", memory_limit_bytes=9e9, capabilities=MEGATRON_0_18, limits=FEW
-    )
-    (outcome,) = relaxations(problem, SETTINGS)
-    assert outcome.limit == "memory_per_device"
-    assert outcome.decision is not None
-    size, unit = outcome.change.split(" per device instead of ")[0].split()
-    assert unit == "GiB"
-    # The size that is printed is what a device must have: with it something fits.
-    usable = float(size) * 2**30 * problem.usable_memory_ratio
-    assert search(problem, SETTINGS).solutions is None
-    assert search(replace(problem, memory_limit_bytes=usable), SETTINGS).solutions is not None
 
 
 @pytest.mark.slow

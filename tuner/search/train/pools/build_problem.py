@@ -1,8 +1,9 @@
 """The problem of a search over several pools: one training problem per pool, with its spares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,11 @@ class PoolsProblem:
         is_beyond = any(extrapolated_by_search(problem) for problem in self.by_pool)
         ratios = self.ratios.widened(EXTRAPOLATED_FACTOR) if is_beyond else self.ratios
         return replace(self, bands=wider, ratios=ratios)
+
+    def changed(self, fields: Iterable[Mapping[str, Any]]) -> "PoolsProblem":
+        """Return the problem with fields of the pools' problems replaced, in order of the pools."""
+        by_pool = zip(self.by_pool, fields, strict=True)
+        return replace(self, by_pool=tuple(replace(problem, **some) for problem, some in by_pool))
 
     @property
     def any_pool(self) -> TrainProblem:

@@ -6,6 +6,7 @@ is unlikely on each pool; if its result is slower, also under those of CHANCES f
 and if no chain has headroom, the minimum-memory chain is solved. All results are kept.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,13 +20,11 @@ from tuner.search.train.memory_risk import SMALL, largest_peak_bytes
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.min_memory import (
-    Change,
     best_chain,
     fit_anywhere,
     min_memory_candidates,
 )
 from tuner.search.train.pools.search import PoolsSearchOutcome, search
-from tuner.search.train.pools.stage_prices import PoolPricing
 from tuner.search.train.pools.to_plan import (
     SimulatedChain,
     chain_memory_risk,
@@ -99,16 +98,9 @@ def limit_to_chance(
     ]
     if not all(limits):
         return None
-    return replace(
-        problem,
-        by_pool=tuple(
-            replace(
-                pool_problem,
-                memory_limit_bytes=limit_bytes,
-                usable_memory_ratio=limit_bytes / pool_problem.capacity_bytes,
-            )
-            for pool_problem, limit_bytes in zip(problem.by_pool, limits, strict=True)
-        ),
+    return problem.changed(
+        {"memory_limit_bytes": limit_bytes, "usable_memory_ratio": limit_bytes / on.capacity_bytes}
+        for on, limit_bytes in zip(problem.by_pool, limits, strict=True)
     )
 
 
@@ -175,26 +167,23 @@ class _ChainHeadroomSearch:
         problem = self._outcome.problem
         candidates = min_memory_candidates(problem, self._outcome.space)
         least = bisect(
-            lambda share: fit_anywhere(candidates, _with_share(share)), 0.0, 1.0, halvings=HALVINGS
+            lambda share: fit_anywhere(candidates, _with_share(problem, share)),
+            0.0,
+            1.0,
+            halvings=HALVINGS,
         )
-        for ratio in MORE_RATIOS:
-            chain = best_chain(
-                candidates,
-                _with_share(least * (1.0 + ratio)),
-                cluster=problem.cluster,
-                deadline=self._deadline,
+        chains = (
+            best_chain(
+                candidates, _with_share(problem, least * (1.0 + ratio)), deadline=self._deadline
             )
-            if chain is not None:
-                return [chain]
-        return []
+            for ratio in MORE_RATIOS
+        )
+        return list(itertools.islice(filter(None, chains), 1))
 
 
-def _with_share(ratio: float) -> Change:
+def _with_share(problem: PoolsProblem, ratio: float) -> PoolsProblem:
     """Limit peaks to a share of each device's memory, and to its limit."""
-
-    def change(on: PoolPricing) -> PoolPricing:
-        problem = on.problem
-        limit_bytes = min(problem.memory_limit_bytes, ratio * problem.capacity_bytes)
-        return replace(on, problem=replace(problem, memory_limit_bytes=limit_bytes))
-
-    return change
+    return problem.changed(
+        {"memory_limit_bytes": min(on.memory_limit_bytes, ratio * on.capacity_bytes)}
+        for on in problem.by_pool
+    )

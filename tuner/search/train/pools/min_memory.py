@@ -7,8 +7,8 @@ partitions of the most promising ones are solved, so that what is reported does 
 Letters: C candidates, J positions from the end.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -38,8 +38,6 @@ from tuner.search.train.pools.stage_prices import (
     layer_bytes,
     price_on,
 )
-from tuner.search.train.rules import Mask
-from tuner.spec.cluster import Cluster
 
 IN_FLIGHT: Final = (1.0, 4.0, 16.0, 64.0)
 """Micro-batches in flight for each of which the minimum-memory options are kept."""
@@ -51,10 +49,6 @@ SOLVE_S: Final = 5.0
 """Time limit of one partition."""
 
 
-Change = Callable[[PoolPricing], PoolPricing]
-"""A relaxation: of a pool's memory limit, or its number of nodes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MinMemoryCandidates:
     """Candidates of one table of options, priced on every pool."""
@@ -62,6 +56,16 @@ class MinMemoryCandidates:
     candidates: Candidates
     pools: tuple[PoolPricing, ...]
     bytes_of: tuple[StageBytes, ...]
+
+    def under(self, problem: PoolsProblem) -> tuple[tuple[PoolPricing, ...], list[Floats]]:
+        """Return the prices under other memory limits and numbers of nodes, and their rooms."""
+        pools = tuple(
+            replace(on, problem=pool_problem, pool=pool)
+            for on, pool_problem, pool in zip(
+                self.pools, problem.by_pool, problem.cluster.pools, strict=True
+            )
+        )
+        return pools, _rooms(pools, self.bytes_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,19 +92,24 @@ def min_memory_candidates(
     return tuple(priced)
 
 
-def fit_anywhere(tables: Sequence[MinMemoryCandidates], change: Change) -> bool:
-    """Return whether any candidate may fit under a relaxation."""
-    return any(bool(_fits(table, change).any()) for table in tables)
+def fit_anywhere(tables: Sequence[MinMemoryCandidates], problem: PoolsProblem) -> bool:
+    """Return whether any candidate may fit under a relaxed problem."""
+    return any(bool(can_fit(*table.under(problem)).any()) for table in tables)
 
 
 def best_chain(
-    tables: Sequence[MinMemoryCandidates], change: Change, *, cluster: Cluster, deadline: Deadline
+    tables: Sequence[MinMemoryCandidates], problem: PoolsProblem, *, deadline: Deadline
 ) -> Chain | None:
-    """Solve the most promising candidates; None if none fits, or none was solved in time."""
+    """Solve the most promising candidates; None if none fits, or none was solved in time.
+
+    Args:
+        tables: candidates, priced as the problem was before it was relaxed.
+        problem: relaxed in its memory limits or its numbers of nodes.
+        deadline: of the solves.
+    """
     priced: list[_Promising] = []
     for table in tables:
-        pools = tuple(change(on) for on in table.pools)
-        rooms_P = _rooms(pools, table.bytes_of)
+        pools, rooms_P = table.under(problem)
         bound_s_C, spare_C = step_bound_s(pools, rooms_P), spare_layers(pools, rooms_P)
         fits = np.flatnonzero(np.isfinite(bound_s_C))
         # The fastest may fit by the bound only; those with most memory to spare are slow.
@@ -127,7 +136,7 @@ def best_chain(
             break
         candidate = _candidate(promising.table, promising.pools, promising.index)
         limit_s = min(SOLVE_S, left_s)
-        chain = solve_chain(candidate, cluster, time_limit_s=limit_s).chain
+        chain = solve_chain(candidate, problem.cluster, time_limit_s=limit_s).chain
         if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
             best = chain
     return best
@@ -181,11 +190,6 @@ def _priced(
     return MinMemoryCandidates(
         candidates=candidates, pools=pools, bytes_of=tuple(layer_bytes(on) for on in pools)
     )
-
-
-def _fits(part: MinMemoryCandidates, change: Change) -> Mask:
-    pools = tuple(change(on) for on in part.pools)
-    return can_fit(pools, _rooms(pools, part.bytes_of))
 
 
 def _rooms(pools: Sequence[PoolPricing], bytes_of: Sequence[StageBytes]) -> list[Floats]:

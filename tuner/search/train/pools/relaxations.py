@@ -7,14 +7,17 @@ like). The decisions are legal and fit, but need not be optimal.
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from tuner.bisection import bisect
 from tuner.plans.train import Relaxation
+from tuner.search.change import Change, least
 from tuner.search.reasons import MEMORY_LIMIT, MemoryOffer, memory_words, nearest_value
 from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.memory_risk import SMALL
@@ -23,7 +26,6 @@ from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.headroom_search import MORE_RATIOS, limit_to_chance
 from tuner.search.train.pools.min_memory import (
-    Change,
     MinMemoryCandidates,
     best_chain,
     fit_anywhere,
@@ -32,7 +34,6 @@ from tuner.search.train.pools.min_memory import (
 )
 from tuner.search.train.pools.search import PoolsSearchOutcome
 from tuner.search.train.pools.space import PLAIN, PoolsSpace, pools_space
-from tuner.search.train.pools.stage_prices import PoolPricing
 from tuner.search.train.pools.to_plan import (
     SimulatedChain,
     simulate_chain,
@@ -43,8 +44,8 @@ from tuner.search.train.rules import DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES
 from tuner.spec.cluster import Cluster
 from tuner.spec.search import Search as Limits
 
-MOST_TIMES: Final = 64
-"""Largest multiple of the present memory or nodes that is tried."""
+MOST_DOUBLINGS: Final = 6
+"""Largest power of two of the present memory or nodes that is tried."""
 
 HALVINGS: Final = 12
 """Bisection steps for the least memory: to about a percent of the present one."""
@@ -79,10 +80,8 @@ def relaxations(outcome: PoolsSearchOutcome, settings: SearchSettings) -> tuple[
     problem, deadline = outcome.problem, settings.begin()
     if not outcome.space.num_legal:
         return _until_deadline(_limit_relaxations(problem, deadline=deadline), deadline)
-    candidates = min_memory_candidates(problem, outcome.space)
     offers = itertools.chain(
-        _node_relaxations(problem, outcome.space, candidates, deadline=deadline),
-        _memory_relaxations(problem, outcome.space, candidates, deadline=deadline),
+        *_larger_pools(problem, outcome.space, deadline=deadline),
         _unsearched_relaxations(problem, deadline=deadline),
     )
     return _until_deadline(offers, deadline)
@@ -117,31 +116,25 @@ def headroom_relaxations(
     problem = limit_to_chance(outcome.problem, full, chance=SMALL)
     if problem is None:
         return ()
-    space, deadline = outcome.space, settings.begin()
-    candidates = min_memory_candidates(problem, space)
-    memory = _memory_relaxations(problem, space, candidates, deadline=deadline)
-    nodes = _node_relaxations(problem, space, candidates, deadline=deadline)
-    return tuple(itertools.chain(nodes, itertools.islice(memory, 1)))
+    nodes, memory = _larger_pools(problem, outcome.space, deadline=settings.begin())
+    return (*nodes, *itertools.islice(memory, 1))
 
 
 def _limit_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator[Relaxation]:
     """Each limit of the user that excludes everything by itself, with the nearest legal value."""
     limits = problem.any_pool.limits
-    stated = [name for name in Limits.model_fields if getattr(limits, name) is not None]
+    stated = {name: getattr(limits, name) for name in Limits.model_fields}
+    requested = [(name, values) for name, values in stated.items() if values is not None]
     named = False
-    for name in stated:
-        if not deadline.left_s:
-            return
+    for name, values in deadline.before_end(requested):
         freed = _with_limits(problem, limits.model_copy(update={name: None}))
         space = pools_space(freed)
         if space.num_legal:
             named = True
-            named_values = ", ".join(str(value) for value in getattr(limits, name))
-            change = (
-                f"{named_values} leaves nothing legal{_nearest(space, name, getattr(limits, name))}"
-            )
-            yield _solve_relaxation(f"search.{name}", change, freed, space, deadline=deadline)
-    if not named:
+            listed = ", ".join(map(str, values))
+            words = f"{listed} leaves nothing legal{_nearest(space, name, values)}"
+            yield _solve_relaxation(f"search.{name}", words, freed, space, deadline=deadline)
+    if not named and deadline.left_s:
         freed = _with_limits(problem, Limits())
         space = pools_space(freed)
         if space.num_legal:
@@ -160,9 +153,7 @@ def _nearest(space: PoolsSpace, name: str, requested: Collection[Any]) -> str:
 def _unsearched_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator[Relaxation]:
     """Options that are searched only if the user names them."""
     limits = problem.any_pool.limits
-    for axis, plain in PLAIN.items():
-        if not deadline.left_s:
-            return
+    for axis, plain in deadline.before_end(PLAIN.items()):
         more = tuple(
             choice
             for choice in _choices(problem, axis)
@@ -185,46 +176,50 @@ def _choices(problem: PoolsProblem, axis: str) -> tuple[Any, ...]:
     return tuple(option_space(replace(problem.any_pool, limits=limits)).choices[axis])
 
 
-def _memory_relaxations(
-    problem: PoolsProblem,
-    space: PoolsSpace,
-    candidates: tuple[MinMemoryCandidates, ...],
-    *,
-    deadline: Deadline,
-) -> Iterator[Relaxation]:
-    """More memory in every pool, and in each one."""
+def _larger_pools(
+    problem: PoolsProblem, space: PoolsSpace, *, deadline: Deadline
+) -> tuple[Iterator[Relaxation], Iterator[Relaxation]]:
+    """Find the fewest nodes of every pool, and the least memory, with which a chain fits."""
+    candidates = min_memory_candidates(problem, space)
+
+    def solve(change: Change[PoolsProblem]) -> Relaxation | None:
+        larger = change.apply(problem)
+        chain = best_chain(candidates, larger, deadline=deadline)
+        if chain is None:
+            return None
+        return _relaxation(change.limit, change.words, chain, larger, space)
+
+    nodes, memory = (
+        (least(deadline.before_end(ladder), solve) for ladder in deadline.before_end(ladders))
+        for ladders in (_more_nodes(problem, candidates), _more_memory(problem, candidates))
+    )
+    return filter(None, nodes), filter(None, memory)
+
+
+def _more_memory(
+    problem: PoolsProblem, candidates: tuple[MinMemoryCandidates, ...]
+) -> Iterator[list[Change[PoolsProblem]]]:
+    """Yield more and more memory in every pool, and in each one."""
     every = tuple(range(problem.num_pools))
     for some in dict.fromkeys((every, *((index,) for index in every))):
-        if not deadline.left_s:
-            return
-        names = {problem.cluster.pools[index].name for index in some}
         limit = max(problem.by_pool[index].memory_limit_bytes for index in some)
-        least = _least_more(candidates, names, limit)
-        if least is None:
-            continue
-        for ratio in MORE_RATIOS:
-            if not deadline.left_s:
-                return
-            more = least + ratio * limit
-            change = _with_memory(names, more)
-            chain = best_chain(candidates, change, cluster=problem.cluster, deadline=deadline)
-            if chain is not None:
-                larger = _having_memory(problem, some, more)
-                words = _memory_words(problem, larger, some)
-                yield _relaxation(MEMORY_LIMIT, words, chain, larger, space)
-                break
+        enough = _least_more(problem, candidates, some, limit)
+        steps = [] if enough is None else [enough + ratio * limit for ratio in MORE_RATIOS]
+        yield [
+            Change(
+                limit=MEMORY_LIMIT,
+                words=_memory_words(problem, _having_memory(problem, some, more), some),
+                apply=partial(_having_memory, some=some, more=more),
+            )
+            for more in steps
+        ]
 
 
-def _having_memory(problem: PoolsProblem, some: Iterable[int], more: float) -> PoolsProblem:
+def _having_memory(problem: PoolsProblem, some: Collection[int], more: float) -> PoolsProblem:
     """Add usable bytes per device in some pools, and so to their capacity."""
-    return replace(
-        problem,
-        by_pool=tuple(
-            replace(pool_problem, memory_limit_bytes=pool_problem.memory_limit_bytes + more)
-            if index in some
-            else pool_problem
-            for index, pool_problem in enumerate(problem.by_pool)
-        ),
+    return problem.changed(
+        {"memory_limit_bytes": on.memory_limit_bytes + more * (index in some)}
+        for index, on in enumerate(problem.by_pool)
     )
 
 
@@ -241,90 +236,70 @@ def _memory_words(problem: PoolsProblem, larger: PoolsProblem, some: Sequence[in
 
 
 def _least_more(
-    candidates: tuple[MinMemoryCandidates, ...], names: set[str], limit: float
+    problem: PoolsProblem,
+    candidates: tuple[MinMemoryCandidates, ...],
+    some: Sequence[int],
+    limit: float,
 ) -> float | None:
     """Least additional bytes per device of these pools that make the layers fit; None: too many."""
 
     def is_enough(more: float) -> bool:
-        return fit_anywhere(candidates, _with_memory(names, more))
+        return fit_anywhere(candidates, _having_memory(problem, some, more))
 
-    if not is_enough(MOST_TIMES * limit):
-        return None
     # The missing memory is usually of the order of the limit: search its logarithm first.
-    enough = next(filter(is_enough, (2.0**power * limit for power in range(-6, 7))))
-    return bisect(is_enough, 0.0, enough, halvings=HALVINGS)
+    enough = next(
+        filter(
+            is_enough, (2.0**power * limit for power in range(-MOST_DOUBLINGS, MOST_DOUBLINGS + 1))
+        ),
+        None,
+    )
+    return None if enough is None else bisect(is_enough, 0.0, enough, halvings=HALVINGS)
 
 
-def _with_memory(names: set[str], more: float) -> Change:
-    def change(on: PoolPricing) -> PoolPricing:
-        if on.pool.name not in names:
-            return on
-        usable = on.problem.memory_limit_bytes + more
-        return replace(on, problem=replace(on.problem, memory_limit_bytes=usable))
-
-    return change
-
-
-def _node_relaxations(
-    problem: PoolsProblem,
-    space: PoolsSpace,
-    candidates: tuple[MinMemoryCandidates, ...],
-    *,
-    deadline: Deadline,
-) -> Iterator[Relaxation]:
-    """More nodes of one pool."""
+def _more_nodes(
+    problem: PoolsProblem, candidates: tuple[MinMemoryCandidates, ...]
+) -> Iterator[list[Change[PoolsProblem]]]:
+    """Yield more and more nodes of each pool."""
     for index, pool in enumerate(problem.cluster.pools):
-        if not deadline.left_s:
-            return
-        fewest = _fewest_nodes(candidates, pool.name, pool.nodes)
+        fewest = _fewest_nodes(problem, candidates, index)
         counts = [] if fewest is None else [math.ceil(fewest * (1.0 + r)) for r in MORE_RATIOS]
-        for nodes in dict.fromkeys(counts):
-            larger = pool.model_copy(update={"nodes": nodes})
-            pools = tuple(
-                larger if position == index else present
-                for position, present in enumerate(problem.cluster.pools)
+        yield [
+            Change(
+                limit="nodes",
+                words=f"pool {pool.name!r}: {nodes} working nodes instead of {pool.nodes}",
+                apply=partial(_having_nodes, index=index, nodes=nodes),
             )
-            cluster = Cluster(pools=pools, links=problem.cluster.links)
-            chain = best_chain(
-                candidates, _with_nodes(pool.name, nodes), cluster=cluster, deadline=deadline
-            )
-            if chain is not None:
-                change = f"pool {pool.name!r}: {nodes} working nodes instead of {pool.nodes}"
-                enlarged = replace(problem, cluster=cluster)
-                yield _relaxation("nodes", change, chain, enlarged, space)
-                break
+            for nodes in dict.fromkeys(counts)
+        ]
 
 
-def _fewest_nodes(candidates: tuple[MinMemoryCandidates, ...], name: str, nodes: int) -> int | None:
+def _having_nodes(problem: PoolsProblem, index: int, nodes: int) -> PoolsProblem:
+    """Change the working nodes of one pool."""
+    pools = list(problem.cluster.pools)
+    pools[index] = pools[index].model_copy(update={"nodes": nodes})
+    return replace(problem, cluster=Cluster(pools=tuple(pools), links=problem.cluster.links))
+
+
+def _fewest_nodes(
+    problem: PoolsProblem, candidates: tuple[MinMemoryCandidates, ...], index: int
+) -> int | None:
     """The fewest nodes of a pool with which the layers may fit."""
-    low, high = nodes, nodes
-    while not fit_anywhere(candidates, _with_nodes(name, high)):
-        low, high = high, 2 * high
-        if high > MOST_TIMES * nodes:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fit_anywhere(candidates, _with_nodes(name, middle)):
-            high = middle
-        else:
-            low = middle
-    return high
 
+    def is_enough(nodes: int) -> bool:
+        return fit_anywhere(candidates, _having_nodes(problem, index, nodes))
 
-def _with_nodes(name: str, nodes: int) -> Change:
-    def change(on: PoolPricing) -> PoolPricing:
-        if on.pool.name != name:
-            return on
-        return replace(on, pool=on.pool.model_copy(update={"nodes": nodes}))
-
-    return change
+    present = problem.cluster.pools[index].nodes
+    enough = next(
+        filter(is_enough, (2**power * present for power in range(MOST_DOUBLINGS + 1))), None
+    )
+    if enough is None:
+        return None
+    some = range(max(present, enough // 2), enough)
+    return some.start + bisect_left(some, True, key=is_enough)
 
 
 def _with_limits(problem: PoolsProblem, limits: Limits) -> PoolsProblem:
-    return replace(
-        problem,
-        by_pool=tuple(replace(pool_problem, limits=limits) for pool_problem in problem.by_pool),
-    )
+    return problem.changed([{"limits": limits}] * problem.num_pools)
 
 
 def _solve_relaxation(
@@ -332,7 +307,7 @@ def _solve_relaxation(
 ) -> Relaxation:
     """Solve a relaxed problem."""
     candidates = min_memory_candidates(problem, space)
-    chain = best_chain(candidates, lambda on: on, cluster=problem.cluster, deadline=deadline)
+    chain = best_chain(candidates, problem, deadline=deadline)
     if chain is None:
         return Relaxation(limit=limit, change=change)
     return _relaxation(limit, change, chain, problem, space)
