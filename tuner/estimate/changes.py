@@ -28,7 +28,7 @@ from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
-from tuner.estimate.knobs import BUCKET, OFFLOAD, KnobChange, knob_changes
+from tuner.estimate.knobs import BUCKET, MEMORY_KNOBS, OFFLOAD, KnobChange, knob_changes
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import (
     TARGET_OF,
@@ -125,7 +125,7 @@ class _PricedChange:
     @property
     def knobs(self) -> frozenset[str]:
         """Names of what is changed."""
-        return frozenset(change.knob for change in self.knob_changes)
+        return frozenset(change.limit for change in self.knob_changes)
 
 
 def manifest_refusals(configuration: Configuration, setup: PricingSetup) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def find_changes(
     every = tuple(
         change
         for change in knob_changes(baseline.configuration, setup.model, setup.sheet.generation)
-        if not (fits and change.saves_only_memory)
+        if not (fits and change.limit in MEMORY_KNOBS)
     )
     single = _price_legal(search, [(change,) for change in every])
     to_pair = _changes_to_pair(every, single)
@@ -174,7 +174,7 @@ def find_changes(
             (first, second)
             for index, first in enumerate(to_pair)
             for second in to_pair[index + 1 :]
-            if first.knob != second.knob
+            if first.limit != second.limit
         ],
     )
     best_single = next(_improvements(search, single), None)
@@ -224,7 +224,7 @@ def _with_more_knobs(
             for candidate in kept.values()
             if len(candidate.knob_changes) < MOST_KNOBS
             for change in changes
-            if change.knob not in candidate.knobs
+            if change.limit not in candidate.knobs
         ]
         reached = _price_legal(search, groups)
         tried += len(reached)
@@ -237,9 +237,9 @@ def _changes_to_pair(
     every: Sequence[KnobChange], single: Sequence[_PricedChange]
 ) -> tuple[KnobChange, ...]:
     """Drop every bucket size but the fastest, which depends little on the other knobs."""
-    sizes = [size for size in single if size.knob_changes[0].knob == BUCKET]
+    sizes = [size for size in single if size.knob_changes[0].limit == BUCKET]
     best = min(sizes, key=lambda size: size.priced.step_s).knob_changes if sizes else ()
-    return tuple(change for change in every if change.knob != BUCKET or change in best)
+    return tuple(change for change in every if change.limit != BUCKET or change in best)
 
 
 def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> list[_PricedChange]:
@@ -318,10 +318,10 @@ def _change(search: _Search, candidate: _PricedChange) -> Change:
 
 def _words(search: _Search, change: KnobChange, after: Configuration) -> str:
     """Name a change; one that moves the optimizer with what it takes of every node."""
-    if change.knob != OFFLOAD:
-        return change.what
+    if change.limit != OFFLOAD:
+        return change.words
     on_node = sum(float(size_C[0]) for size_C in host_parts((after,), search.setup).values())
-    return f"{change.what} ({format_bytes(on_node)} a node)"
+    return f"{change.words} ({format_bytes(on_node)} a node)"
 
 
 def _outside(limits: Search, decision: TrainDecision) -> bool:

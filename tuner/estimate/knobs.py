@@ -1,15 +1,15 @@
 """The single-knob changes that may beat a launch.
 
-A `KnobChange` sets one knob of a configuration and leaves everything else as it is, the global
-batch and the number of devices included. Results that break a rule are dropped later, so the
-changes need not know the rules. No change alters batch or sequence or needs other machines; those
-that round otherwise say so: bf16 where a launch computes in fp32, gradients summed in bf16.
+A change sets one knob of a configuration, whose name is its limit, and leaves everything else as it
+is, the global batch and the number of devices included; changes of one knob exclude each other.
+Results that break a rule are dropped later, so the changes need not know the rules. No change
+alters batch or sequence or needs other machines; those that round otherwise say so: bf16 where a
+launch computes in fp32, gradients summed in bf16.
 
 Not covered: knobs of the network and of the allocator, offloaded activations.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from tuner.engines.reading.launch import Graphs, TokenDispatcher, TrainingEngine
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.prices import TARGET_OF
+from tuner.search.change import Change
 from tuner.search.train.gradient_buckets import MENU
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import FULL
@@ -28,12 +29,14 @@ from tuner.units import format_count
 
 HAS_DEEPEP: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
 """DeepEP's and HybridEP's kernels are written for these (github.com/deepseek-ai/DeepEP, README)."""
-MOST_MICRO_BATCH: Final = 16
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16)
 MOST_VIRTUAL: Final = 16
 MOST_TENSOR: Final = 64
 MOST_PIPELINE: Final = 16
 BUCKET: Final = "ddp_bucket_size"
 OFFLOAD: Final = "optimizer_offload"
+MEMORY_KNOBS: Final = frozenset({OFFLOAD, "gradient_bytes"})
+"""Knobs that gain no time, or too little for their coarser sums, where a launch fits."""
 BF16_BYTES: Final = 2
 _FSDP: Final = 3
 """The stage that shards parameters; torchtitan's others differ from it under a pipeline alone."""
@@ -55,43 +58,55 @@ _SELECTIVE: Final[tuple[tuple[str, ...], ...]] = (
 """Sets of modules that public recipes use, and each single module."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnobChange:
-    """One knob at another setting."""
-
-    knob: str
-    """Changes of one knob exclude each other."""
-    what: str
-    """Change of the knob in words."""
-    apply: Callable[[Configuration], Configuration]
-    saves_only_memory: bool = False
-    """The change gains no time, or too little for its coarser sums, where a launch fits."""
+KnobChange = Change[Configuration]
 
 
 def knob_changes(
     config: Configuration, model: ModelSpec, generation: Generation
 ) -> Iterator[KnobChange]:
     """Yield every change of one knob."""
+    is_megatron, moe = config.engine.is_megatron, model.moe
     yield from _recompute(config, model)
     yield from _sharding(config)
     yield from _state(config)
-    yield from _micro_batch(config)
+    # torchtitan without a pipeline and DeepSpeed cut the batch by accumulation, Megatron always.
+    sizes = (size for size in MICRO_BATCHES if size % config.sequences_per_sample == 0)
+    yield from _values(config, "micro_batch", sizes, "micro-batch {} instead of {}")
     yield from _degrees(config)
-    yield from _virtual(config)
-    if config.rounds > 1:
-        yield KnobChange(
-            knob="rounds",
-            what=f"flush the pipeline once a step instead of {config.rounds} times",
-            apply=_set(rounds=1),
-        )
-    if config.engine.is_megatron:
+    rounds = "flush the pipeline once a step instead of {1} times"
+    yield from _values(config, "rounds", (1,), rounds)
+    if is_megatron:
         yield from _layouts(config, model)
-        yield from _megatron_switches(config)
+        if config.tensor > 1:
+            words = "overlap the collectives of tensor parallelism"
+            yield from _values(config, "overlap_tensor", (True,), words)
+        graphs = (Graphs.PARTIAL,) if config.cuda_graph is Graphs.NONE else ()
+        words = "capture parts of the layers as CUDA graphs"
+        yield from _values(config, "cuda_graph", graphs, words)
         yield from _overlaps(config)
         yield from _buckets(config)
-    if model.moe is not None:
-        yield from _experts(config, model.moe.num_experts)
-        yield from _dispatchers(config, generation)
+    if moe is not None:
+        experts, split = _powers(moe.num_experts), sorted({1, config.tensor})
+        yield from _values(config, "expert", experts, "expert parallelism {} instead of {}")
+        words = "expert tensor parallelism {} instead of {}"
+        yield from _values(config, "expert_tensor", split, words)
+        dispatchers = _dispatchers(config, generation)
+        yield from _values(config, "dispatcher", dispatchers, "dispatcher {} instead of {}")
+
+
+def _values(
+    config: Configuration,
+    knob: str,
+    values: Iterable[Any],
+    words: str,
+    change: Callable[..., Configuration] = Configuration.changed,
+) -> Iterator[KnobChange]:
+    """Yield the values of a knob but the present one; `words` has places for both."""
+    present = getattr(config, knob)
+    for value in values:
+        if value != present:
+            apply = partial(change, **{knob: value})
+            yield Change(limit=knob, words=words.format(value, present), apply=apply)
 
 
 def _set(**changes: Any) -> Callable[[Configuration], Configuration]:
@@ -115,29 +130,29 @@ def _set_recompute(
 
 def _recompute(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
     if config.recompute is not Recompute.NONE:
-        yield KnobChange(
-            knob="recompute",
-            what="recompute nothing",
+        yield Change(
+            limit="recompute",
+            words="recompute nothing",
             apply=_set_recompute(Recompute.NONE),
         )
     if config.recompute is not Recompute.FULL or config.recompute_ratio < 1.0:
-        yield KnobChange(
-            knob="recompute",
-            what="recompute whole layers",
+        yield Change(
+            limit="recompute",
+            words="recompute whole layers",
             apply=_set_recompute(Recompute.FULL, ratio=1.0),
         )
     if config.engine is TrainingEngine.TORCHTITAN:
         if not config.recompute_by_op:
-            yield KnobChange(
-                knob="recompute",
-                what="recompute by operation",
+            yield Change(
+                limit="recompute",
+                words="recompute by operation",
                 apply=_set_recompute(Recompute.SELECTIVE, by_op=True),
             )
         for every in (2, 4):
             if config.recompute_ratio != 1.0 / every:
-                yield KnobChange(
-                    knob="recompute",
-                    what=f"recompute every {every}nd layer".replace("4nd", "4th"),
+                yield Change(
+                    limit="recompute",
+                    words=f"recompute every {every}nd layer".replace("4nd", "4th"),
                     apply=_set_recompute(Recompute.FULL, ratio=1.0 / every),
                 )
     if config.engine.is_megatron:
@@ -161,9 +176,9 @@ def _modules(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
     for modules in dict.fromkeys((*_SELECTIVE, *fewer)):
         if set(modules) == set(current) or not all(possible.get(part, True) for part in modules):
             continue
-        yield KnobChange(
-            knob="recompute",
-            what=f"recompute only {', '.join(modules)}",
+        yield Change(
+            limit="recompute",
+            words=f"recompute only {', '.join(modules)}",
             apply=_set_recompute(Recompute.SELECTIVE, modules=modules),
         )
 
@@ -190,11 +205,11 @@ def _sharding(config: Configuration) -> Iterator[KnobChange]:
             able = TARGETS[TARGET_OF[config.engine]]
             settings |= {name: True for name in _FSDP_OVERLAPS if getattr(able, name)}
             settings |= _cast_by_fsdp(config)
-        yield KnobChange(knob="zero_stage", what=what, apply=_set(**settings))
+        yield Change(limit="zero_stage", words=what, apply=_set(**settings))
     if config.zero_stage and config.replicas > 1:
-        yield KnobChange(
-            knob="replicas",
-            what=f"one copy of the sharded state instead of {config.replicas}",
+        yield Change(
+            limit="replicas",
+            words=f"one copy of the sharded state instead of {config.replicas}",
             apply=_set(replicas=1, shard_ranks=None),
         )
 
@@ -214,74 +229,37 @@ def _state(config: Configuration) -> Iterator[KnobChange]:
     """Move the optimizer to host memory, or keep state in fewer bytes."""
     if config.optimizer_offload_ratio < 1.0 and config.shards_optimizer:
         # An unsharded optimizer has no offloading in Megatron-LM and DeepSpeed.
-        yield KnobChange(
-            knob=OFFLOAD,
-            what="keep the optimizer in host memory",
-            saves_only_memory=True,
+        yield Change(
+            limit=OFFLOAD,
+            words="keep the optimizer in host memory",
             apply=_set(optimizer_offload_ratio=1.0, zero_stage=max(1, config.zero_stage)),
         )
     if config.precision == "fp32" and not config.fp8_recipe:
-        yield KnobChange(
-            knob="precision", what="bf16 instead of fp32", apply=_set(precision="bf16")
-        )
+        yield Change(limit="precision", words="bf16 instead of fp32", apply=_set(precision="bf16"))
     elif config.engine is TrainingEngine.MEGATRON and config.gradient_bytes > BF16_BYTES:
-        yield KnobChange(
-            knob="gradient_bytes",
-            what="sum gradients in bf16",
-            saves_only_memory=True,
+        yield Change(
+            limit="gradient_bytes",
+            words="sum gradients in bf16",
             apply=_set(gradient_bytes=BF16_BYTES),
         )
 
 
-def _micro_batch(config: Configuration) -> Iterator[KnobChange]:
-    # torchtitan without a pipeline and DeepSpeed cut the batch by accumulation, Megatron always.
-    for size in (1, 2, 4, 8, MOST_MICRO_BATCH):
-        if size != config.micro_batch and size % config.sequences_per_sample == 0:
-            yield KnobChange(
-                knob="micro_batch",
-                what=f"micro-batch {size} instead of {config.micro_batch}",
-                apply=_set(micro_batch=size),
-            )
-
-
 def _degrees(config: Configuration) -> Iterator[KnobChange]:
-    if config.engine is TrainingEngine.TRANSFORMERS:
-        return
-    for tensor in _powers(MOST_TENSOR):
-        if tensor != config.tensor:
-            yield KnobChange(
-                knob="tensor",
-                what=f"tensor parallelism {tensor} instead of {config.tensor}",
-                apply=partial(with_degrees, tensor=tensor),
-            )
-    for context in sorted({config.context * 2, config.context // 2, 1} - {0, config.context}):
-        yield KnobChange(
-            knob="context",
-            what=f"context parallelism {context} instead of {config.context}",
-            apply=partial(with_degrees, context=context),
-        )
-    if config.engine is TrainingEngine.DEEPSPEED:
-        return
-    sizes = {config.pipeline * 2, config.pipeline // 2, *_powers(MOST_PIPELINE)}
-    for pipeline in sorted(sizes - {0, config.pipeline}):
-        yield KnobChange(
-            knob="pipeline",
-            what=f"pipeline parallelism {pipeline} instead of {config.pipeline}",
-            apply=partial(with_degrees, pipeline=pipeline),
-        )
-
-
-def _virtual(config: Configuration) -> Iterator[KnobChange]:
-    if config.pipeline == 1 or config.engine is TrainingEngine.DEEPSPEED:
-        return
-    max_virtual = min(MOST_VIRTUAL, sum(stage.layers for stage in config.stages) // config.pipeline)
-    for virtual in range(1, max_virtual + 1):
-        if virtual != config.virtual_pipeline:
-            yield KnobChange(
-                knob="virtual_pipeline",
-                what=f"{virtual} model chunks per rank instead of {config.virtual_pipeline}",
-                apply=partial(with_degrees, virtual_pipeline=virtual),
-            )
+    """Change one degree, or the model chunks of a rank."""
+    degrees = partial(_values, config, change=with_degrees)
+    if config.engine is not TrainingEngine.TRANSFORMERS:
+        words = "{} parallelism {{}} instead of {{}}"
+        yield from degrees("tensor", _powers(MOST_TENSOR), words.format("tensor"))
+        contexts = sorted({config.context * 2, config.context // 2, 1} - {0})
+        yield from degrees("context", contexts, words.format("context"))
+        if config.engine is not TrainingEngine.DEEPSPEED:
+            sizes = {config.pipeline * 2, config.pipeline // 2, *_powers(MOST_PIPELINE)}
+            yield from degrees("pipeline", sorted(sizes - {0}), words.format("pipeline"))
+    if config.pipeline > 1 and config.engine is not TrainingEngine.DEEPSPEED:
+        per_rank = sum(stage.layers for stage in config.stages) // config.pipeline
+        chunks = range(1, min(MOST_VIRTUAL, per_rank) + 1)
+        words = "{} model chunks per rank instead of {}"
+        yield from degrees("virtual_pipeline", chunks, words)
 
 
 def _layouts(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
@@ -289,9 +267,9 @@ def _layouts(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
     if config.num_stages == 1:
         return
     for first, last in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3)):
-        yield KnobChange(
-            knob="layout",
-            what=f"layers placed as if the embedding were {first} and the loss {last} of them",
+        yield Change(
+            limit="layout",
+            words=f"layers placed as if the embedding were {first} and the loss {last} of them",
             apply=partial(_with_end_layers, model=model, first=first, last=last),
         )
 
@@ -317,21 +295,6 @@ def _with_end_layers(
     )
 
 
-def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
-    if config.tensor > 1 and not config.overlap_tensor:
-        yield KnobChange(
-            knob="overlap_tensor",
-            what="overlap the collectives of tensor parallelism",
-            apply=_set(overlap_tensor=True),
-        )
-    if config.cuda_graph is Graphs.NONE:
-        yield KnobChange(
-            knob="cuda_graph",
-            what="capture parts of the layers as CUDA graphs",
-            apply=_set(cuda_graph=Graphs.PARTIAL),
-        )
-
-
 def _overlaps(config: Configuration) -> Iterator[KnobChange]:
     for knob in KNOBS:
         if not knob.turn_on or (knob.of_experts and not config.has_experts):
@@ -339,9 +302,9 @@ def _overlaps(config: Configuration) -> Iterator[KnobChange]:
         is_on = getattr(config, knob.field)
         if not is_on or knob.turn_off:
             settings = (knob.field,) if is_on else (knob.field, *knob.needs)
-            yield KnobChange(
-                knob=knob.field,
-                what=knob.turn_off if is_on else knob.turn_on,
+            yield Change(
+                limit=knob.field,
+                words=knob.turn_off if is_on else knob.turn_on,
                 apply=_set(**dict.fromkeys(settings, not is_on)),
             )
 
@@ -352,43 +315,15 @@ def _buckets(config: Configuration) -> Iterator[KnobChange]:
         return
     engine = (None,) if config.ddp_bucket_size is not None else ()
     for size in (*engine, *MENU):
-        if size != config.ddp_bucket_size:
-            said = "the engine's own size" if size is None else f"{format_count(size)} parameters"
-            yield KnobChange(
-                knob=BUCKET,
-                what=f"gradient buckets of {said}",
-                apply=_set(ddp_bucket_size=size),
-            )
+        said = "the engine's own size" if size is None else f"{format_count(size)} parameters"
+        yield from _values(config, BUCKET, (size,), f"gradient buckets of {said}")
 
 
-def _experts(config: Configuration, num_experts: int) -> Iterator[KnobChange]:
-    for expert in (size for size in _powers(num_experts) if size != config.expert):
-        yield KnobChange(
-            knob="expert",
-            what=f"expert parallelism {expert} instead of {config.expert}",
-            apply=_set(expert=expert),
-        )
-    for split in sorted({1, config.tensor} - {config.expert_tensor}):
-        yield KnobChange(
-            knob="expert_tensor",
-            what=f"expert tensor parallelism {split} instead of {config.expert_tensor}",
-            apply=_set(expert_tensor=split),
-        )
-
-
-def _dispatchers(config: Configuration, generation: Generation) -> Iterator[KnobChange]:
-    possible = [TokenDispatcher.ALLTOALL]
-    if generation in HAS_DEEPEP and config.engine is not TrainingEngine.DEEPSPEED:
-        possible.append(TokenDispatcher.DEEPEP)
-        if config.engine.is_megatron:
-            possible.append(TokenDispatcher.HYBRIDEP)
-    for dispatcher in possible:
-        if dispatcher is not config.dispatcher:
-            yield KnobChange(
-                knob="dispatcher",
-                what=f"dispatcher {dispatcher} instead of {config.dispatcher}",
-                apply=_set(dispatcher=dispatcher),
-            )
+def _dispatchers(config: Configuration, generation: Generation) -> list[TokenDispatcher]:
+    if generation not in HAS_DEEPEP or config.engine is TrainingEngine.DEEPSPEED:
+        return [TokenDispatcher.ALLTOALL]
+    hybrid = [TokenDispatcher.HYBRIDEP] * config.engine.is_megatron
+    return [TokenDispatcher.ALLTOALL, TokenDispatcher.DEEPEP, *hybrid]
 
 
 def _powers(limit: int) -> Iterator[int]:

@@ -104,7 +104,7 @@ def test_tensor_parallelism_before_blackwell_needs_one_queue(
     own, _ = build_configuration(launch, spec)
     setup = pricing_setup(spec, None, measured=None)
     turned = {
-        knob_change.what: knob_change.apply(own)
+        knob_change.words: knob_change.apply(own)
         for knob_change in knob_changes(own, spec.model, setup.sheet.generation)
     }
     after = turned["tensor parallelism 2 instead of 1"]

@@ -152,7 +152,7 @@ def groups(own: Configuration, spec: Spec, setup: PricingSetup) -> Iterator[tupl
     dice = Dice(8)
     for _ in range(PAIRS):
         first, second = dice.one(every), dice.one(every)
-        if first.knob != second.knob:
+        if first.limit != second.limit:
             yield first, second
 
 
@@ -178,7 +178,7 @@ def differences(
         if not is_proposed(after, before, setup):
             continue
         lines = flag_lines(launch, before, after)
-        said = f"{[change.what for change in group]} by {lines}"
+        said = f"{[change.words for change in group]} by {lines}"
         again = read_text(edit(text, lines), format_name=str(launch.engine), source="launch")
         own, _ = build_configuration(again, spec)
         if to_decision(own, spec.model) != to_decision(after, spec.model):

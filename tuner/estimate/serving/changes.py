@@ -32,6 +32,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tuner.catalog.registry import engine_file, serve_traits
 from tuner.catalog.serve_capabilities import release_on
@@ -53,12 +54,15 @@ from tuner.estimate.serving.instance import (
     with_launch,
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
+from tuner.search.change import Change, least
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.expert_copies import MOST_RATIO
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import Option, most_running
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
+
+LaunchChange = Change[ServingLaunch]
 
 
 def price_changes(inputs: EstimateInputs, load: ServingLoad | None) -> tuple[ServingChange, ...]:
@@ -73,10 +77,14 @@ def price_changes(inputs: EstimateInputs, load: ServingLoad | None) -> tuple[Ser
     now = inputs.launch.setting
     # What a release refuses of the launch as it is, no change of something else has to mend.
     known = frozenset(manifest_refusals(inputs, price_option(inputs, now), now))
+    fits_now = load is not None
+    every = [*_neighbours(inputs, fits_now=fits_now)]
+    every += () if fits_now else _smaller(inputs, now)
+    every += _memory(inputs, fits_now=fits_now)
     changes = [
         made
-        for what, launch in dict(_changed_launches(inputs, fits_now=load is not None)).items()
-        if (made := _change(inputs, launch, what=what, load=load, known=known)) is not None
+        for change in {change.words: change for change in every}.values()
+        if (made := _priced(inputs, change, load=load, known=known)) is not None
     ]
     return tuple(sorted(changes, key=lambda change: _rank(inputs, change.load)))
 
@@ -108,17 +116,21 @@ def manifest_refusals(
     return tuple(f"{engine.title}: {line}" for line in lines)
 
 
-def _changed_launches(
-    inputs: EstimateInputs, *, fits_now: bool
-) -> Iterator[tuple[str, ServingLaunch]]:
-    """Yield a description of each change, and the changed launch."""
-    launch = inputs.launch
-    settings = [*_neighbours(inputs, fits_now=fits_now)]
-    if not fits_now:
-        settings += _smaller(inputs, launch.setting)
-    yield from ((what, replace(launch, setting=setting)) for what, setting in settings)
-    if not fits_now or _is_cache_bound(inputs):
-        yield from _memory(inputs, fits_now=fits_now)
+def _moved(
+    now: InstanceKnobs, limit: str, unit: str = "", *, before: int | None = None, **knobs: Any
+) -> LaunchChange:
+    """Change knobs of the instances; the words are about the first."""
+    name, after = next(iter(knobs.items()))
+    was = getattr(now, name) if before is None else before
+    return _set(limit, f"{limit} {was} -> {after}{unit}", **knobs)
+
+
+def _set(limit: str, words: str, **knobs: Any) -> LaunchChange:
+    return Change(limit=limit, words=words, apply=partial(_with_knobs, **knobs))
+
+
+def _with_knobs(launch: ServingLaunch, **knobs: Any) -> ServingLaunch:
+    return replace(launch, setting=replace(launch.setting, **knobs))
 
 
 def _is_cache_bound(inputs: EstimateInputs) -> bool:
@@ -132,47 +144,52 @@ def _is_cache_bound(inputs: EstimateInputs) -> bool:
     return fitting < min(option.running, math.ceil(demand.most_at_once / ranks))
 
 
-def _memory(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, ServingLaunch]]:
+def _memory(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[LaunchChange]:
     """Yield another share of memory, a smaller type of the cache, and shorter requests."""
-    launch = inputs.launch
-    share, now = largest_share(inputs), applied_share(inputs)
+    if fits_now and not _is_cache_bound(inputs):
+        return
+    launch, length = inputs.launch, largest_length(inputs)
+    share, now, longest = largest_share(inputs), applied_share(inputs), inputs.demand.most_tokens
     if share is not None and f"{share:.3g}" != f"{now:.3g}":
-        what = f"memory share {now:.3g} -> {share:.3g}"
-        yield what, replace(launch, memory_ratio=share, cache_bytes=None)
+        yield Change(
+            limit="memory",
+            words=f"memory share {now:.3g} -> {share:.3g}",
+            apply=partial(replace, memory_ratio=share, cache_bytes=None),
+        )
     if launch.kv_cache_dtype == "bf16":
-        yield "cache bf16 -> fp8", replace(launch, kv_cache_dtype="fp8")
-    length, longest = largest_length(inputs), inputs.demand.most_tokens
+        smaller = partial(replace, kv_cache_dtype="fp8")
+        yield Change(limit="cache", words="cache bf16 -> fp8", apply=smaller)
     if not fits_now and inputs.longest_tokens <= length < longest:
-        what = f"longest request {longest} -> {length} tokens"
-        yield what, replace(launch, max_model_len=length)
+        words = f"longest request {longest} -> {length} tokens"
+        yield Change(limit="length", words=words, apply=partial(replace, max_model_len=length))
 
 
-def _smaller(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
+def _smaller(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[LaunchChange]:
     """Yield more stages, no drafts, and the largest steps and batches that fit."""
     degrees, max_devices = now.degrees, inputs.serving_pool.pool.num_devices // inputs.instances
     stages = 2 * degrees.pipeline
     while stages * degrees.devices // degrees.pipeline <= max_devices:
-        more = replace(now, degrees=replace(degrees, pipeline=stages))
-        yield _described(now, more), more
+        more = replace(degrees, pipeline=stages)
+        yield _set("degrees", _described(now, replace(now, degrees=more)), degrees=more)
         stages *= 2
     if now.draft_tokens:
-        yield f"drafts {now.draft_tokens} -> 0", replace(now, draft_tokens=0)
-    steps = [replace(now, step_tokens=now.step_tokens >> by) for by in range(2, 8)]
-    batches = [replace(now, running=now.running >> by) for by in range(1, 11)]
-    for what, name, settings in (("step", "tokens", steps), ("batch", "sequences a rank", batches)):
-        for setting in settings:
-            value = setting.step_tokens if what == "step" else setting.running
-            if value < (BUDGETS[0] if what == "step" else 1):
-                break
-            option = price_option(inputs, setting)
-            if not misfit_reason(inputs, option, setting):
-                before = now.step_tokens if what == "step" else now.running
-                yield f"{what} {before} -> {value} {name}", setting
-                break
+        yield _moved(now, "drafts", draft_tokens=0)
+
+    def solve(change: LaunchChange) -> LaunchChange | None:
+        setting = change.apply(inputs.launch).setting
+        return None if misfit_reason(inputs, price_option(inputs, setting), setting) else change
+
+    steps = [now.step_tokens >> by for by in range(2, 8) if now.step_tokens >> by >= BUDGETS[0]]
+    batches = [now.running >> by for by in range(1, 11) if now.running >> by]
+    ladders = (
+        (_moved(now, "step", " tokens", step_tokens=tokens) for tokens in steps),
+        (_moved(now, "batch", " sequences a rank", running=running) for running in batches),
+    )
+    yield from filter(None, (least(ladder, solve) for ladder in ladders))
 
 
-def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, InstanceKnobs]]:
-    """Yield a description of each change of a knob, and the changed setting."""
+def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[LaunchChange]:
+    """Yield every change of a knob that keeps what the launch is for."""
     now = inputs.launch.setting
     pairs = [*_pairs(now.degrees)]
     if not fits_now:
@@ -182,14 +199,18 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
         candidates = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in candidates)
     candidates = (*candidates, *_contexts(inputs, now.degrees, fits_now=fits_now))
     for degrees in dict.fromkeys(_shared(inputs, candidate) for candidate in candidates):
-        changed = replace(now, degrees=degrees, redundant_experts=_even_copies(inputs, degrees))
+        copies = _even_copies(inputs, degrees)
+        changed = replace(now, degrees=degrees, redundant_experts=copies)
         if degrees != now.degrees and _is_legal(inputs, changed):
-            yield _described(now, changed), changed
+            words = _described(now, changed)
+            yield _set("degrees", words, degrees=degrees, redundant_experts=copies)
     yield from _steps(inputs, now)
     yield from _copies(inputs, now)
     if inputs.launch.role is Role.PREFILL:
         return
-    yield from _drafts(inputs, now)
+    if (speculative := inputs.goal.speculative) is not None:
+        tokens = 0 if now.draft_tokens else speculative.draft_tokens
+        yield _moved(now, "drafts", draft_tokens=tokens)
     # A batch beyond what memory holds, or beyond the closed loop's concurrency, has no effect.
     option = price_option(inputs, now)
     max_running = int(most_running(option.kv_tokens, inputs.demand, engine=option.iteration.engine))
@@ -201,7 +222,7 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
     used = min(now.running, max_running)
     for running in dict.fromkeys((min(2 * used, max_running), max_running, used // 2)):
         if running not in (0, used):
-            yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
+            yield _moved(now, "batch", " sequences a rank", before=used, running=running)
 
 
 def _even_copies(inputs: EstimateInputs, degrees: InstanceDegrees) -> int:
@@ -214,7 +235,7 @@ def _even_copies(inputs: EstimateInputs, degrees: InstanceDegrees) -> int:
     return fewest_redundant(experts.num, degrees.expert)
 
 
-def _copies(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
+def _copies(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[LaunchChange]:
     """Yield other numbers of redundant experts; without recorded loads their gain is unknown."""
     experts, ranks = inputs.decoder.experts, now.degrees.expert
     if experts is None or inputs.copies.loads is None or ranks == 1:
@@ -222,38 +243,26 @@ def _copies(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, I
     minimum, maximum = fewest_redundant(experts.num, ranks), int(MOST_RATIO * experts.num)
     for copies in (now.redundant_experts - ranks, now.redundant_experts + ranks):
         if minimum <= copies <= maximum:
-            what = f"redundant experts {now.redundant_experts} -> {copies}"
-            yield what, replace(now, redundant_experts=copies)
+            yield _moved(now, "redundant experts", redundant_experts=copies)
 
 
-def _steps(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
+def _steps(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[LaunchChange]:
     """Yield other step budgets and all-to-all backends."""
     if inputs.launch.role is not Role.DECODE:
         if not now.is_chunked and "is_chunked" in _launch_flags(inputs):
-            yield "chunked prefill", replace(now, is_chunked=True)
+            yield _set("step", "chunked prefill", is_chunked=True)
         for tokens in (2 * now.step_tokens, now.step_tokens // 2):
             if BUDGETS[0] <= tokens <= BUDGETS[-1]:
-                yield f"step {now.step_tokens} -> {tokens} tokens", replace(now, step_tokens=tokens)
+                yield _moved(now, "step", " tokens", step_tokens=tokens)
     if now.degrees.attention_data == 1 or inputs.decoder.experts is None:
         return
     kernels = "deepep_normal" if inputs.launch.role is Role.PREFILL else "deepep_low_latency"
     for backend in ("allgather", kernels):
         if backend != now.a2a_backend:
-            plain = replace(now, a2a_backend=backend, two_batch_overlap=False)
-            yield f"all-to-all {now.a2a_backend} -> {backend}", plain
+            yield _moved(now, "all-to-all", a2a_backend=backend, two_batch_overlap=False)
     if now.a2a_backend != "allgather":
-        does = "without" if now.two_batch_overlap else "with"
-        switched = replace(now, two_batch_overlap=not now.two_batch_overlap)
-        yield f"{does} two-batch overlap", switched
-
-
-def _drafts(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
-    """Yield drafting where the launch has none, and none where it drafts."""
-    speculative = inputs.goal.speculative
-    if speculative is None:
-        return
-    tokens = 0 if now.draft_tokens else speculative.draft_tokens
-    yield f"drafts {now.draft_tokens} -> {tokens}", replace(now, draft_tokens=tokens)
+        words = f"{'without' if now.two_batch_overlap else 'with'} two-batch overlap"
+        yield _set("all-to-all", words, two_batch_overlap=not now.two_batch_overlap)
 
 
 def _pairs(now: InstanceDegrees) -> Iterator[tuple[int, int]]:
@@ -357,14 +366,15 @@ def _described(before_setting: InstanceKnobs, after_setting: InstanceKnobs) -> s
     return ", ".join(parts)
 
 
-def _change(
+def _priced(
     now: EstimateInputs,
-    launch: ServingLaunch,
+    change: LaunchChange,
     *,
-    what: str,
     load: ServingLoad | None,
     known: frozenset[str],
 ) -> ServingChange | None:
+    """Price a change; None where the launch after it does not fit or cannot be launched."""
+    launch = change.apply(now.launch)
     inputs, setting = with_launch(now, launch), launch.setting
     option = price_option(inputs, setting)
     if misfit_reason(inputs, option, setting):
@@ -373,19 +383,18 @@ def _change(
         return None
     new = simulate_load(inputs, option)
     return ServingChange(
-        what=what,
+        what=change.words,
         lines=_lines(now, launch),
         instance=to_plan_instances(inputs, option, setting),
         load=new,
         gain_ratio=_gain_ratio(load, new),
-        **(_ratio_bands(new, load) if launch == _moved(now.launch, setting) else {}),
+        **(
+            _ratio_bands(new, load)
+            if launch == _with_knobs(now.launch, degrees=setting.degrees)
+            else {}
+        ),
         beats=load is None or _beats(inputs, new, load),
     )
-
-
-def _moved(launch: ServingLaunch, setting: InstanceKnobs) -> ServingLaunch:
-    """Return a launch with the degrees of another setting."""
-    return replace(launch, setting=replace(launch.setting, degrees=setting.degrees))
 
 
 def _ratio_bands(new: ServingLoad, old: ServingLoad | None) -> dict[str, tuple[float, float]]:
