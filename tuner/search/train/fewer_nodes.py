@@ -43,13 +43,14 @@ from tuner.search.settings import SearchSettings
 from tuner.search.train.priced_layouts import PricedLayouts
 from tuner.search.train.rules import divisors
 from tuner.spec.cluster import Pool
-from tuner.spec.fewer_nodes import (
-    FewerNodesSpec,
-    fewer_nodes_yaml,
-    with_fewer_nodes,
-    with_levels,
+from tuner.spec.goal import TWO_LEVELS
+from tuner.spec.node_numbers import (
+    ON_SHARED_STORAGE,
+    NodeNumbers,
+    changed_spec,
+    changed_yaml,
+    fewer_nodes,
 )
-from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS
 from tuner.spec.spec import Spec
 
 LEAST_SHARE: Final = 0.5
@@ -109,15 +110,15 @@ def plan_without_spare(
         return made
     if stated.checkpoint.levels != "auto":
         return made
-    levels = ONE_LEVEL if _keeps_host_copies(run) else TWO_LEVELS
-    changed_spec = with_levels(spec, levels)
+    on_hosts = {"goal.reliability.checkpoint.levels": TWO_LEVELS}
+    releveled = changed_spec(spec, ON_SHARED_STORAGE if _keeps_host_copies(run) else on_hosts)
     try:
-        replanned = plan_all(changed_spec)
+        replanned = plan_all(releveled)
     except SpecError:
         # The engine has no copies on hosts, or no layout whose copies fit.
         return made
     alternative = _decide_for(
-        replanned, changed_spec, price=price, make_plan=make_plan, settings=settings
+        replanned, releveled, price=price, make_plan=make_plan, settings=settings
     )
     notes = (*alternative[0].provenance.notes, _JOINT)
     provenance = alternative[0].provenance.model_copy(update={"notes": notes})
@@ -176,7 +177,7 @@ def _decide(
 ) -> tuple[Plan, FewerNodesPlan | None]:
     fewer = searched.best
     assert fewer is not None
-    smaller, text = with_fewer_nodes(spec, fewer), fewer_nodes_yaml(spec, fewer)
+    smaller, text = changed_spec(spec, fewer.values), changed_yaml(spec, fewer.values)
     try:
         smaller_plan = make_plan(smaller, text)
         refused = "" if smaller_plan.decision is not None else smaller_plan.binding_constraint
@@ -369,7 +370,7 @@ def _keeps_host_copies(run: RunForecast) -> bool:
 class _Searched:
     """Numbers of nodes that were searched."""
 
-    best: FewerNodesSpec | None
+    best: NodeNumbers | None
     """Nodes whose layout has the fastest step; None: no layout fits."""
     fewest: int
 
@@ -386,19 +387,19 @@ def _best_nodes(
     """Find how many of the nodes that are left have the fastest step."""
     limits = kept_limits(decision, spec)
     deadline = settings.begin(SEARCH_SHARE)
-    best: FewerNodesSpec | None = None
+    best: NodeNumbers | None = None
     below_s, fewest = math.inf, nodes
     for used in range(nodes - 1, _fewest(nodes) - 1, -1):
         left = replace(settings.until(deadline), top=1, band_ratio=0.0, below_s=below_s)
         if not left.time_limit_s:
             break
-        fewer = FewerNodesSpec(
-            nodes=nodes - 1,
+        fewer = fewer_nodes(
+            nodes - 1,
             spare_nodes=nodes - 1 - used,
             limits=limits,
             is_shared_only=is_shared_only,
         )
-        smaller = with_fewer_nodes(spec, fewer)
+        smaller = changed_spec(spec, fewer.values)
         fastest = price(smaller.cluster.pools[0]).fastest(smaller, left)
         fewest = used
         if fastest is not None and fastest.step_s < below_s:

@@ -44,7 +44,7 @@ from tuner.search.train.priced_layouts import Fastest, PricedLayouts
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.goal import Objective
-from tuner.spec.node_numbers import NodeNumbers, node_numbers_yaml, with_node_numbers
+from tuner.spec.node_numbers import NodeNumbers, changed_spec, changed_yaml
 from tuner.spec.spec import Spec
 
 MOST_AHEAD: Final = 8
@@ -70,8 +70,8 @@ class DecidedNodes:
     ) -> "DecidedNodes":
         """Write the numbers into a spec."""
         return cls(
-            spec=with_node_numbers(spec, numbers),
-            spec_yaml=node_numbers_yaml(spec, numbers),
+            spec=changed_spec(spec, numbers.values),
+            spec_yaml=changed_yaml(spec, numbers.values),
             choice=choice,
         )
 
@@ -222,7 +222,7 @@ def _search(
             below_s=below.step_s(nodes),
             watch=ignore_progress,
         )
-        sized_spec = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
+        sized_spec = changed_spec(spec, NodeNumbers(nodes=nodes, spare_nodes=0).values)
         priced = price(sized_spec.cluster.pools[0])
         fastest = priced.fastest(sized_spec, left)
         fewest = nodes

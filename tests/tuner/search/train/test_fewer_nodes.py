@@ -28,7 +28,7 @@ from tuner.plans.train import Plan
 from tuner.report.run_section import run_notes, without_spare_sentence
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.plan_fields import failure_model
-from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
+from tuner.spec.node_numbers import changed_spec, changed_yaml, fewer_nodes
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 
@@ -372,9 +372,9 @@ def test_its_checkpoints_are_on_shared_storage_alone_where_those_of_all_nodes_ar
     path.write_text(yaml.safe_dump(spec_keys(checkpoint=levels)), encoding="utf-8")
     spec = read_spec(path)
     for is_shared_only, keeps in ((True, False), (False, True)):
-        fewer = FewerNodesSpec(nodes=2, spare_nodes=0, limits={}, is_shared_only=is_shared_only)
+        fewer = fewer_nodes(2, spare_nodes=0, limits={}, is_shared_only=is_shared_only)
         path_of_fewer = tmp_path / "fewer.yaml"
-        path_of_fewer.write_bytes(fewer_nodes_yaml(spec, fewer))
-        stated = present(with_fewer_nodes(spec, fewer).goal.reliability)
+        path_of_fewer.write_bytes(changed_yaml(spec, fewer.values))
+        stated = present(changed_spec(spec, fewer.values).goal.reliability)
         assert stated.checkpoint.keeps_host_copies is keeps
         assert read_spec(path_of_fewer).goal.reliability == stated
