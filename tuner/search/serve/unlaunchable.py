@@ -1,7 +1,7 @@
 """Features that engines, their routers and connectors lack, and what they would save.
 
 A mode that is refused is solved already. Every other lack is the least change of the problem that
-lifts it (`Change`), and the problem is solved again with it by the search that plans:
+lifts it (`Lack`), and the problem is solved again with it by the search that plans:
 
     a KV transfer           between instances that the connector refuses
     an AFD unit             of sizes that the plugin refuses
@@ -11,7 +11,7 @@ lifts it (`Change`), and the problem is solved again with it by the search that 
                             takes: every rule between vendors is listed
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -22,6 +22,7 @@ from tuner.config.serve import Role
 from tuner.config.serve_words import target_words
 from tuner.costs.serve.bands import PUBLISHED
 from tuner.plans.serve import ServeUnlaunchable
+from tuner.search.change import Change
 from tuner.search.serve.kv_transfers import kept_by
 from tuner.search.serve.modes.mode import (
     ModeSolution,
@@ -50,21 +51,17 @@ WEIGHTED: Final = RouterPolicy.WEIGHTED_LEAST_REQUESTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Change:
-    """The least change that lets a mode use what is lacking."""
+class Lack(Change[ServeProblem]):
+    """The least change that lets a mode use what is lacking: the software and its feature.
+
+    Without a name of what is lacking, it is what the release refuses of the solution. The words
+    follow the description of the solution, or name the deployment where there is none to beat.
+    """
 
     mode: Mode
     """Mode that the changed problem is solved in."""
-    change: Callable[[ServeProblem], ServeProblem]
-    """Lifts what is lacking."""
     than: ModeSolution | None = None
     """Solution that the changed problem's has to beat to be named; None: it is named anyway."""
-    lacking: str = ""
-    """Software and the feature it lacks; empty: what the release refuses of the solution."""
-    where: str = ""
-    """Name of the changed deployment, where a change is named without a solution to beat."""
-    words: str = ""
-    """Words that follow the description of the solution."""
 
 
 def unlaunchable(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[ServeUnlaunchable]:
@@ -75,31 +72,31 @@ def unlaunchable(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[Se
             is_published = solution.mode in PUBLISHED
             why = lines[0] + ("" if is_published else "; no published run backs this mode")
             yield _named(problem, solution, best, what=describe_solution(solution), why=why)
-    changes = [] if best is None else [*_rules(problem, solutions, best), *_routers(problem, best)]
-    for change in (*changes, *_vendors(problem)):
-        yield from _changed(problem, change, best)
+    lacks = [] if best is None else [*_rules(problem, solutions, best), *_routers(problem, best)]
+    for lack in (*lacks, *_vendors(problem)):
+        yield from _changed(problem, lack, best)
 
 
 def _changed(
-    problem: ServeProblem, change: Change, best: ModeSolution | None
+    problem: ServeProblem, lack: Lack, best: ModeSolution | None
 ) -> Iterator[ServeUnlaunchable]:
     """Solve the changed problem; nothing where that saves nothing that was to be named."""
-    changed = restrict_problem(problem, change.change)
-    solution = solve_goal(changed, change.mode, before=change.than)
-    if change.than is None:
-        named = _named(problem, solution, best, what=change.where, why=change.lacking)
-        yield named.model_copy(update={"rule": _rule(change.lacking) or "layout"})
+    changed = restrict_problem(problem, lack.apply)
+    solution = solve_goal(changed, lack.mode, before=lack.than)
+    if lack.than is None:
+        named = _named(problem, solution, best, what=lack.words, why=lack.limit)
+        yield named.model_copy(update={"rule": _rule(lack.limit) or "layout"})
         return
     if solution is None or solution.missed:
         return
     refused = solution_refusals(solution, problem)
     goal, why = problem.spec.goal, next(iter(refused), "")
     # A rule between vendors is named by a change of its own.
-    if bool(why) == bool(change.lacking) or _rule(why):
+    if bool(why) == bool(lack.limit) or _rule(why):
         return
-    if gain_ratio(objective_value(solution, goal), change.than, goal) > LEAST_GAIN_RATIO:
-        what = describe_solution(solution) + change.words
-        yield _named(problem, solution, best, what=what, why=change.lacking or why)
+    if gain_ratio(objective_value(solution, goal), lack.than, goal) > LEAST_GAIN_RATIO:
+        what = describe_solution(solution) + lack.words
+        yield _named(problem, solution, best, what=what, why=lack.limit or why)
 
 
 def _named(
@@ -131,23 +128,24 @@ def _rule(line: str) -> str:
     return line.partition(": rule ")[2].partition(":")[0]
 
 
-def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) -> Iterator[Change]:
+def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) -> Iterator[Lack]:
     """Yield what the release refuses of KV transfers and of the options of single modes."""
     pairs = _pairs(problem)
     if "disaggregated" in problem.spec.goal.modes and any(pairs):
-        yield Change(mode="disaggregated", change=_every_transfer, than=best)
+        yield Lack(limit="", words="", apply=_every_transfer, mode="disaggregated", than=best)
     for mode, priced in problem.own_options.items():
         launched = solutions.of(mode)
         if launched is not None and priced.options and priced.refused_units:
-            yield Change(
-                mode=mode,
-                change=partial(_every_unit, mode=mode),
-                than=launched,
+            yield Lack(
+                limit="",
                 words=f", where launched {load_mode(mode).option_noun} take {launched.devices}",
+                apply=partial(_every_unit, mode=mode),
+                mode=mode,
+                than=launched,
             )
 
 
-def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Change]:
+def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Lack]:
     """Yield modes whose routers know no weights; for sessions they would look for prefixes too."""
     spec = problem.spec
     goal = spec.goal
@@ -170,16 +168,16 @@ def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Change]:
             most_kinds=MOST_KINDS,
         )
         if lacking:
-            yield Change(
-                mode=mode,
-                change=partial(_behind, router=router),
-                than=best,
-                lacking=lacking + " of prefill and decode instances" * is_disaggregated,
+            yield Lack(
+                limit=lacking + " of prefill and decode instances" * is_disaggregated,
                 words=" behind a router with weights",
+                apply=partial(_behind, router=router),
+                mode=mode,
+                than=best,
             )
 
 
-def _vendors(problem: ServeProblem) -> Iterator[Change]:
+def _vendors(problem: ServeProblem) -> Iterator[Lack]:
     """Yield every pair of pools of two vendors of which the release joins no instances."""
     if "disaggregated" not in problem.spec.goal.modes:
         return
@@ -190,11 +188,11 @@ def _vendors(problem: ServeProblem) -> Iterator[Change]:
         between = partial(_between, sender=sender, receiver=receiver)
         lines = _pairs(between(problem))
         if lines and all(lines):
-            yield Change(
+            yield Lack(
+                limit=lines[0][0],
+                words=f"prefill on {sender.pool.name} and decode on {receiver.pool.name}",
+                apply=between,
                 mode="disaggregated",
-                change=between,
-                where=f"prefill on {sender.pool.name} and decode on {receiver.pool.name}",
-                lacking=lines[0][0],
             )
 
 
