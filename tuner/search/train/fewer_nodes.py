@@ -389,10 +389,8 @@ def _best_nodes(
     deadline = settings.begin(SEARCH_SHARE)
     best: NodeNumbers | None = None
     below_s, fewest = math.inf, nodes
-    for used in range(nodes - 1, _fewest(nodes) - 1, -1):
+    for used in deadline.before_end(range(nodes - 1, _fewest(nodes) - 1, -1)):
         left = replace(settings.until(deadline), top=1, band_ratio=0.0, below_s=below_s)
-        if not left.time_limit_s:
-            break
         fewer = fewer_nodes(
             nodes - 1,
             spare_nodes=nodes - 1 - used,

@@ -36,6 +36,7 @@ from tuner.search.train.problem import TrainProblem
 from tuner.search.train.refused_choices import refused_choices
 from tuner.search.train.rules import (
     BATCH_RULES,
+    COLUMN_OF_LIMIT,
     DENSE_NAMES,
     EXPERT_NAMES,
     SCHEDULE_NAMES,
@@ -137,12 +138,15 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
     Where no single one does, those that most combinations break come first.
     """
     options, degrees = option_space(problem), legal_degrees(problem)
-    blocking = tuple(_legal_without(options, degrees))
-    reasons = "; ".join(rule.text for rule in blocking if not rule.is_limit)
-    limits = [rule for rule in blocking if rule.is_limit]
+    blocking = [*_legal_without(options, degrees)]
+    reasons = "; ".join(rule.text for rule, _ in blocking if not rule.is_limit)
     named = (
         *_blocking_limits(problem, options, reasons),
-        *(_blocking_choice(rule, options, degrees, reasons) for rule in limits),
+        *(
+            _blocking_choice(rule, free, degrees, reasons)
+            for rule, free in blocking
+            if rule.is_limit
+        ),
     )
     if named:
         return named
@@ -165,11 +169,10 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
 
 
 def _blocking_choice(
-    limit: OptionRule, options: OptionSpace, degrees: Degrees, reasons: str
+    limit: OptionRule, free: OptionSpace, degrees: Degrees, reasons: str
 ) -> Relaxation:
     """Name the user's limit of one axis, which leaves nothing, with the values that would do."""
     (axis,) = limit.axes
-    free = replace(options, rules=tuple(rule for rule in options.rules if rule is not limit))
     able = [
         _value(choice)
         for choice in free.choices[axis]
@@ -187,12 +190,14 @@ def _value(choice: Choice) -> str:
     return str(choice.level.value if isinstance(choice, RecomputeChoice) else choice)
 
 
-def _legal_without(options: OptionSpace, degrees: Degrees) -> Iterator[OptionRule]:
-    """Yield each rule without which something is legal."""
+def _legal_without(
+    options: OptionSpace, degrees: Degrees
+) -> Iterator[tuple[OptionRule, OptionSpace]]:
+    """Yield each rule without which something is legal, and the options without it."""
     for rule in options.rules:
-        others = tuple(kept for kept in options.rules if kept is not rule)
-        if space(replace(options, rules=others), degrees)[0]:
-            yield rule
+        free = replace(options, rules=tuple(kept for kept in options.rules if kept is not rule))
+        if space(free, degrees)[0]:
+            yield rule, free
 
 
 def _blocking_limits(
@@ -205,8 +210,7 @@ def _blocking_limits(
         options: of the problem.
         reasons: rules between options that leave nothing; empty: degrees do.
     """
-    columns = {name: column for names in _NAMES for column, name in names.items()}
-    for name, column in columns.items():
+    for name, column in COLUMN_OF_LIMIT.items():
         requested = getattr(problem.limits, name)
         if requested is None:
             continue
@@ -218,12 +222,9 @@ def _blocking_limits(
         near = nearest_value(set(_values(degrees, column)) - set(requested), requested)
         yield Relaxation(
             limit=f"search.{name}",
-            change=f"{_listed(requested)} leaves nothing: {rule}; "
+            change=f"{', '.join(map(str, requested))} leaves nothing: {rule}; "
             f"the nearest legal value is {near}",
         )
-
-
-_NAMES: Final = (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
 
 
 def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
@@ -291,10 +292,6 @@ def _nearest_batch(problem: TrainProblem, relaxed: Degrees) -> int:
     sequences = relaxed.dense_D["data"][partials["dense"]] * partials["micro_batch"]
     legal = relaxed.num_pairs_N > 0
     return nearest_batch(problem.global_batch_size, [int(count) for count in set(sequences[legal])])
-
-
-def _listed(values: tuple[int, ...]) -> str:
-    return ", ".join(str(value) for value in values)
 
 
 def least_sufficient_memory(problem: TrainProblem) -> float:

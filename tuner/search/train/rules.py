@@ -55,6 +55,12 @@ UNEQUAL_RULE: Final = (
 DENSE_NAMES: Final = _fields("tensor", "context", "pipeline", "data")
 SCHEDULE_NAMES: Final = _fields("virtual_pipeline", "micro_batch")
 EXPERT_NAMES: Final = _fields("expert", "expert_tensor")
+COLUMN_OF_LIMIT: Final = {
+    name: column
+    for names in (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
+    for column, name in names.items()
+}
+"""Column of the table of degrees, by the name of its limit in the spec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

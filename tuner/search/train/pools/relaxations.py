@@ -40,7 +40,7 @@ from tuner.search.train.pools.to_plan import (
     to_decision,
     to_prediction,
 )
-from tuner.search.train.rules import DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES
+from tuner.search.train.rules import COLUMN_OF_LIMIT
 from tuner.spec.cluster import Cluster
 from tuner.spec.search import Search as Limits
 
@@ -49,13 +49,6 @@ MOST_DOUBLINGS: Final = 6
 
 HALVINGS: Final = 12
 """Bisection steps for the least memory: to about a percent of the present one."""
-
-SIZES: Final = {
-    name: column
-    for names in (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
-    for column, name in names.items()
-}
-"""Column of the table of degrees, by the name of its limit in the spec."""
 
 
 def infeasibility_reason(outcome: PoolsSearchOutcome) -> str:
@@ -89,11 +82,7 @@ def relaxations(outcome: PoolsSearchOutcome, settings: SearchSettings) -> tuple[
 
 def _until_deadline(offers: Iterator[Relaxation], deadline: Deadline) -> tuple[Relaxation, ...]:
     """Return the relaxations solved in time, with a note if there may be more."""
-    relaxed = []
-    for relaxation in offers:
-        relaxed.append(relaxation)
-        if not deadline.left_s:
-            break
+    relaxed = [*offers]
     if not deadline.left_s:
         change = "the time for relaxations was used up; more of it may find others"
         relaxed.append(Relaxation(limit="--time-limit", change=change))
@@ -144,9 +133,9 @@ def _limit_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator
 
 
 def _nearest(space: PoolsSpace, name: str, requested: Collection[Any]) -> str:
-    if name not in SIZES:
+    if name not in COLUMN_OF_LIMIT:
         return ""
-    legal = [int(value) for value in np.unique(space.rows_N[SIZES[name]])]
+    legal = [int(value) for value in np.unique(space.rows_N[COLUMN_OF_LIMIT[name]])]
     return f"; the nearest legal value is {nearest_value(legal, requested)}"
 
 
