@@ -71,7 +71,7 @@ TO_HOSTS: Final = (
 REPLICATED: Final = " --replication --replication-jump {} --replication-factor {}"
 
 Replicas = Literal["auto"] | int
-Change = tuple[tuple[str, ...], RunForecast]
+ChangedRun = tuple[tuple[str, ...], RunForecast]
 """Lines of a launch, and the run with them."""
 
 
@@ -238,7 +238,7 @@ def _replicas(launch: LaunchSettings, devices_per_node: int) -> int:
     return others if jump >= devices_per_node else others * jump // devices_per_node
 
 
-def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
+def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[ChangedRun]:
     """Yield the lines of every change with its run, single ones first."""
     interval, background = FORMS[launch.engine]
     now = _as_launched(launch, devices_per_node=run.setup.pool.devices_per_node)
@@ -312,10 +312,10 @@ def _may_save_to_hosts(launch: LaunchSettings, run: LaunchedRun) -> bool:
     return run.stated.checkpoint.keeps_host_copies and launch.engine is TrainingEngine.MEGATRON
 
 
-def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointChange | None:
+def _smallest(now: RunForecast | None, changes: Sequence[ChangedRun]) -> CheckpointChange | None:
     before = 0.0 if now is None else now.effective_time_ratio
 
-    def gain(change: Change) -> float:
+    def gain(change: ChangedRun) -> float:
         return change[1].effective_time_ratio - before
 
     for lines in (1, 2, 3):

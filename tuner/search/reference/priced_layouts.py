@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from profilers.records import Profile
 from tuner.config.candidates import strategies_of
-from tuner.config.columns import Strategies
+from tuner.config.train import TrainDecision
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.faults.measured import sent_bytes_per_s
@@ -60,11 +60,17 @@ class ReferenceLayouts:
             step_s=predict(best.costs, best.decision).step_time_s, decision=best.decision
         )
 
-    def failure_model(self, spec: Spec, strategies: Strategies) -> tuple[Jobs, FailureModel | None]:
+    def failure_model(
+        self, spec: Spec, decision: TrainDecision
+    ) -> tuple[Jobs, FailureModel | None]:
         """Jobs of one decision that can fail, and how often they do."""
         return failures_on_pool(
             spec,
-            strategies,
+            strategies_of(
+                decision,
+                sequence_length=spec.goal.sequence_length,
+                global_batch_size=spec.goal.global_batch_size,
+            ),
             pool=self.pool,
             profile=self.profile,
             nic_bytes_per_s=self._nic_bytes_per_s(spec),
@@ -103,10 +109,7 @@ def _with_forecast(plan: Plan, spec: Spec, priced: ReferenceLayouts) -> Plan:
     decision, predicted, goal = plan.decision, plan.predicted, spec.goal
     if decision is None or predicted is None:
         return plan
-    strategies = strategies_of(
-        decision, sequence_length=goal.sequence_length, global_batch_size=goal.global_batch_size
-    )
-    jobs, reliability = priced.failure_model(spec, strategies)
+    jobs, reliability = priced.failure_model(spec, decision)
     run = forecast_run(
         goal,
         jobs,

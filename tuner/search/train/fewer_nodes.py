@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.catalog.capabilities import intersection, reshard_obstacle
-from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_layout, unequal_words
 from tuner.errors import SpecError
@@ -238,12 +237,7 @@ class _PricedRun:
         assert decision is not None
         assert predicted is not None
         assert predicted.run is not None
-        strategies = strategies_of(
-            decision,
-            sequence_length=goal.sequence_length,
-            global_batch_size=goal.global_batch_size,
-        )
-        jobs, reliability = priced.failure_model(spec, strategies)
+        jobs, reliability = priced.failure_model(spec, decision)
         assert reliability is not None
         step_s = predicted.step_time_s
         time_shares = run_shares(jobs, reliability, step_s=step_s)

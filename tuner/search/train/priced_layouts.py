@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from tuner.config.columns import Strategies
+from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.faults.reliability import FailureModel, Jobs
@@ -37,7 +37,9 @@ class PricedLayouts(Protocol):
         """Find the fastest layout of a spec; None: none is legal, none fits, or all are slower."""
         ...
 
-    def failure_model(self, spec: Spec, strategies: Strategies) -> tuple[Jobs, FailureModel | None]:
+    def failure_model(
+        self, spec: Spec, decision: TrainDecision
+    ) -> tuple[Jobs, FailureModel | None]:
         """Jobs of one decision that can fail, and how often they do."""
         ...
 
@@ -69,6 +71,12 @@ class AnalyticLayouts:
             decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
         )
 
-    def failure_model(self, spec: Spec, strategies: Strategies) -> tuple[Jobs, FailureModel | None]:
+    def failure_model(
+        self, spec: Spec, decision: TrainDecision
+    ) -> tuple[Jobs, FailureModel | None]:
         """Rest on the pool's datasheet and profile."""
+        goal = spec.goal
+        strategies = strategies_of(
+            decision, sequence_length=goal.sequence_length, global_batch_size=goal.global_batch_size
+        )
         return failure_model(spec, self.priced_pool, strategies)

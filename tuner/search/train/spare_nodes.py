@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from profilers.files import read_bounded
-from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.faults.fewer_nodes import LayoutShares, continued_run, layout_shares, node_losses
@@ -164,13 +163,8 @@ class _Layout:
 
     @classmethod
     def of(cls, nodes: int, fastest: Fastest, spec: Spec, priced: PricedLayouts) -> "_Layout":
-        goal, step_s = spec.goal, fastest.step_s
-        strategies = strategies_of(
-            fastest.decision,
-            sequence_length=goal.sequence_length,
-            global_batch_size=goal.global_batch_size,
-        )
-        jobs, reliability = priced.failure_model(spec, strategies)
+        step_s = fastest.step_s
+        jobs, reliability = priced.failure_model(spec, fastest.decision)
         assert reliability is not None
         shares = run_shares(jobs, replace(reliability, repair_s=0.0), step_s=step_s)
         shared = run_shares(jobs, replace(reliability, repair_s=0.0, host=None), step_s=step_s)
