@@ -22,6 +22,7 @@ from tuner.plans.what_if import KEYS, LimitChange, moved
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path
 from tuner.spec.serving.trace_summary import summarise_trace
+from tuner.spec.spec_file import Keys
 from tuner.units import (
     format_bytes,
     format_bytes_per_s,
@@ -33,7 +34,6 @@ from tuner.units import (
     parse_whole,
 )
 
-Keys = dict[str, Any]
 Notes = list[str]
 """The changes made, in words."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
 from tuner.explain.other_limits import what_ifs
-from tuner.goals.goal import Goal, StoredPlan
+from tuner.goals.goal import StoredPlan
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.what_if import LimitChange, WhatIfOutcome, Why
@@ -14,11 +14,7 @@ from tuner.report.what_if import FIGURES
 from tuner.search.progress import ProgressListener, ignore_progress
 
 if TYPE_CHECKING:
-    from tuner.goals.place import ExplainedPlacePlan
-    from tuner.goals.serve import ExplainedServePlan
-    from tuner.goals.train import ExplainedPlan
-
-    Explained = ExplainedPlan | ExplainedServePlan | ExplainedPlacePlan
+    from tuner.goals.registry import Explained
 
 AGREE_RATIO: Final = 0.001
 """Relative difference of the objective up to which a re-solved plan counts as the same."""
@@ -54,7 +50,7 @@ def explain(
     requested = goal.usual_changes(plan) if changes is None else tuple(changes)
     rivals = goal.rivals(plan)
     if not requested:
-        return _with_why(goal, plan, Why(rivals=rivals))
+        return _with_why(plan, Why(rivals=rivals))
     try:
         solved_changes = what_ifs(
             folder,
@@ -69,14 +65,13 @@ def explain(
             raise
         # Without its inputs, what the plan itself holds can still be explained.
         note = f"nothing could be solved again: {' '.join(str(error).split())}"
-        return _with_why(goal, plan, Why(rivals=rivals, notes=(note,)))
+        return _with_why(plan, Why(rivals=rivals, notes=(note,)))
     notes = (*goal.other_kernels(plan, profiles), *_disagreement(plan, solved_changes.base))
-    return _with_why(goal, plan, Why(rivals=rivals, what_if=solved_changes, notes=notes))
+    return _with_why(plan, Why(rivals=rivals, what_if=solved_changes, notes=notes))
 
 
-def _with_why(goal: Goal, plan: StoredPlan, why: Why) -> "Explained":
-    explained: Explained = goal.explained(**dict(plan), why=why)
-    return explained
+def _with_why(plan: StoredPlan, why: Why) -> "Explained":
+    return goal_of(plan).explained.model_validate({**dict(plan), "why": why})
 
 
 def _disagreement(plan: StoredPlan, solved: WhatIfOutcome) -> tuple[str, ...]:

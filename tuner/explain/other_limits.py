@@ -12,9 +12,9 @@ whose turn comes after the limit is reported as out of time.
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -23,7 +23,7 @@ from solvers.errors import SolverError
 from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
 from tuner.explain.outcomes import to_outcome
-from tuner.goals.goal import Goal, PlannedSpec, StoredPlan
+from tuner.goals.goal import PlannedSpec, StoredPlan
 from tuner.goals.plan import plan as plan_spec
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.registry import goal_of, read_any_plan
@@ -31,12 +31,13 @@ from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.what_if import IDLE, LimitChange, WhatIf, WhatIfOutcome
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.spec.files import shown_path
+from tuner.spec.spec_file import Keys
 
 AS_PLANNED: Final = "as planned"
 LEAST_S: Final = 1.0
 """Minimum search time of one what-if."""
 
-PlanKeys = Callable[[Mapping[str, Any], float], StoredPlan]
+PlanKeys = Callable[[Keys, float], StoredPlan]
 
 
 def what_if(
@@ -86,11 +87,10 @@ def what_ifs(
     folder = plan_folder(folder)
     profiles = to_paths(profiles)
     plan = read_any_plan(folder)
-    goal = goal_of(plan)
-    spec = read_planned_spec(folder, plan, goal.spec)
+    spec = read_planned_spec(folder, plan, goal_of(plan).spec)
     end_s = clock() + time_limit_s
 
-    def plan_keys(keys: Mapping[str, Any], limit_s: float) -> StoredPlan:
+    def plan_keys(keys: Keys, limit_s: float) -> StoredPlan:
         return _plan_keys(
             spec, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
         )
@@ -105,9 +105,7 @@ def what_ifs(
             continue
         watch(PlanningEvent(stage="solving", text=f"{change}, {number + 1} of {len(changes)}"))
         share_s = max(LEAST_S, left_s / (len(changes) - number))
-        outcomes.append(
-            _solve_change(goal, spec, change, base, plan_keys, share_s=share_s, clock=clock)
-        )
+        outcomes.append(_solve_change(spec, change, base, plan_keys, share_s=share_s, clock=clock))
     return WhatIf(
         base=to_outcome(
             base, change="", says=AS_PLANNED, base=None, solve_s=base.certificate.solve_s
@@ -127,7 +125,6 @@ def _out_of_time(change: LimitChange, time_limit_s: float) -> WhatIfOutcome:
 
 
 def _solve_change(
-    goal: Goal,
     spec: PlannedSpec,
     change: LimitChange,
     base: StoredPlan,
@@ -136,8 +133,7 @@ def _solve_change(
     share_s: float,
     clock: Callable[[], float],
 ) -> WhatIfOutcome:
-    started_s = clock()
-    says = ""
+    goal, started_s, says = goal_of(base), clock(), ""
     try:
         keys, says = apply_change(spec, change, able=goal.changes)
         plan = plan_keys(keys, share_s)
@@ -154,7 +150,7 @@ def _solve_change(
 
 def _plan_keys(
     spec: PlannedSpec,
-    keys: Mapping[str, Any],
+    keys: Keys,
     *,
     profiles: Sequence[Path],
     time_limit_s: float,
@@ -169,14 +165,16 @@ def _plan_keys(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         try:
+            # The function's types are those of training, and the residual is of the goal's own.
+            residual: Keys = {"residual": spec.residual}
             made = plan_spec(
                 path,
                 profiles=profiles,
                 time_limit_s=time_limit_s,
                 calibrated=calibrated,
-                residual=spec.residual,
                 # What the target lacks is of no use in a plan that nobody launches.
                 with_unlaunchable=False,
+                **residual,
             )
         except TunerError as error:
             shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")

@@ -8,10 +8,11 @@ the options and the output of each goal (tuner/cli/goals.py).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
+from profilers.records import Record
 from tuner.goals.plan_ratios import PlanRatio
-from tuner.goals.stored_figures import StoredFigure
+from tuner.goals.stored_figures import Json, StoredFigure
 from tuner.paths import AnyPath
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
@@ -21,8 +22,14 @@ from tuner.report.content import Report
 from tuner.report.read import StoredPlan as StoredPlan
 from tuner.report.read import read_report
 from tuner.spec.cluster import Cluster
+from tuner.spec.spec_file import Keys
 
 Kind = Literal["train", "serve", "place"]
+PlanT = TypeVar("PlanT", bound=StoredPlan)
+DecisionT = TypeVar("DecisionT", bound=Record)
+MadeT = TypeVar("MadeT")
+ExplainedT = TypeVar("ExplainedT", bound=StoredPlan)
+VerifiedT = TypeVar("VerifiedT", bound=Record)
 
 MOST_RIVALS = 5
 """Most runners-up that are explained; the plan holds them all."""
@@ -34,13 +41,13 @@ SMALLEST_S = 1e-9
 class PlannedSpec:
     """A spec that can be planned on from anywhere."""
 
-    keys: Mapping[str, Any]
+    keys: Keys
     """Keys of the YAML file, paths absolute; never changed in place."""
     cluster: Cluster | None
     """The planned cluster; None where a placement names none."""
     is_reference: bool = False
     """The plan is priced on a profile of the reference step, which has no datasheet's links."""
-    residual: Any = None
+    residual: object = None
     """Correction of the plan's predictions, of the goal's own type; None: there is none."""
     memory_bytes: Mapping[str, int]
     """Memory of one device by pool, bytes, where only a profile states it."""
@@ -56,55 +63,55 @@ class Figures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """The functions of one goal. `plan` and `decision` are of its own types, hence `Any`."""
+class Goal(Generic[PlanT, DecisionT, MadeT, ExplainedT, VerifiedT]):
+    """The functions of one goal, on its types of plans and decisions."""
 
     kind: Kind
-    plan_type: type[Any]
-    explained: type[Any]
+    plan_type: type[PlanT]
+    explained: type[ExplainedT]
     """Type of the plan with `why`."""
-    plan: Callable[..., Any]
+    plan: Callable[..., MadeT]
     """Plan a spec from its file and the options of the goal; return a value with `.plan` and
     `.spec`."""
-    write: Callable[[AnyPath, Any], Any]
+    write: Callable[[AnyPath, MadeT], PlanT]
     """Write what was planned into a folder; return the plan with its files named."""
-    read: Callable[[Path], Any]
+    read: Callable[[Path], PlanT]
     """Read the plan of a folder."""
-    verified: type[Any]
+    verified: type[VerifiedT]
     """Type of the goal's `verified.json`."""
-    spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
+    spec: Callable[[PlanT, Keys, Path], PlannedSpec]
     """Return the spec to be changed, from a plan, the keys of its spec and the folder of the
     copies."""
-    words: Callable[[Any], str]
+    words: Callable[[DecisionT], str]
     """Format a decision as one table cell."""
-    differences: Callable[[Any, Any], tuple[str, ...]]
+    differences: Callable[[DecisionT, DecisionT], tuple[str, ...]]
     """List the differences of two decisions, e.g. `PP 2 -> 4`."""
-    figures: Callable[[Any], Figures | None]
+    figures: Callable[[PlanT], Figures | None]
     """Return the figures of a plan; None where it has no decision."""
-    rivals: Callable[[Any], tuple[Rival, ...]]
+    rivals: Callable[[PlanT], tuple[Rival, ...]]
     """Explain the first runners-up of a plan, term by term."""
     changes: tuple[str, ...]
     """Limits that a what-if can change (tuner/plans/what_if.py)."""
-    usual_changes: Callable[[Any], tuple[LimitChange, ...]]
+    usual_changes: Callable[[PlanT], tuple[LimitChange, ...]]
     """Return the what-ifs of a plan for which none was requested."""
-    ratio_band: Callable[[Any, Any, str], PlanRatio | None]
+    ratio_band: Callable[[PlanT, PlanT, str], PlanRatio | None]
     """Return the band of a figure's ratio, second plan over first."""
-    stored_figures: Callable[[Mapping[str, Any]], Iterator[StoredFigure]]
+    stored_figures: Callable[[Json], Iterator[StoredFigure]]
     """Yield the compared figures of a prediction's JSON, of any version, the main one first."""
-    seconds: Callable[[Any], Mapping[str, float]]
+    seconds: Callable[[PlanT], Mapping[str, float]]
     """Return the seconds of a plan's prediction by cause."""
     wanted_sizes: Callable[[Path], WantedSizes]
     """List the kernels whose prices planning a spec looks up."""
-    other_kernels: Callable[[Any, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
+    other_kernels: Callable[[PlanT, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
     """Return notes on a plan which, solved again, would rest on other kernels."""
-    replay: Callable[..., Any] = lambda *_options, **_more: None
+    replay: Callable[..., object] = lambda *_options, **_more: None
     """Simulate again what the report of a folder shows, with the profiles given."""
     has_price: bool = False
     """The first stored figure, in seconds, is what the search minimises."""
-    is_no_use: Callable[[Any, Any, float], bool] = lambda _plan, _base, _gain: False
+    is_no_use: Callable[[PlanT, PlanT, float], bool] = lambda _plan, _base, _gain: False
     """Return whether a plan's added nodes cannot be used, or gain nothing over its base."""
 
-    def report(self, folder: Path, **solved: Any) -> Report:
+    def report(self, folder: Path, **solved: object) -> Report:
         """Build the report of a folder; `solved` is new evidence: `what_if`, `replay`."""
         return read_report(folder, self.read(folder), verified=self.verified, **solved)
 
@@ -132,14 +139,14 @@ def changes_of_pools(plan: Plan | ServePlan) -> list[LimitChange]:
     return [*more, LimitChange(key="memory", value="-20%")]
 
 
-def pools_of(keys: Mapping[str, Any]) -> list[dict[str, Any]]:
+def pools_of(keys: Keys) -> list[Keys]:
     """Return the pools among the keys of a spec."""
     cluster = keys.get("cluster") or {}
-    pools: list[dict[str, Any]] = cluster.get("pools", [])
+    pools: list[Keys] = cluster.get("pools", [])
     return pools
 
 
-def profiled_memory(keys: Mapping[str, Any]) -> dict[str, int]:
+def profiled_memory(keys: Keys) -> dict[str, int]:
     """Return the bytes of one device of every pool that a profile of processors describes."""
     from profilers.store import read_header
 
@@ -151,7 +158,7 @@ def profiled_memory(keys: Mapping[str, Any]) -> dict[str, int]:
     return {name: machine.memory_bytes_per_device for name, machine in machines.items()}
 
 
-def use_planned_profiles(keys: dict[str, Any], cluster: Cluster) -> None:
+def use_planned_profiles(keys: Keys, cluster: Cluster) -> None:
     """Name the profiles that the pools were planned with."""
     for written, pool in zip(pools_of(keys), cluster.pools, strict=True):
         if pool.profile is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tuner.config.place import PlaceDecision
 from tuner.config.train_words import runs
@@ -21,6 +21,7 @@ from tuner.goals.wanted_sizes import place_sizes
 from tuner.plans.place import PlacePlan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.spec.place import Objective
+from tuner.spec.spec_file import Keys
 from tuner.units import spans
 from tuner.verify.placement_records import PlaceVerified
 
@@ -31,7 +32,7 @@ class ExplainedPlacePlan(PlacePlan):
     why: Why
 
 
-def _spec(plan: PlacePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
+def _spec(plan: PlacePlan, keys: Keys, used: Path) -> PlannedSpec:
     goal = keys["goal"]
     for written, workload in zip(goal["workloads"], plan.goal.workloads, strict=True):
         written["path"] = str(workload.path.absolute())

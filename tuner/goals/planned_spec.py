@@ -12,17 +12,16 @@ with by `--profile`, and `--uncalibrated`.
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from profilers.files import read_bounded
 from tuner.errors import PlanUnreadableError
-from tuner.goals.goal import PlannedSpec, StoredPlan
+from tuner.goals.goal import PlannedSpec, PlanT
 from tuner.spec.files import LARGEST_FILE_BYTES
-from tuner.spec.spec_file import read_spec_keys
+from tuner.spec.spec_file import Keys, read_spec_keys
 
 
 def read_planned_spec(
-    folder: Path, plan: StoredPlan, spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
+    folder: Path, plan: PlanT, spec: Callable[[PlanT, Keys, Path], PlannedSpec]
 ) -> PlannedSpec:
     """Read back the spec that the plan of a folder was made from; `spec` is that of its goal.
 

@@ -9,10 +9,28 @@ from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import PLAN_NAME, plan_kind, read_verified_as
 
 if TYPE_CHECKING:
+    from tuner.config.place import PlaceDecision
+    from tuner.config.serve import ServeDecision
+    from tuner.config.train import TrainDecision
     from tuner.goals.goal import Goal, StoredPlan
+    from tuner.goals.place import ExplainedPlacePlan
+    from tuner.goals.plan import AnyPlanned
+    from tuner.goals.serve import ExplainedServePlan
+    from tuner.goals.train import ExplainedPlan
     from tuner.verify.deployments.records import ServeVerified
     from tuner.verify.placement_records import PlaceVerified
     from tuner.verify.records import Verified
+
+    Explained = ExplainedPlan | ExplainedServePlan | ExplainedPlacePlan
+    AnyVerified = Verified | ServeVerified | PlaceVerified
+    AnyGoal = Goal[
+        StoredPlan,
+        TrainDecision | ServeDecision | PlaceDecision,
+        AnyPlanned,
+        Explained,
+        AnyVerified,
+    ]
+    """The goal of any plan, to whose functions go values of that plan alone."""
 
 GOALS: Final[Mapping[str, str]] = {
     "train": "tuner.goals.train",
@@ -27,22 +45,22 @@ def kind_or_first(kind: str | None) -> str:
     return kind if kind is not None and kind in GOALS else next(iter(GOALS))
 
 
-def load_goal(kind: str) -> "Goal":
+def load_goal(kind: str) -> "AnyGoal":
     """Return the table of a goal.
 
     Raises:
         KeyError: there is no such goal.
     """
-    goal: Goal = import_module(GOALS[kind]).GOAL
+    goal: AnyGoal = import_module(GOALS[kind]).GOAL
     return goal
 
 
-def goal_of(plan: "StoredPlan") -> "Goal":
+def goal_of(plan: "StoredPlan") -> "AnyGoal":
     """Return the goal of a plan."""
     return load_goal(plan.goal.kind)
 
 
-def goal_of_folder(folder: AnyPath) -> "Goal":
+def goal_of_folder(folder: AnyPath) -> "AnyGoal":
     """Return the goal of the plan of a folder.
 
     Raises:
@@ -63,18 +81,13 @@ def read_any_plan(folder: AnyPath) -> "StoredPlan":
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
-    plan: StoredPlan = goal_of_folder(folder).read(plan_folder(folder))
-    return plan
+    return goal_of_folder(folder).read(plan_folder(folder))
 
 
-def read_verified(folder: AnyPath) -> "Verified | ServeVerified | PlaceVerified | None":
+def read_verified(folder: AnyPath) -> "AnyVerified | None":
     """Read the trials of a plan's folder, whatever its goal; None where nothing was verified.
 
     Raises:
         PlanUnreadableError: they are damaged, or there is no plan.
     """
-    goal, place = goal_of_folder(folder), plan_folder(folder)
-    verified: Verified | ServeVerified | PlaceVerified | None = read_verified_as(
-        goal.verified, place
-    )
-    return verified
+    return read_verified_as(goal_of_folder(folder).verified, plan_folder(folder))

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,9 +20,10 @@ from tuner.search.serve.prefix_reuse import recorded_prompts
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.spec_file import Keys
 
 
-def planned_keys(plan: ServePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
+def planned_keys(plan: ServePlan, keys: Keys, used: Path) -> PlannedSpec:
     """Return the keys of a plan's spec, with the paths of what it was made from."""
     goal, stored = keys["goal"], plan.goal
     if stored.traffic.trace is not None:

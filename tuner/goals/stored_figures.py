@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Unit = Literal["s", "bytes", "per_s", "money", "ratio"]
+Json = Mapping[str, Any]
+"""Object of a JSON file of any version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class StoredFigure:
     is_better_high: bool = False
 
 
-def train_figures(predicted: Mapping[str, Any]) -> Iterator[StoredFigure]:
+def train_figures(predicted: Json) -> Iterator[StoredFigure]:
     """Yield the step time and the highest peak of a rank."""
     yield _banded(predicted, "step_time_s", unit="s")
     memory = [float(size) for size in predicted["peak_memory_bytes"]]
@@ -36,7 +38,7 @@ def train_figures(predicted: Mapping[str, Any]) -> Iterator[StoredFigure]:
     )
 
 
-def serve_figures(predicted: Mapping[str, Any]) -> Iterator[StoredFigure]:
+def serve_figures(predicted: Json) -> Iterator[StoredFigure]:
     """Yield goodput, latencies, memory and cost."""
     yield StoredFigure(
         name="goodput_per_device",
@@ -58,7 +60,7 @@ def serve_figures(predicted: Mapping[str, Any]) -> Iterator[StoredFigure]:
         )
 
 
-def place_figures(predicted: Mapping[str, Any]) -> Iterator[StoredFigure]:
+def place_figures(predicted: Json) -> Iterator[StoredFigure]:
     """Yield imbalance and time of the expert layers, by workload."""
     bands = predicted.get("imbalance_band") or {}
     for workload, value in predicted["imbalance"].items():
@@ -77,7 +79,7 @@ def place_figures(predicted: Mapping[str, Any]) -> Iterator[StoredFigure]:
         )
 
 
-def _banded(predicted: Mapping[str, Any], name: str, *, unit: Unit) -> StoredFigure:
+def _banded(predicted: Json, name: str, *, unit: Unit) -> StoredFigure:
     band = _band(predicted.get(f"{name}_band"))
     return StoredFigure(name=name, value=float(predicted[name]), unit=unit, band=band)
 

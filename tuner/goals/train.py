@@ -1,7 +1,7 @@
 """Training runs, from the spec to the report."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tuner.config.train_words import short_decision, train_changes
 from tuner.goals.goal import (
@@ -23,6 +23,7 @@ from tuner.goals.wanted_sizes import train_sizes
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
+from tuner.spec.spec_file import Keys
 from tuner.verify.records import Verified
 
 
@@ -32,7 +33,7 @@ class ExplainedPlan(Plan):
     why: Why
 
 
-def _spec(plan: Plan, keys: dict[str, Any], used: Path) -> PlannedSpec:
+def _spec(plan: Plan, keys: Keys, used: Path) -> PlannedSpec:
     pools = pools_of(keys)
     for position, pool in enumerate(pools):
         pool.pop("profile", None)

@@ -6,17 +6,17 @@
 A scenario that cannot be read or planned is an `error` of its own; the others go on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 from profilers.errors import ProfilerError
 from tuner.errors import PlanUnreadableError, SpecError, TunerError
 from tuner.goals.registry import GOALS
+from tuner.goals.stored_figures import Json
 from tuner.regress.baseline import Baseline, read_accepted, read_baseline
 from tuner.regress.observed import plan_facts
 from tuner.regress.profile_check import measurement_findings
@@ -26,8 +26,6 @@ from tuner.regress.scenarios import SPEC_NAME, Checks, Scenario, read_checks
 from tuner.regress.versions import OtherVersion
 from tuner.regress.workers import OWN_TREE, Limits, Planner, PlanningJob, PlanResult
 from tuner.spec.kind import goal_kind
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

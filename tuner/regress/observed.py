@@ -11,15 +11,12 @@ Every planner minimises its objective. The spec is what the plan was made for: m
 limits and targets, without paths, which differ between checkouts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tuner.goals.goal import Goal
 from tuner.goals.registry import load_goal
-from tuner.goals.stored_figures import StoredFigure
-
-Json = Mapping[str, Any]
+from tuner.goals.stored_figures import Json, StoredFigure
 
 SPEC_FIELDS: Final = ("model", "cluster", "goal", "search", "emit")
 PATHS: Final = frozenset({"path", "profile", "link_matrix", "current", "trace", "name"})
@@ -98,7 +95,7 @@ def plan_facts(plan: Json) -> PlanFacts:
         figures=tuple(goal.stored_figures(predicted) if predicted else ()),
         terms_s={name: float(value) for name, value in predicted.get("breakdown_s", {}).items()},
         runners_up=tuple(
-            _runner_up(goal, runner_up)
+            _runner_up(goal.stored_figures, runner_up)
             for name in ("alternatives", "variants")
             for runner_up in plan.get(name, ())
         ),
@@ -135,9 +132,9 @@ def spec_differences(
         yield at, accepted, current
 
 
-def _runner_up(goal: Goal, alternative: Json) -> RunnerUp:
+def _runner_up(figures_of: Callable[[Json], Iterator[StoredFigure]], alternative: Json) -> RunnerUp:
     predicted = alternative.get("predicted")
-    first = next(goal.stored_figures(predicted), None) if predicted else None
+    first = next(figures_of(predicted), None) if predicted else None
     return RunnerUp(
         decision=alternative["decision"],
         price=None if first is None else first.value,

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.goals.stored_figures import StoredFigure
-from tuner.regress.observed import Json, PlanFacts, spec_differences
+from tuner.goals.stored_figures import Json, StoredFigure
+from tuner.regress.observed import PlanFacts, spec_differences
 from tuner.regress.records import AcceptedChange, ScenarioVerdict
 from tuner.regress.words import (
     decision_words,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tuner.goals.stored_figures import StoredFigure
-from tuner.regress.observed import Json, PlanFacts, spec_differences
+from tuner.goals.stored_figures import Json, StoredFigure
+from tuner.regress.observed import PlanFacts, spec_differences
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_FIELDS: Final = 3

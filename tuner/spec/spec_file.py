@@ -15,9 +15,11 @@ from tuner.spec.yaml_text import parse_yaml
 
 File = TypeVar("File", bound=Record)
 Truth = tuple[tuple[str | int, ...], bool]
+Keys = dict[str, Any]
+"""Keys with values, e.g. of a YAML file."""
 
 
-def read_spec_keys(path: Path) -> dict[str, Any]:
+def read_spec_keys(path: Path) -> Keys:
     """Read the keys of a spec.
 
     Raises:
@@ -31,7 +33,7 @@ def read_spec_keys(path: Path) -> dict[str, Any]:
     return raw
 
 
-def validate_spec(raw: dict[str, Any], path: Path, kind: type[File]) -> File:
+def validate_spec(raw: Keys, path: Path, kind: type[File]) -> File:
     """Validate the keys against one kind of spec; paths become relative to the file's folder.
 
     Raises:
