@@ -22,7 +22,7 @@ from profilers.arrays import Arrays
 from tests.benchmarks.bars import parse, say
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import build_machines
-from tuner.catalog.registry import serve_traits
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.ops import Op
 from tuner.prices.serve.machine import LOAD, ServingMachine
 from tuner.prices.serve.work import BYTES
@@ -74,7 +74,7 @@ def _errors(machine: ServingMachine, rows: int) -> Iterator[tuple[tuple[str, ...
         for table in machine.tables.read(operation):
             newest[table.software] = table
         for software, table in newest.items():
-            spoilt = serve_traits()[software].spoilt_gemms if operation == "gemm" else ()
+            spoilt = ENGINE_TRAITS[software].spoilt_gemms if operation == "gemm" else ()
             for op, seconds in _drawn(table, rows):
                 if op.dtype in spoilt:
                     continue

@@ -31,7 +31,7 @@ from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.errors import TunerError
 from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.registry import READERS, read_serving_text
-from tuner.spec.serving.read import read_serve_spec
+from tuner.goals.serve_spec import read_serve_spec
 
 MODELS = Path(__file__).parents[2] / "examples/models"
 _SPEC: Final = f"""schema_version: 1

@@ -33,6 +33,7 @@ from tests.expect import present
 from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option
@@ -42,7 +43,6 @@ from tuner.search.serve.solve_mode import build_serve_problem, planned_routers, 
 from tuner.search.serve.to_plan import to_decision, to_prediction
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.read import read_serve_spec
 
 CHECKOUT: Final = Path(__file__).parents[2]
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"

@@ -23,11 +23,11 @@ from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
-from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.traits import Batching
 from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.iteration import Iteration
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.modes.aggregated import simulate_aggregated_mode
@@ -64,7 +64,7 @@ def is_plain(launch: PublishedLaunch) -> bool:
 def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
     """Return a row's launch as a plan would state it."""
     degrees = launch.sides[0].degrees
-    traits = serve_traits()[launch.engine]
+    traits = ENGINE_TRAITS[launch.engine]
     concurrency = -(-launch.concurrency // degrees.attention_data)
     step_tokens = launch.step_tokens or traits.step_tokens
     is_chunked = traits.batching is not Batching.WHOLE
@@ -74,7 +74,7 @@ def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
         decoder=launch.decoder,
         formats=launch.formats,
         degrees=degrees,
-        engine=launch.engine,
+        traits=ENGINE_TRAITS[launch.engine],
         machine=machine,
     )
     memory_bytes = float(machine.sheet.memory_bytes)

@@ -28,7 +28,7 @@ from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.instance import build_inputs, price_option, simulate_load
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
-from tuner.spec.serving.read import read_serve_spec
+from tuner.goals.serve_spec import read_serve_spec
 
 HERE = Path(__file__).parent
 DATA = HERE / "data" / "serving_bursts.csv"

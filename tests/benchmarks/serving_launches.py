@@ -23,7 +23,7 @@ from tuner.estimate.serving.estimate import estimate_serving, pool_named, surrou
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
-from tuner.spec.serving.read import read_serve_spec
+from tuner.goals.serve_spec import read_serve_spec
 
 DATA = Path(__file__).with_name("data") / "serving_launches.json"
 MODELS = Path(__file__).parents[2] / "examples/models"

@@ -11,6 +11,7 @@ from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.tables import build_machines
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 
 GENERATIONS: Final = ("hopper", "blackwell")
@@ -44,7 +45,9 @@ def datasheet_rows(predicted: PredictedLaunches) -> Iterator[Row]:
     """Yield the same launches priced from datasheets only."""
     launches = [pair.launch for pair in predicted.pairs if pair.launch.generation in GENERATIONS]
     for system in sorted({launch.system for launch in launches}):
-        machine = ServingMachine(sheet=find_device(SYSTEMS[system]), tables=None)
+        machine = ServingMachine(
+            engines=ENGINE_TRAITS, sheet=find_device(SYSTEMS[system]), tables=None
+        )
         predictor = Predictor(machines={system: machine})
         for launch in launches:
             if launch.system == system:

@@ -44,10 +44,10 @@ from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.benchmark_requests import NAME
 from tuner.engines.serve_writers import emit_all_serving
 from tuner.goals.serve_plan import plan_deployment
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.plans.serve import VerifiedServing
 from tuner.search.settings import SearchSettings
 from tuner.simulate.serving.prefix_hits import by_prefix, in_turn, prefix_hits
-from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import RouterPolicy
 from tuner.spec.serving.traces import Blocks
 

@@ -35,7 +35,7 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
-from tuner.spec.serving.read import read_serve_spec
+from tuner.goals.serve_spec import read_serve_spec
 
 DATA = Path(__file__).with_name("data")
 MODELS = Path(__file__).parents[2] / "examples/models"
@@ -141,7 +141,7 @@ def _predict(row: Mapping[str, str]) -> tuple[str, dict[str, float]]:
 def _loaded_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: int) -> float:
     """Return what vLLM's log counts as loaded beside weights."""
     kinds = {one.attention.kind for one in iteration.decoder.layers}
-    is_made = iteration.engine == "vllm" and AttentionKind.SPARSE_LATENT in kinds
+    is_made = iteration.traits.name == "vllm" and AttentionKind.SPARSE_LATENT in kinds
     if not is_made or iteration.machine.sheet.generation is not Generation.HOPPER:
         return 0.0
     longest *= iteration.formats.kv == "fp8"

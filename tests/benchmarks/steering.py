@@ -41,10 +41,10 @@ from tests.benchmarks.processor_deployments import CHECKOUT, MODEL
 from tests.benchmarks.processor_deployments import STORED as KERNELS
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import price_serving_pools
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.search.serve.simulation import InstanceGroup, latency_of
 from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.deployments.space import ERROR
 from tuner.verify.records import PricedPoint
 from tuner.verify.search import PriorSampler

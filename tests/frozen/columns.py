@@ -38,7 +38,6 @@ from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_ro
 from tests.tuner.formulas import Formulas
 from tuner import api
 from tuner.catalog.capabilities import launchable
-from tuner.catalog.serve_capabilities import release_on
 from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.serve import Role
@@ -50,8 +49,10 @@ from tuner.costs.train.calibration import shipped
 from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.step import price_step
+from tuner.engines.serving.releases import release_on
 from tuner.errors import OutsideProfileError
 from tuner.goals.serve_plan import price_serving_pool as site_of_server
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
@@ -70,7 +71,7 @@ from tuner.search.train.candidates import Candidates
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.read import read_spec
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.spec import Spec
 
 Floats = npt.NDArray[np.float64]
@@ -689,7 +690,7 @@ def _weighed(question: ServeProblem) -> list[Option]:
             (serving_pool,),
             decoder=question.decoder,
             formats=question.formats,
-            engine=release_on(spec.goal, serving_pool.pool).name,
+            traits=release_on(spec.goal, serving_pool.pool).traits,
             demand=question.demand,
             roles=(Role.AGGREGATED, Role.PREFILL, Role.DECODE),
             choices=dataclasses.replace(

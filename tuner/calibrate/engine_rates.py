@@ -66,7 +66,7 @@ def predicted_steps(steps: EngineSteps, machine: ServingMachine, rates: ReachedR
             decoder=decoder_of(steps.model),
             formats=_BF16,
             degrees=InstanceDegrees(attention_tensor=tensor, moe_tensor=tensor),
-            engine=steps.engine,
+            traits=machine.engines[steps.engine],
             machine=reached_machine(machine, rates),
         )
         prompt_Q = np.array([float(prompt.tokens) for prompt in launch.prompts])

@@ -6,15 +6,15 @@
     metrics.py        `read`: step times in its output; `METRICS` in capabilities.py names it
     kv.py             pages and transfers of the KV caches of a serving engine
 
-A serving engine has `TRAITS` and `RELEASES` in capabilities.py; `server` in write.py, and there
+A serving engine has `RELEASES` in capabilities.py, each with the engine's traits (they are found in
+tuner/engines/serving/releases.py); `server` in write.py, and there
 `command_files` where its command reads files, and `DYNAMO` where Dynamo has it; `SERVER`, `read`
 and `knob_flags` in read.py. Its folder has the engine's name; a plugin has a folder of its own. An
 engine that takes a placement has `PLACE_TARGET` in capabilities.py, and `emit` in placement.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Final, get_args
@@ -22,8 +22,6 @@ from typing import Final, get_args
 from tuner.catalog.manifest import Capabilities
 from tuner.catalog.place_rules import PlaceTarget
 from tuner.catalog.saved_bytes import SavedBytes
-from tuner.catalog.serve_rules.manifest import ServingCapabilities
-from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.spec.serving.goal import EngineName
 from tuner.spec.tune import Adapters
 
@@ -97,18 +95,6 @@ def train_targets() -> Iterator[tuple[str, Target]]:
     for folder in TRAIN_ENGINES:
         for target in engine_file(folder, "capabilities").TARGETS:
             yield folder, target
-
-
-def serve_releases() -> Iterator[ServingCapabilities]:
-    """Yield every release of every serving engine, on any vendor's devices."""
-    for folder in SERVE_ENGINES:
-        yield from engine_file(folder, "capabilities").RELEASES
-
-
-@cache
-def serve_traits() -> Mapping[str, EngineTraits]:
-    """Return every serving engine whatever its release, by the name users type."""
-    return {name: engine_file(name, "capabilities").TRAITS for name in get_args(EngineName)}
 
 
 def place_targets() -> Iterator[tuple[str, PlaceTarget]]:

@@ -26,7 +26,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",
     "place-plan": "tuner.plans.place:PlacePlan",
     "place-verified": "tuner.verify.placement_records:PlaceVerified",
-    "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
+    "serve-spec": "tuner.spec.serving.spec:ServeSpecFile",
     "serve-plan": "tuner.plans.serve:ServePlan",
     "serve-verified": "tuner.verify.deployments.records:ServeVerified",
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_args
 
-from tuner.catalog.serve_capabilities import ENGINES, engine_manifest
 from tuner.draft.draft import (
     HEAD,
     MACHINES,
@@ -21,12 +20,13 @@ from tuner.draft.draft import (
     path_text,
 )
 from tuner.engines.serve_writers import SERVE_EMITTERS
+from tuner.engines.serving.releases import ENGINES, engine_manifest
 from tuner.errors import SpecError, TunerError
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.spec.files import home_expanded
 from tuner.spec.huggingface.quantization import released_quantization
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.goal import Engine, ServeGoal
-from tuner.spec.serving.read import read_serve_spec
 from tuner.units import parse_per_s, parse_seconds
 
 

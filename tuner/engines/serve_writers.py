@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
-from tuner.catalog.serve_capabilities import (
-    ENGINES,
-    main_release,
-    releases_by_pool,
-    target_refusals,
-)
 from tuner.catalog.serve_rules.rules import refusals
 from tuner.engines.files import EmittedFile
 from tuner.engines.serving.islands import FRONT, front_files, island_parts, of_pools_used
 from tuner.engines.serving.placement import ServedPlacement, served_placement_for
+from tuner.engines.serving.releases import (
+    ENGINES,
+    release_on,
+    releases_by_pool,
+    target_refusals,
+)
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import VerifiedServing
@@ -58,7 +58,7 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
     )
     return (
         *refusals(
-            main_release(plan.goal, plan.cluster),
+            release_on(plan.goal, plan.cluster.pools[0]),
             verified.decision,
             model=plan.model,
             goal=plan.goal,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from profilers.store import read_header
-from tuner.catalog.serve_capabilities import release_on
 from tuner.config.serve import Instances
 from tuner.costs.serve.engine_steps import (
     EngineSteps,
@@ -25,12 +24,13 @@ from tuner.devices.datasheet import Generation
 from tuner.engines.serve_writers import unlaunchable
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_plan import Deployed, plan_deployment
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.paths import AnyPath
 from tuner.plans.serve import VerifiedServing
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Slo
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.serving.traffic import Traffic
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.launcher import (
@@ -128,7 +128,7 @@ def profile_engine(
     shutil.rmtree(launches, ignore_errors=True)
     steps = EngineSteps(
         engine=spec.goal.engine_on(group.pool).name,
-        release=release_on(spec.goal, pool).release,
+        release=spec.releases[pool.name].release,
         device=header.machine.device,
         command=command,
         model=spec.model,
@@ -155,12 +155,13 @@ def _smallest(spec: ServeSpec, profile: Path) -> Deployed:
             " priced by kernel tables, see --profile of moetune plan"
         )
     cluster = spec.cluster.model_copy(update={"pools": pools[:1], "links": ()})
+    releases = {pools[0].name: spec.releases[pools[0].name]}
     traffic = Traffic(concurrency=max(SEQUENCES), input_tokens=max(PASTS), output_tokens=64)
     goal = spec.goal.model_copy(
         update={"modes": ("aggregated",), "slo": Slo(), "objective": "devices", "traffic": traffic}
     )
     return plan_deployment(
-        replace(spec, goal=goal, cluster=cluster),
+        replace(spec, goal=goal, cluster=cluster, releases=releases),
         (profile,),
         settings=SearchSettings(time_limit_s=TIME_LIMIT_S),
     )

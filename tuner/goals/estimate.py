@@ -104,8 +104,8 @@ def estimate_serving(
     from tuner.estimate.serving.estimate import pool_named, surroundings
     from tuner.estimate.serving.registry import read_serving_launch
     from tuner.goals.serve_plan import price_serving_pool
+    from tuner.goals.serve_spec import read_serve_spec
     from tuner.spec.serving.goal import Engine
-    from tuner.spec.serving.read import read_serve_spec
 
     spec = read_serve_spec(spec_path, any_release=True)
     named_pool = pool_named(spec, pool)

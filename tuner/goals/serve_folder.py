@@ -37,7 +37,7 @@ from tuner.plans.folder import (
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.spec.files import LARGEST_FILE_BYTES
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
 
 WAIVED = "predicted only; nothing was launched"

@@ -13,7 +13,6 @@ from profilers.store import holds_profile, read_header, read_profile
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.calibrate.engine_rates import fit_rates
-from tuner.catalog.serve_capabilities import release_on
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.costs.serve.engine_steps import EngineSteps, read_engine_steps
 from tuner.costs.serve.kv_profile import conversion_prices
@@ -22,9 +21,11 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.devices.catalogue import CPU
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.devices.measured import measured_sheet
+from tuner.engines.serving.releases import ENGINE_TRAITS, release_on
 from tuner.errors import SpecError
 from tuner.goals.profiles import is_plan_of, stored_profile
 from tuner.goals.serve_kernels import installed_notes, kernel_hashes
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
 from tuner.plans.folder import read_verified_as
@@ -40,7 +41,7 @@ from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.units import format_bytes, format_counted
 from tuner.verify.deployments.records import ServeVerified
 
@@ -255,7 +256,7 @@ def price_serving_pool(
     profiles = tuple(map(stored_profile, profiles))
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:
-        machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
+        machine, origin = ServingMachine(sheet=sheet, tables=None, engines=ENGINE_TRAITS), DATASHEET
     else:
         machines, origins = build_machines((system,), (*pool_profiles, *profiles))
         machine, origin = machines[system], origins[system]
@@ -300,7 +301,7 @@ def _profiled_pool(
     if folder is None and not needs_profile:
         return ServingPool(
             pool=pool,
-            machine=ServingMachine(sheet=CPU, tables=None),
+            machine=ServingMachine(sheet=CPU, tables=None, engines=ENGINE_TRAITS),
             memory_bytes=float(pool.memory_per_device or CPU.memory_bytes),
             source=DATASHEET,
         )
@@ -318,10 +319,15 @@ def _profiled_pool(
     sheet = measured.model_copy(update={"scale_out_bytes_per_s": rate})
     steps = read_engine_steps(path)
     if steps is not None and release is not None and _is_of(steps, release):
-        rated = ServingMachine(sheet=sheet, tables=None)
+        rated = ServingMachine(sheet=sheet, tables=None, engines=ENGINE_TRAITS)
         machine: ServingMachine = reached_machine(rated, fit_rates(steps, rated))
     else:
-        machine = ProfiledMachine(sheet=sheet, tables=None, curves=fit_rows(profile.measurements))
+        machine = ProfiledMachine(
+            sheet=sheet,
+            tables=None,
+            engines=ENGINE_TRAITS,
+            curves=fit_rows(profile.measurements),
+        )
     return ServingPool(
         pool=pool,
         machine=machine,

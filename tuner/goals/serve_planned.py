@@ -11,6 +11,7 @@ from tuner.goals.goal import PlannedSpec, pools_of, profiled_memory, use_planned
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.serve_kernels import kernels_changed
 from tuner.goals.serve_plan import PROFILE, price_serving_pools
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.serve import ServePlan, ServePrediction
@@ -19,7 +20,7 @@ from tuner.search.serve.planned_instances import at_planned_rate, batch_neighbou
 from tuner.search.serve.prefix_reuse import recorded_prompts
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.spec_file import Keys
 
 

@@ -26,7 +26,7 @@ from tuner.search.serve.planned_instances import planned_groups, simulate_planne
 from tuner.search.serve.simulation import latency_of
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 FACTORS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Factors on the planned traffic."""

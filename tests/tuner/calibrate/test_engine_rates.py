@@ -9,10 +9,11 @@ from tests.tuner.models import example_model
 from tuner.calibrate.engine_rates import first_rates, fit_rates, measured_steps, predicted_steps
 from tuner.costs.serve.engine_steps import DecodePoint, EngineSteps, LaunchSteps, PromptPoint
 from tuner.devices.catalogue import CPU
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.reached import ReachedRates
 
-MACHINE = ServingMachine(sheet=CPU, tables=None)
+MACHINE = ServingMachine(engines=ENGINE_TRAITS, sheet=CPU, tables=None)
 TRUE = ReachedRates(
     gemm_flop_per_s=150e9,
     expert_flop_per_s=78e9,

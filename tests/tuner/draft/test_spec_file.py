@@ -13,9 +13,9 @@ from tuner.draft import place, serve, train
 from tuner.draft.place import parse_workloads
 from tuner.draft.spec_file import draft_spec, fill_values, temporary_spec
 from tuner.errors import SpecError
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.spec.files import home_expanded
 from tuner.spec.read import read_spec
-from tuner.spec.serving.read import read_serve_spec
 
 DRAFTS = (train.DRAFT, serve.DRAFT, place.DRAFT)
 ROOT = Path(__file__).parents[3]

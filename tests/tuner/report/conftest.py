@@ -18,6 +18,7 @@ from tuner.errors import EnvironmentMissingError
 from tuner.goals.place_folder import write_place_plan
 from tuner.goals.place_plan import place
 from tuner.goals.registry import goal_of_folder
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.goals.train_folder import write_plan
 from tuner.plans.serve import (
     Latency,
@@ -33,7 +34,6 @@ from tuner.plans.serve import (
 from tuner.report.content import Report
 from tuner.report.page import page_html
 from tuner.report.picture import browser_path
-from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 VOID: Final = frozenset({"meta", "link", "input", "br", "hr", "img"})

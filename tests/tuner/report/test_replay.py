@@ -15,7 +15,7 @@ from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.replay import QUANTILES, Replay, replayed
 from tuner.search.serve.planned_instances import at_planned_rate
 from tuner.spec.serving.goal import Percentiles
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 SPEC = """
 schema_version: 1

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from tuner.errors import PlanUnreadableError, SpecError
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import PLAN_NAME
 from tuner.spec.read import read_spec
-from tuner.spec.serving.read import read_serve_spec
 
 SERVING = Path(__file__).parents[3] / "examples" / "serving" / "mixed-pool.yaml"
 

@@ -15,12 +15,12 @@ from functools import cache
 from typing import Final
 
 from tuner.backtest.known_models import find_model
-from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.work import BYTES
 from tuner.units import format_bytes
 
@@ -147,7 +147,7 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
         MissingError: a column that a prediction needs is blank, odd or not known.
     """
     engine = _text(cells, "backend")
-    if engine not in serve_traits():
+    if engine not in ENGINE_TRAITS:
         raise MissingError(f"backend {engine[:40]!r} is none that is modelled")
     system = _text(cells, "system")
     if system not in SYSTEMS:

@@ -17,13 +17,13 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.serving.launches import PublishedLaunch, RoleWorkers
-from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.traits import Batching
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
 from tuner.costs.serve.memory import kv_bytes_per_token, state_bytes_per_request
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.client import (
@@ -81,7 +81,7 @@ class Predictor:
             decoder=launch.decoder,
             formats=launch.formats,
             degrees=side.degrees,
-            engine=launch.engine,
+            traits=ENGINE_TRAITS[launch.engine],
             machine=self.machines[launch.system],
             sequence_s=launch.sequence_s,
             experts_table=launch.experts_table,
@@ -164,13 +164,13 @@ class Predictor:
         return mean_latency(served, launch, estimated=tuple(sorted(priced.estimated)))
 
     def _rules(self, launch: PublishedLaunch, iteration: Iteration, concurrency: int) -> Rules:
-        traits = serve_traits()[launch.engine]
+        traits = ENGINE_TRAITS[launch.engine]
         longest = launch.input_tokens + launch.output_tokens
         step_tokens = launch.step_tokens or traits.step_tokens
         if traits.batching is Batching.WHOLE:
             step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
         return engine_rules(
-            launch.engine,
+            traits,
             step_tokens=step_tokens,
             poll_steps=launch.poll_steps,
             kv_tokens=cache_tokens(
@@ -224,7 +224,7 @@ def mean_latency(
     """Return means as a client sees them."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
     client = ClientOverhead(
-        overhead_s=serve_traits()[launch.engine].client_s, stream_steps=launch.stream_steps
+        overhead_s=ENGINE_TRAITS[launch.engine].client_s, stream_steps=launch.stream_steps
     )
     ttft_s = float(np.mean(client_observed_ttft_s(served, client=client)))
     return MeanLatency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

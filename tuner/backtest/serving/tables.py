@@ -14,6 +14,7 @@ from profilers.imports.aiconfigurator_arrays import holds_system, read_system
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.devices.catalogue import find_device, profile_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.errors import SpecError
 from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.tables import KernelTables
@@ -51,7 +52,7 @@ def build_machines(
         ]
         read, origin = _reader(system, device_profiles, folders)
         tables = None if read is None else KernelTables(system=system, read=read)
-        machines[system] = ServingMachine(sheet=sheet, tables=tables)
+        machines[system] = ServingMachine(sheet=sheet, tables=tables, engines=ENGINE_TRAITS)
         origins[system] = origin
     return machines, origins
 

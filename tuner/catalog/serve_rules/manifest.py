@@ -22,6 +22,7 @@ from tuner.catalog.serve_rules.kv_cache import (
 )
 from tuner.catalog.serve_rules.models import ServedModels
 from tuner.catalog.serve_rules.routers import NGINX, RouterCapabilities
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.devices.datasheet import Generation, Vendor
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
@@ -60,8 +61,8 @@ between machines (deepseek-ai/DeepEP, README, Requirements)."""
 class ServingCapabilities:
     """Features that one release has."""
 
-    name: str
-    """Name in `goal.engine.name`."""
+    traits: EngineTraits
+    """The engine, whatever its release."""
     release: str
     source: str
     """Source of the facts."""
@@ -168,6 +169,11 @@ class ServingCapabilities:
     """Prefill chunks are whole pages."""
     afd: AfdCapabilities | None = None
     """Attention-FFN disaggregation; None: not supported."""
+
+    @property
+    def name(self) -> str:
+        """Name in `goal.engine.name`."""
+        return self.traits.name
 
     @property
     def title(self) -> str:

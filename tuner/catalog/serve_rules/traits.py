@@ -176,6 +176,8 @@ class MemoryRule:
 class EngineTraits:
     """One engine; its seconds are from public benchmarks of releases of 2025 and early 2026."""
 
+    name: str
+    """Name in `goal.engine.name`."""
     batching: Batching
     step_tokens: int
     """Token budget of a step that holds prompts, in the InferenceX recipes

@@ -35,7 +35,6 @@ from typing import Final
 
 import numpy as np
 
-from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.catalog.serve_rules.traits import EngineTraits, MemoryRule
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
@@ -124,7 +123,7 @@ class Iteration:
     decoder: Decoder
     formats: Formats
     degrees: InstanceDegrees
-    engine: str
+    traits: EngineTraits
     machine: ServingMachine
     sequence_s: float = 0.0
     """Seconds of host work per running sequence and step, unless the machine's host was
@@ -240,7 +239,7 @@ class Iteration:
                     formats=self.formats,
                     tensor=self.degrees.attention_tensor,
                     machine=self.machine,
-                    software=self.engine,
+                    software=self.traits.name,
                     state_bytes=states.element_bytes(self.decoder.architecture),
                     context=self.degrees.context,
                     side_context=self.degrees.side_context,
@@ -437,7 +436,7 @@ class Iteration:
             m_Q * self.busy_ranks,
             tensor=self.degrees.moe_tensor,
             expert=self.degrees.expert,
-            software=self.experts_table or self.engine,
+            software=self.experts_table or self.traits.name,
             # Second copies are placed where loads are uneven, to level them.
             load=BALANCED if self.redundant_experts else LOAD,
             copies=self.computed_copies,
@@ -493,7 +492,9 @@ class Iteration:
         return up_Q + self._gemm_s(m_Q, n=hidden, k=width, dtype=dtype)
 
     def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
-        return self.machine.seconds(replace(gemm(m_Q, n, k, dtype=dtype), software=self.engine))
+        return self.machine.seconds(
+            replace(gemm(m_Q, n, k, dtype=dtype), software=self.traits.name)
+        )
 
     def _small_s(self, m_Q: Floats, count: int) -> Floats:
         moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
@@ -519,7 +520,7 @@ class Iteration:
             top_k=self.computed_copies,
             ranks=self.degrees.attention_tensor * self.degrees.attention_data,
             a2a_backend=self.a2a_backend,
-            software=self.engine,
+            software=self.traits.name,
         )
         return traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
 
@@ -527,7 +528,9 @@ class Iteration:
         return self._passed_s(kind, ELEMENT_BYTES * m_Q * self.decoder.hidden, ranks)
 
     def _passed_s(self, kind: str, moved_Q: Floats, ranks: int) -> Floats:
-        return self.machine.seconds(collective(kind, moved_Q, ranks=ranks, software=self.engine))
+        return self.machine.seconds(
+            collective(kind, moved_Q, ranks=ranks, software=self.traits.name)
+        )
 
     def head_s(self, n_Q: Floats) -> Floats:
         """The head for n sequences, the gathering of its logits, and the host's work on them."""
@@ -622,11 +625,6 @@ class Iteration:
         width = self.decoder.streams * self.decoder.hidden
         moved_Q = ELEMENT_BYTES * m_Q * width / self.degrees.attention_tensor
         return hops * self.machine.message_s(moved_Q, is_inside=is_inside)
-
-    @property
-    def traits(self) -> EngineTraits:
-        """Return the traits of the engine, such as how it batches."""
-        return serve_traits()[self.engine]
 
     @cached_property
     def memory_rule(self) -> MemoryRule:

@@ -100,7 +100,8 @@ class SharedMachine(ServingMachine):
             "compute_units": max(round(ratio * sheet.compute_units), 1),
             "memory_bytes_per_s": self._drawn_ratio * sheet.memory_bytes_per_s,
         }
-        return ServingMachine(sheet=sheet.model_copy(update=changes), tables=None)
+        changed = sheet.model_copy(update=changes)
+        return ServingMachine(sheet=changed, tables=None, engines=self.engines)
 
     @property
     def saturating_ratio(self) -> float:
@@ -165,7 +166,11 @@ def on_share(iteration: Iteration, share: DeviceShare) -> SharedIteration:
     """Return the engine on that share of its devices."""
     whole = iteration.machine
     machine = SharedMachine(
-        sheet=whole.sheet, tables=whole.tables, estimated=whole.estimated, share=share
+        sheet=whole.sheet,
+        tables=whole.tables,
+        engines=whole.engines,
+        estimated=whole.estimated,
+        share=share,
     )
     known = {field.name: getattr(iteration, field.name) for field in fields(Iteration)}
     return SharedIteration(**{**known, "machine": machine})
@@ -174,7 +179,7 @@ def on_share(iteration: Iteration, share: DeviceShare) -> SharedIteration:
 def drawn_ratio(iteration: Iteration, *, tokens: float, seconds: float) -> float:
     """Share of the memory bandwidth that a prompt draws: its weights' and activations' bytes."""
     machine = iteration.machine
-    traffic = _Traffic(sheet=machine.sheet, tables=None, estimated=set())
+    traffic = _Traffic(sheet=machine.sheet, tables=None, engines={}, estimated=set())
     known = {field.name: getattr(iteration, field.name) for field in fields(Iteration)}
     counting = Iteration(**{**known, "machine": traffic})
     parts = counting.linear_parts(np.array([tokens]))

@@ -3,10 +3,10 @@
 from typing import Final, Protocol
 
 from tuner.catalog.registry import engine_file
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.engines.files import EmittedFile
 from tuner.engines.serving.command import ServerCommand, variables
 from tuner.engines.serving.placement import ServedPlacement
+from tuner.engines.serving.releases import ENGINES
 from tuner.engines.serving.shape import GroupShape, group_shapes, needs_draft_model
 from tuner.plans.serve import VerifiedServing
 

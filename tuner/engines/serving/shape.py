@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tuner.catalog.serve_capabilities import pool_vendor, release_on
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.catalog.serve_rules.steps import cache_kind
@@ -18,6 +17,7 @@ from tuner.catalog.serve_rules.vendor_pairs import portable_backend
 from tuner.catalog.serve_rules.vendors import TRAITS, VendorTraits
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.devices.datasheet import Vendor
+from tuner.engines.serving.releases import pool_vendor, release_on
 from tuner.plans.serve import VerifiedServing
 from tuner.spec.cluster import Pool
 

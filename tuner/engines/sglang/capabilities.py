@@ -184,6 +184,7 @@ such a prompt makes in other outputs and 1.5 of their steps (ten launches of sgl
 docs/autoregressive, SGLang 0.5.6 to 0.5.9)."""
 
 TRAITS: Final = EngineTraits(
+    name="sglang",
     batching=Batching.PREFILL_FIRST,
     step_tokens=16384,
     scheduler_s=0.5e-3,
@@ -271,7 +272,7 @@ _ONE_STAGE: Final = frozenset(
 qwen3_next.py asserts one."""
 
 SGLANG_0_5_23: Final = ServingCapabilities(
-    name="sglang",
+    traits=TRAITS,
     release="0.5.23",
     source="sglang 0.5.23 (wheel), docs.sglang.io",
     image="lmsysorg/sglang:v0.5.23",

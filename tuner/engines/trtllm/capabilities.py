@@ -49,6 +49,7 @@ from tuner.engines.trtllm.kv import PAGES, TRANSFERS
 from tuner.spec.serving.routers import RouterPolicy
 
 TRAITS: Final = EngineTraits(
+    name="trtllm",
     batching=Batching.WHOLE,
     step_tokens=8192,
     scheduler_s=0.5e-3,
@@ -130,7 +131,7 @@ AutoDeploy alone. _torch/models/_arch_index.py of the main branch has Kimi Linea
 
 TRTLLM_1_3: Final = ServingCapabilities(
     is_mpi_job=True,
-    name="trtllm",
+    traits=TRAITS,
     release="1.3.0rc27",
     source="nvidia.github.io/TensorRT-LLM/1.3.0rc27, github.com/NVIDIA/TensorRT-LLM",
     image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc27",

@@ -135,6 +135,7 @@ _UP_TO_0_13: Final = replace(_UP_TO_0_16, since=(0, 11), mxfp4_multiples={})
 _BEFORE_0_11: Final = replace(_UP_TO_0_13, counts_communicators=True)
 
 TRAITS: Final = EngineTraits(
+    name="vllm",
     batching=Batching.CHUNKED,
     step_tokens=8192,
     scheduler_s=1.0e-3,
@@ -231,7 +232,7 @@ vLLM takes the rank from the header X-data-parallel-rank (v1/engine/core_client.
 it counts the engines that `/metrics` lists (src/routers/http/dp_utils.rs), whatever the option."""
 
 VLLM_0_33: Final = ServingCapabilities(
-    name="vllm",
+    traits=TRAITS,
     release="0.33.0",
     source="vllm 0.33.0 (source distribution)",
     image="vllm/vllm-openai:v0.33.0",

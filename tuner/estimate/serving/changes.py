@@ -34,14 +34,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tuner.catalog.registry import engine_file, serve_traits
-from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.registry import engine_file
 from tuner.catalog.serve_rules.afd import afd_refusals
 from tuner.catalog.serve_rules.rules import group_refusals
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
+from tuner.engines.serving.releases import ENGINE_TRAITS, release_on
 from tuner.estimate.serving.instance import (
     EstimateInputs,
     applied_share,
@@ -139,7 +139,7 @@ def _is_cache_bound(inputs: EstimateInputs) -> bool:
     if launch.role is Role.PREFILL:
         return False
     option = price_option(inputs, launch.setting)
-    fitting = most_running(option.kv_tokens, demand, engine=option.iteration.engine)
+    fitting = most_running(option.kv_tokens, demand, traits=option.iteration.traits)
     ranks = inputs.instances * launch.setting.degrees.attention_data
     return fitting < min(option.running, math.ceil(demand.most_at_once / ranks))
 
@@ -213,7 +213,7 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[LaunchCha
         yield _moved(now, "drafts", draft_tokens=tokens)
     # A batch beyond what memory holds, or beyond the closed loop's concurrency, has no effect.
     option = price_option(inputs, now)
-    max_running = int(most_running(option.kv_tokens, inputs.demand, engine=option.iteration.engine))
+    max_running = int(most_running(option.kv_tokens, inputs.demand, traits=option.iteration.traits))
     concurrency = inputs.demand.concurrency
     if concurrency is not None:
         max_running = min(
@@ -315,7 +315,7 @@ def _contexts(
 ) -> Iterator[InstanceDegrees]:
     """Yield fewer context ranks, and more where the cache is what limits the launch."""
     copies = inputs.decoder.cache_copies(now.attention_tensor)
-    if copies == 1 or not serve_traits()[inputs.launch.engine].has_context:
+    if copies == 1 or not ENGINE_TRAITS[inputs.launch.engine].has_context:
         return
     more = (2 * now.context, copies) if not fits_now or _is_cache_bound(inputs) else ()
     for context in (now.context // 2, *more):
@@ -326,7 +326,7 @@ def _contexts(
 def _shared(inputs: EstimateInputs, degrees: InstanceDegrees) -> InstanceDegrees:
     """Return degrees with as many of the launch's context ranks as have equal keys."""
     copies = inputs.decoder.cache_copies(degrees.attention_tensor)
-    whole = serve_traits()[inputs.launch.engine].shares_side_caches
+    whole = ENGINE_TRAITS[inputs.launch.engine].shares_side_caches
     return degrees.sharing(math.gcd(degrees.context, copies), shares_side=whole)
 
 

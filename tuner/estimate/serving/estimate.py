@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from tuner.catalog.serve_capabilities import release_on
 from tuner.catalog.serve_rules.rules import ROLES
 from tuner.config.host_memory import HostMemory, host_memory
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import LatencyBand
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
+from tuner.engines.serving.releases import release_on
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import manifest_refusals, price_changes
 from tuner.estimate.serving.instance import (
@@ -40,7 +40,7 @@ from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s
 
 Advise = Callable[[EstimateInputs, ServingLoad | None], tuple[ServingChange, ...]]

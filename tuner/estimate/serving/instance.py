@@ -20,8 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from tuner.catalog.registry import engine_file, serve_traits
-from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.registry import engine_file
 from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.catalog.serve_rules.traits import MemoryFractionKind
 from tuner.config.serve import Instances, Role
@@ -43,6 +42,7 @@ from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.reading.weight_methods import check_bits
+from tuner.engines.serving.releases import ENGINE_TRAITS, release_on
 from tuner.errors import SpecError
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.search.serve.demand import (
@@ -80,7 +80,7 @@ from tuner.search.serve.simulation import (
     latency_of,
 )
 from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.units import format_bytes
 
 MOST_SHARE_HUNDREDTHS = 95
@@ -186,7 +186,7 @@ def build_inputs(
     longest = min(goal.max_model_len or model.max_position, model.max_position)
     return EstimateInputs(
         launch=launch,
-        spec=replace(spec, goal=goal),
+        spec=replace(spec, goal=goal, releases={serving_pool.pool.name: engine}),
         serving_pool=serving_pool,
         demand=_demand(goal, launch, longest=longest, instances=instances),
         decoder=replace(decoder_of(model), vision_elements=0)
@@ -270,7 +270,7 @@ def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
     running = min(setting.running, MOST_RUNNING, _most_by_states(inputs, loaded, room))
     cache = _tokens(inputs, loaded, room, request_tokens=demand.held_tokens)
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
-    batch = float(min(running, most_running(cache, demand, engine=iteration.engine)))
+    batch = float(min(running, most_running(cache, demand, traits=iteration.traits)))
     batch_N = np.array([batch])
     rate, ttft_s, tpot_s = data / prompt.busy_s, prompt.latency_s, 0.0
     if role is Role.DECODE:
@@ -305,7 +305,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         decoder=inputs.decoder,
         formats=inputs.formats,
         degrees=setting.degrees,
-        engine=inputs.launch.engine,
+        traits=ENGINE_TRAITS[inputs.launch.engine],
         machine=inputs.serving_pool.machine,
         drafting=inputs.drafting(setting),
         two_batch_overlap=setting.two_batch_overlap,
@@ -314,7 +314,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
         graph_sequences=_graph_sequences(inputs, setting),
-        stream_s=serve_traits()[inputs.launch.engine].rank_stream_s(data) / setting.streamed_tokens,
+        stream_s=ENGINE_TRAITS[inputs.launch.engine].rank_stream_s(data) / setting.streamed_tokens,
         has_whole_graphs=setting.has_whole_graphs is True,
         exchanges_outputs=setting.exchanges_outputs,
         aligns_prompts=setting.aligns_prompts,
@@ -336,7 +336,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
 def _graph_sequences(inputs: EstimateInputs, setting: InstanceKnobs) -> float:
     """Return the sequences up to which a decode step has a graph, as stated or by memory."""
     sequences, engine = setting.graphed_sequences or setting.graph_sequences, inputs.launch.engine
-    if sequences is None and serve_traits()[engine].memory_rule(inputs.release).ratio is None:
+    if sequences is None and ENGINE_TRAITS[engine].memory_rule(inputs.release).ratio is None:
         find, bytes_ = engine_file(engine, "read").usual_captured, inputs.serving_pool.memory_bytes
         sequences = find(bytes_, devices=setting.degrees.devices)
     return math.inf if sequences is None else sequences
@@ -402,7 +402,7 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
     """Return how the engine divides a device's memory under the launch's settings."""
     ratio, rule = inputs.launch.memory_ratio, iteration.memory_rule
     if ratio is None and rule.ratio is None:
-        ratio = engine_file(iteration.engine, "read").own_memory_ratio(
+        ratio = engine_file(iteration.traits.name, "read").own_memory_ratio(
             iteration,
             setting,
             role=inputs.launch.role,

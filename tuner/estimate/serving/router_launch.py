@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tuner.catalog.registry import serve_releases
 from tuner.catalog.serve_rules.routers import (
     DYNAMO_FRONTEND,
     LEAST_THRESHOLD,
@@ -31,6 +30,7 @@ from tuner.config.serve import ServeRouter
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.serve_words import ServerFlags, server_flags
+from tuner.engines.serving.releases import EVERY_RELEASE
 from tuner.engines.trtllm.capabilities import TRTLLM_DISAGGREGATED
 from tuner.engines.vllm_ascend.capabilities import ASCEND_PROXY
 from tuner.errors import SpecError
@@ -58,7 +58,7 @@ def _program(*starts: tuple[str, ...]) -> ServerFlags:
 
 _GATEWAYS: Final = {
     router.name: (router, _program(*router.gateway.starts))
-    for release in serve_releases()
+    for release in EVERY_RELEASE
     for router in release.routers
     if router.gateway is not None and router.disaggregated
 }

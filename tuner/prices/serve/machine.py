@@ -24,8 +24,8 @@ from typing import Final
 
 import numpy as np
 
-from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.devices.datasheet import Datasheet, Vendor
 from tuner.prices.datasheet import SUSTAINED_RATIO
 from tuner.prices.ops import Op
@@ -36,7 +36,7 @@ from tuner.prices.serve.network_collectives import network_collective_s
 from tuner.prices.serve.rated_attention import rated_decode_s, rated_prompt_s
 from tuner.prices.serve.rated_experts import rated_experts_s
 from tuner.prices.serve.rated_gemm import rated_gemm_s
-from tuner.prices.serve.tables import A2aCurves, KernelTables, Key
+from tuner.prices.serve.tables import FASTEST, A2aCurves, KernelTables, Key
 from tuner.prices.serve.work import (
     UNEQUAL_HIDDEN,
     even_activated,
@@ -196,6 +196,8 @@ class ServingMachine:
 
     sheet: Datasheet
     tables: KernelTables | None
+    engines: Mapping[str, EngineTraits]
+    """Every engine, by its name, as tables and operations name their software."""
     host: HostTimes | None = None
     """Measured seconds of the host; None: as the engine's traits say, and clocks fall under
     load."""
@@ -249,7 +251,10 @@ class ServingMachine:
             return None
         if op.operation == "gemm":
             n, k = float(op.axes["n"]), float(op.axes["k"])
-            curve = self.tables.gemm(dtype=op.dtype, n=n, k=k, software=op.software)
+            traits = self.engines.get(op.software)
+            is_spoilt = traits is not None and op.dtype in traits.spoilt_gemms
+            software = FASTEST if is_spoilt else op.software
+            curve = self.tables.gemm(dtype=op.dtype, n=n, k=k, software=software)
             return None if curve is None else curve.seconds(np.asarray(op.axes["m"]))
         if op.operation == "moe":
             return self._experts_s(self.tables, op)
@@ -279,7 +284,7 @@ class ServingMachine:
             return self.roofline_s(checked * flop_Q, bytes_Q, dtype="bf16")
         if op.operation in PROMPTS:
             return self._rocm_more_s + rated_prompt_s(sheet, op)
-        traits = serve_traits().get(op.software)
+        traits = self.engines.get(op.software)
         has_fp8 = traits is not None and traits.multiplies_fp8_caches
         return self._rocm_more_s + rated_decode_s(sheet, op, has_fp8=has_fp8, checked=checked)
 
@@ -315,7 +320,7 @@ class ServingMachine:
         return np.asarray(UNTUNED_S * is_untuned + seconds_Q)
 
     def _are_untuned(self, op: Op) -> bool:
-        traits = serve_traits().get(op.software.partition("@")[0])
+        traits = self.engines.get(op.software.partition("@")[0])
         untuned = frozenset() if traits is None else traits.untuned_experts
         return (self.sheet.generation.vendor, op.dtype) in untuned
 
@@ -384,7 +389,7 @@ class ServingMachine:
         if "/" in op.kind or op.software == ANY:
             return (every,)
         engine = op.software.partition("@")[0]
-        traits = serve_traits().get(engine)
+        traits = self.engines.get(engine)
         like = {} if traits is None else traits.experts_like
         rival = like.get((dtype, self.sheet.generation), op.software)
         others = tuple((name,) for name in every if name != engine)

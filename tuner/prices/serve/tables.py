@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from profilers.arrays import Arrays
 from profilers.imports.releases import release_order
-from tuner.catalog.registry import serve_traits
 from tuner.prices.serve.curves import Floats, Grid, Plane, SizeCurve, build_curve, build_plane
 
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -93,13 +92,10 @@ class KernelTables:
 
     def gemm(self, *, dtype: str, n: float, k: float, software: str) -> SizeCurve | None:
         """Seconds over rows of a GEMM [rows, k] x [k, n]."""
-        traits = serve_traits().get(software)
-        is_spoilt = traits is not None and dtype in traits.spoilt_gemms
-        measured_software = FASTEST if is_spoilt else software
-        key: Key = ("gemm", measured_software, dtype, int(n), int(k))
+        key: Key = ("gemm", software, dtype, int(n), int(k))
         if key not in self.curves:
             grids = self._gemm_grids()
-            grid = grids.get((measured_software, dtype)) or grids.get((FASTEST, dtype))
+            grid = grids.get((software, dtype)) or grids.get((FASTEST, dtype))
             self.curves[key] = None if grid is None else grid.curve(a=n, b=k)
         return self.curves[key]
 

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.catalog.registry import serve_traits
-from tuner.catalog.serve_capabilities import releases_by_pool
 from tuner.prices.serve.machine import LOAD
 from tuner.search.reasons import zero_experts_note
 from tuner.search.serve.choices import Choices
@@ -12,7 +10,7 @@ from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.client import DELAY_S, ROUNDS
 from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.files import shown_path
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.units import format_bytes, format_counted, format_ratio
 
 LONG_RATIO: Final = 1.1
@@ -64,8 +62,9 @@ def _zero_experts(spec: ServeSpec) -> Iterator[str]:
     if moe is None or not moe.zero_experts:
         return
     yield zero_experts_note(moe)
-    names = {spec.goal.engine_on(pool.name).name for pool in spec.cluster.pools}
-    computing = sorted(name for name in names if serve_traits()[name].computes_zero_copies)
+    computing = sorted(
+        {release.name for release in spec.releases.values() if release.traits.computes_zero_copies}
+    )
     if computing:
         yield (
             f"{', '.join(computing)}: copies for experts without weights are dispatched to expert 0"
@@ -77,9 +76,8 @@ def _states(spec: ServeSpec) -> Iterator[str]:
     """Say what linear attention keeps, and what that does to prefix caches."""
     if spec.model.linear is None:
         return
-    releases = releases_by_pool(spec.goal, spec.cluster.pools).values()
-    for release in {release.title: release for release in releases}.values():
-        states = serve_traits()[release.name].memory_rule(release.release).states
+    for release in {release.title: release for release in spec.releases.values()}.values():
+        states = release.traits.memory_rule(release.release).states
         element = states.element_bytes(spec.model.architecture)
         size = format_bytes(state_bytes_per_sequence(spec.model, state_bytes=element))
         dtype = "fp32" if element == 4.0 else "bf16"
@@ -123,7 +121,7 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
 
 def _room(spec: ServeSpec) -> str:
     """Say what memory has room for, as the engine lets requests in."""
-    if serve_traits()[spec.goal.engine.name].reserves_output:
+    if spec.main_release.traits.reserves_output:
         return "batches leave room for the whole outputs of all that run, except 1 % of the time"
     return (
         "batches leave room for what all that run hold, except 1 % of the time, when the newest is"

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from tuner.catalog.serve_capabilities import main_release
 from tuner.catalog.serve_rules.rules import ROLES, absent_mode
 from tuner.config.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
@@ -44,7 +43,7 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
         mode not in problem.launchable_modes
         and not problem.own_options.get(mode, Options()).refused_units
     ):
-        return absent_mode(main_release(problem.spec.goal, problem.spec.cluster), mode)
+        return absent_mode(problem.spec.main_release, mode)
     for role, line in problem.options.refused.items():
         if role in ROLES[mode]:
             return line

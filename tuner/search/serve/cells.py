@@ -33,14 +33,13 @@ from typing import Final
 
 from solvers.instances.problem import InstanceObjective
 from solvers.result import Status
-from tuner.catalog.serve_capabilities import release_on
 from tuner.catalog.serve_rules.kv_cache import PipelineRule
 from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
-from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.spec import ServeSpec
 
 MOST_CELLS: Final = 16
 LEAST_GAIN_RATIO: Final = 0.02
@@ -54,7 +53,7 @@ Solve = Callable[[ServingPool, Demand, bool], SolvedProgram | None]
 
 
 def pools_to_spread(
-    options: tuple[Option, ...], serving_pools: tuple[ServingPool, ...], goal: ServeGoal
+    options: tuple[Option, ...], serving_pools: tuple[ServingPool, ...], spec: ServeSpec
 ) -> tuple[ServingPool, ...]:
     """Return the pools whose machines hold both roles only if stages of instances are spread."""
     least: dict[tuple[str, Role], float] = {}
@@ -64,7 +63,7 @@ def pools_to_spread(
     return tuple(
         serving_pool
         for serving_pool in serving_pools
-        for pool, release in [(serving_pool.pool, release_on(goal, serving_pool.pool))]
+        for pool, release in [(serving_pool.pool, spec.releases[serving_pool.pool.name])]
         if pool.nodes > 1 and release.node_links
         if any(rules.pipeline is _STAGE_TO_STAGE for rules in release.transfers)
         if sum(least.get((pool.name, role), math.inf) for role in (Role.PREFILL, Role.DECODE))

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.catalog.registry import serve_traits
-from tuner.catalog.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching, EngineTraits
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -60,25 +59,24 @@ class Choices:
                 yield drafting, a2a_backend, True
 
 
-def engine_budgets(engine: str, *, longest: int) -> tuple[TokenBudget, ...]:
+def engine_budgets(traits: EngineTraits, *, longest: int) -> tuple[TokenBudget, ...]:
     """Return the budgets that an engine can be given.
 
     Args:
-        engine: that serves.
+        traits: of the engine.
         longest: tokens of one request at most.
     """
-    return tuple(_budgets(engine, longest))
+    return tuple(_budgets(traits, longest))
 
 
-def _budgets(engine: str, longest: int) -> Iterator[TokenBudget]:
+def _budgets(traits: EngineTraits, longest: int) -> Iterator[TokenBudget]:
     for tokens in BUDGETS:
         yield TokenBudget(tokens=tokens, is_chunked=True)
-        if serve_traits()[engine].batching is Batching.WHOLE and tokens >= longest:
+        if traits.batching is Batching.WHOLE and tokens >= longest:
             yield TokenBudget(tokens=tokens, is_chunked=False)
 
 
-def usual_choices(engine: str) -> Choices:
+def usual_choices(traits: EngineTraits) -> Choices:
     """Return the budget that recipes give an engine, and nothing else."""
-    traits = serve_traits()[engine]
     is_chunked = traits.batching is not Batching.WHOLE
     return Choices(budgets=(TokenBudget(tokens=traits.step_tokens, is_chunked=is_chunked),))

@@ -12,12 +12,11 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 
 from collections.abc import Mapping, Sequence
 
-from tuner.catalog.serve_capabilities import releases_by_pool
 from tuner.config.serve import Role
 from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 
 def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]:
@@ -25,8 +24,7 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
 
     Aggregated instances of two releases are islands always: nothing passes between them.
     """
-    releases = releases_by_pool(spec.goal, spec.cluster.pools)
-    titles = dict.fromkeys((release.vendor, release.title) for release in releases.values())
+    titles = dict.fromkeys((release.vendor, release.title) for release in spec.releases.values())
     if len(titles) < 2 or not load_mode(mode).is_routed:
         return ({},)
     vendors = [vendor for vendor, _ in titles]
@@ -36,7 +34,7 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
             if vendors.count(release.vendor) == 1
             else f"{release.vendor}-{release.name}-{release.release}"
         )
-        for pool, release in releases.items()
+        for pool, release in spec.releases.items()
     }
     return ({}, by_pool) if load_mode(mode).is_disaggregated else (by_pool,)
 

@@ -33,8 +33,6 @@ from itertools import product
 from typing import Final, Literal
 
 from profilers.kv_transfer.shards import CacheDegrees
-from tuner.catalog.registry import serve_traits
-from tuner.catalog.serve_capabilities import releases_by_pool
 from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector, NodeLink
 from tuner.catalog.serve_rules.kv_refusals import (
     KvSide,
@@ -59,7 +57,7 @@ from tuner.errors import OutsideProfileError
 from tuner.search.serve.degrees import has_slow_links
 from tuner.search.serve.options import Option, ServingPool
 from tuner.spec.cluster import Link
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 Path = Literal["device", "host"]
 Side = tuple[str, int | None, CacheDegrees]
@@ -281,16 +279,15 @@ def build_kv_transfers(
     senders = dict.fromkeys((option.serving_pool.pool.name, kept_by(option)) for option in options)
     receivers = dict.fromkeys(degrees for _, degrees in senders)
     tokens = max(1, round(input_tokens))
-    releases = releases_by_pool(spec.goal, spec.cluster.pools)
     state_bytes = {
-        pool: serve_traits()[release.name]
-        .memory_rule(release.release)
-        .states.element_bytes(spec.model.architecture)
-        for pool, release in releases.items()
+        pool: release.traits.memory_rule(release.release).states.element_bytes(
+            spec.model.architecture
+        )
+        for pool, release in spec.releases.items()
     }
     return KvTransfers(
         spec=spec,
-        releases=releases,
+        releases=spec.releases,
         tokens=tokens,
         bytes_of={
             (pool, sender, receiver): rank_kv_bytes(

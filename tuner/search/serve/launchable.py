@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from tuner.catalog.serve_capabilities import release_on, target_refusals
 from tuner.catalog.serve_rules.afd import afd_refusals
 from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.catalog.serve_rules.rules import absent_mode, group_refusals
@@ -29,7 +28,7 @@ from tuner.search.serve.options import (
 from tuner.search.serve.pages import page_by_pool
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 POLLED_CORE_RATIO: Final = 0.5
 """Share of a core that is left to compute in where a thread of the KV connector polls on it."""
@@ -69,7 +68,7 @@ def launchable_options(
                 sharing,
                 decoder=decoder,
                 formats=formats,
-                engine=release.name,
+                traits=release.traits,
                 release=release.release,
                 demand=demand,
                 roles=sharing_roles,
@@ -87,10 +86,10 @@ def pools_by_release(
     """Yield every release with the pools that it serves on."""
     pools_of: dict[str, list[ServingPool]] = {}
     for serving_pool in serving_pools:
-        title = release_on(spec.goal, serving_pool.pool).title
+        title = spec.releases[serving_pool.pool.name].title
         pools_of.setdefault(title, []).append(serving_pool)
     for pools in pools_of.values():
-        yield release_on(spec.goal, pools[0].pool), tuple(pools)
+        yield spec.releases[pools[0].pool.name], tuple(pools)
 
 
 def _core_shares(
@@ -127,7 +126,7 @@ def release_refuses(option: Option, spec: ServeSpec, *, mode: Mode | None = None
         spec: with its engine and targets.
         mode: that alone has such options; None: several have.
     """
-    engine = release_on(spec.goal, option.serving_pool.pool)
+    engine = spec.releases[option.serving_pool.pool.name]
     if mode is not None and mode not in engine.modes:
         return absent_mode(engine, mode)
     if spec.goal.placement is not None and option.role is not Role.PREFILL:
@@ -147,7 +146,7 @@ def release_refuses(option: Option, spec: ServeSpec, *, mode: Mode | None = None
             generation=generation,
         )
     ]
-    if mode is not None and (lines := target_refusals(spec.emit, mode)):
+    if mode is not None and (lines := spec.target_refusals[mode]):
         return lines[0]
     if engine.afd is not None:
         generations = {option.serving_pool.pool.name: generation}
@@ -175,7 +174,7 @@ def build_choices(
         SpecError: the model has no heads for the drafts that the goal allows.
     """
     goal = spec.goal
-    engine, speculative = release_on(goal, serving_pools[0].pool), goal.speculative
+    engine, speculative = spec.releases[serving_pools[0].pool.name], goal.speculative
     drafting = None
     if speculative is not None and speculative.method == "mtp" and not spec.model.mtp_num_layers:
         raise SpecError(
@@ -191,7 +190,7 @@ def build_choices(
     feeds_all = goal.quantization not in engine.no_deepep_quantization
     backends = engine.a2a_backends if feeds_all else engine.a2a_backends - DEEPEP
     return Choices(
-        budgets=engine_budgets(engine.name, longest=demand.most_tokens),
+        budgets=engine_budgets(engine.traits, longest=demand.most_tokens),
         drafting=drafting,
         a2a_backends=tuple(backend for backend in A2A_BACKENDS if backend.value in backends),
         copies=copies_of(spec.model, engine, None),

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.rules import nodes_needed
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import Bands, bands_of, bands_of_steps
 from tuner.costs.serve.capacity import (
@@ -202,7 +202,7 @@ def price_options(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: str,
+    traits: EngineTraits,
     release: str = "",
     demand: Demand,
     roles: tuple[Role, ...],
@@ -215,7 +215,7 @@ def price_options(
         serving_pools: pools.
         decoder: the model.
         formats: its storage.
-        engine: that serves.
+        traits: of the engine.
         release: of the engine; empty: the newest.
         demand: the traffic.
         roles: of the instances.
@@ -227,8 +227,8 @@ def price_options(
     illegal: Counter[str] = Counter()
     refused: dict[Role, Counter[str]] = {role: Counter() for role in roles}
     least_tpot_s = least_ttft_s = float("inf")
-    plain = (decoder, formats, engine, release)
-    for candidate in _candidates(serving_pools, plain, choices or usual_choices(engine), demand):
+    plain = (decoder, formats, traits, release)
+    for candidate in _candidates(serving_pools, plain, choices or usual_choices(traits), demand):
         suited_roles = [role for role in roles if candidate.suits(role)]
         if not len(candidate.running_N):
             illegal[NO_ROOM] += len(suited_roles)
@@ -387,11 +387,11 @@ class _Candidate:
 
 def _candidates(
     serving_pools: tuple[ServingPool, ...],
-    plain: tuple[Decoder, Formats, str, str],
+    plain: tuple[Decoder, Formats, EngineTraits, str],
     choices: Choices,
     demand: Demand,
 ) -> Iterator[_Candidate]:
-    decoder, formats, engine, release = plain
+    decoder, formats, traits, release = plain
     for serving_pool in serving_pools:
         needs_stages = True
         for degrees in (
@@ -406,9 +406,9 @@ def _candidates(
                 decoder=decoder,
                 formats=formats,
                 degrees=degrees,
-                engine=engine,
+                traits=traits,
                 machine=serving_pool.machine,
-                stream_s=serve_traits()[engine].rank_stream_s(degrees.attention_data),
+                stream_s=traits.rank_stream_s(degrees.attention_data),
                 release=release,
             )
             for iteration, (drafting, a2a_backend, overlaps) in product(
@@ -527,7 +527,7 @@ def _most_sequences(
     while high - low > 1:
         middle = (low + high) // 2
         cache = tokens(running=middle)
-        has_room = most_running(cache, demand, engine=iteration.engine) >= middle
+        has_room = most_running(cache, demand, traits=iteration.traits) >= middle
         has_room = has_room and _holds_whole(
             iteration, serving_pool, budget, demand, running=middle
         )
@@ -701,7 +701,7 @@ def _price_batches(
     return made, "", curve(option=made[0])
 
 
-def most_running(cache: float, demand: Demand, *, engine: str) -> float:
+def most_running(cache: float, demand: Demand, *, traits: EngineTraits) -> float:
     """Sequences that memory has room for except 1 % of the time; 1 at least.
 
     At most the concurrency of a closed loop. What they take is whole outputs where the engine
@@ -710,11 +710,11 @@ def most_running(cache: float, demand: Demand, *, engine: str) -> float:
     Args:
         cache: tokens of a rank.
         demand: the traffic.
-        engine: that admits them.
+        traits: of the engine that admits them.
     """
     fitting = (
         _fitting(demand.reserved_N, cache)
-        if serve_traits()[engine].reserves_output
+        if traits.reserves_output
         else _fitting(demand.grown_N, (1.0 - WATERMARK_RATIO) * cache)
     )
     return min(fitting, float(demand.most_at_once))

@@ -11,12 +11,11 @@ Source: sizes by cache and device are in kv.py of every engine's folder.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tuner.catalog.serve_capabilities import release_on
 from tuner.catalog.serve_rules.steps import cache_kind
 from tuner.catalog.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Link
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 PAGES: Final = tuple(1 << power for power in range(8))
 """Tokens: 1 to 128."""
@@ -50,8 +49,7 @@ def page_by_pool(spec: ServeSpec, serving_pools: Sequence[ServingPool]) -> Mappi
 
 def _is_connected(spec: ServeSpec, link: Link) -> bool:
     """Return whether a connector exists between both ends' vendors and releases, either way."""
-    pools = {pool.name: pool for pool in spec.cluster.pools}
-    releases = [release_on(spec.goal, pools[name]) for name in link.between]
+    releases = [spec.releases[name] for name in link.between]
     return any(
         not any(
             vendor_refusals(
@@ -68,7 +66,7 @@ def _is_connected(spec: ServeSpec, link: Link) -> bool:
 
 
 def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
-    return release_on(spec.goal, serving_pool.pool).pages.default(
+    return spec.releases[serving_pool.pool.name].pages.default(
         cache=cache_kind(spec.model),
         generation=serving_pool.machine.sheet.generation,
         dtype=spec.goal.kv_cache_dtype,
@@ -76,7 +74,7 @@ def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
 
 
 def _allows(spec: ServeSpec, serving_pool: ServingPool, page: int) -> bool:
-    legal = release_on(spec.goal, serving_pool.pool).pages.legal(
+    legal = spec.releases[serving_pool.pool.name].pages.legal(
         cache=cache_kind(spec.model),
         generation=serving_pool.machine.sheet.generation,
         dtype=spec.goal.kv_cache_dtype,

@@ -63,7 +63,7 @@ from tuner.search.serve.to_plan import (
 from tuner.search.serve.unlaunchable import unlaunchable
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 
 def make_serve_plan(

@@ -20,7 +20,7 @@ from tuner.search.serve.options import Option, Options, device_memory_bytes
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, latency_of
 from tuner.search.serve.solve_mode import plainest_router, simulate_traffic
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 FACTORS = (0.5, 1.0, 2.0)
 

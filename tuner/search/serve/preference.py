@@ -14,7 +14,6 @@ Not covered: latencies at the far end of a band, which modes with runs are not h
 import math
 from collections.abc import Sequence
 
-from tuner.catalog.serve_capabilities import release_on
 from tuner.costs.serve.bands import PUBLISHED, Bands, joined
 from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
@@ -67,7 +66,7 @@ def bands_around(solution: ModeSolution, problem: ServeProblem) -> Bands:
         [
             serving_pool.bands(
                 goal.engine_on(serving_pool.pool.name).name,
-                release=release_on(goal, serving_pool.pool).release,
+                release=problem.spec.releases[serving_pool.pool.name].release,
                 mode=solution.mode,
                 decoder=decoder,
             )

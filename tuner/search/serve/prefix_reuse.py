@@ -45,8 +45,8 @@ from tuner.simulate.serving.prefix_hits import (
     prefix_hits,
     ranks_in_turn,
 )
-from tuner.spec.serving.read import ServeSpec
 from tuner.spec.serving.routers import RouterPolicy
+from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.serving.traces import BLOCK_TOKENS, Blocks, trace_chunks
 from tuner.units import format_ratio
 
@@ -230,7 +230,7 @@ def hits_of_options(problem: ServeProblem, prompts: RecordedPrompts) -> dict[Key
             spec.goal,
             spec.emit,
             is_disaggregated=role is Role.PREFILL,
-            pools=spec.cluster.pools,
+            releases=spec.releases.values(),
         )[0]
         for role, _ in best
     }

@@ -18,7 +18,6 @@ from itertools import chain, combinations
 from types import MappingProxyType
 from typing import Final
 
-from tuner.catalog.serve_capabilities import main_release
 from tuner.config.serve import Role, ServeDecision
 from tuner.plans.serve import ServeRelaxation
 from tuner.search.change import Change, least
@@ -34,7 +33,7 @@ from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_de
 from tuner.spec.cluster import Link
 from tuner.spec.serving.goal import Mode, Percentiles, Slo
 from tuner.spec.serving.lengths import LengthLaw
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.units import format_ratio, format_s
 
 LINK_BYTES_PER_S: Final = 50e9
@@ -99,7 +98,7 @@ def _binding(problem: ServeProblem, solutions: ModeSolutions) -> str:
 def _refused(problem: ServeProblem, solutions: ModeSolutions, launched: tuple[Mode, ...]) -> str:
     """Say where the engine's release is the reason; empty: it does not."""
     if not launched:
-        engine = main_release(problem.spec.goal, problem.spec.cluster)
+        engine = problem.spec.main_release
         return (
             f"release: {engine.name} {engine.release} launches none of the requested modes"
             f" ({', '.join(problem.modes)}), but {', '.join(sorted(engine.modes))}"

@@ -240,7 +240,7 @@ def _instances(
         )
     else:
         rules = engine_rules(
-            option.iteration.engine,
+            option.iteration.traits,
             step_tokens=option.step_tokens,
             kv_tokens=option.kv_tokens,
             most_running=option.running,

@@ -15,11 +15,10 @@
 A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.catalog.serve_capabilities import engine_manifest, releases_by_pool
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.routers import (
     RouterCapabilities,
@@ -28,7 +27,6 @@ from tuner.catalog.serve_rules.routers import (
 )
 from tuner.config.serve import Role, ServeRouter
 from tuner.search.serve.demand import HitsByRanks, PrefixHits, spread_hits
-from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
@@ -75,7 +73,7 @@ def router_choices(
     *,
     is_disaggregated: bool,
     is_routed: bool = True,
-    pools: tuple[Pool, ...] = (),
+    releases: Collection[ServingCapabilities],
 ) -> tuple[RouterChoice, ...]:
     """Return the router choices that a mode is planned with, the simplest first.
 
@@ -84,18 +82,15 @@ def router_choices(
         targets: that the spec names.
         is_disaggregated: prompts are prefilled on instances of their own.
         is_routed: the mode's routing is planned.
-        pools: of the cluster; empty: the goal's engine on NVIDIA devices.
-
-    Raises:
-        UnknownTargetError: an engine does not serve on a pool.
+        releases: of the engines that serve.
     """
-    stacks = stack_routers(goal, targets, pools)
+    stacks = stack_routers(targets, releases)
     keeps = has_sessions(goal) and _have(
         stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
     )
     options = _ranks_options(stacks, is_disaggregated=is_disaggregated) if keeps else (None,)
     to_ranks, is_one_count = None not in options, any(options)
-    finds_ranks = all(release.finds_ranks for release in _releases(goal, pools))
+    finds_ranks = all(release.finds_ranks for release in releases)
     if not is_routed:
         # Simulated round robin; every prefix is a hit where it is looked for.
         plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
@@ -146,22 +141,26 @@ def router_choices(
 
 
 def reaches_ranks(
-    goal: ServeGoal, targets: Iterable[str], role: Role, *, pools: tuple[Pool, ...] = ()
+    goal: ServeGoal,
+    targets: Iterable[str],
+    role: Role,
+    *,
+    releases: Collection[ServingCapabilities],
 ) -> bool:
     """Return whether prefixes are looked for on ranks of aggregated or prefill instances."""
     is_disaggregated = role is Role.PREFILL
-    choices = router_choices(goal, targets, is_disaggregated=is_disaggregated, pools=pools)
+    choices = router_choices(goal, targets, is_disaggregated=is_disaggregated, releases=releases)
     return choices[0].keeps_hits_on_ranks
 
 
 def stated_hits(
-    goal: ServeGoal, targets: Iterable[str], *, pools: tuple[Pool, ...] = ()
+    goal: ServeGoal, targets: Iterable[str], *, releases: Collection[ServingCapabilities]
 ) -> HitsByRanks | None:
     """Return what is left of stated hits on so many ranks; None: everything on any."""
     if not has_sessions(goal):
         return None
     named = tuple(targets)
-    reached = {role: reaches_ranks(goal, named, role, pools=pools) for role in Role}
+    reached = {role: reaches_ranks(goal, named, role, releases=releases) for role in Role}
     stated = goal.traffic.prefix_hit
 
     def left(role: Role, ranks: int) -> PrefixHits | None:
@@ -170,9 +169,9 @@ def stated_hits(
     return None if all(reached.values()) else left
 
 
-def missing_ranks(goal: ServeGoal, targets: Iterable[str], *, pools: tuple[Pool, ...] = ()) -> str:
+def missing_ranks(targets: Iterable[str], *, releases: Collection[ServingCapabilities]) -> str:
     """Return why an option of a named router for ranks reaches none; empty: it has no option."""
-    stacks = stack_routers(goal, targets, pools)
+    stacks = stack_routers(targets, releases)
     return next(
         (router.lacks_ranks for stack in stacks for router in stack if router.lacks_ranks), ""
     )
@@ -198,17 +197,10 @@ def has_sessions(goal: ServeGoal) -> bool:
 
 
 def stack_routers(
-    goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
+    targets: Iterable[str], releases: Collection[ServingCapabilities]
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
-    """Return the routers of every stack that the pools may be served by, as `router_choices`."""
-    return router_stacks(tuple(release.routers for release in _releases(goal, pools)), targets)
-
-
-def _releases(goal: ServeGoal, pools: tuple[Pool, ...]) -> tuple[ServingCapabilities, ...]:
-    """Return the releases that may serve on the pools, or the goal's engine."""
-    if not pools:
-        return (engine_manifest(goal.engine),)
-    return tuple(releases_by_pool(goal, pools).values())
+    """Return the routers of every stack that such releases may be served by."""
+    return router_stacks(tuple(release.routers for release in releases), targets)
 
 
 def loses_prefixes(
@@ -216,10 +208,10 @@ def loses_prefixes(
     targets: Iterable[str],
     *,
     is_disaggregated: bool,
-    pools: tuple[Pool, ...] = (),
+    releases: Collection[ServingCapabilities],
 ) -> bool:
     """Return whether prefixes lie on single instances and no router of the stack looks for them."""
-    stacks = stack_routers(goal, targets, pools)
+    stacks = stack_routers(targets, releases)
     return has_sessions(goal) and not _have(
         stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
     )

@@ -218,7 +218,7 @@ def simulate_rank(
         most_running=most_running,
     )
     rules = engine_rules(
-        option.iteration.engine,
+        option.iteration.traits,
         step_tokens=option.step_tokens,
         kv_tokens=option.kv_tokens,
         most_running=most_running,

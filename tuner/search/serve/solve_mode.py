@@ -58,7 +58,7 @@ from tuner.search.serve.simulation import (
 )
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 MOST_SPARE: Final = 4.0
 """Largest spare capacity that is tried, as a share of the traffic's rate."""
@@ -106,7 +106,7 @@ def build_serve_problem(
     longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
     demand = build_demand(spec.goal, longest=longest) if demand is None else demand
     if hits is None:
-        hits_by_ranks = stated_hits(spec.goal, spec.emit, pools=spec.cluster.pools)
+        hits_by_ranks = stated_hits(spec.goal, spec.emit, releases=spec.releases.values())
     else:
         demand = with_hits(demand, hits)
     demand = replace(demand, hits_by_ranks=hits_by_ranks)
@@ -181,9 +181,11 @@ def solve_with_remaining_hits(
     solution = solve_once(problem)
     goal = problem.spec.goal
     is_counted = problem.hits is not None
-    pools = problem.spec.cluster.pools
     loses = loses_prefixes(
-        goal, problem.spec.emit, is_disaggregated=load_mode(mode).is_disaggregated, pools=pools
+        goal,
+        problem.spec.emit,
+        is_disaggregated=load_mode(mode).is_disaggregated,
+        releases=problem.spec.releases.values(),
     )
     if solution is None or is_counted or not has_sessions(goal):
         return solution
@@ -642,7 +644,7 @@ def planned_routers(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:
         spec.emit,
         is_disaggregated=load_mode(mode).is_disaggregated,
         is_routed=load_mode(mode).is_routed,
-        pools=spec.cluster.pools,
+        releases=spec.releases.values(),
     )
 
 

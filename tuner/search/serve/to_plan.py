@@ -5,7 +5,6 @@ from itertools import product
 
 import numpy as np
 
-from tuner.catalog.serve_capabilities import main_release, target_refusals
 from tuner.catalog.serve_rules.rules import refusals
 from tuner.catalog.serve_rules.steps import lacks_units
 from tuner.catalog.serve_rules.vendor_pairs import portable_backend
@@ -67,7 +66,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
     """Return why the engine's release does not launch a solution."""
     spec = problem.spec
     refused = refusals(
-        main_release(spec.goal, spec.cluster),
+        spec.main_release,
         to_decision(solution, problem),
         model=spec.model,
         goal=spec.goal,
@@ -78,7 +77,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
         },
         releases=problem.kv_transfers.releases,
     )
-    return (*refused, *target_refusals(spec.emit, solution.mode))
+    return (*refused, *spec.target_refusals[solution.mode])
 
 
 def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
@@ -367,7 +366,7 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
 def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[str]:
     """Say why sessions miss their prefixes, and what is counted on."""
     spec, hits = problem.spec, planned_hits(solution, problem)
-    pools, where = spec.cluster.pools, []
+    releases, where = spec.releases.values(), []
     if solution.prefix_hit is not None:
         where.append(
             "no router of this stack looks for prefixes, so that a session meets its own on one"
@@ -376,7 +375,7 @@ def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[st
                 spec.goal,
                 spec.emit,
                 is_disaggregated=load_mode(solution.mode).is_disaggregated,
-                pools=pools,
+                releases=releases,
             )
             else "the router in front of islands looks for no prefixes, so that a session meets its"
             " own on one island of several"
@@ -384,8 +383,8 @@ def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[st
     if hits is None:
         return
     if hits.ranks > hits.instances and not solution.router.keeps_hits_on_ranks:
-        lacking = missing_ranks(spec.goal, spec.emit, pools=pools)
-        release = main_release(spec.goal, spec.cluster)
+        lacking = missing_ranks(spec.emit, releases=releases)
+        release = spec.main_release
         where.append(
             f"each of {hits.ranks} attention-data ranks has a cache of its own, and {release.name}"
             f" gives them requests {release.rank_dispatch}{lacking and f' ({lacking})'}"

@@ -149,7 +149,7 @@ def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Lack]:
     """Yield modes whose routers know no weights; for sessions they would look for prefixes too."""
     spec = problem.spec
     goal = spec.goal
-    stacks = stack_routers(goal, spec.emit, spec.cluster.pools)
+    stacks = stack_routers(spec.emit, spec.releases.values())
     routed = sorted(mode for mode in set(goal.modes) if load_mode(mode).is_routed)
     for mode in () if has_sessions(goal) else routed:
         is_disaggregated = load_mode(mode).is_disaggregated

@@ -24,8 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.catalog.registry import serve_traits
-from tuner.catalog.serve_rules.traits import Batching
+from tuner.catalog.serve_rules.traits import Batching, EngineTraits
 from tuner.costs.serve.iteration import Iteration
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
@@ -74,7 +73,7 @@ def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
 
 
 def engine_rules(
-    engine: str,
+    traits: EngineTraits,
     *,
     step_tokens: int,
     kv_tokens: float,
@@ -85,23 +84,22 @@ def engine_rules(
     """Return how an engine batches on one attention-data rank.
 
     Args:
-        engine: that serves.
+        traits: of the engine.
         step_tokens: budget of a step that holds prompts.
         kv_tokens: that the rank has room for.
         most_running: sequences of the rank.
         poll_steps: between two polls for requests.
         is_chunked: whether chunked prefill is on, where the engine can do both; None: its default.
     """
-    usual = serve_traits()[engine].batching
-    batching = usual
-    if is_chunked is not None and usual is not Batching.PREFILL_FIRST:
+    batching = traits.batching
+    if is_chunked is not None and batching is not Batching.PREFILL_FIRST:
         batching = Batching.CHUNKED if is_chunked else Batching.WHOLE
     return Rules(
         batching=batching,
         step_tokens=step_tokens,
         kv_tokens=kv_tokens,
         most_running=most_running,
-        reserves_output=serve_traits()[engine].reserves_output,
+        reserves_output=traits.reserves_output,
         poll_steps=poll_steps,
     )
 

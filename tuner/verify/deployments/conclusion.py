@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tuner.catalog.serve_capabilities import release_on
 from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import Metric, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
+from tuner.engines.serving.releases import release_on
 from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio, format_s

@@ -10,10 +10,10 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
 )
 from tests.tuner.models import example_model
-from tuner.catalog.serve_capabilities import ENGINES, engine_manifest
 from tuner.catalog.serve_rules.rules import refusals
 from tuner.config.serve import ServeDecision
 from tuner.devices.datasheet import Generation
+from tuner.engines.serving.releases import ENGINES, engine_manifest
 from tuner.engines.vllm_afd.capabilities import AFD_PLUGIN, VLLM_0_30_AFD
 from tuner.spec.model import ModelSpec
 

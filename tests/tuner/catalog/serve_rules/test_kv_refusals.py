@@ -8,18 +8,17 @@ import pytest
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.models import example_model
-from tuner.catalog.registry import serve_releases
-from tuner.catalog.serve_capabilities import engine_manifest
 from tuner.catalog.serve_rules import kv_refusals
 from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector, KvPages
 from tuner.catalog.serve_rules.kv_refusals import KvSide, KvTransfer
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.devices.datasheet import Generation
+from tuner.engines.serving.releases import EVERY_RELEASE, engine_manifest
 from tuner.spec.linear_attention import LinearName
 from tuner.spec.serving.goal import Engine
 
 SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
-RELEASES = tuple(serve_releases())
+RELEASES = EVERY_RELEASE
 EVERY = [(release, row.connector, row.cache) for release in RELEASES for row in release.transfers]
 
 

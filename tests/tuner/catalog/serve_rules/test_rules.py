@@ -15,8 +15,6 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tests.tuner.models import example_model
-from tuner.catalog.registry import serve_releases, serve_traits
-from tuner.catalog.serve_capabilities import ENGINES, engine_manifest, modes_on
 from tuner.catalog.serve_rules.manifest import DEEPEP_HIDDEN_SIZES, LARGEST_DISPATCH_TOKENS
 from tuner.catalog.serve_rules.models import (
     CHUNKED,
@@ -32,9 +30,14 @@ from tuner.catalog.serve_rules.steps import dispatch_tokens
 from tuner.config.serve import Role, ServeDecision
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_writers import emit_serving, unlaunchable
+from tuner.engines.serving.releases import (
+    ENGINE_TRAITS,
+    ENGINES,
+    EVERY_RELEASE,
+    engine_manifest,
+)
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing
-from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Engine, ServeGoal
 
@@ -483,7 +486,7 @@ def test_heads_and_pipelines_are_matched_as_the_connector_allows(
 def test_models_of_releases_and_families_are_read() -> None:
     for family in (SPARSE, COMPRESSED, CHUNKED, HYBRID, ZERO_EXPERTS):
         assert family <= EVERY
-    for release in serve_releases():
+    for release in EVERY_RELEASE:
         assert release.models.architectures <= EVERY
         for models in release.models.only_one.values():
             assert models <= release.models.architectures
@@ -575,7 +578,7 @@ def test_models_run_only_as_their_release_has_them(
 def test_zero_computation_experts_run_where_a_release_has_them() -> None:
     lacking = {
         (release.name, release.vendor)
-        for release in serve_releases()
+        for release in EVERY_RELEASE
         if "LongcatFlashForCausalLM" not in release.models.architectures
     }
     assert lacking == {
@@ -635,24 +638,6 @@ def test_every_precision_of_a_goal_has_a_word(name: str) -> None:
     )
 
 
-@each_row("afd", ("a", "b"))
-def test_the_modes_of_pools_are_those_of_any_of_their_releases(afd: str) -> None:
-    pools = tuple(
-        Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
-    )
-    goal = ServeGoal.model_validate(
-        {
-            "kind": "serve",
-            "engine": {"name": "vllm"},
-            "engines": {afd: {"name": "vllm", "version": "0.30.0+afd"}},
-            "traffic": {"rate": 1.0, "input_tokens": 100, "output_tokens": 10},
-        }
-    )
-    assert "attention_expert" in modes_on(goal, Cluster(pools=pools))
-    own = tuple(pool for pool in pools if pool.name != afd)
-    assert "attention_expert" not in modes_on(goal, Cluster(pools=own))
-
-
 @each_row(
     ("engine", "name", "dtype", "word", "expected"),
     (
@@ -668,7 +653,7 @@ def test_a_cache_in_bf16_is_stated_where_the_engine_would_take_another(
     engine: str, name: str, dtype: str, word: str, expected: str
 ) -> None:
     model = example_model(name)
-    traits = serve_traits()[engine]
+    traits = ENGINE_TRAITS[engine]
     assert traits.cache_word(model, dtype=dtype, word=word) == expected
     asks = model.model_copy(update={"released_cache": "fp8"})
     is_sure = dtype == "fp8" or model.attention.kind == "shared_kv"

@@ -5,12 +5,6 @@ from typing import Any
 
 from tests.expect import refused
 from tests.rows import each_row
-from tuner.catalog.serve_capabilities import (
-    ENGINES,
-    RELEASES,
-    engine_manifest,
-    release_on,
-)
 from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector
 from tuner.catalog.serve_rules.vendor_pairs import (
     connector_between,
@@ -20,10 +14,16 @@ from tuner.catalog.serve_rules.vendor_pairs import (
 from tuner.catalog.serve_rules.vendors import TRAITS
 from tuner.devices.catalogue import DEVICES
 from tuner.devices.datasheet import Generation, Vendor
+from tuner.engines.serving.releases import (
+    ENGINES,
+    RELEASES,
+    engine_manifest,
+    release_on,
+)
 from tuner.errors import SpecError, UnknownTargetError
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
-from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 OF_VENDOR = {

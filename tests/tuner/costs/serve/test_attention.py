@@ -11,6 +11,7 @@ from tests.tuner.kernel_tables import arrays_of, kernel_tables
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats, linear_mixer
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.rated_attention import DECODE_S
 from tuner.spec.linear_attention import LinearAttention, LinearName
@@ -52,7 +53,9 @@ DELTA = linear_mixer(
 def layer(
     attention: DecoderAttention, tables: Sequence[Arrays], *, formats: Formats = BF16
 ) -> AttentionLayer:
-    machine = ServingMachine(sheet=find_device("h200-sxm"), tables=kernel_tables("x", tables))
+    machine = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=kernel_tables("x", tables)
+    )
     return AttentionLayer(
         attention=attention,
         hidden=4096,

@@ -6,7 +6,6 @@ import pytest
 
 from tests.tuner.decoders import GPT_OSS_120B
 from tests.tuner.models import example_model
-from tuner.catalog.registry import serve_traits
 from tuner.catalog.serve_rules.traits import MemoryRule
 from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
 from tuner.costs.serve.capacity import filled_ratio, instance_kv_bytes_per_token, padding_factor
@@ -16,6 +15,7 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.engines.sglang.read import automatic_ratio, usual_captured
 from tuner.prices.serve.machine import ServingMachine
 
@@ -30,7 +30,7 @@ MXFP4 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="mxfp4", kv
 
 
 def rule_of(engine: str, release: str = "") -> MemoryRule:
-    return serve_traits()[engine].memory_rule(release)
+    return ENGINE_TRAITS[engine].memory_rule(release)
 
 
 def test_engines_take_a_share_of_unlike_things() -> None:
@@ -104,8 +104,8 @@ def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
         decoder=GPT_OSS_120B,
         formats=MXFP4,
         degrees=InstanceDegrees(),
-        engine="vllm",
-        machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
+        traits=ENGINE_TRAITS["vllm"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h100-sxm"), tables=None),
     )
     marlin, triton = replace(own, release="0.10.1"), replace(own, release="0.14.1")
     assert padding_factor(marlin) == pytest.approx(3072 * 2944 / 2880**2)
@@ -115,7 +115,12 @@ def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
     for released, logged in ((marlin, 65.97), (triton, 64.38)):
         total = plain + (padding_factor(released) - 1.0) * experts
         assert total == pytest.approx(logged * GIB, rel=0.01)
-    ampere = replace(own, machine=ServingMachine(sheet=find_device("a100-80gb-sxm"), tables=None))
+    ampere = replace(
+        own,
+        machine=ServingMachine(
+            engines=ENGINE_TRAITS, sheet=find_device("a100-80gb-sxm"), tables=None
+        ),
+    )
     assert padding_factor(ampere) == pytest.approx(3072 * 2944 / 2880**2)
 
 
@@ -142,8 +147,8 @@ def test_sglang_counts_and_keeps_sparse_caches_in_fp8_by_release_and_device() ->
             decoder=decoder_of(example_model("glm-5")),
             formats=formats,
             degrees=InstanceDegrees(attention_tensor=8),
-            engine="sglang",
-            machine=ServingMachine(sheet=find_device(device), tables=None),
+            traits=ENGINE_TRAITS["sglang"],
+            machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(device), tables=None),
             release=release,
         )
         assert instance_kv_bytes_per_token(own) == pytest.approx(78 * kept), (device, release)

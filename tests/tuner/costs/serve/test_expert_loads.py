@@ -11,6 +11,7 @@ from tests.rows import each_row
 from tests.tuner.kernel_tables import arrays_of, kernel_tables
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.ops import Op
 from tuner.prices.serve.machine import BALANCED, LOAD, ServingMachine
 
@@ -60,7 +61,9 @@ def test_even_loads_give_the_balanced_kernel_back() -> None:
         )
         for kind, factor in ((BALANCED, 1.0), (LOAD, 1.4))
     ]
-    machine = ServingMachine(sheet=SHEET, tables=kernel_tables("h200_sxm", tables))
+    machine = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=SHEET, tables=kernel_tables("h200_sxm", tables)
+    )
     kernel = machine.seconds(replace(ROUTED, kind=BALANCED))
     assert seconds(EVEN, machine) == pytest.approx(kernel, rel=2e-3)
 
@@ -108,7 +111,7 @@ def test_activated_experts_are_those_of_drawn_tokens() -> None:
 
 
 def test_a_placement_that_balances_beats_the_linear_one() -> None:
-    machine = ServingMachine(sheet=SHEET, tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=SHEET, tables=None)
     loads = skewed()
     placed = balanced(loads, ranks=8)
     assert placed.expert_imbalance(8) < loads.expert_imbalance(8)
@@ -120,7 +123,7 @@ def test_a_placement_that_balances_beats_the_linear_one() -> None:
 
 
 def test_skew_spares_weights_where_few_tokens_come_and_costs_time_where_many_do() -> None:
-    machine = ServingMachine(sheet=SHEET, tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=SHEET, tables=None)
     placed_s, even_s = (seconds(one, machine) for one in (balanced(skewed(), ranks=8), EVEN))
     assert placed_s[2] < even_s[2]
     assert placed_s[-1] > even_s[-1]

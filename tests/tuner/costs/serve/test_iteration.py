@@ -18,6 +18,7 @@ from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.ops import Op
 from tuner.prices.peer_link import LAUNCH_S
 from tuner.prices.serve.curves import Floats
@@ -34,8 +35,8 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
         decoder=decoder,
         formats=FP8,
         degrees=InstanceDegrees(**named),
-        engine="sglang",
-        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+        traits=ENGINE_TRAITS["sglang"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None),
     )
 
 
@@ -71,7 +72,7 @@ def test_host_work_grows_with_the_sequences() -> None:
         decoder=LLAMA_8B,
         formats=FP8,
         degrees=InstanceDegrees(),
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         machine=plain.machine,
         sequence_s=25e-6,
     )

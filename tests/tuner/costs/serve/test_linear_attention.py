@@ -16,6 +16,7 @@ from tuner.costs.serve.decoder import (
     linear_mixer,
 )
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.rated_attention import PROMPT_S
 from tuner.spec.linear_attention import LinearAttention, LinearName
@@ -53,7 +54,7 @@ def layer(attention: DecoderAttention, *, tensor: int = 1, hidden: int = 4096) -
         hidden=hidden,
         formats=BF16,
         tensor=tensor,
-        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None),
         software="vllm",
     )
 

@@ -9,7 +9,6 @@ import pytest
 from tests.rows import Failures, each_row
 from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
 from tests.tuner.models import MODELS, example_model
-from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -21,6 +20,7 @@ from tuner.costs.serve.memory import (
     weight_bytes,
 )
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.spec.huggingface.read import read_model
 
@@ -136,10 +136,16 @@ def test_engines_keep_states_of_qwen3_next_in_different_types(failures: Failures
         ("kimi-linear-48b-a3b", "vllm", 4.0),
     ):
         decoder = decoder_of(example_model(name))
-        rule = serve_traits()[engine].memory_rule().states
+        rule = ENGINE_TRAITS[engine].memory_rule().states
         kept = state_bytes_per_request(decoder, one, states=replace(rule, per_request=1))
-        machine = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
-        step = Iteration(decoder=decoder, formats=BF16, degrees=one, engine=engine, machine=machine)
+        machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None)
+        step = Iteration(
+            decoder=decoder,
+            formats=BF16,
+            degrees=one,
+            traits=ENGINE_TRAITS[engine],
+            machine=machine,
+        )
         with failures.of(name, engine):
             assert {layer.state_bytes for _, layer in step.attention_layers} == {width}
             assert "next" not in name or kept == (narrow if width == 2.0 else wide)

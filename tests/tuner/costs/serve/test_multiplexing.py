@@ -9,6 +9,7 @@ from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 
 LLAMA = Decoder(
@@ -35,8 +36,8 @@ def whole() -> Iteration:
         decoder=LLAMA,
         formats=formats,
         degrees=InstanceDegrees(),
-        engine="sglang",
-        machine=ServingMachine(sheet=find_device("a100-sxm"), tables=None),
+        traits=ENGINE_TRAITS["sglang"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("a100-sxm"), tables=None),
     )
 
 

@@ -21,12 +21,13 @@ from tuner.costs.serve.remote_ffn import (
 )
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.peer_link import PeerLink, peer_link
 from tuner.prices.serve.machine import ServingMachine
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 SHEET = find_device("h200-sxm")
-MACHINE = ServingMachine(sheet=SHEET, tables=None)
+MACHINE = ServingMachine(engines=ENGINE_TRAITS, sheet=SHEET, tables=None)
 AT_ONCE = PeerLink(latency_s=0.0, bytes_per_s=float("inf"))
 N = np.array([2.0, 16.0, 64.0, 256.0])
 PAST = np.full_like(N, 1500.0)
@@ -42,7 +43,7 @@ def _whole(decoder: Decoder, ranks: int, **changes: Any) -> Iteration:
         decoder=decoder,
         formats=BF16,
         degrees=InstanceDegrees(attention_data=ranks, expert=ranks),
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         machine=MACHINE,
         a2a_backend=A2aBackend.ALLGATHER,
         **changes,
@@ -56,7 +57,7 @@ def _cell(
         decoder=attention_only(decoder),
         formats=BF16,
         degrees=InstanceDegrees(attention_data=attention),
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         machine=MACHINE,
         two_batch_overlap=halves,
         ffn=_whole(decoder, ffn),

@@ -32,6 +32,7 @@ from tuner.costs.serve.reserve import (
 )
 from tuner.costs.serve.speculative import Drafting
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 
 FP8 = Formats(
@@ -47,8 +48,8 @@ def iteration(decoder: Decoder, formats: Formats = FP8, **named: int) -> Iterati
         decoder=decoder,
         formats=formats,
         degrees=InstanceDegrees(**named),
-        engine="sglang",
-        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+        traits=ENGINE_TRAITS["sglang"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None),
     )
 
 
@@ -69,7 +70,9 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 
 def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch() -> None:
-    own = replace(iteration(GPT_OSS_120B, replace(BF16, experts="mxfp4")), engine="trtllm")
+    own = replace(
+        iteration(GPT_OSS_120B, replace(BF16, experts="mxfp4")), traits=ENGINE_TRAITS["trtllm"]
+    )
     few, many = (
         step_reserve(own, step_tokens=8192, running=running, captured=8) for running in (8, 1024)
     )
@@ -119,7 +122,7 @@ def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> N
         # 0.9 x 79.2 - 65.97 of weights + 2.14 that was missing (issue 23278).
         (GPT_OSS_120B, 1024, 7.4),
     ):
-        own = replace(iteration(decoder, BF16), engine="vllm", release="0.10.1")
+        own = replace(iteration(decoder, BF16), traits=ENGINE_TRAITS["vllm"], release="0.10.1")
         found = step_reserve(own, step_tokens=8192, running=running).activations
         assert found == pytest.approx(seen * GIB, rel=0.05)
     # As many tokens as sequences leave it as it is (issue 27508: 7.5 GiB).

@@ -17,6 +17,7 @@ from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod, draft_decoder
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
@@ -92,8 +93,8 @@ def test_older_releases_leave_a_gap_between_steps_with_drafts() -> None:
         decoder=LLAMA_8B,
         formats=BF16,
         degrees=InstanceDegrees(),
-        engine="vllm",
-        machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
+        traits=ENGINE_TRAITS["vllm"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h100-sxm"), tables=None),
         release="0.8.3",
     )
     one, past = np.array([1.0]), np.array([150.0])
@@ -116,8 +117,8 @@ def test_steps_with_drafts_of_older_sglang_hide_nothing() -> None:
         decoder=LLAMA_8B,
         formats=BF16,
         degrees=InstanceDegrees(),
-        engine="sglang",
-        machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
+        traits=ENGINE_TRAITS["sglang"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h100-sxm"), tables=None),
         drafting=Drafting(draft_tokens=5, acceptance=0.7, method=DraftMethod.EAGLE),
     )
     one, past = np.array([1.0]), np.array([300.0])

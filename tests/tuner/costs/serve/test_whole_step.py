@@ -14,6 +14,7 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.costs.serve.whole_step import draft_s, halves_s, prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import HostTimes, ServingMachine
 
 FP8 = Formats(
@@ -29,8 +30,8 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
         decoder=decoder,
         formats=FP8,
         degrees=InstanceDegrees(**named),
-        engine="sglang",
-        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+        traits=ENGINE_TRAITS["sglang"],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None),
     )
 
 
@@ -199,21 +200,22 @@ def test_prompts_without_a_graph_wait_for_their_launches() -> None:
     assert replace(TENSOR, release="0.5.8").prompt_launch_s(few)[0] == pytest.approx(80 * 0.7e-3)
     # Through stages, and without CUDA, no release has graphs of prompts.
     assert iteration(LLAMA_70B, attention_tensor=4, pipeline=2).prompt_launch_s(few)[0] > 0.0
-    mi300x = ServingMachine(sheet=find_device("mi300x"), tables=None)
+    mi300x = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("mi300x"), tables=None)
     assert replace(TENSOR, machine=mi300x).prompt_launch_s(few)[0] > 0.0
     # TensorRT-LLM has none of prompts; vLLM of 512 tokens at most, and compiles the others.
     sizes = np.array([1.0, 512.0, 513.0])
     for engine, layer_s in (("trtllm", [0.7e-3] * 3), ("vllm", [0.0, 0.0, 0.45e-3])):
-        launched_s = replace(TENSOR, engine=engine).prompt_launch_s(sizes)
+        launched_s = replace(TENSOR, traits=ENGINE_TRAITS[engine]).prompt_launch_s(sizes)
         assert launched_s == pytest.approx(80 * np.array(layer_s))
-    measured = replace(TENSOR, engine="trtllm", machine=replace(mi300x, host=HOST))
+    measured = replace(TENSOR, traits=ENGINE_TRAITS["trtllm"], machine=replace(mi300x, host=HOST))
     assert measured.prompt_launch_s(few)[0] == 0.0
 
 
 def test_the_release_the_model_and_the_ranks_decide_which_prompts_have_graphs() -> None:
     # Wheels of SGLang 0.5.10.post1, 0.5.14, 0.5.15, 0.5.17 and 0.5.23.
     hopper, blackwell = (
-        ServingMachine(sheet=find_device(name), tables=None) for name in ("h200-sxm", "b200-sxm")
+        ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(name), tables=None)
+        for name in ("h200-sxm", "b200-sxm")
     )
     latent = iteration(DEEPSEEK_V3, attention_tensor=8, expert=8)
     data = iteration(LLAMA_70B, attention_data=8)
@@ -256,7 +258,9 @@ def test_the_release_the_model_and_the_ranks_decide_which_prompts_have_graphs() 
 
 
 def test_steps_of_more_sequences_than_graphs_hold_wait_for_their_launches() -> None:
-    one = replace(iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8), engine="trtllm")
+    one = replace(
+        iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8), traits=ENGINE_TRAITS["trtllm"]
+    )
     graphed = replace(one, graph_sequences=32.0)
     # The kernels of 4,096 sequences take longer than their launches.
     sizes = np.array([32.0, 33.0, 4096.0])
@@ -276,11 +280,15 @@ def test_a_step_takes_as_long_as_its_tokens_are_streamed() -> None:
 def test_steps_beside_the_normal_kernels_of_deepep_have_no_graph_on_any_engine() -> None:
     for engine, layer_s in (("sglang", 4 * 0.35e-3), ("trtllm", 4 * 0.35e-3), ("vllm", 0.45e-3)):
         few, normal = (
-            float(step_s(replace(DATA, engine=engine, a2a_backend=own), N[:1], PAST[:1])[0])
+            float(
+                step_s(
+                    replace(DATA, traits=ENGINE_TRAITS[engine], a2a_backend=own), N[:1], PAST[:1]
+                )[0]
+            )
             for own in (A2aBackend.LOW_LATENCY, A2aBackend.NORMAL)
         )
         assert normal > 61 * layer_s > few, engine
-    eager = replace(DATA, engine="sglang", is_eager=True)
+    eager = replace(DATA, traits=ENGINE_TRAITS["sglang"], is_eager=True)
     drafted = replace(eager, drafting=Drafting(draft_tokens=2, acceptance=0.7))
     longer_s = step_s(drafted, N[:1], PAST[:1]) - step_s(eager, N[:1], PAST[:1])
     # Two passes of a drafter with one layer.

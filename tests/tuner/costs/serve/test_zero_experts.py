@@ -8,7 +8,6 @@ import pytest
 from tests.expect import present
 from tests.rows import Failures
 from tests.tuner.models import example_model
-from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.all_to_all import ExpertTraffic
 from tuner.costs.serve.decoder import Experts, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -18,13 +17,14 @@ from tuner.costs.serve.memory import stage_ratio, weight_bytes
 from tuner.costs.serve.speculative import DraftMethod, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 LONGCAT = decoder_of(example_model("longcat-flash"))
 EXPERTS = Experts(num=512, top_k=12, ffn=2048, shared_ffn=12288, zero=256)
 SKIPPED, TO_AN_EXPERT = (
-    replace(serve_traits()["vllm"], computes_zero_copies=choice) for choice in (False, True)
+    replace(ENGINE_TRAITS["vllm"], computes_zero_copies=choice) for choice in (False, True)
 )
 
 
@@ -33,8 +33,8 @@ def instance(experts: Experts, *, engine: str) -> Iteration:
         decoder=replace(LONGCAT, experts=experts),
         formats=BF16,
         degrees=InstanceDegrees(expert=8, attention_data=8),
-        engine=engine,
-        machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+        traits=ENGINE_TRAITS[engine],
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None),
     )
 
 
@@ -70,7 +70,7 @@ def test_recorded_loads_keep_their_shares_among_experts_with_weights() -> None:
 
 
 def test_engines_say_whether_they_compute_them() -> None:
-    computing = {name for name, own in serve_traits().items() if own.computes_zero_copies}
+    computing = {name for name, own in ENGINE_TRAITS.items() if own.computes_zero_copies}
     assert computing == {"vllm", "sglang"}
 
 
@@ -100,7 +100,7 @@ def test_router_experts_and_exchange_follow_the_copies(failures: Failures) -> No
 
 
 def test_dispatched_bytes_by_hand() -> None:
-    machine = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None)
     tokens_Q = np.array([32.0, 64.0])
 
     def sent_s(top_k: float) -> float:

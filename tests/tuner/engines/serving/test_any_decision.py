@@ -31,9 +31,9 @@ from tests.tuner.engines.serving.testing import (
 )
 from tests.tuner.engines.testing import directives_of, texts_of
 from tests.tuner.models import example_model
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import Instances, PlannedKvTransfer, Role, ServeDecision
 from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving, unlaunchable
+from tuner.engines.serving.releases import ENGINES
 from tuner.engines.serving.shape import group_shapes
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing

@@ -24,9 +24,9 @@ from tests.tuner.engines.serving.testing import (
 )
 from tests.tuner.engines.testing import texts_of, write_emitted
 from tests.tuner.models import example_model
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_writers import emit_all_serving, emit_serving
+from tuner.engines.serving.releases import ENGINES
 from tuner.engines.sglang.multiplexing import division
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing

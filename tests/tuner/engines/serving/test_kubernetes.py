@@ -22,9 +22,9 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tests.tuner.models import example_model
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import ServeDecision
 from tuner.engines.serve_writers import emit_serving
+from tuner.engines.serving.releases import ENGINES
 from tuner.spec.model import ModelSpec
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -35,9 +35,9 @@ from tests.tuner.engines.serving.testing import (
 )
 from tests.tuner.engines.testing import texts_of, write_emitted
 from tests.tuner.models import example_model
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import ServeRouter
 from tuner.engines.serve_writers import emit_serving
+from tuner.engines.serving.releases import ENGINES
 from tuner.engines.vllm_afd.capabilities import VLLM_0_30_AFD
 from tuner.spec.model import ModelSpec
 

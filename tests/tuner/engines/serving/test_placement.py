@@ -15,8 +15,8 @@ from tests.rows import Failures
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, sample_serving
 from tests.tuner.engines.testing import texts_of, write_emitted
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving
+from tuner.engines.serving.releases import ENGINES
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor
 from tuner.spec.model import ModelSpec

@@ -19,7 +19,6 @@ from tests.tuner.engines.serving.testing import (
     sample_serving,
 )
 from tests.tuner.engines.testing import assert_golden, texts_of, write_emitted
-from tuner.catalog.serve_capabilities import ENGINES
 from tuner.config.serve import Role, ServeDecision
 from tuner.engines.serve_writers import (
     SERVE_EMITTERS,
@@ -27,6 +26,7 @@ from tuner.engines.serve_writers import (
     emit_serving,
     unlaunchable,
 )
+from tuner.engines.serving.releases import ENGINES
 from tuner.engines.serving.shape import pool_labels
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing

@@ -12,7 +12,8 @@ from tuner.estimate.serving.estimate import Advise, estimate_serving, pool_named
 from tuner.estimate.serving.records import ServingChange, ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.goals.serve_spec import read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

@@ -10,8 +10,8 @@ import pytest
 from tests.rows import Failures, each_row
 from tuner.errors import SpecError
 from tuner.goals.estimate import estimate_serving
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.spec.huggingface.quantization import released_cache
-from tuner.spec.serving.read import read_serve_spec
 
 Made = Callable[..., Any]
 BUSY = "{concurrency: 8, input_tokens: 4000, output_tokens: 500}"

@@ -14,11 +14,12 @@ from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import estimate_serving, surroundings
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import step_seconds
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 CELL = {

@@ -15,7 +15,7 @@ from tuner.estimate.serving.estimate import estimate_serving, pool_named, surrou
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_launch
 from tuner.goals.serve_plan import price_serving_pool
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 Made = Callable[..., Any]
 KIMI = {

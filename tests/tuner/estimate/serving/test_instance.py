@@ -14,9 +14,9 @@ from tests.printed import words_of
 from tests.rows import each_row
 from tests.tuner.estimate.serving.conftest import MODELS, Deployment
 from tuner.errors import SpecError, TunerError
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.report.serving_estimate import serving_estimate_sections
 from tuner.spec.cluster import Cluster, Host
-from tuner.spec.serving.read import read_serve_spec
 from tuner.units import format_s
 
 Made = Callable[..., Any]

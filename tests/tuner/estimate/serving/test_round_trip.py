@@ -27,13 +27,14 @@ from tuner.estimate.serving.instance import build_inputs, launch_transfers, pric
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 

@@ -11,6 +11,7 @@ from tests.tuner.kernel_tables import arrays_of, kernel_tables
 from tuner.costs.serve.multiplexing import DeviceShare, SharedMachine
 from tuner.costs.serve.ops import collective
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.ops import Op, gemm, memory_bound
 from tuner.prices.serve.machine import (
     BALANCED,
@@ -45,7 +46,7 @@ def reduction(num_bytes: np.ndarray, *, ranks: int, software: str = "vllm") -> O
 
 
 def test_a_product_without_a_table_comes_from_the_datasheet_and_is_named() -> None:
-    machine = ServingMachine(sheet=H200, tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=None)
     # 16 rows of a 8192 x 8192 product at fp8 are bound by its 67 MB of weights.
     seconds = machine.seconds(product(AT, dtype="fp8"))
     moved = 8192 * 8192 + 2 * 16 * (8192 + 8192)
@@ -59,7 +60,9 @@ def test_a_degree_between_two_measured_ones_is_interpolated() -> None:
         row = {"tokens": 16, **axes, "expert": expert}
         return arrays_of("moe", [(row, time_s)], kind=LOAD, dtype="fp8_block", version=str(expert))
 
-    machine = ServingMachine(sheet=H200, tables=kernel_tables("x", [moe(4, 4e-6), moe(16, 1e-6)]))
+    machine = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=H200, tables=kernel_tables("x", [moe(4, 4e-6), moe(16, 1e-6)])
+    )
     found = {degree: float(machine.seconds(experts(expert=degree))[0]) for degree in (4, 8, 16)}
     assert found == pytest.approx({4: 4e-6, 8: 2e-6, 16: 1e-6})
     assert not machine.estimated
@@ -78,7 +81,7 @@ def test_experts_from_the_datasheet_take_what_was_measured() -> None:
         ("h200-sxm", "bf16", qwen_30b, [105, 195, 262, 922]),
         ("a100-80gb-sxm", "bf16", qwen_235b, [408, 1025, 1317, 5791]),
     ):
-        machine = ServingMachine(sheet=find_device(device), tables=None)
+        machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(device), tables=None)
         op = replace(experts(expert=1, dtype=dtype), axes={**axes, "tokens": tokens})
         assert machine.seconds(op) * 1e6 == pytest.approx(measured_us, rel=0.4), device
     # Few tokens are a matter of how many kernels there are.
@@ -87,14 +90,14 @@ def test_experts_from_the_datasheet_take_what_was_measured() -> None:
         ("h200-sxm", [67.5, 112.5, 155.1]),
         ("b200-sxm", [42.5, 76.5, 103.2]),
     ):
-        machine = ServingMachine(sheet=find_device(device), tables=None)
+        machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(device), tables=None)
         op = replace(experts(expert=1, dtype="fp8_block"), axes={**deepseek, "tokens": few})
         assert machine.seconds(op) * 1e6 == pytest.approx(few_us, rel=0.3), device
 
 
 def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
     host = HostTimes(step_s=1e-3, tensor_step_s=2e-3, sequence_s=3e-5, request_s=4e-3)
-    whole = ServingMachine(sheet=H200, tables=None, host=host)
+    whole = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=None, host=host)
     half = on_core_share(whole, 0.5)
     assert half.host == HostTimes(step_s=2e-3, tensor_step_s=4e-3, sequence_s=6e-5, request_s=8e-3)
     half.seconds(product(AT, dtype="fp8"))
@@ -104,7 +107,14 @@ def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
 
 
 def test_one_rank_needs_no_collective() -> None:
-    assert float(ServingMachine(sheet=H200, tables=None).seconds(reduction(AT, ranks=1))[0]) == 0.0
+    assert (
+        float(
+            ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=None).seconds(
+                reduction(AT, ranks=1)
+            )[0]
+        )
+        == 0.0
+    )
 
 
 def test_the_faster_of_nccl_and_the_engines_own_kernel_counts() -> None:
@@ -120,7 +130,7 @@ def test_the_faster_of_nccl_and_the_engines_own_kernel_counts() -> None:
             reduce("all_reduce/vllm_eager", 1e-6),
         ],
     )
-    machine = ServingMachine(sheet=H200, tables=tables)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=tables)
     at = np.array([1024.0])
     ours = machine.seconds(reduction(at, ranks=8))
     others = machine.seconds(reduction(at, ranks=8, software="trtllm"))
@@ -129,7 +139,7 @@ def test_the_faster_of_nccl_and_the_engines_own_kernel_counts() -> None:
 
 
 def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
-    machine = ServingMachine(sheet=H200, tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=None)
     at = np.array([1e6])
     inside = machine.seconds(reduction(at, ranks=8))
     assert float(machine.seconds(reduction(at, ranks=16))[0]) > float(inside[0]) + 20e-6
@@ -150,7 +160,7 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens() -> None:
             half("normal_combine", 8192, 1e-3),
         ],
     )
-    machine = ServingMachine(sheet=H200, tables=tables)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=tables)
     at = np.array([128.0, 8192.0])
     found = present(machine.all_to_all_s(at, hidden=64, top_k=2, ranks=16))
     assert found == pytest.approx([5e-5, 2e-3])
@@ -177,7 +187,9 @@ def test_dispatched_copies_have_kernels_of_their_own() -> None:
         )
         for (kind, own), time_s in kinds.items()
     ]
-    machine = ServingMachine(sheet=H200, tables=kernel_tables("h200_sxm", tables))
+    machine = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=H200, tables=kernel_tables("h200_sxm", tables)
+    )
     one = replace(experts(expert=8, software="sglang"), axes={**axes, "tokens": np.array([64.0])})
 
     def seconds(kind: str) -> float:
@@ -207,7 +219,7 @@ def test_mxfp4_is_what_the_engines_own_table_calls_it() -> None:
             mxfp4("vllm", "w4a16_mxfp4", 3e-6),
         ],
     )
-    machine = ServingMachine(sheet=find_device("b200-sxm"), tables=tables)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("b200-sxm"), tables=tables)
     found = {
         name: float(machine.seconds(experts(expert=4, dtype="mxfp4", software=name))[0])
         for name in ("sglang", "vllm")
@@ -221,7 +233,7 @@ def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them
     at = np.array([65_536.0])
     found = {
         name: float(
-            ServingMachine(sheet=find_device(name), tables=None).seconds(
+            ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(name), tables=None).seconds(
                 product(at, dtype="nvfp4")
             )[0]
         )
@@ -236,7 +248,7 @@ def test_weights_that_are_unpacked_take_what_was_measured() -> None:
     # Microseconds of 8,192 x 8,192 int4 weights on A100 (TensorRT-LLM 1.0.0's GEMM in
     # aiconfigurator-core 0.12.0); their roofline alone is short by a half at 16 tokens.
     tokens, measured_us = [16, 64, 128, 256, 1024], [42.0, 78.8, 95.2, 169.0, 606.2]
-    machine = ServingMachine(sheet=find_device("a100-80gb"), tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("a100-80gb"), tables=None)
     found_s = machine.seconds(product(np.array(tokens, dtype=float), dtype="int4_wo"))
     assert [1e6 * one for one in found_s.tolist()] == pytest.approx(measured_us, rel=0.3)
     native = replace(machine, sheet=find_device("h100-sxm"))
@@ -257,7 +269,11 @@ def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it() -> None:
     )
     requested = experts(expert=4, dtype="nvfp4")
     found = {
-        name: float(ServingMachine(sheet=find_device(name), tables=tables).seconds(requested)[0])
+        name: float(
+            ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(name), tables=tables).seconds(
+                requested
+            )[0]
+        )
         for name in ("h200-sxm", "b200-sxm")
     }
     assert found == pytest.approx({"h200-sxm": 4e-6, "b200-sxm": 1e-6})
@@ -271,11 +287,13 @@ def test_experts_of_two_matrices_have_rows_of_their_own() -> None:
     )
     requested = experts(expert=4, dtype="bf16")
     two = replace(requested, axes={**requested.axes, "matrices": 2})
-    machine = ServingMachine(sheet=H200, tables=kernel_tables("x", [gated, ungated]))
+    machine = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=H200, tables=kernel_tables("x", [gated, ungated])
+    )
     assert machine.seconds(requested) == pytest.approx([3e-6])
     assert machine.seconds(two) == pytest.approx([2e-6])
     assert not machine.estimated
-    alone = ServingMachine(sheet=H200, tables=kernel_tables("x", [gated]))
+    alone = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=kernel_tables("x", [gated]))
     alone.seconds(two)
     assert alone.estimated == {"moe bf16"}
 
@@ -285,7 +303,10 @@ def test_a_machine_that_prices_shares_counts_its_share_once() -> None:
     row = ({"tokens": 16, **large}, 1e-6)
     tables = kernel_tables("x", [arrays_of("moe", [row], kind=LOAD, dtype="fp8_block")])
     half = SharedMachine(
-        sheet=H200, tables=tables, share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5)
+        engines=ENGINE_TRAITS,
+        sheet=H200,
+        tables=tables,
+        share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5),
     )
     one = replace(experts(expert=4), axes={**large, "tokens": AT})
     plain = float(half.seconds(one)[0])
@@ -310,14 +331,14 @@ def test_gemms_take_the_share_of_the_peak_that_the_device_was_seen_to_sustain() 
         # A quarter of the matrix units beside as much of everything else.
         ("h20-sxm", "bf16", 0.94 * 148e12),
     ):
-        machine = ServingMachine(sheet=find_device(device), tables=None)
+        machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(device), tables=None)
         taken_s = machine.seconds(Op(operation="gemm", dtype=dtype, axes=sides))
         assert float(taken_s) == pytest.approx(2.0 * 8192.0**3 / reached_per_s, rel=0.08), device
 
 
 def test_experts_of_amd_without_tuned_kernels_start_late_and_read_int4_slowly() -> None:
     machines = {
-        name: ServingMachine(sheet=find_device(name), tables=None)
+        name: ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(name), tables=None)
         for name in ("mi300x", "h200-sxm")
     }
     for device, engine, dtype, is_slower in (
@@ -335,7 +356,9 @@ def test_experts_of_amd_without_tuned_kernels_start_late_and_read_int4_slowly() 
     op = replace(
         experts(expert=1, dtype="int4_wo", software="sglang"), axes={"tokens": AT, **sizes}
     )
-    slow = ServingMachine(sheet=find_device("mi355x"), tables=None).seconds(op)
+    slow = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("mi355x"), tables=None).seconds(
+        op
+    )
     assert slow[0] == pytest.approx(2.9e-3, rel=0.2)
 
 
@@ -349,7 +372,7 @@ def test_all_reduces_take_what_engines_own_kernels_were_measured_to() -> None:
     }
     num_bytes = np.array([2.0**15, 2.0**19, 2.0**21])
     for name, by_ranks in measured.items():
-        machine = ServingMachine(sheet=find_device(name), tables=None)
+        machine = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(name), tables=None)
         for ranks, seconds in by_ranks.items():
             rated = machine.seconds(reduction(num_bytes, ranks=ranks)) * 1e6
             assert np.all(np.abs(np.log(rated / np.array(seconds))) < np.log(1.66))
@@ -359,17 +382,19 @@ def test_ranks_on_pcie_and_other_collectives_start_as_nccl_does() -> None:
     # NCCL 2.29.2 of one KiB to 16: 13 us for 4 RTX PRO 6000 and 26 for 8, 7 to 12 us for an
     # all-gather of 4 of NVLink's, 11 to 20 of 8 (aiconfigurator-core 0.12.0).
     few = np.array([1024.0])
-    workstation = ServingMachine(sheet=find_device("rtx-pro-6000"), tables=None)
+    workstation = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=find_device("rtx-pro-6000"), tables=None
+    )
     for ranks, least_us in ((4, 13.0), (8, 25.0)):
         assert workstation.seconds(reduction(few, ranks=ranks))[0] * 1e6 > least_us
-    hopper = ServingMachine(sheet=H200, tables=None)
+    hopper = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=None)
     for ranks, low_us, high_us in ((4, 7.0, 12.0), (8, 11.0, 20.0)):
         gathered = collective("all_gather", few, ranks=ranks, software="vllm")
         assert low_us < hopper.seconds(gathered)[0] * 1e6 < high_us
 
 
 def test_expert_ranks_wait_for_the_one_that_reads_most() -> None:
-    machine = ServingMachine(sheet=H200, tables=None)
+    machine = ServingMachine(engines=ENGINE_TRAITS, sheet=H200, tables=None)
     sizes = {"hidden": 3072, "ffn": 1536, "top_k": 8, "experts": 256, "tensor": 1, "expert": 8}
     waiting = Op(
         operation="moe", kind=LOAD, dtype="fp8_block", axes={"tokens": AT, **sizes}, software="vllm"
@@ -387,7 +412,8 @@ def test_expert_ranks_wait_for_the_one_that_reads_most() -> None:
 def test_small_kernels_of_rocm_start_later() -> None:
     none = memory_bound(np.array([0.0]))
     instinct, hopper = (
-        ServingMachine(sheet=find_device(name), tables=None) for name in ("mi300x", "h200-sxm")
+        ServingMachine(engines=ENGINE_TRAITS, sheet=find_device(name), tables=None)
+        for name in ("mi300x", "h200-sxm")
     )
     assert instinct.seconds(none)[0] == pytest.approx(5e-6)
     assert hopper.seconds(none)[0] == pytest.approx(1.5e-6)

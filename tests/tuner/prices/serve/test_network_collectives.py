@@ -5,6 +5,7 @@ import pytest
 
 from tuner.costs.serve.ops import collective
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.goals.serve_plan import linked_sheet
 from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.network_collectives import network_collective_s
@@ -21,7 +22,9 @@ MEASURED_US = {
 
 def all_reduce_s(device: str, num_bytes: float, *, ranks: int = 16, **pool: object) -> float:
     own = Pool(name="p", device=device, nodes=4, devices_per_node=8).model_copy(update=pool)
-    machine = ServingMachine(sheet=linked_sheet(find_device(device), own), tables=None)
+    machine = ServingMachine(
+        engines=ENGINE_TRAITS, sheet=linked_sheet(find_device(device), own), tables=None
+    )
     op = collective("all_reduce", np.array([num_bytes]), ranks=ranks, software="vllm")
     return float(machine.seconds(op)[0])
 

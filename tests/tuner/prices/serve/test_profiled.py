@@ -9,6 +9,7 @@ import pytest
 from profilers.interpolation import Bools, Curve, Floats
 from profilers.series import Series
 from tuner.devices.catalogue import CPU
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.lookups import Lookups
 from tuner.prices.ops import Op, gemm
 from tuner.prices.serve.profiled import ProfiledMachine, grouped_experts
@@ -27,7 +28,7 @@ def machine(*operations: str) -> ProfiledMachine:
         Series(name, "", "bf16", "" if name == "decode_attention" else "forward"): Product()
         for name in operations
     }
-    return ProfiledMachine(sheet=CPU, tables=None, curves=curves)
+    return ProfiledMachine(engines=ENGINE_TRAITS, sheet=CPU, tables=None, curves=curves)
 
 
 def routed(tokens: float, *, experts: int = 8, top_k: int = 2, expert: int = 1) -> Op:
@@ -69,7 +70,9 @@ def test_linear_attention_and_indexers_are_looked_up_under_their_kinds() -> None
     scores = Op(operation="index_scores", axes={"batch": 1, "sequence": 1, "past": rows, **widths})
     for op in (update, scan, scores):
         series = Series(op.operation, op.kind, "bf16", op.direction)
-        own = ProfiledMachine(sheet=CPU, tables=None, curves={series: Product()})
+        own = ProfiledMachine(
+            engines=ENGINE_TRAITS, sheet=CPU, tables=None, curves={series: Product()}
+        )
         product = np.prod([np.asarray(size) * np.ones(2) for size in op.axes.values()], axis=0)
         assert own.seconds(op) == pytest.approx(product)
         assert not own.estimated

@@ -1,5 +1,7 @@
 """Which of several measurements of a shape counts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,10 @@ from profilers.arrays import Arrays
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.kernel_tables import arrays_of, kernel_tables
+from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
+from tuner.prices import ops
+from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.tables import KernelTables
 
 AT = np.array([8.0])
@@ -17,8 +23,9 @@ def gemm(time_s: float, **named: str) -> Arrays:
 
 
 def gemm_s(tables_of: list[Arrays], *, software: str, dtype: str) -> float:
-    curve = present(kernel_tables("x", tables_of).gemm(dtype=dtype, n=64, k=64, software=software))
-    return float(curve.seconds(AT)[0])
+    tables = kernel_tables("x", tables_of)
+    machine = ServingMachine(sheet=find_device("h200-sxm"), tables=tables, engines=ENGINE_TRAITS)
+    return float(machine.seconds(replace(ops.gemm(AT, 64, 64, dtype=dtype), software=software))[0])
 
 
 def test_an_engine_has_its_own_products() -> None:

@@ -10,13 +10,14 @@ from tests.profilers.testing import fake_profile
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.prices.profile import ProfilePrices
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.read import read_serve_spec
 
 MIXTRAL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
 RATE = 2e9
@@ -62,7 +63,7 @@ def problem(tmp_path: Path) -> ServeProblem:
     sheet = find_device("h20")
     serving_pool = ServingPool(
         pool=spec.cluster.pools[0],
-        machine=ServingMachine(sheet=sheet, tables=None),
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=sheet, tables=None),
         memory_bytes=float(sheet.memory_bytes),
         source="datasheet",
     )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.tuner.search.serve.testing import demand
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.errors import SpecError
 from tuner.search.serve.occupancy import grown, joint_quantiles
 from tuner.search.serve.options import most_running
@@ -48,20 +49,23 @@ def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean() -> None:
     engine: str = "sglang"
     assert fixed.output_tokens == pytest.approx(tailed.output_tokens, rel=0.01)
     assert tailed.held_tokens > 1.5 * fixed.held_tokens
-    ratio = most_running(cache, tailed, engine=engine) / most_running(cache, fixed, engine=engine)
+    ratio = most_running(cache, tailed, traits=ENGINE_TRAITS[engine]) / most_running(
+        cache, fixed, traits=ENGINE_TRAITS[engine]
+    )
     assert ratio < 0.7
 
 
 def test_fixed_lengths_fill_the_cache() -> None:
-    assert most_running(2400.0 * 37, demand(), engine="trtllm") == 37.0
-    assert most_running(0.0, demand(), engine="trtllm") == 1.0
+    assert most_running(2400.0 * 37, demand(), traits=ENGINE_TRAITS["trtllm"]) == 37.0
+    assert most_running(0.0, demand(), traits=ENGINE_TRAITS["trtllm"]) == 1.0
 
 
 def test_where_pages_are_taken_as_outputs_grow_more_sequences_run() -> None:
     for found in (demand(), demand(output_tokens=TAIL)):
         for cache in (1e5, 1e6):
             grows, reserves = (
-                most_running(cache, found, engine=engine) for engine in ("vllm", "sglang")
+                most_running(cache, found, traits=ENGINE_TRAITS[engine])
+                for engine in ("vllm", "sglang")
             )
             assert grows > reserves
 

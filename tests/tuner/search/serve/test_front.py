@@ -9,6 +9,7 @@ import pytest
 
 from tests.tuner.search.serve.testing import demand, iteration, problem_of, serving_pool
 from tuner.config.serve import Role
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.plans.serve import FrontPoint
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.options import Option, price_options
@@ -36,7 +37,7 @@ def ways() -> tuple[Option, ...]:
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         demand=demand(),
         roles=(Role.PREFILL, Role.DECODE),
     ).options
@@ -93,7 +94,7 @@ def test_curves_hold_what_options_were_chosen_from() -> None:
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         demand=demand(slo={"tpot": {"p90": 0.03}}),
         roles=(Role.AGGREGATED, Role.DECODE),
     )
@@ -136,7 +137,7 @@ def test_batches_that_never_last_are_left_out() -> None:
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         demand=asked,
         roles=(Role.AGGREGATED,),
     ).curves

@@ -17,13 +17,13 @@ from tests.expect import present
 from tests.tuner.search.serve.testing import problem_of
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import KEPT_TOLERANCE
 from tuner.search.serve.to_plan import plan_cautions
-from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"
 

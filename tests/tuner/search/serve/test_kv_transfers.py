@@ -11,6 +11,7 @@ from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.choices import usual_choices
@@ -42,7 +43,7 @@ def serving_pool(pool: Pool) -> ServingPool:
     sheet = find_device(pool.device or "")
     return ServingPool(
         pool=pool,
-        machine=ServingMachine(sheet=sheet, tables=None),
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=sheet, tables=None),
         memory_bytes=float(sheet.memory_bytes),
         source="datasheet",
     )
@@ -95,7 +96,9 @@ def test_states_are_sent_as_the_release_of_their_own_pool_keeps_them(tmp_path: P
         state_bytes_per_sequence(problem.spec.model, state_bytes=element) for element in (4.0, 2.0)
     ]
     assert moved[0] - moved[1] == pytest.approx(states[0] - states[1])
-    notes = list(plan_assumptions(problem.spec, problem.demand, usual_choices("vllm")))
+    notes = list(
+        plan_assumptions(problem.spec, problem.demand, usual_choices(ENGINE_TRAITS["vllm"]))
+    )
     for size, words in zip(states, (("fp32", "sglang"), ("bf16", "vllm")), strict=True):
         assert any(all(word in note for word in (format_bytes(size), *words)) for note in notes)
 

@@ -10,6 +10,7 @@ from tests.rows import each_row
 from tests.tuner.search.serve.testing import demand, iteration
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import Drafting
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import engine_rules
@@ -41,7 +42,7 @@ def test_the_steady_state_is_that_of_a_full_closed_loop(
         times=step_times(
             own, most_tokens=budget + running, most_sequences=running, longest=inputs + 2 * outputs
         ),
-        rules=engine_rules(own.engine, step_tokens=budget, kv_tokens=1e9, most_running=running),
+        rules=engine_rules(own.traits, step_tokens=budget, kv_tokens=1e9, most_running=running),
         concurrency=running,
     )
     middle = slice(count // 4, 3 * count // 4)
@@ -74,7 +75,9 @@ def test_waits_of_ranks_are_those_of_ranks_that_are_simulated_together(engine: s
                 most_sequences=running,
                 longest=inputs + 2 * outputs,
             ),
-            rules=engine_rules(engine, step_tokens=budget, kv_tokens=1e9, most_running=running),
+            rules=engine_rules(
+                ENGINE_TRAITS[engine], step_tokens=budget, kv_tokens=1e9, most_running=running
+            ),
             ranks=ranks,
             concurrency=running,
         )

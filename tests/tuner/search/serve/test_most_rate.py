@@ -105,7 +105,12 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     # Of one kind a role, only one pool of the two would serve.
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
     problem = problem_of(spec(nodes=2, more_pools=pools))
-    one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, is_disaggregated=False)
+    one_kind, by_load = router_choices(
+        problem.spec.goal,
+        problem.spec.emit,
+        is_disaggregated=False,
+        releases=problem.spec.releases.values(),
+    )
     one = present(solve_goal(replace(problem, routers=(one_kind,)), "aggregated"))
     found = present(solve_goal(problem, "aggregated"))
     assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}

@@ -10,6 +10,7 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, decoder_of
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.speculative import Drafting
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.search.serve.choices import BUDGETS, Choices, TokenBudget, engine_budgets, usual_choices
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
@@ -42,12 +43,14 @@ def found_of(
     engine: str = "sglang",
     **choices: object,
 ) -> Options:
-    stated: dict[str, object] = {"budgets": engine_budgets(engine, longest=demand.most_tokens)}
+    stated: dict[str, object] = {
+        "budgets": engine_budgets(ENGINE_TRAITS[engine], longest=demand.most_tokens)
+    }
     return price_options(
         (serving_pool,),
         decoder=decoder(model),
         formats=FORMATS,
-        engine=engine,
+        traits=ENGINE_TRAITS[engine],
         demand=demand,
         roles=ROLES,
         choices=Choices(**(stated | choices)),  # type: ignore[arg-type]  # named by the tests
@@ -90,7 +93,7 @@ def test_a_release_that_refuses_every_option_of_a_role_is_named() -> None:
         (serving_pool("h200-sxm"),),
         decoder=decoder("deepseek-v3"),
         formats=FORMATS,
-        engine="sglang",
+        traits=ENGINE_TRAITS["sglang"],
         demand=demand(),
         roles=ROLES,
         refuse=lambda option: "no prefill" if option.role is Role.PREFILL else "",
@@ -142,12 +145,18 @@ def best(found: Options, role: Role) -> float:
 
 
 def test_budgets_are_chunked_unless_an_engine_takes_whole_prompts() -> None:
-    assert engine_budgets("vllm", longest=4000) == tuple(
+    assert engine_budgets(ENGINE_TRAITS["vllm"], longest=4000) == tuple(
         TokenBudget(tokens=tokens, is_chunked=True) for tokens in BUDGETS
     )
-    whole = [one.tokens for one in engine_budgets("trtllm", longest=4000) if not one.is_chunked]
+    whole = [
+        one.tokens
+        for one in engine_budgets(ENGINE_TRAITS["trtllm"], longest=4000)
+        if not one.is_chunked
+    ]
     assert whole == [4096, 8192, 16384]
-    assert usual_choices("trtllm").budgets == (TokenBudget(tokens=8192, is_chunked=False),)
+    assert usual_choices(ENGINE_TRAITS["trtllm"]).budgets == (
+        TokenBudget(tokens=8192, is_chunked=False),
+    )
 
 
 def test_an_instance_is_stated_with_its_budget_and_pages() -> None:
@@ -182,7 +191,7 @@ def test_a_model_that_no_domain_holds_is_offered_pipelines() -> None:
         (serving_pool("h100-sxm", nodes=4),),
         decoder=decoder("llama-3.1-405b"),
         formats=replace(FORMATS, attention="bf16", output="bf16", ffn="bf16"),
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         demand=demand(),
         roles=ROLES,
     )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.tuner.serve_specs import serve_spec
 from tuner.goals.serve_plan import price_serving_pool
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.search.serve.pages import page_by_pool
-from tuner.spec.serving.read import read_serve_spec
 
 LINK = "{between: [h100, b200], bandwidth: 400Gbit/s, latency: 10us}"
 

@@ -13,6 +13,7 @@ from tests.tuner.models import MODELS
 from tests.tuner.search.serve.testing import problem_of
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.plans.serve import PrefixReuse, ServePlan
 from tuner.search.serve import plan_serve as planning
 from tuner.search.serve import prefix_reuse
@@ -21,7 +22,6 @@ from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
 from tuner.search.serve.simulation import sample_rank_requests
 from tuner.simulate.serving.prefix_hits import by_weight
-from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 SPEC = f"""

@@ -1,5 +1,6 @@
 """The router as part of the decision: which policy, how many kinds, which prefixes are found."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -14,10 +15,11 @@ from tests.tuner import serve_specs
 from tests.tuner.models import MODELS
 from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import H100
-from tuner.catalog.serve_capabilities import engine_manifest
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.routers import router_stacks
 from tuner.config.serve import Role
 from tuner.engines.serve_writers import emit_serving
+from tuner.engines.serving.releases import engine_manifest, releases_by_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.report.serve_page import serve_report
 from tuner.search.serve import options
@@ -75,6 +77,11 @@ def goal_of(engine: str, **traffic: object) -> ServeGoal:
     )
 
 
+def releases_of(goal: ServeGoal, *pools: Pool) -> Collection[ServingCapabilities]:
+    """Return the releases on pools; of none, the goal's engine on NVIDIA devices."""
+    return releases_by_pool(goal, pools).values() or (engine_manifest(goal.engine),)
+
+
 CHOICES: list[tuple[str, tuple[str, ...], Mode, float, tuple[str, str, str | None]]] = [
     ("vllm", ("vllm",), "aggregated", 0.0, ("least_requests", "weighted_least_requests", None)),
     ("vllm", ("vllm", "dynamo"), "aggregated", 0.0, ("least_requests", "least_requests", None)),
@@ -96,15 +103,20 @@ CHOICES: list[tuple[str, tuple[str, ...], Mode, float, tuple[str, str, str | Non
 def test_policies_are_those_that_every_named_stack_has() -> None:
     for engine, targets, mode, hit, (policy, mixed, decode) in CHOICES:
         goal = goal_of(engine, prefix_hit=hit)
-        *_, chosen = router_choices(goal, targets, is_disaggregated=mode == "disaggregated")
+        *_, chosen = router_choices(
+            goal, targets, is_disaggregated=mode == "disaggregated", releases=releases_of(goal)
+        )
         found = (chosen.policy, chosen.mixed_policy, chosen.decode_policy)
         assert found == (policy, mixed, decode), (engine, targets, mode)
-        assert loses_prefixes(goal, targets, is_disaggregated=mode == "disaggregated") == (
-            engine == "trtllm"
-        )
+        assert loses_prefixes(
+            goal, targets, is_disaggregated=mode == "disaggregated", releases=releases_of(goal)
+        ) == (engine == "trtllm")
         assert chosen.has_sessions == (policy == "cache_aware")
     common = goal_of("vllm", prefix_hit=0.5, prefix_scope="common")
-    assert router_choices(common, (), is_disaggregated=False)[0].policy is RouterPolicy.ROUND_ROBIN
+    assert (
+        router_choices(common, (), is_disaggregated=False, releases=releases_of(common))[0].policy
+        is RouterPolicy.ROUND_ROBIN
+    )
 
 
 def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
@@ -123,11 +135,13 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
         ("trtllm", ("trtllm",), "disaggregated", False, False),
     ):
         goal = goal_of(engine, prefix_hit=0.85)
-        for choice in router_choices(goal, targets, is_disaggregated=mode == "disaggregated"):
+        for choice in router_choices(
+            goal, targets, is_disaggregated=mode == "disaggregated", releases=releases_of(goal)
+        ):
             assert choice.to_ranks is expected, (engine, targets, mode)
             assert (choice.to_ranks and choice.is_one_count) is is_one_count, (engine, targets)
         role = Role.PREFILL if mode == "disaggregated" else Role.AGGREGATED
-        left = stated_hits(goal, targets)
+        left = stated_hits(goal, targets, releases=releases_of(goal))
         if expected or engine == "trtllm":  # Its instances look for prefixes on their ranks.
             assert left is None or left(role, 24) is None
             continue
@@ -138,19 +152,25 @@ def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
         assert found.request_ratio == pytest.approx(1 / 24)
         assert left(role, 1) is None
         common = goal_of(engine, prefix_hit=0.85, prefix_scope="common")
-        assert stated_hits(common, targets) is None
+        assert stated_hits(common, targets, releases=releases_of(common)) is None
         assert not any(
             one.to_ranks
-            for one in router_choices(common, targets, is_disaggregated=mode == "disaggregated")
+            for one in router_choices(
+                common,
+                targets,
+                is_disaggregated=mode == "disaggregated",
+                releases=releases_of(common),
+            )
         )
-    assert "rank 0" in missing_ranks(goal_of("sglang"), ("sglang",))
-    assert not missing_ranks(goal_of("vllm"), ("vllm",))
+    assert "rank 0" in missing_ranks(("sglang",), releases=releases_of(goal_of("sglang")))
+    assert not missing_ranks(("vllm",), releases=releases_of(goal_of("vllm")))
 
 
 def test_a_rank_without_the_prefix_computes_the_whole_prompt() -> None:
     goal = goal_of("sglang", prefix_hit=0.75, input_tokens=1000)
     demand = replace(
-        build_demand(goal, longest=4096), hits_by_ranks=stated_hits(goal, ("sglang",))
+        build_demand(goal, longest=4096),
+        hits_by_ranks=stated_hits(goal, ("sglang",), releases=releases_of(goal)),
     ).on(Role.AGGREGATED, ranks=4)
     assert demand.computed_tokens == pytest.approx(1000 * (1.0 - 0.75 / 4))
     drawn = sample_rank_requests(goal, demand, count=400, every=1, most_tokens=1e6)
@@ -220,8 +240,10 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
     )
     hits = goal.model_copy(update={"traffic": goal.traffic.model_copy(update={"prefix_hit": 0.5})})
     vllm = goal_of("vllm", prefix_hit=0.5)
-    (_, alone) = router_choices(hits, (), is_disaggregated=True, pools=pools[:1])
-    (_, both) = router_choices(hits, (), is_disaggregated=True, pools=pools)
+    (_, alone) = router_choices(
+        hits, (), is_disaggregated=True, releases=releases_of(hits, *pools[:1])
+    )
+    (_, both) = router_choices(hits, (), is_disaggregated=True, releases=releases_of(hits, *pools))
     assert alone.decode_policy is RouterPolicy.POWER_OF_TWO
     # SGLang's gateway has no two choices.
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
@@ -229,11 +251,15 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
     # Prefill and decode of vLLM on Ascend are paired by a proxy that knows load alone.
     ascend = pools[0].model_copy(update={"device": "ascend-910b"})
     for own in ((ascend,), (pools[0], ascend)):
-        (_, choice) = router_choices(vllm, (), is_disaggregated=True, pools=own)
+        (_, choice) = router_choices(
+            vllm, (), is_disaggregated=True, releases=releases_of(vllm, *own)
+        )
         found = {choice.policy, choice.mixed_policy, choice.decode_policy}
         assert found == {RouterPolicy.LEAST_REQUESTS}
-        assert loses_prefixes(vllm, (), is_disaggregated=True, pools=own)
-        assert not loses_prefixes(vllm, (), is_disaggregated=False, pools=own)
+        assert loses_prefixes(vllm, (), is_disaggregated=True, releases=releases_of(vllm, *own))
+        assert not loses_prefixes(
+            vllm, (), is_disaggregated=False, releases=releases_of(vllm, *own)
+        )
 
 
 def test_every_stack_serves_in_turn_and_by_load() -> None:
@@ -249,7 +275,7 @@ def test_every_stack_serves_in_turn_and_by_load() -> None:
 
 def test_a_role_of_one_instance_is_given_no_choice() -> None:
     goal = goal_of("vllm", prefix_hit=0.2)
-    (_, choice) = router_choices(goal, (), is_disaggregated=True)
+    (_, choice) = router_choices(goal, (), is_disaggregated=True, releases=releases_of(goal))
     assert to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
     some = present(to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)]))
     assert some.policy is RouterPolicy.ROUND_ROBIN
@@ -318,7 +344,9 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     def answered(problem: ServeProblem) -> ModeSolution | None:
         devices = {one.devices for one in problem.options.options}
         asked.append((problem.spec.goal.traffic.prefix_hit, devices))
-        router = router_choices(problem.spec.goal, (), is_disaggregated=False)[0]
+        router = router_choices(
+            problem.spec.goal, (), is_disaggregated=False, releases=problem.spec.releases.values()
+        )[0]
         return solve_with_router(problem, "aggregated", router, None)
 
     problem = restrict_problem(problem_of(path), of_four)
@@ -339,7 +367,9 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     path = tmp_path / "spec.yaml"
     path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
     problem = problem_of(path)
-    (router, _) = router_choices(problem.spec.goal, (), is_disaggregated=True)
+    (router, _) = router_choices(
+        problem.spec.goal, (), is_disaggregated=True, releases=problem.spec.releases.values()
+    )
     pairs = []
     for role in (Role.PREFILL, Role.DECODE):
         own = [
@@ -378,7 +408,9 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(
         monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
         path.write_text(SPEC.format(rate=rate))
         problem = problem_of(path)
-        (_, router) = router_choices(problem.spec.goal, (), is_disaggregated=False)
+        (_, router) = router_choices(
+            problem.spec.goal, (), is_disaggregated=False, releases=problem.spec.releases.values()
+        )
         options = (one for one in problem.options.options if one.degrees.attention_data == 1)
         option = max(options, key=lambda one: one.rate_per_s / one.devices)
         simulated = simulate_routed_mode(

@@ -11,6 +11,7 @@ from tuner.config.serve import Role
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.modes.aggregated import simulate_aggregated_mode
@@ -110,7 +111,9 @@ def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile() -> No
     tailed = build_demand(goal, longest=32768)
     level = goal_of(output_tokens=round(tailed.output_tokens), rate=3.0)
     fixed = build_demand(level, longest=32768)
-    batches = [int(most_running(cache, one, engine="sglang")) for one in (tailed, fixed)]
+    batches = [
+        int(most_running(cache, one, traits=ENGINE_TRAITS["sglang"])) for one in (tailed, fixed)
+    ]
     assert batches[0] < 0.7 * batches[1]
     # With the batch of the mean, what is simulated says what the tail costs.
     own = iteration(engine="sglang")

@@ -12,6 +12,7 @@ from tests.printed import words_of
 from tests.tuner.models import MODELS
 from tests.tuner.search.serve.testing import demand, iteration, serving_pool
 from tuner.config.serve import Role
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.goals.serve_plan import deploy
 from tuner.report.serve_page import serve_report
 from tuner.search.serve.mixed_batches import prompt_time, split_iteration
@@ -44,7 +45,7 @@ def aggregated() -> Option:
         (serving_pool(per_node=4, nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         demand=demand(),
         roles=(Role.AGGREGATED,),
     )

@@ -9,7 +9,9 @@ from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.goals.serve_plan import price_serving_pool
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.modes.mode import ServeProblem
@@ -18,7 +20,6 @@ from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.read import read_serve_spec
 
 FORMATS = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
 
@@ -28,7 +29,7 @@ def serving_pool(device: str = "h100-sxm", *, nodes: int = 2, per_node: int = 8)
     sheet = find_device(device)
     return ServingPool(
         pool=pool,
-        machine=ServingMachine(sheet=sheet, tables=None),
+        machine=ServingMachine(engines=ENGINE_TRAITS, sheet=sheet, tables=None),
         memory_bytes=float(sheet.memory_bytes),
         source="datasheet",
     )
@@ -54,7 +55,7 @@ def iteration(model: str = "mixtral-8x7b", engine: str = "vllm", **fields: objec
         decoder=decoder_of(example_model(model)),
         formats=FORMATS,
         degrees=InstanceDegrees(attention_tensor=2, expert=2),
-        engine=engine,
+        traits=ENGINE_TRAITS[engine],
         machine=serving_pool().machine,
     )
     return replace(plain, **fields)  # type: ignore[arg-type]  # fields are named by the tests

@@ -11,6 +11,7 @@ from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import HostTimes, ServingMachine
 from tuner.simulate.serving.client import (
     ClientOverhead,
@@ -26,8 +27,8 @@ ITERATION = Iteration(
     decoder=LLAMA_8B,
     formats=Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16"),
     degrees=InstanceDegrees(),
-    engine="vllm",
-    machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+    traits=ENGINE_TRAITS["vllm"],
+    machine=ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None),
 )
 
 
@@ -61,7 +62,7 @@ def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     one = np.array([1.0])
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
     for engine, late_s in (("vllm", 0.015), ("sglang", 0.01)):
-        client = engine_client(replace(ITERATION, engine=engine))
+        client = engine_client(replace(ITERATION, traits=ENGINE_TRAITS[engine]))
         assert client_observed_ttft_s(served, client=client) == pytest.approx([1.0 + late_s])
 
 
@@ -82,7 +83,9 @@ def test_an_engine_batches_as_it_does_unless_configured() -> None:
     }
     found = {}
     for engine, is_chunked in expected:
-        rules = engine_rules(engine, step_tokens=4096, kv_tokens=1e6, is_chunked=is_chunked)
+        rules = engine_rules(
+            ENGINE_TRAITS[engine], step_tokens=4096, kv_tokens=1e6, is_chunked=is_chunked
+        )
         found[engine, is_chunked] = (rules.batching, rules.reserves_output)
     assert found == expected
 

@@ -7,13 +7,13 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
-from tuner.catalog.registry import serve_traits
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
 from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import uniform_requests
@@ -22,12 +22,12 @@ from tuner.simulate.serving.steps import MOST_TOKENS, StepTimes, step_times
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
 )
-MACHINE = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
+MACHINE = ServingMachine(engines=ENGINE_TRAITS, sheet=find_device("h200-sxm"), tables=None)
 DATA = Iteration(
     decoder=DEEPSEEK_V3,
     formats=FP8,
     degrees=InstanceDegrees(attention_data=16, expert=16),
-    engine="sglang",
+    traits=ENGINE_TRAITS["sglang"],
     machine=MACHINE,
     a2a_backend=A2aBackend.LOW_LATENCY,
 )
@@ -35,7 +35,7 @@ DENSE = Iteration(
     decoder=LLAMA_70B,
     formats=FP8,
     degrees=InstanceDegrees(),
-    engine="vllm",
+    traits=ENGINE_TRAITS["vllm"],
     machine=MACHINE,
 )
 DRAFTING = Drafting(draft_tokens=3, acceptance=0.7)
@@ -90,7 +90,7 @@ def test_an_output_takes_the_steps_that_its_drafts_leave() -> None:
 
 def test_drafts_shorten_the_time_per_token_as_the_tokens_of_a_step_say() -> None:
     requests = uniform_requests(40, input_tokens=500, output_tokens=600, least_ratio=1.0, seed=0)
-    rules = Rules(batching=serve_traits()["sglang"].batching, step_tokens=16384)
+    rules = Rules(batching=ENGINE_TRAITS["sglang"].batching, step_tokens=16384)
     means = {}
     for kind in ("plain", "drafting"):
         served = simulate(requests, times=tables(KINDS[kind]), rules=rules, concurrency=4)
@@ -108,7 +108,7 @@ def test_a_pipeline_serves_more_of_many_requests_than_one_device_of_its_speed() 
     ends = {}
     for stages in (1, 4):
         times = tables(replace(DENSE, degrees=InstanceDegrees(pipeline=stages)))
-        rules = Rules(batching=serve_traits()["vllm"].batching, step_tokens=4096)
+        rules = Rules(batching=ENGINE_TRAITS["vllm"].batching, step_tokens=4096)
         served = simulate(requests, times=times, rules=rules, concurrency=256)
         ends[stages] = float(served.end_s_R.max())
     # Four devices, and micro-batches of a quarter each.

@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from tuner.catalog.registry import serve_traits
-from tuner.catalog.serve_capabilities import release_on
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -68,14 +67,14 @@ NO_FFN_ROOM: Final = (
 def _price(problem: ServeProblem) -> Options:
     """Price AFD units on pools whose release has them, or else on all, as refused."""
     spec, pools = problem.spec, problem.serving_pools
-    having = tuple(pool for pool in pools if NAME in release_on(spec.goal, pool.pool).modes)
+    having = tuple(pool for pool in pools if NAME in spec.releases[pool.pool.name].modes)
     return merge_options(
         [
             price_afd_options(
                 release_pools,
                 decoder=problem.decoder,
                 formats=problem.formats,
-                engine=release.name,
+                traits=release.traits,
                 release=release.release,
                 demand=problem.demand,
                 loads=problem.loads,
@@ -93,7 +92,7 @@ def price_afd_options(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: str,
+    traits: EngineTraits,
     release: str = "",
     demand: Demand,
     loads: ExpertLoads | None,
@@ -106,7 +105,7 @@ def price_afd_options(
         serving_pools: pools; a unit runs on one of them.
         decoder: the model.
         formats: its storage.
-        engine: that serves.
+        traits: of the engine.
         release: of the engine; empty: the newest.
         demand: the traffic.
         loads: of the experts, as recorded; None: those of the kernel tables.
@@ -122,10 +121,10 @@ def price_afd_options(
                 decoder=decoder,
                 formats=formats,
                 degrees=ffn_degrees,
-                engine=engine,
+                traits=traits,
                 machine=serving_pool.machine,
                 a2a_backend=A2aBackend.ALLGATHER,
-                stream_s=serve_traits()[engine].rank_stream_s(attention_degrees.attention_data),
+                stream_s=traits.rank_stream_s(attention_degrees.attention_data),
                 release=release,
                 loads=_borne(loads, decoder, ranks=ffn_degrees.expert),
             )
@@ -211,7 +210,7 @@ def remote_ffn_step(
         decoder=attention_only(ffn.decoder),
         formats=ffn.formats,
         degrees=attention_degrees,
-        engine=ffn.engine,
+        traits=ffn.traits,
         machine=serving_pool.machine,
         two_batch_overlap=halves,
         stream_s=ffn.stream_s,

@@ -39,7 +39,7 @@ from tuner.spec.serving.goal import ServeGoal
 
 def _price_spread(problem: ServeProblem) -> Options:
     """Price instances with every stage on a machine of its own, for cells of several machines."""
-    pools = pools_to_spread(problem.options.options, problem.serving_pools, problem.spec.goal)
+    pools = pools_to_spread(problem.options.options, problem.serving_pools, problem.spec)
     # Layouts that are illegal with stages on one machine were counted there.
     return Options(
         options=launchable_options(

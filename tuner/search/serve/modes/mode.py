@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 from solvers.instances.problem import InstancePlan, InstancesProblem
 from solvers.result import Outcome
-from tuner.catalog.serve_capabilities import modes_on
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.expert_loads import ExpertLoads
@@ -24,7 +23,7 @@ from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.spec import ServeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,8 +148,7 @@ class ServeProblem:
     @property
     def launchable_modes(self) -> tuple[Mode, ...]:
         """Return the requested modes that the release of a pool has."""
-        known = modes_on(self.spec.goal, self.spec.cluster)
-        return tuple(mode for mode in self.modes if mode in known)
+        return tuple(mode for mode in self.modes if mode in self.spec.modes)
 
 
 def restrict_problem(

@@ -185,7 +185,7 @@ def _local(option: Option, threshold: LengthThreshold, demand: Demand) -> Iterat
     running_N = np.unique(
         np.round(
             np.geomspace(
-                1.0, most_running(option.kv_tokens, demand, engine=option.iteration.engine), BATCHES
+                1.0, most_running(option.kv_tokens, demand, traits=option.iteration.traits), BATCHES
             )
         )
     ).astype(np.float64)

@@ -14,6 +14,7 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, decoder_of
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
+from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.causes import explain_no_solution
@@ -38,7 +39,7 @@ def _priced(
         (serving_pool,),
         decoder=decoder,
         formats=FORMATS,
-        engine="vllm",
+        traits=ENGINE_TRAITS["vllm"],
         demand=demand,
         loads=None,
         page_by_pool={},
@@ -185,7 +186,7 @@ TWO_POOLS = ", ".join(
 def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) -> None:
     problem = _problem(tmp_path, rest="  engines: {b: {name: sglang}}\n")
     assert {
-        (one.serving_pool.pool.name, one.iteration.engine)
+        (one.serving_pool.pool.name, one.iteration.traits.name)
         for one in problem.own_options["attention_expert"].refused_units
     } == {("a", "vllm"), ("b", "sglang")}
     # No release has the mode: what it refuses is in no space.

@@ -9,13 +9,14 @@ from pydantic import ValidationError
 from tests.expect import present, refused
 from tests.rows import each_row
 from tuner.errors import SpecError
+from tuner.goals.serve_spec import read_serve_spec
 from tuner.spec.fields import SpecFolder
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks, fewest_redundant
 from tuner.spec.serving.lengths import LengthKind
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.serving.traffic import ArrivalKind, Traffic
 
-MIXTRAL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
+MIXTRAL = Path(__file__).parents[3] / "examples" / "models" / "mixtral-8x7b"
 
 
 def read(folder: Path, **changes: str) -> ServeSpec:
@@ -212,3 +213,13 @@ def test_a_share_of_a_traffic_is_of_its_rate_its_loop_and_its_requests() -> None
     assert burst.sets_its_rate
     assert run.sets_its_rate
     assert not read_traffic({**LENGTHS, "rate": "40/s"}).sets_its_rate
+
+
+@each_row("afd", ("a", "b"))
+def test_the_modes_of_pools_are_those_of_any_of_their_releases(tmp_path: Path, afd: str) -> None:
+    pools = TWO.replace("h20", "h100-sxm")
+    plugin = f"engines: {{{afd}: {{name: vllm, version: 0.30.0+afd}}}}"
+    spec = read(tmp_path, pools=pools, extra=plugin)
+    assert "attention_expert" in spec.modes
+    assert ("attention_expert" in spec.main_release.modes) == (afd == "a")
+    assert "attention_expert" not in read(tmp_path, pools=pools).modes

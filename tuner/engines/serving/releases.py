@@ -3,22 +3,33 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.catalog.registry import serve_releases
+from tuner.catalog.registry import SERVE_ENGINES, engine_file
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.rules import LAUNCHERS
+from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.devices.datasheet import Vendor
 from tuner.errors import UnknownTargetError
-from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, Mode, ServeGoal
 
-_EVERY: Final = tuple(serve_releases())
+EVERY_RELEASE: Final[tuple[ServingCapabilities, ...]] = tuple(
+    release for folder in SERVE_ENGINES for release in engine_file(folder, "capabilities").RELEASES
+)
+ENGINE_TRAITS: Final[Mapping[str, EngineTraits]] = {
+    release.name: release.traits for release in EVERY_RELEASE
+}
+"""Every serving engine whatever its release, by the name users type."""
 
 RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
     vendor: {
         name: tuple(
-            manifest for manifest in _EVERY if (manifest.vendor, manifest.name) == (vendor, name)
+            manifest
+            for manifest in EVERY_RELEASE
+            if (manifest.vendor, manifest.name) == (vendor, name)
         )
-        for name in dict.fromkeys(manifest.name for manifest in _EVERY if manifest.vendor is vendor)
+        for name in dict.fromkeys(
+            manifest.name for manifest in EVERY_RELEASE if manifest.vendor is vendor
+        )
     }
     for vendor in Vendor
 }
@@ -89,15 +100,6 @@ def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:
         ) from None
 
 
-def main_release(goal: ServeGoal, cluster: Cluster) -> ServingCapabilities:
-    """Return the release of the first pool, where one name for all is needed.
-
-    Raises:
-        UnknownTargetError: as `release_on`.
-    """
-    return release_on(goal, cluster.pools[0])
-
-
 def releases_by_pool(goal: ServeGoal, pools: tuple[Pool, ...]) -> dict[str, ServingCapabilities]:
     """Return the release of each pool.
 
@@ -107,20 +109,10 @@ def releases_by_pool(goal: ServeGoal, pools: tuple[Pool, ...]) -> dict[str, Serv
     return {pool.name: release_on(goal, pool) for pool in pools}
 
 
-def modes_on(goal: ServeGoal, cluster: Cluster) -> frozenset[str]:
-    """Return the modes that the release of at least one pool has.
-
-    Raises:
-        UnknownTargetError: as `release_on`.
-    """
-    releases = releases_by_pool(goal, cluster.pools).values()
-    return frozenset[str]().union(*(release.modes for release in releases))
-
-
 def target_refusals(targets: tuple[str, ...], mode: Mode) -> tuple[str, ...]:
     """Return a line for every target that does not start a mode, for any release."""
     feature, launchers = LAUNCHERS.get(mode, ("", frozenset(targets)))
-    able = launchers | {manifest.name for manifest in _EVERY if mode in manifest.modes}
+    able = launchers | {manifest.name for manifest in EVERY_RELEASE if mode in manifest.modes}
     return tuple(
         f"emit: {target} has no {feature}; emit {', '.join(sorted(able))}, or plan with other"
         " goal.modes"

@@ -1,52 +1,19 @@
 """Reader of specs whose goal is `serve`: from a file to a `ServeSpec` with its model."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import get_args
 
-from pydantic import BeforeValidator
-
-from profilers.records import Record
-from tuner.catalog.registry import serve_traits
-from tuner.catalog.serve_capabilities import ENGINES, releases_by_pool
+from tuner.catalog.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serving.releases import ENGINE_TRAITS, ENGINES, releases_by_pool, target_refusals
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
-from tuner.spec.fields import FilePath, Name, one_or_many
 from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
-from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
+from tuner.spec.serving.spec import ServeSpec, ServeSpecFile
 from tuner.spec.spec_file import read_spec_keys, validate_spec
-
-Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
-
-
-class ServeSpecFile(Record):
-    """The YAML file of a deployment; paths are relative to it."""
-
-    schema_version: Literal[1]
-    """Version of this layout."""
-    model: FilePath
-    """A Hugging Face `config.json`, or the folder that holds it."""
-    cluster: Cluster
-    goal: ServeGoal
-    emit: Targets = ()
-    """Names of the targets to write launch files for; an empty list writes the plan only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServeSpec:
-    """A deployment's spec with its model loaded."""
-
-    path: Path
-    model_path: Path
-    model: ModelSpec
-    cluster: Cluster
-    goal: ServeGoal
-    emit: tuple[str, ...]
-    release: str = ""
-    """Release of the engine that the spec states, where it is not described."""
 
 
 def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
@@ -73,7 +40,7 @@ def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
         goal = goal.model_copy(update={"engine": unnamed})
     _check_lengths(goal, model, source)
     _check_prices(goal, file.cluster, source)
-    _check_engines(goal, file.cluster, source)
+    releases = _releases(goal, file.cluster, source)
     return ServeSpec(
         path=path,
         model_path=file.model,
@@ -81,6 +48,8 @@ def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
         cluster=file.cluster,
         goal=_with_cache(goal, model, file.cluster),
         emit=file.emit,
+        releases=releases,
+        target_refusals={mode: target_refusals(file.emit, mode) for mode in get_args(Mode)},
         release=release,
     )
 
@@ -91,7 +60,7 @@ def _with_cache(goal: ServeGoal, model: ModelSpec, cluster: Cluster) -> ServeGoa
         return goal
     pool = cluster.pools[0]
     generation = None if pool.device is None else pool.sheet.generation
-    cache_dtype = serve_traits()[goal.engine_on(pool.name).name].auto_cache(model, generation)
+    cache_dtype = ENGINE_TRAITS[goal.engine_on(pool.name).name].auto_cache(model, generation)
     return (
         goal
         if cache_dtype == goal.kv_cache_dtype
@@ -99,7 +68,8 @@ def _with_cache(goal: ServeGoal, model: ModelSpec, cluster: Cluster) -> ServeGoa
     )
 
 
-def _check_engines(goal: ServeGoal, cluster: Cluster, source: str) -> None:
+def _releases(goal: ServeGoal, cluster: Cluster, source: str) -> dict[str, ServingCapabilities]:
+    """Find the release that serves on each pool with a device."""
     names = [pool.name for pool in cluster.pools]
     unknown = [name for name in goal.engines if name not in names]
     if unknown:
@@ -107,7 +77,9 @@ def _check_engines(goal: ServeGoal, cluster: Cluster, source: str) -> None:
             f"{source}: goal.engines: no pool is named {unknown[0]!r}; pools: {', '.join(names)}"
         )
     try:
-        releases_by_pool(goal, tuple(pool for pool in cluster.pools if pool.device is not None))
+        return releases_by_pool(
+            goal, tuple(pool for pool in cluster.pools if pool.device is not None)
+        )
     except UnknownTargetError as error:
         raise SpecError(f"{source}: {error}") from None
 
