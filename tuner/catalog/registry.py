@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Final, get_args
 
 from tuner.catalog.manifest import Capabilities
-from tuner.catalog.place_rules import PlaceTarget
 from tuner.catalog.saved_bytes import SavedBytes
 from tuner.spec.serving.goal import EngineName
 from tuner.spec.tune import Adapters
@@ -37,10 +36,6 @@ TRAIN_ENGINES: Final = (
 """Folders, in the order in which their targets are listed."""
 SERVE_ENGINES: Final = (*get_args(EngineName), "vllm_afd", "vllm_ascend")
 """Folders; a release with a plugin comes after those without, so that it must be named."""
-
-
-PLACE_ENGINES: Final = ("eplb", "megatron_lm")
-"""Folders of others that take a placement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +89,6 @@ def train_targets() -> Iterator[tuple[str, Target]]:
     """Yield every target of training with the folder of its engine."""
     for folder in TRAIN_ENGINES:
         for target in engine_file(folder, "capabilities").TARGETS:
-            yield folder, target
-
-
-def place_targets() -> Iterator[tuple[str, PlaceTarget]]:
-    """Yield what every engine that takes a placement accepts, with its folder."""
-    for folder in (*sorted(SERVE_ENGINES), *PLACE_ENGINES):
-        target = getattr(engine_file(folder, "capabilities"), "PLACE_TARGET", None)
-        if target is not None:
             yield folder, target
 
 

@@ -55,7 +55,7 @@ def _device_names(incomplete: str) -> Iterator[str]:
 def _target_names(incomplete: str) -> Iterator[str]:
     """Complete the last name of a list with commas."""
     from tuner.catalog.capabilities import TARGETS
-    from tuner.catalog.place_capabilities import PLACE_TARGETS
+    from tuner.engines.placement.targets import PLACE_TARGETS
     from tuner.engines.serve_writers import SERVE_EMITTERS
 
     before, comma, last = incomplete.rpartition(",")

@@ -23,7 +23,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "comparison": "tuner.compare.comparison:Comparison",
     "report": "tuner.report.written:Written",
     "residuals": "tuner.costs.train.calibration:Residuals",
-    "place-spec": "tuner.spec.place_read:PlaceSpecFile",
+    "place-spec": "tuner.spec.place_spec:PlaceSpecFile",
     "place-plan": "tuner.plans.place:PlacePlan",
     "place-verified": "tuner.verify.placement_records:PlaceVerified",
     "serve-spec": "tuner.spec.serving.spec:ServeSpecFile",

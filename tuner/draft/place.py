@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Final
 
 from profilers.routing.store import read_recording
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.draft.draft import (
     HEAD,
     Draft,
@@ -18,10 +17,11 @@ from tuner.draft.draft import (
     path_text,
     quoted,
 )
+from tuner.engines.placement.targets import PLACE_TARGETS
 from tuner.errors import SpecError
+from tuner.goals.place_spec import read_place_spec
 from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.place import MOST_RANKS, Objective
-from tuner.spec.place_read import read_place_spec
 
 
 def parse_workloads(text: str) -> dict[str, Path]:

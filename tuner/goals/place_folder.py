@@ -32,7 +32,7 @@ from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.search.place.evidence import split_recordings
 from tuner.spec.current_placement import LARGEST_BYTES
 from tuner.spec.files import LARGEST_FILE_BYTES, read_json_object
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 
 WAIVED = "evaluated on recorded passes only; nothing was launched"
 

@@ -15,6 +15,7 @@ from profilers.routing.recording import Recording
 from tuner.costs.place.expert_layer import grouped_gemms_s
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan
+from tuner.goals.place_spec import read_place_spec
 from tuner.goals.profiles import pool_profile
 from tuner.goals.train_plan import version
 from tuner.output import write_files
@@ -32,7 +33,7 @@ from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import Objective
 from tuner.spec.place_method import FORMER
-from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.spec.place_spec import PlaceSpec
 from tuner.spec.spec_file import read_spec_keys
 from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified

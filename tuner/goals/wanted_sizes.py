@@ -72,7 +72,7 @@ def place_sizes(spec_path: Path) -> WantedSizes:
         SpecError: the spec is unusable.
     """
     from tuner.goals.place_plan import is_priced, place
-    from tuner.spec.place_read import read_place_spec
+    from tuner.goals.place_spec import read_place_spec
 
     spec = read_place_spec(spec_path)
     if spec.cluster is None or not is_priced(spec):

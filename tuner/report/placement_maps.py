@@ -20,7 +20,7 @@ from tuner.search.place.dispatch_choice import planned_dispatch
 from tuner.search.place.evaluation import MOST_SOLVED, evaluate
 from tuner.search.place.evidence import split_recordings, spread_passes
 from tuner.spec.files import read_json_object
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 
 MOST_MAPS: Final = 12
 """Maps that a report reads back."""

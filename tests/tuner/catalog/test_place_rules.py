@@ -1,6 +1,6 @@
 from tests.rows import each_row
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.catalog.place_rules import shape_refusals, table_refusals
+from tuner.engines.placement.targets import PLACE_TARGETS
 
 
 def _refused(

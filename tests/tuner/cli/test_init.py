@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.rows import each_row
 from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
+from tuner.goals.place_spec import read_place_spec
 from tuner.goals.train_folder import read_plan
-from tuner.spec.place_read import read_place_spec
 from tuner.spec.read import read_spec
 
 ROOT = Path(__file__).parents[3]

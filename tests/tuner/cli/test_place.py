@@ -14,10 +14,10 @@ from tests.expect import contains
 from tests.rows import each_row
 from tests.tuner.cli.refusals import output, refusal
 from tuner.cli.app import run
+from tuner.goals.place_spec import read_place_spec
 from tuner.plans.place import PlaceProvenance
 from tuner.search.place.plan_place import make_place_plan
 from tuner.search.settings import SearchSettings
-from tuner.spec.place_read import read_place_spec
 from tuner.units import format_s
 
 ROOT = Path(__file__).parents[3]

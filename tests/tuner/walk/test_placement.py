@@ -13,9 +13,9 @@ from tests.tuner.engines.placement.testing import (
     without_replicas,
 )
 from tests.tuner.engines.testing import write_emitted
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.config.place import PlaceDecision
 from tuner.engines.place_writers import emit_placement, refusals
+from tuner.engines.placement.targets import PLACE_TARGETS
 from tuner.errors import SpecError
 from tuner.goals.registry import load_goal
 from tuner.spec.current_placement import read_placement

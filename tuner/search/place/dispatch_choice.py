@@ -11,7 +11,6 @@ from typing import Final
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.catalog.place_rules import (
     DispatchOffer,
     PlaceTarget,
@@ -28,7 +27,7 @@ from tuner.search.place.evaluation import MOST_SOLVED, evaluate
 from tuner.search.place.evidence import spread_passes, weight_W
 from tuner.search.place.problem import PlaceProblem
 from tuner.spec.place import Dispatch
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 from tuner.units import format_ratio
 
 UNPRICED_RATIO: Final = 0.01
@@ -59,7 +58,7 @@ def planned_dispatch(spec: PlaceSpec) -> str:
     none and several are offered, a draw per token: no load-blind rule has lower expected loads,
     fixed tables only vary around them. Otherwise the target's own rule.
     """
-    target, named = _target(spec), _named(spec)
+    target, named = spec.main_target, _named(spec)
     if target.offers and named != "even":
         backend = launch_backend(target, dispatch=named, a2a_backend=spec.goal.a2a_backend)
         offers = dispatch_offers(target, named, backend)
@@ -147,8 +146,7 @@ def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
     """
     nodes = -(-spec.goal.ranks // (spec.goal.ranks_per_node or spec.goal.ranks))
     marks = []
-    for name in dict.fromkeys(spec.emit):
-        target = PLACE_TARGETS[name]
+    for name, target in spec.targets.items():
         dispatch, backend = _launch(spec, target, rule) if target.offers else ("", "")
         runs = rule_run(target, dispatch=dispatch, a2a_backend=backend)
         # A table of experts has no rule of its own: its reader runs what the goal names.
@@ -197,7 +195,7 @@ def offers_of(
     Without a placement, as far as that is known before one exists. Nothing where all rules are the
     same: only an even split, or no replicas.
     """
-    target, named = _target(spec), _named(spec)
+    target, named = spec.main_target, _named(spec)
     if named == Dispatch.LEAST_LOADED.value:
         return [(OFFERS_BESIDE[0], ""), (OFFERS_BESIDE[1], "what engines run without it")]
     if named == "even" or not target.offers or _has_no_replicas(spec):
@@ -222,10 +220,6 @@ def offers_of(
             refusal = rows_misfit(target, offer, rows, ranks=spec.ranks.num_ranks) or ""
         offers.append((offer, refusal))
     return offers
-
-
-def _target(spec: PlaceSpec) -> PlaceTarget:
-    return PLACE_TARGETS[next(iter(spec.emit), "eplb")]
 
 
 def _named(spec: PlaceSpec) -> str | None:

@@ -22,7 +22,7 @@ import numpy as np
 from profilers.routing.recording import Recording
 from solvers.placement.ranks import Floats, Ints
 from tuner.errors import SpecError
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 
 _RECORD_TOKENS: Final = "record tokens: SGLang's recorder in mode per_token, or Megatron's trace"
 

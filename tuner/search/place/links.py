@@ -42,7 +42,7 @@ from tuner.search.place.evidence import WorkloadEvidence, weight_W
 from tuner.search.place.prices import PlacePool
 from tuner.spec.cluster import Pool
 from tuner.spec.place import Objective, PlaceGoal
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 
 Allowed = npt.NDArray[np.bool_]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.plans.place import LeftOut
 from tuner.search.place.dispatch_choice import made_for
 from tuner.search.place.problem import PlaceProblem
@@ -11,7 +10,7 @@ from tuner.search.place.search import MOST_FOLDS
 from tuner.search.place.verdict import Compared
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_method import Method
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
 """Rules that send tokens to a replica on their own rank or node where there is one."""
@@ -43,7 +42,7 @@ def assumption_notes(
 
 
 def _dispatch_notes(spec: PlaceSpec, dispatch: str) -> Iterator[str]:
-    target = PLACE_TARGETS[spec.emit[0]] if spec.emit else None
+    target = next(iter(spec.targets.values()), None)
     if spec.goal.dispatch is not None:
         whose = "as the goal says"
     elif target is None:
@@ -100,7 +99,7 @@ def _recording_notes(problem: PlaceProblem) -> Iterator[str]:
 
 def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
     """Note the source of the number of decoder layers, for files with a row for each of them."""
-    needed = [name for name in spec.emit if PLACE_TARGETS[name].all_layers]
+    needed = [name for name, target in spec.targets.items() if target.all_layers]
     if not needed or spec.model is not None:
         return
     if any(recording.num_decoder_layers is not None for recording in spec.recordings.values()):

@@ -39,7 +39,7 @@ from tuner.search.place.verdict import Compared, gain_noise, gain_of, to_verdict
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 from tuner.units import format_ratio
 
 SAME_RATIO: Final = 1e-9

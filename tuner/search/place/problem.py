@@ -46,7 +46,7 @@ from tuner.search.place.prices import Pricing
 from tuner.search.settings import Deadline
 from tuner.spec.place import Objective, TrafficObjective
 from tuner.spec.place_method import Method
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_spec import PlaceSpec
 
 TrafficProblem = ChainProblem | CoactivationProblem
 """Problem of an objective about traffic: every expert once, and a rank's load capped at EPLB's."""

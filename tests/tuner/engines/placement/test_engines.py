@@ -24,10 +24,10 @@ from tests.tuner.engines.placement.testing import (
     without_replicas,
 )
 from tests.tuner.engines.testing import write_emitted
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.config.place import PlaceDecision
 from tuner.engines.files import EmittedFile
 from tuner.engines.place_writers import emit_placement
+from tuner.engines.placement.targets import PLACE_TARGETS
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.plans.place import VerifiedPlacement
 from tuner.spec.place import Dispatch

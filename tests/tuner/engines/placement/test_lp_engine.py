@@ -13,9 +13,9 @@ import torch
 
 from tests.benchmarks.sglang_expert_location import expert_location_file
 from tests.expect import present
-from tuner.catalog.place_capabilities import PLACE_TARGETS
 from tuner.catalog.place_rules import dispatch_offers
 from tuner.devices.datasheet import Generation
+from tuner.engines.placement.targets import PLACE_TARGETS
 from tuner.spec.lp_memory import BUDGET_BYTES, checked_bytes, launched_bytes, program_shape
 
 SHAPES = ((6, 11), (64, 98), (111, 177), (196, 326))

@@ -12,12 +12,13 @@ from solvers.placement.ranks import Placement, Ranks
 from solvers.result import Outcome, Status
 from tests.expect import present
 from tests.rows import each_row
+from tuner.goals.place_spec import read_place_spec
 from tuner.search.place.certificate import binding_constraint, to_certificate
 from tuner.search.place.cost import fit_cost, traffic_scale
 from tuner.search.place.plan_place import state_problem
 from tuner.search.place.problem import traffic_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.spec.place_spec import PlaceSpec
 
 TOKENS, LAYERS, EXPERTS = 240, 3, 8
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.expect import present
 from tuner.goals.place_plan import place
+from tuner.goals.place_spec import read_place_spec
 from tuner.search.place.evidence import limit_passes, split_recordings
 from tuner.search.place.plan_place import lost_by
 from tuner.search.settings import Deadline
-from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.spec.place_spec import PlaceSpec
 
 
 def spec_of(folder: Path, *, layers: int, experts: int, ranks: int, passes: int) -> Path:

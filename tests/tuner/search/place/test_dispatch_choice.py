@@ -16,13 +16,13 @@ from tests.tuner.engines.placement.testing import sample_decision, sample_placem
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.goals.place_plan import place
+from tuner.goals.place_spec import read_place_spec
 from tuner.plans.place import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
 from tuner.search.place.dispatch_choice import choose_dispatch
 from tuner.search.place.plan_place import state_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Dispatch
-from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 RANKS = "  ranks: 16\n  ranks_per_node: 4\n  redundant_experts: 16\n"

@@ -15,6 +15,7 @@ from tests.printed import words_of
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
 from tuner.goals.place_plan import place
+from tuner.goals.place_spec import read_place_spec
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.report.place_page import place_report
 from tuner.search.place.cost import evaluate_workload
@@ -22,7 +23,6 @@ from tuner.search.place.dispatch_choice import compared_dispatches
 from tuner.search.place.plan_place import state_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Dispatch
-from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

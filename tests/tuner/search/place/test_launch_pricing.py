@@ -12,6 +12,7 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
 from tests.expect import present
 from tests.solvers.placement.dispatch.static import rank_loads
+from tuner.goals.place_spec import read_place_spec
 from tuner.search.place.cost import evaluate_workload, fit_cost
 from tuner.search.place.evaluation import Evaluation
 from tuner.search.place.evidence import Split
@@ -19,7 +20,6 @@ from tuner.search.place.plan_place import state_problem
 from tuner.search.place.prices import place_pool
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
-from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

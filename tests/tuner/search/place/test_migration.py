@@ -7,9 +7,9 @@ import numpy as np
 
 from solvers.placement.balance.migration import loaded_LG
 from solvers.placement.ranks import Placement, Ranks
+from tuner.goals.place_spec import read_place_spec
 from tuner.search.place.plan_place import migration_cost, state_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 RANKS = Ranks.uniform(ranks=2, slots_per_rank=3)

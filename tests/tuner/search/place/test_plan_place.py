@@ -17,6 +17,7 @@ from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.goals.place_plan import place
+from tuner.goals.place_spec import read_place_spec
 from tuner.plans.place import PlacePlan
 from tuner.search.place import plan_place as planning
 from tuner.search.place.evidence import split_recordings
@@ -27,7 +28,6 @@ from tuner.search.place.search import layer_time_candidates
 from tuner.search.place.verdict import Gain, gain_of
 from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
-from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.goals.place_spec import read_place_spec
 from tuner.search.place.cost import evaluate_workload
 from tuner.search.place.plan_place import state_problem
 from tuner.search.place.verdict import Gain, gain_of
 from tuner.search.settings import SearchSettings
-from tuner.spec.place_read import read_place_spec
 
 
 def gain_for(folder: Path, names: list[str], dispatch: str) -> Gain:

@@ -12,12 +12,13 @@ from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Placement
 from tests.expect import present
 from tuner.goals.place_plan import place
+from tuner.goals.place_spec import read_place_spec
 from tuner.search.place.cost import batch_traffic, evaluate_workload, fit_cost, traffic_scale
 from tuner.search.place.evidence import Split, split_recordings
 from tuner.search.place.plan_place import state_problem
 from tuner.search.place.problem import PlaceProblem, traffic_problem
 from tuner.search.settings import SearchSettings
-from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.spec.place_spec import PlaceSpec
 
 
 def problem_of(spec: PlaceSpec) -> PlaceProblem:

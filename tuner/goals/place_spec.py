@@ -1,78 +1,24 @@
 """Reader of a spec whose goal is `place`: from its path to a `PlaceSpec` with all files loaded."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BeforeValidator
 
-from profilers.records import Record
-from profilers.routing.recording import Recording
 from profilers.routing.store import read_recording
-from solvers.placement.ranks import Placement, Ranks, contiguous
-from tuner.catalog.place_capabilities import PLACE_TARGETS
+from solvers.placement.ranks import Ranks, contiguous
 from tuner.catalog.place_rules import dispatch_refusal, program_refusal, shape_refusals
+from tuner.engines.placement.targets import PLACE_TARGETS
 from tuner.errors import SpecError, UnknownTargetError
-from tuner.spec.cluster import Cluster
 from tuner.spec.current_placement import read_placement
-from tuner.spec.fields import FilePath, Name, one_or_many
 from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_dispatch import least_loaded_refusal
 from tuner.spec.place_recordings import check_model, check_passes, check_recordings
+from tuner.spec.place_spec import PlaceSpec, PlaceSpecFile
 from tuner.spec.spec_file import read_spec_keys, validate_spec
-
-Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
-
-
-class PlaceSpecFile(Record):
-    """The YAML file of a placement; paths are relative to it."""
-
-    schema_version: Literal[1]
-    """Version of this layout."""
-    model: FilePath | None = None
-    """A Hugging Face `config.json`; needed to price time."""
-    cluster: Cluster | None = None
-    """Needed to price time; its first pool has the ranks."""
-    goal: PlaceGoal
-    emit: Targets = ("eplb",)
-    """Names of the engines to write the placement for; an empty list writes the plan only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlaceSpec:
-    """A placement's spec with its model, recordings and current placement loaded."""
-
-    path: Path
-    model_path: Path | None
-    model: ModelSpec | None
-    cluster: Cluster | None
-    goal: PlaceGoal
-    recordings: Mapping[str, Recording]
-    """Recordings by workload, in the order of the spec; all of the same layers and experts."""
-    num_layers: int | None
-    """Decoder layers of the model, dense ones included; None if not known."""
-    ranks: Ranks
-    current: Placement
-    """The current placement; experts in order if the spec names none."""
-    current_ranks: Ranks
-    """Ranks with the slots of the current placement."""
-    emit: tuple[str, ...]
-
-    @property
-    def layer_ids(self) -> tuple[int, ...]:
-        """Indices of the placed decoder layers."""
-        return next(iter(self.recordings.values())).layer_ids
-
-    @property
-    def num_experts(self) -> int:
-        """Logical experts of a layer."""
-        return next(iter(self.recordings.values())).num_experts
 
 
 def read_place_spec(path: Path) -> PlaceSpec:
@@ -117,6 +63,8 @@ def read_place_spec(path: Path) -> PlaceSpec:
         current=current,
         current_ranks=current_ranks,
         emit=file.emit,
+        main_target=PLACE_TARGETS[next(iter(file.emit), "eplb")],
+        targets={name: PLACE_TARGETS[name] for name in file.emit},
     )
     refused = next(chain(_goal_refusals(spec), _engine_refusals(spec)), None)
     if refused is not None:
@@ -167,7 +115,7 @@ def _engine_refusals(spec: PlaceSpec) -> Iterator[str]:
             "goal.a2a_backend: no engine under emit asks for one"
             f" ({', '.join(with_backend)} does); leave it out"
         )
-    for target in map(PLACE_TARGETS.__getitem__, spec.emit):
+    for target in spec.targets.values():
         launch = dispatch_refusal(
             target,
             dispatch=dispatch,

@@ -11,8 +11,8 @@ from profilers.routing.store import read_recording
 from profilers.routing.store import write_recording as write_stored
 from tests.rows import each_row
 from tuner.errors import SpecError, TunerError
+from tuner.goals.place_spec import read_place_spec
 from tuner.spec.kind import goal_kind
-from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
