@@ -29,10 +29,10 @@ from tests.rows import each_row
 from tuner.cli.app import app
 from tuner.goals.place_spec import read_place_spec
 from tuner.goals.serve_spec import read_serve_spec
+from tuner.goals.train_spec import read_spec
 from tuner.spec.kind import goal_kind
 from tuner.spec.place import Dispatch
 from tuner.spec.place_method import Method
-from tuner.spec.read import read_spec
 
 CHECKOUT = Path(__file__).parents[1]
 FRONT = CHECKOUT / "README.md"

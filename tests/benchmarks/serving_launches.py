@@ -5,7 +5,7 @@
 For every launch in data/serving_launches.json: whether it is predicted to fit, tokens of a rank's
 cache against the published count, tokens a second against the published rate. Kernels come from
 TABLES (profiles or a folder of aiconfigurator's tables), else from datasheets. The memory rule is
-that of the launch's release (tuner/catalog/registry.py). Aims: no launch that ran is
+that of the launch's release (tuner/engines/registry.py). Aims: no launch that ran is
 refused, every one that did not is; counts within 10 %, rates within 25 %. Misses are marked. Exit
 code 1: a miss. Entries marked `formed` were used when the rules were written.
 """

@@ -21,8 +21,8 @@ from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.costs.residuals import residual_for
 from tuner.costs.train.calibration import shipped
+from tuner.goals.train_spec import read_spec
 from tuner.search.train.build_problem import build_problem, price_pool
-from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.budget import Budget, Spending
 from tuner.verify.budget.prices import production_prices

@@ -37,7 +37,6 @@ from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
 from tests.tuner.formulas import Formulas
 from tuner import api
-from tuner.catalog.capabilities import launchable
 from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.serve import Role
@@ -50,9 +49,11 @@ from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.step import price_step
 from tuner.engines.serving.releases import release_on
+from tuner.engines.targets import programs
 from tuner.errors import OutsideProfileError
 from tuner.goals.serve_plan import price_serving_pool as site_of_server
 from tuner.goals.serve_spec import read_serve_spec
+from tuner.goals.train_spec import read_spec
 from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
@@ -70,7 +71,6 @@ from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.spec.read import read_spec
 from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.spec import Spec
 
@@ -549,8 +549,8 @@ class _Reference:
         problem = layout_problem(
             costs,
             options=options,
-            capabilities=launchable(
-                self.spec.emit, model=self.spec.model, precision=self.spec.goal.precision
+            capabilities=programs(self.spec.emit).launchable(
+                model=self.spec.model, precision=self.spec.goal.precision
             ),
             uniform_chunks=False,
         )

@@ -31,11 +31,11 @@ from tuner import api
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
+from tuner.goals.train_spec import read_spec
 from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe
-from tuner.spec.read import read_spec
 
 Fields = dict[str, Any]
 

@@ -19,9 +19,9 @@ from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError, UnknownDeviceError
 from tuner.goals.train_folder import read_plan, write_plan
+from tuner.goals.train_spec import read_spec
 from tuner.plans.folder import VERIFIED_NAME
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.read import read_spec
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort, Watcher
 

@@ -14,10 +14,10 @@ import pytest
 from tests.patience import patient_s
 from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_sizes
-from tuner.catalog.capabilities import TARGETS
+from tuner.engines.targets import TARGETS
 from tuner.errors import SpecError
 from tuner.goals.train_plan import plan_training, refuse_unlaunchable
-from tuner.spec.read import read_spec
+from tuner.goals.train_spec import read_spec
 
 ROOT = Path(__file__).parents[2]
 MODELS = sorted(folder.parent.name for folder in (ROOT / "examples/models").glob("*/config.json"))

@@ -10,7 +10,7 @@ from tests.rows import each_row
 from tuner.costs.train.calibration import shipped
 from tuner.estimate.estimate import estimate
 from tuner.estimate.registry import read_launch
-from tuner.spec.read import read_spec
+from tuner.goals.train_spec import read_spec
 
 WORKED = Path(__file__).parents[2] / "examples" / "worked"
 RECIPES = sorted(path.parent.name for path in WORKED.glob("*/public.sh"))

@@ -54,9 +54,9 @@ def _device_names(incomplete: str) -> Iterator[str]:
 
 def _target_names(incomplete: str) -> Iterator[str]:
     """Complete the last name of a list with commas."""
-    from tuner.catalog.capabilities import TARGETS
     from tuner.engines.placement.targets import PLACE_TARGETS
     from tuner.engines.serve_writers import SERVE_EMITTERS
+    from tuner.engines.targets import TARGETS
 
     before, comma, last = incomplete.rpartition(",")
     names = dict.fromkeys((*TARGETS, *SERVE_EMITTERS, *PLACE_TARGETS))

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tuner.catalog.capabilities import TARGETS, intersection
 from tuner.draft.draft import (
     HEAD,
     MACHINES,
@@ -19,14 +18,15 @@ from tuner.draft.draft import (
     parse_targets,
     path_text,
 )
+from tuner.engines.targets import TARGETS, programs
 from tuner.errors import SpecError
 from tuner.goals.train_plan import refuse_unlaunchable
+from tuner.goals.train_spec import read_spec
 from tuner.spec.goal import Precision
-from tuner.spec.read import read_spec
 
 
 def _emit_training(text: str, _values: FieldValues) -> None:
-    intersection(parse_targets(text))
+    programs(parse_targets(text)).capabilities()
     if not parse_targets(text):
         raise SpecError(f"--emit: name at least one of {', '.join(TARGETS)}")
 

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.catalog.capabilities import background_checkpoint_obstacle, intersection
+from tuner.catalog.programs import background_checkpoint_obstacle
+from tuner.engines.targets import programs
 from tuner.faults.forecast import RunForecast, writes_in_background
 from tuner.plans.folder import FEWER_NODES
 from tuner.plans.train import Plan, VerifiedPlan
@@ -113,7 +114,7 @@ def checkpoint_schedule(
         return None
     levels, other_layout = run.checkpoint_levels, _other_layout(verified.plan)
     blocking = background_checkpoint_obstacle(
-        intersection(verified.plan.emit), zero_stage=verified.decision.zero_stage
+        programs(verified.plan.emit).capabilities(), zero_stage=verified.decision.zero_stage
     )
     return CheckpointSchedule(
         steps=run.checkpoint_interval_steps,
@@ -147,7 +148,7 @@ def keeps_checkpoints(verified: VerifiedPlan) -> bool:
     planned, launched = verified.plan.decision, verified.decision
     if planned is None:
         return False
-    target = intersection(verified.plan.emit)
+    target = programs(verified.plan.emit).capabilities()
     return (
         launched.zero_stage == planned.zero_stage
         and (launched.expert_model_parallel_size > 1) == (planned.expert_model_parallel_size > 1)

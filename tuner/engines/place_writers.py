@@ -6,10 +6,10 @@ An emitter is a pure function `emit(verified) -> tuple[EmittedFile, ...]`.
 from typing import Protocol
 
 from tuner.catalog.place_rules import shape_refusals, table_refusals
-from tuner.catalog.registry import engine_file
 from tuner.config.place import PlaceDecision
 from tuner.engines.files import EmittedFile
 from tuner.engines.placement.targets import PLACE_FOLDERS, PLACE_TARGETS
+from tuner.engines.registry import engine_file
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.plans.place import VerifiedPlacement
 

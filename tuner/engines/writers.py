@@ -8,20 +8,22 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
-from tuner.catalog.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.catalog.manifest import with_adapters, with_gradients
-from tuner.catalog.registry import train_targets
+from tuner.catalog.programs import WRAPPERS
 from tuner.config.train import TrainDecision
 from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.hosts import hosts_file
 from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.registry import TRAIN_ENGINES, engine_file
+from tuner.engines.targets import TARGETS, programs
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.refusals import refusals
 
 EMITTERS: Final[Mapping[str, tuple[str, str]]] = {
     **{
         target.name: (f"tuner.engines.{folder}.write", target.emitter)
-        for folder, target in train_targets()
+        for folder in TRAIN_ENGINES
+        for target in engine_file(folder, "capabilities").TARGETS
     },
     "slurm": ("tuner.engines.launchers.slurm", "emit"),
 }
@@ -43,7 +45,7 @@ def broken_rules(target: str, plan: Plan, decision: TrainDecision) -> tuple[str,
     able = with_gradients(
         TARGETS[target]
         if target in WRAPPERS
-        else intersection((target,), device_kind=plan.provenance.kind_of_devices),
+        else programs((target,)).capabilities(device_kind=plan.provenance.kind_of_devices),
         gradient_bytes=decision.gradient_bytes,
         precision=plan.goal.precision,
     )
@@ -84,4 +86,4 @@ def emitted_targets(plan: Plan) -> tuple[str, ...]:
     Raises:
         UnknownTargetError: the plan names a target that does not exist.
     """
-    return tuple(dict.fromkeys((*programs(plan.emit), *plan.emit)))
+    return tuple(dict.fromkeys((*programs(plan.emit).chosen, *plan.emit)))

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from tuner.catalog.capabilities import TARGETS, refusals
 from tuner.catalog.manifest import with_adapters, with_gradients
 from tuner.config.train import TrainDecision
 from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.targets import TARGETS
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
 from tuner.estimate.environment import lines_to_set
@@ -41,6 +41,7 @@ from tuner.estimate.prices import (
 )
 from tuner.estimate.records import Change
 from tuner.search.ratios import Ratios, is_tie
+from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
 from tuner.units import format_bytes
 

@@ -14,19 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tuner.catalog.capabilities import (
-    TARGETS,
-    Capabilities,
-    background_checkpoint_obstacle,
-    host_checkpoint_obstacle,
-    loading_ranks,
-    saved_bytes,
-)
+from tuner.catalog.manifest import Capabilities
+from tuner.catalog.programs import background_checkpoint_obstacle
 from tuner.config.shapes import number, single
 from tuner.costs.train.adapters import num_adapter_parameters
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.engines.checkpoints import KEPT, retain_steps
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.targets import TARGETS, programs
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
 from tuner.estimate.records import CheckpointChange, CheckpointEstimate, CheckpointRoom
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
@@ -353,8 +348,7 @@ def _jobs(run: LaunchedRun) -> Jobs:
         pool=run.setup.pool,
         stated=run.stated,
         adapters=number(num_adapter_parameters(shape, strategies)) if adapters else 0.0,
-        saved=saved_bytes(
-            (_TARGET_OF[configuration.engine],),
+        saved=programs((_TARGET_OF[configuration.engine],)).saved_bytes(
             adapters=adapters,
             zero_stage=round(number(strategies.zero_stage)),
             precision=configuration.precision,
@@ -372,8 +366,7 @@ def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> Ru
         pool=pool,
         nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
         profile=profile,
-        obstacle=host_checkpoint_obstacle(
-            TARGETS["megatron-lm"],
+        obstacle=programs(("megatron-lm",)).host_checkpoint_obstacle(
             zero_stage=zero_stage,
             offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
         ),
@@ -384,8 +377,8 @@ def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> Ru
         profile=profile,
         host=host,
         has_pinned=from_pinned,
-        loading_ranks=loading_ranks(
-            (_TARGET_OF[run.priced.configuration.engine],), devices_per_node=pool.devices_per_node
+        loading_ranks=programs((_TARGET_OF[run.priced.configuration.engine],)).loading_ranks(
+            devices_per_node=pool.devices_per_node
         ),
     )
     configuration = run.priced.configuration

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
-from tuner.catalog.capabilities import TARGETS
 from tuner.config.knobs import KNOBS
 from tuner.devices.datasheet import Generation
 from tuner.engines.reading.launch import Graphs, TokenDispatcher, TrainingEngine
+from tuner.engines.targets import TARGETS
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.prices import TARGET_OF

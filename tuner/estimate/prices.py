@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tuner.catalog.target import Target
 from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.shapes import Hardware, ModelShape, Stages, stacked
@@ -41,6 +42,7 @@ from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
 from tuner.engines.reading.variables import ALLOCATOR
+from tuner.engines.targets import PROGRAMS, programs
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.prices.measured import MeasuredPrices
@@ -54,9 +56,7 @@ from tuner.search.train.memory_risk import (
     uneven_bytes,
 )
 from tuner.search.train.regimes import (
-    OF_TARGET,
     PricedRelease,
-    Relative,
     priced_release,
     regime_of,
     step_band,
@@ -74,8 +74,8 @@ TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.TRANSFORMERS: "transformers-peft",
 }
 """The launch target whose manifest and releases apply to an engine's launches."""
-SOFTWARE_OF: Final[Mapping[TrainingEngine, Relative]] = {
-    engine: OF_TARGET[target] for engine, target in TARGET_OF.items()
+SOFTWARE_OF: Final[Mapping[TrainingEngine, Target]] = {
+    engine: PROGRAMS[target] for engine, target in TARGET_OF.items()
 }
 """The engine's name in the residuals, and the generation whose constants it starts from."""
 
@@ -131,7 +131,7 @@ class PricingSetup:
     def regime(self, configuration: Configuration) -> Regime:
         """Return the regime of a configuration's kernels and host."""
         regime = regime_of(
-            (TARGET_OF[configuration.engine],),
+            SOFTWARE_OF[configuration.engine],
             self.sheet,
             precision=configuration.priced_precision,
             has_experts=self.model.moe is not None,
@@ -143,13 +143,13 @@ class PricingSetup:
 
     def release(self, configuration: Configuration) -> PricedRelease:
         """Return the release of its engine that a configuration is priced for."""
-        target = TARGET_OF[configuration.engine]
-        return priced_release((target,), self.engine, self.residuals)
+        target = programs((TARGET_OF[configuration.engine],))
+        return priced_release(target, self.engine, self.residuals)
 
     def band(self, configuration: Configuration) -> StepBand:
         """Return the band of a configuration's step."""
         return step_band(
-            (TARGET_OF[configuration.engine],),
+            SOFTWARE_OF[configuration.engine],
             self.sheet,
             self.residuals,
             precision=configuration.priced_precision,
@@ -238,7 +238,8 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 
 
 def _memory_constants(config: Configuration, setup: PricingSetup) -> MemoryConstants:
-    known = memory_constants([SOFTWARE_OF[config.engine].software], [_memory_family(config, setup)])
+    software = Software(SOFTWARE_OF[config.engine].software)
+    known = memory_constants([software], [_memory_family(config, setup)])
     known = replace(known, keeps_exchanged=0.0) if config.drops_exchanged else known
     has_segments = "expandable_segments:True" in config.environment.get(ALLOCATOR, "")
     if has_segments and not config.engine.is_megatron:
@@ -440,7 +441,8 @@ def _memory_family(config: Configuration, setup: PricingSetup) -> str:
         return "transformers-fp32" if config.gradient_bytes == 4 else "transformers"
     if config.engine is TrainingEngine.DEEPSPEED and config.has_transformers_loss:
         return "deepspeed-transformers"
-    return SOFTWARE_OF[config.engine].memory_family
+    target = SOFTWARE_OF[config.engine]
+    return target.memory_family or target.family
 
 
 def _layout(config: Configuration) -> tuple[StageLayers, ...]:
@@ -483,7 +485,7 @@ def memory_forecast(priced: PricedConfiguration, setup: PricingSetup) -> MemoryF
         priced.peak_bytes_P,
         uneven_load_bytes(priced.configuration, setup) if is_uneven else 0.0,
         capacity_bytes=setup.memory_capacity_bytes,
-        software=SOFTWARE_OF[priced.configuration.engine].software,
+        software=Software(SOFTWARE_OF[priced.configuration.engine].software),
         prices=setup.loss_prices,
     )
 

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tuner.catalog.registry import LaunchFormat, engine_file, launch_formats
+from tuner.catalog.target import LaunchFormat
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.reading.programs import unknown_script
 from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import read_variables
+from tuner.engines.registry import engine_file, launch_formats
 from tuner.engines.torchtitan.command import is_training_command
 from tuner.errors import SpecError
 from tuner.estimate.started import (

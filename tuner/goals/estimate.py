@@ -45,7 +45,7 @@ def estimate(
     from tuner.estimate.estimate import shipped_residuals
     from tuner.estimate.registry import read_launch
     from tuner.goals.train_plan import measured_profile
-    from tuner.spec.read import read_spec
+    from tuner.goals.train_spec import read_spec
 
     spec = read_spec(spec_path)
     with _other_goal_refused(launch, kind="train"):

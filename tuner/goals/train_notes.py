@@ -4,15 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from profilers.records import Profile
-from tuner.catalog.capabilities import (
-    background_checkpoint_obstacle,
-    in_process_restart_obstacle,
-    intersection,
-    loading_ranks,
-    programs,
-)
+from tuner.catalog.programs import background_checkpoint_obstacle
 from tuner.config.host_memory import RENAMED, STATED_AS
 from tuner.engines.assumptions import plan_assumptions
+from tuner.engines.targets import programs
 from tuner.faults.failure_rates import observed_rates
 from tuner.faults.measured import (
     host_memory_rates,
@@ -85,7 +80,12 @@ def with_assumptions(plan: Plan) -> Plan:
         notes += run_notes(run)
     if plan.decision is not None:
         notes += [*_write_mode_notes(plan), *_restart_notes(plan)]
-        notes += plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
+        notes += plan_assumptions(
+            programs(plan.emit).chosen,
+            plan.model,
+            plan.goal,
+            plan.decision,
+        )
     provenance = plan.provenance.model_copy(update={"notes": tuple(notes)})
     return plan.model_copy(update={"provenance": provenance})
 
@@ -134,7 +134,7 @@ def _write_mode_notes(plan: Plan) -> Iterator[str]:
             yield "checkpoints are written in the background"
         return
     reason = background_checkpoint_obstacle(
-        intersection(plan.emit), zero_stage=plan.decision.zero_stage
+        programs(plan.emit).capabilities(), zero_stage=plan.decision.zero_stage
     )
     pool = plan.cluster.pools[0]
     copied = run.checkpoint_bytes * pool.devices_per_node / plan.decision.num_devices
@@ -152,7 +152,7 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
     stated, decision = plan.goal.reliability, plan.decision
     if stated is None or decision is None or stated.in_process_restart is None:
         return
-    reason = in_process_restart_obstacle(intersection(plan.emit), zero_stage=decision.zero_stage)
+    reason = programs(plan.emit).in_process_restart_obstacle(zero_stage=decision.zero_stage)
     if reason:
         yield f"goal.reliability.in_process_restart has no effect: {reason}"
     run = None if plan.predicted is None else plan.predicted.run
@@ -250,7 +250,7 @@ def _measured_loads(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str
     if spec.goal.reliability is None:
         return
     for pool in spec.cluster.pools:
-        ranks = loading_ranks(spec.emit, devices_per_node=pool.devices_per_node)
+        ranks = spec.programs.loading_ranks(devices_per_node=pool.devices_per_node)
         if pool.name not in measured or not ranks:
             continue
         rate = load_bytes_per_s(measured[pool.name], ranks=ranks)

@@ -15,12 +15,13 @@ from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv
 from profilers.records import Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
-from tuner.catalog.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
-from tuner.catalog.manifest import of_model, with_adapters
+from tuner.catalog.manifest import Capabilities, of_model, with_adapters
+from tuner.catalog.programs import Programs
 from tuner.costs.residuals import Residual
 from tuner.errors import SpecError
 from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
+from tuner.goals.train_spec import read_spec
 from tuner.paths import AnyPath, to_paths
 from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
 from tuner.plans.proof import with_planning_time
@@ -29,7 +30,6 @@ from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progre
 from tuner.search.settings import SearchSettings
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
-from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 from tuner.spec.tune import NETWORK, Adapters, adapted, matrices
 from tuner.verify.launches import REFERENCE
@@ -144,7 +144,7 @@ def plan_training(
             "DIR` and name it in the spec or with --profile DIR"
         )
     profile = read_profile(profile_path)
-    engine = priced_program(spec.emit)
+    engine = priced_program(spec.programs)
     residual = (
         residual
         or trial_residual(pool, profiles, engine)
@@ -233,15 +233,15 @@ def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | Non
     return paths
 
 
-def priced_program(targets: Sequence[str]) -> str:
+def priced_program(programs: Programs) -> str:
     """Return what a profile of the reference step prices: that step if named, or the first."""
-    named = programs(targets)
+    named = programs.chosen
     return REFERENCE if REFERENCE in named else named[0]
 
 
 def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
     """Return whether the reference engine is requested and a profile has all its operations."""
-    if not set(programs(spec.emit)) <= {REFERENCE, "torchrun"}:
+    if not set(spec.programs.chosen) <= {REFERENCE, "torchrun"}:
         return False
     needed = {"gemm", "attention", "memory_bound", "optimizer"}
     needed |= {"grouped_gemm"} if spec.model.moe is not None else set()
@@ -431,7 +431,7 @@ def refuse_unpriced(spec: Spec) -> None:
 
 
 def _refuse_unpriced_adapters(spec: Spec) -> None:
-    capabilities = intersection(spec.emit)
+    capabilities = spec.programs.capabilities()
     for target in capabilities.parts or (capabilities,):
         if spec.goal.adapters is not None and not target.frozen_in_compute_type:
             raise SpecError(
@@ -443,7 +443,7 @@ def _refuse_unpriced_adapters(spec: Spec) -> None:
 
 def refuse_unlaunchable(spec: Spec) -> None:
     """Refuse a model or precision that a target lacks."""
-    capabilities = intersection(spec.emit)
+    capabilities = spec.programs.capabilities()
     for target in capabilities.parts or (capabilities,):
         lacking = sorted(features(spec.model) & target.unsupported)
         if lacking:
@@ -473,14 +473,13 @@ def _refuse_adapters(spec: Spec, target: Capabilities) -> None:
         return
     able = [
         name
-        for name, candidate in TARGETS.items()
-        if tune.method in of_model(candidate, present).adapters
+        for name, candidate in spec.programs.known.items()
+        if tune.method in of_model(candidate.capabilities, present).adapters
     ]
-    programs = ", ".join(name for name in able if name not in WRAPPERS)
     of_kind = f" {spec.model.name}" if tune.method in target.adapters else ""
     raise SpecError(
         f"goal.tune.method: {target.names[0]} does not train{of_kind} by {tune.method!r}; "
-        f"{programs or 'no target'} can, or train all weights (tune: full)"
+        f"{', '.join(able) or 'no target'} can, or train all weights (tune: full)"
     )
 
 
@@ -525,10 +524,9 @@ def _able(spec: Spec) -> str:
     """List the targets that can build the model in its precision."""
     able = [
         name
-        for name, target in TARGETS.items()
-        if name not in WRAPPERS
-        and not features(spec.model) & target.unsupported
-        and spec.goal.precision.value in target.precisions
+        for name, target in spec.programs.known.items()
+        if not features(spec.model) & target.capabilities.unsupported
+        and spec.goal.precision.value in target.capabilities.precisions
     ]
     return f"targets that can: {', '.join(able)}" if able else "no target of this version can"
 

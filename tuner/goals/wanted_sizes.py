@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tuner.catalog.capabilities import programs
 from tuner.errors import UnknownDeviceError
 from tuner.prices.lookups import Lookups, NotedPrices, WantedSizes
 from tuner.search.settings import SearchSettings
@@ -28,14 +27,14 @@ def train_sizes(spec_path: Path) -> WantedSizes:
     from tuner.costs.train.calibration import shipped
     from tuner.costs.train.measured_profile import DTYPE_OF
     from tuner.goals.train_plan import refuse_unlaunchable, refuse_unpriced
+    from tuner.goals.train_spec import read_spec
     from tuner.prices.datasheet import DatasheetPrices
     from tuner.search.reference.shapes import cases_for
     from tuner.search.train.build_problem import build_problem, price_pool
     from tuner.search.train.search import search
-    from tuner.spec.read import read_spec
 
     spec = read_spec(spec_path)
-    is_reference = set(programs(spec.emit)) <= {REFERENCE, "torchrun"}
+    is_reference = set(spec.programs.chosen) <= {REFERENCE, "torchrun"}
     pools = spec.cluster.pools
     if (is_reference and len(pools) == 1) or not all(map(_is_described, pools)):
         refuse_unpriced(spec)

@@ -1,6 +1,6 @@
 """Architectural features that some models have and some launch targets lack.
 
-`features` derives them from a `ModelSpec`; tuner/catalog/capabilities.py says which target lacks
+`features` derives them from a `ModelSpec`; tuner/catalog/programs.py says which target lacks
 which.
 
 Not covered: what every target can build (GQA, rotary embeddings, RMS norms, SwiGLU) and what only

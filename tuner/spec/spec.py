@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from profilers.records import Record
+from tuner.catalog.programs import Programs
 from tuner.spec.cluster import Cluster
 from tuner.spec.failure_log import FailureLog
 from tuner.spec.fields import FilePath, Name, one_or_many
@@ -61,7 +62,13 @@ class Spec(Record):
     failures: FailureLog | None = None
     """The log in `goal.reliability`, whose rates the goal then states."""
     search: Search = Search()
-    emit: Targets = ("reference",)
+    programs: InstanceOf[Programs]
+    """Programs of the targets that are named, which limit the search."""
+
+    @property
+    def emit(self) -> tuple[str, ...]:
+        """Names of the targets to write launch files for."""
+        return self.programs.names
 
     @property
     def num_devices(self) -> int:

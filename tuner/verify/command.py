@@ -42,11 +42,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
-from tuner.catalog.capabilities import programs
-from tuner.catalog.registry import metrics_folders
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.metrics.interface import Adapter, TrialWork
 from tuner.engines.metrics.regex import adapter as regex_adapter
+from tuner.engines.registry import metrics_folders
+from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.plans.train import Plan
 from tuner.verify.launcher import (
@@ -348,7 +348,7 @@ def _build_lock(environment: Mapping[str, str]) -> str:
 
 def _loads_note(plan: Plan) -> str:
     """Say that a trial routes by itself where its plan was priced with recorded loads."""
-    routes_as_recorded = plan.goal.routing is None or programs(plan.emit)[0] == "reference"
+    routes_as_recorded = plan.goal.routing is None or programs(plan.emit).chosen[0] == "reference"
     return "" if routes_as_recorded else OWN_LOADS
 
 
@@ -360,7 +360,7 @@ def trial_values(launch: Launch, *, names: frozenset[str]) -> dict[str, tuple[st
     """
     shape = launch_shape(launch.plan, launch.decision)
     folder = launch.folder.resolve()
-    emitted = [folder / "launch" / program for program in programs(launch.plan.emit)]
+    emitted = [folder / "launch" / program for program in programs(launch.plan.emit).chosen]
     needed = {
         placeholder: next((base / name for base in emitted if (base / name).is_file()), None)
         for placeholder, name in FILES.items()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from profilers.steps.config import StepReport
-from tuner.catalog.capabilities import programs
 from tuner.config.train import TrainDecision
+from tuner.engines.targets import programs
 from tuner.errors import OutsideProfileError, StudyError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan
@@ -254,7 +254,7 @@ def engine_of(plan: Plan) -> str:
     """Return the engine that a plan was priced for."""
     if plan.provenance.residual is not None:
         return plan.provenance.residual.engine
-    return REFERENCE if plan.provenance.device_kind else programs(plan.emit)[0]
+    return REFERENCE if plan.provenance.device_kind else programs(plan.emit).chosen[0]
 
 
 def _activations(decision: TrainDecision, report: StepReport) -> tuple[int, ...]:

@@ -17,11 +17,11 @@ from typing import Any, Final, Generic
 
 from typing_extensions import TypeVar
 
-from tuner.catalog.capabilities import Capabilities, intersection, refusals
-from tuner.catalog.manifest import with_adapters
+from tuner.catalog.manifest import Capabilities, with_adapters
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision
 from tuner.costs.reference.workload import Workload
+from tuner.engines.targets import programs
 from tuner.errors import PlanUnreadableError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
@@ -29,6 +29,7 @@ from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict
+from tuner.spec.refusals import refusals
 from tuner.verify.evidence import measured_ratio
 from tuner.verify.records import AnyRecord, Decision, PricedPoint, TrialRecord
 
@@ -101,7 +102,7 @@ class TrainSpace(DecisionSpace[TrainDecision, TrainPrediction, TrialRecord]):
             ((runner_up.decision, runner_up.predicted) for runner_up in plan.runners_up),
         )
         able = with_adapters(
-            intersection(plan.emit, device_kind=plan.provenance.kind_of_devices),
+            programs(plan.emit).capabilities(device_kind=plan.provenance.kind_of_devices),
             plan.goal.adapters,
         )
         near = (
@@ -189,7 +190,7 @@ def measured_prices(machine: PricedMachine) -> Price:
 
 def work_of(made: Plan) -> Workload:
     """Return the workload of a plan."""
-    return engine_workload(made.model, made.goal, made.emit, load_ratio=made.load_ratio)
+    return engine_workload(made.model, made.goal, programs(made.emit), load_ratio=made.load_ratio)
 
 
 def priced_point(decision: TrainDecision, step_s: float, *, peak_ratio: float) -> PricedPoint:

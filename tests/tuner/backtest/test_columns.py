@@ -10,8 +10,8 @@ from tuner.backtest.columns import build_run, build_runs, stack_runs
 from tuner.backtest.engines import OF_RELEASE
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.train.memory_constants import BY_GENERATION, OF_FAMILY
+from tuner.engines.targets import PROGRAMS
 from tuner.prices.train.constants import GemmPrecision, Software
-from tuner.search.train.regimes import OF_TARGET
 
 RUNS = Path(__file__).parent / "runs.csv"
 
@@ -227,7 +227,7 @@ def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_nam
 
 def test_every_software_that_runs_or_targets_name_has_constants_of_memory() -> None:
     engines = {one.family for one in OF_RELEASE.values()}
-    engines |= {relative.family for relative in OF_TARGET.values()}
+    engines |= {target.family for target in PROGRAMS.values()}
     assert engines <= {*OF_FAMILY, *BY_GENERATION}
 
 

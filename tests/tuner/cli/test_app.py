@@ -20,10 +20,10 @@ from tests.profilers.testing import fake_machine
 from tests.rows import each_row
 from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.__main__ import main, shadowed
-from tuner.catalog.registry import metrics_folders
 from tuner.cli import app as frame
 from tuner.cli.goals import METRICS, SERVING_FORMATS, TRAINING_FORMATS
 from tuner.cli.text import quote_path
+from tuner.engines.registry import metrics_folders
 from tuner.errors import OutputError, SpecError
 from tuner.estimate.registry import NAMES
 from tuner.estimate.serving.registry import READERS

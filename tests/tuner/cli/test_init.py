@@ -8,7 +8,7 @@ from tests.tuner.cli.refusals import Captured, output, refusal
 from tuner.cli import app as frame
 from tuner.goals.place_spec import read_place_spec
 from tuner.goals.train_folder import read_plan
-from tuner.spec.read import read_spec
+from tuner.goals.train_spec import read_spec
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "examples" / "models" / "tiny-moe")

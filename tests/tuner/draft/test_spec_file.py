@@ -14,8 +14,8 @@ from tuner.draft.place import parse_workloads
 from tuner.draft.spec_file import draft_spec, fill_values, temporary_spec
 from tuner.errors import SpecError
 from tuner.goals.serve_spec import read_serve_spec
+from tuner.goals.train_spec import read_spec
 from tuner.spec.files import home_expanded
-from tuner.spec.read import read_spec
 
 DRAFTS = (train.DRAFT, serve.DRAFT, place.DRAFT)
 ROOT = Path(__file__).parents[3]

@@ -23,11 +23,11 @@ from tests.tuner.engines.testing import (
     write_emitted,
 )
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.restart_loop import restart_loop
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.targets import TARGETS, programs
 from tuner.engines.writers import emit, emit_all
 from tuner.faults.forecast import ProcessRestart, RunForecast
 from tuner.faults.levels import Level
@@ -322,7 +322,7 @@ def test_torchtitan_keeps_the_last_two() -> None:
     written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
     assert written["async_mode"] == "async"
     assert {name for name, one in TARGETS.items() if one.pinned_checkpoints} == {"torchtitan"}
-    assert not intersection(("torchtitan", "deepspeed")).pinned_checkpoints
+    assert not programs(("torchtitan", "deepspeed")).capabilities().pinned_checkpoints
 
 
 @each_row(

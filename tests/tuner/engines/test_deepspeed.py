@@ -24,9 +24,9 @@ from tests.tuner.engines.testing import (
 )
 from tests.tuner.models import example_model
 from tuner import api
-from tuner.catalog.capabilities import launchable
 from tuner.costs.reference.workload import Workload
 from tuner.engines.deepspeed.write import emit
+from tuner.engines.targets import programs
 from tuner.engines.writers import broken_rules
 from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
@@ -215,21 +215,23 @@ def test_one_replica_and_adapters_are_planned_as_the_engine_takes_them() -> None
         precision="bf16",
     )
     for precision, gradient_bytes, least in (("bf16", 4, 1), ("bf16", 2, 0), ("fp32", 4, 0)):
-        able = launchable(
-            ("deepspeed",), model=work.model, precision=precision, gradient_bytes=gradient_bytes
+        able = programs(("deepspeed",)).launchable(
+            model=work.model, precision=precision, gradient_bytes=gradient_bytes
         )
         assert min(able.zero_stages) == least
     for target, stages in (("deepspeed", {1}), ("megatron-lm", {0})):
         found = enumerate_degrees(
             work,
             num_devices=1,
-            capabilities=launchable((target,), model=work.model, precision="bf16"),
+            capabilities=programs((target,)).launchable(model=work.model, precision="bf16"),
             search=Search(),
             ranks_per_node=1,
         )
         assert {degrees.zero_stage for degrees in found.legal} == stages
     for tune, expected in ((None, {1, 2}), (Adapters(method="lora", rank=8), {1})):
-        able = launchable(("deepspeed",), model=work.model, precision="bf16", adapters=tune)
+        able = programs(("deepspeed",)).launchable(
+            model=work.model, precision="bf16", adapters=tune
+        )
         found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
         assert {degrees.expert for degrees in found.legal} == expected
     assert {degrees.pipeline for degrees in found.legal} == {1}

@@ -10,13 +10,13 @@ from tests.expect import present, refused
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import TARGETS, intersection, launchable
 from tuner.catalog.manifest import of_model
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.megatron_lm.core import Core
 from tuner.engines.megatron_lm.write import arguments, program
+from tuner.engines.targets import TARGETS, programs
 from tuner.engines.writers import broken_rules, emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
@@ -252,16 +252,20 @@ def test_a_restriction_names_its_feature(
 
 
 def test_the_search_gets_what_the_targets_can_express_of_its_model() -> None:
-    able = launchable(("megatron-lm", "slurm"), model=example_model(SUPER), precision="bf16")
+    able = programs(("megatron-lm", "slurm")).launchable(
+        model=example_model(SUPER), precision="bf16"
+    )
     assert able.a2a_overlap is None
     assert able.zero_stages == {0, 1, 2}
-    assert launchable(
-        ("megatron-lm",), model=example_model("mixtral-8x7b"), precision="bf16"
-    ).a2a_overlap
+    assert (
+        programs(("megatron-lm",))
+        .launchable(model=example_model("mixtral-8x7b"), precision="bf16")
+        .a2a_overlap
+    )
     # In either order: what both can express of a model.
     for name in (SUPER, DELTA, SPARSE, "mixtral-8x7b"):
         present = features(example_model(name))
-        both = of_model(intersection(("megatron-lm", "torchtitan")), present)
+        both = of_model(programs(("megatron-lm", "torchtitan")).capabilities(), present)
         each = [of_model(TARGETS[one], present) for one in ("megatron-lm", "torchtitan")]
         assert both.parts == tuple(each)
         assert both.context_parallel == all(one.context_parallel for one in each)
@@ -284,7 +288,7 @@ def _spec(model: ModelSpec, decision: TrainDecision) -> Spec:
         model=model,
         cluster=Cluster(pools=(pool,)),
         goal=sample_verified(model, decision).plan.goal,
-        emit=("megatron-lm",),
+        programs=programs(("megatron-lm",)),
     )
 
 

@@ -11,11 +11,11 @@ import pytest
 from tests.rows import each_row
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import TARGETS
 from tuner.catalog.manifest import of_model
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.core import Core
 from tuner.engines.megatron_lm.write import arguments
+from tuner.engines.targets import TARGETS
 from tuner.engines.writers import emit
 from tuner.spec.features import features
 from tuner.spec.goal import Precision

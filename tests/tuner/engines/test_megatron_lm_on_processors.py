@@ -7,7 +7,7 @@ import pytest
 from tests.expect import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner import api
-from tuner.catalog.capabilities import TARGETS, intersection
+from tuner.engines.targets import TARGETS, programs
 from tuner.engines.writers import broken_rules, emit
 from tuner.plans.train import Plan
 from tuner.spec.huggingface.read import read_model
@@ -62,8 +62,8 @@ def test_what_needs_cuda_is_refused_on_processors_alone() -> None:
             wrong.append((changes, refused))
     assert not wrong
     assert model.moe is not None
-    assert TARGETS["megatron-lm"] == intersection(["megatron-lm"])
-    assert not intersection(["megatron-lm"], device_kind="cpu").context_parallel
+    assert TARGETS["megatron-lm"] == programs(["megatron-lm"]).capabilities()
+    assert not programs(["megatron-lm"]).capabilities(device_kind="cpu").context_parallel
 
 
 def test_a_profile_of_processors_is_planned_within_their_limits(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import changed, sample_decision, sample_verified, texts_of
 from tests.tuner.models import example_model
 from tests.tuner.spec.test_tune import written
-from tuner.catalog.capabilities import launchable
 from tuner.engines.megatron_bridge.lora import lora_arguments
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm.core import Core
 from tuner.engines.peft.write import settings
+from tuner.engines.targets import programs
 from tuner.engines.torchtitan.lora import lora_fields
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
@@ -154,8 +154,7 @@ def test_tensor_ranks_of_megatron_bridge_divide_the_rank_that_they_split(
         ("megatron-bridge", ("attention",), experts, ""),
     ):
         for rank in (6, 8):
-            able = launchable(
-                (target,),
+            able = programs((target,)).launchable(
                 model=MIXTRAL,
                 precision="bf16",
                 adapters=Adapters(method="lora", rank=rank, targets=targets),
@@ -366,8 +365,10 @@ def test_the_loop_gets_parameters_of_experts_and_packages_of_kernels(
 def test_a_processor_has_no_kernels_of_linear_attention(*, name: str, lacks: bool) -> None:
     model = example_model(name)
     able = {
-        "cuda": launchable(("transformers-peft",), model=model, precision="bf16"),
-        "cpu": launchable(("transformers-peft",), model=model, precision="bf16", device_kind="cpu"),
+        "cuda": programs(("transformers-peft",)).launchable(model=model, precision="bf16"),
+        "cpu": programs(("transformers-peft",)).launchable(
+            model=model, precision="bf16", device_kind="cpu"
+        ),
     }
     assert bool(features(model) & able["cpu"].unsupported) is lacks
     assert not features(model) & able["cuda"].unsupported

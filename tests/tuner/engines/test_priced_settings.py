@@ -15,7 +15,6 @@ import pytest
 from tests.expect import present
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import TARGETS
 from tuner.config.train import TrainDecision
 from tuner.costs.train.state import VOCAB_MULTIPLE
 from tuner.engines.megatron_lm.capabilities import refuses_delayed_gradients
@@ -28,6 +27,7 @@ from tuner.engines.priced_settings import (
     TRAINING,
     PricedSetting,
 )
+from tuner.engines.targets import TARGETS
 from tuner.engines.writers import broken_rules, emit
 from tuner.spec.model import ModelSpec
 

@@ -17,8 +17,8 @@ from tests.tuner.engines.testing import (
     write_emitted,
 )
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import TARGETS
 from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.targets import TARGETS
 from tuner.engines.writers import emit
 from tuner.plans.train import VerifiedPlan
 

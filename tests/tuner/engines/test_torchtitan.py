@@ -20,8 +20,8 @@ from tests.tuner.engines.testing import (
 )
 from tests.tuner.models import example_model
 from tests.tuner.real_torchtitan import run_with_torchtitan
-from tuner.catalog.capabilities import TARGETS, launchable
 from tuner.costs.reference.workload import Workload
+from tuner.engines.targets import TARGETS, programs
 from tuner.engines.torchtitan.write import emit
 from tuner.estimate.registry import read_text
 from tuner.plans.train import VerifiedPlan
@@ -292,7 +292,7 @@ def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
     found = enumerate_degrees(
         WORK,
         num_devices=2,
-        capabilities=launchable(("torchtitan",), model=WORK.model, precision="bf16"),
+        capabilities=programs(("torchtitan",)).launchable(model=WORK.model, precision="bf16"),
         search=Search(),
     )
     legal = {(degrees.tensor, degrees.expert) for degrees in found.legal}
@@ -324,7 +324,9 @@ def test_another_module_can_start_the_training(tmp_path: Path, recorders: Record
 
 
 def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
-    able = launchable(("torchtitan",), model=WORK.model, precision="bf16", device_kind="cpu")
+    able = programs(("torchtitan",)).launchable(
+        model=WORK.model, precision="bf16", device_kind="cpu"
+    )
     assert not able.pipeline
     assert not able.context_parallel
     assert able.dispatchers == {"alltoall"}

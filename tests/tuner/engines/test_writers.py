@@ -21,7 +21,7 @@ from tests.tuner.engines.testing import (
     write_emitted,
 )
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import TARGETS
+from tuner.engines.targets import TARGETS
 from tuner.engines.writers import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError
 from tuner.plans.train import VerifiedPlan

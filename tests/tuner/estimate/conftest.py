@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.targets import programs
 from tuner.estimate.changes import Changes
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import Estimate
@@ -30,7 +31,7 @@ def spec_of() -> Callable[..., Spec]:
             model=read_model(MODELS / model),
             cluster=Cluster(pools=(pool,)),
             goal=TrainGoal(kind="train", **arguments),
-            emit=("megatron-lm",),
+            programs=programs(("megatron-lm",)),
         )
 
     return make

@@ -19,6 +19,7 @@ from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.peft import read as trainer
 from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.targets import programs
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
 from tuner.estimate.changes import MOST_KNOBS
@@ -271,7 +272,7 @@ def test_a_change_fits_wherever_a_plan_does(
 ) -> None:
     targets = {"megatron": "megatron-lm", "torchtitan": "torchtitan"}
     spec = spec_of(model, nodes=nodes, device=device)
-    spec = spec.model_copy(update={"emit": (targets[engine],)})
+    spec = spec.model_copy(update={"programs": programs((targets[engine],))})
     result = told(spec, text, engine)
     change = result.smallest_change
     assert finds_a_plan(spec), model

@@ -14,6 +14,7 @@ from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_bridge import read as bridge
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.targets import programs
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
 from tuner.estimate.checkpoints import FORMS, failure_notes
@@ -339,7 +340,9 @@ def test_sharded_launches_save_in_the_background_where_their_release_can(spec: S
     ):
         flags = f"--save /shared --save-interval 80 {sharding} --micro-batch-size"
         launch = megatron.read(text.replace("--micro-batch-size", flags, 1), source="run.sh")
-        change = present(checkpoints_of(spec.model_copy(update={"emit": (emit,)}), launch).change)
+        change = present(
+            checkpoints_of(spec.model_copy(update={"programs": programs((emit,))}), launch).change
+        )
         assert any("--async-save" in line for line in change.lines) == is_told, (sharding, emit)
 
 

@@ -10,8 +10,8 @@ from tests.expect import present
 from tuner.faults.reliability import Jobs, failure_rate_per_s
 from tuner.faults.resolved import resolved
 from tuner.goals.train_notes import analytic_notes
+from tuner.goals.train_spec import read_spec
 from tuner.spec.goal import Checkpoint, Reliability
-from tuner.spec.read import read_spec
 
 WEEK_S = 7 * 86_400.0
 SPEC = """

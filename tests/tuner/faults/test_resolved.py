@@ -8,9 +8,9 @@ import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tests.expect import present
-from tuner.catalog.capabilities import loading_ranks
 from tuner.catalog.saved_bytes import SavedBytes
 from tuner.config.columns import Strategies
+from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.faults.level_seconds import obstacle
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_read_no_faster_than_ranks_load_it() -> None:
         # The slower of two.
         (("deepspeed", "torchtitan"), 8),
     ):
-        assert loading_ranks(targets, devices_per_node=8) == ranks, targets
+        assert programs(targets).loading_ranks(devices_per_node=8) == ranks, targets
 
 
 def test_a_restart_also_reads_weights_that_no_checkpoint_holds() -> None:

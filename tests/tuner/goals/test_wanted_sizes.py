@@ -14,8 +14,8 @@ from profilers.store import write_profile
 from tests.expect import present
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner import api
+from tuner.goals.train_spec import read_spec
 from tuner.prices.lookups import WantedSizes
-from tuner.spec.read import read_spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CHECKS = EXAMPLES / "checks"

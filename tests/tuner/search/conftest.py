@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tuner.catalog.capabilities import intersection
+from tuner.engines.targets import programs
+from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan, Provenance
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
 from tuner.search.reference.search import ReferenceOutcome
 from tuner.search.settings import SearchSettings
-from tuner.spec.read import read_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def make_case(
                 spec=read,
                 work=workload_of(read),
                 machine=devices,
-                capabilities=intersection(read.emit),
+                capabilities=programs(read.emit).capabilities(),
             ),
             settings=SearchSettings(**(chosen | (settings or {}))),
         )

@@ -10,8 +10,8 @@ import yaml
 from tests.expect import present, refused
 from tests.rows import Failures
 from tuner.errors import SpecError
+from tuner.goals.train_spec import read_spec
 from tuner.spec.goal import Checkpoint, Reliability
-from tuner.spec.read import read_spec
 
 HOUR = 3600.0
 

@@ -9,8 +9,8 @@ import yaml
 
 from tests.expect import present, refused
 from tuner.errors import SpecError
+from tuner.goals.train_spec import read_spec
 from tuner.spec.failure_log import FailureLog, StatedLog, read_failure_log
-from tuner.spec.read import read_spec
 
 OBSERVED: dict[str, object] = {
     "devices": 1024,

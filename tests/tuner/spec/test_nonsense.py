@@ -11,8 +11,8 @@ import yaml
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.serve_spec import read_serve_spec
 from tuner.goals.train_folder import read_plan
+from tuner.goals.train_spec import read_spec
 from tuner.plans.folder import PLAN_NAME
-from tuner.spec.read import read_spec
 
 SERVING = Path(__file__).parents[3] / "examples" / "serving" / "mixed-pool.yaml"
 

@@ -9,9 +9,9 @@ import yaml
 from tests.expect import refused
 from tests.rows import each_row
 from tuner.errors import SpecError
+from tuner.goals.train_spec import read_spec
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.read import read_spec
 from tuner.spec.tune import Adapters, adapted, adapters_words, matrices
 
 MODELS = Path(__file__).parents[3] / "examples/models"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from tests.expect import present
 from tests.tuner.verify.testing import DecisionSpace
-from tuner.catalog.capabilities import intersection, refusals
+from tuner.engines.targets import programs
+from tuner.spec.refusals import refusals
 from tuner.verify.space import TrainSpace
 
 
@@ -25,7 +26,7 @@ def test_every_point_fits_and_can_be_launched(bound_plan: Path, space: DecisionS
     one = space(bound_plan)
     assert "memory_per_device" in one.plan.binding_constraint
     assert "megatron-lm" in one.plan.emit
-    capable = intersection(one.plan.emit)
+    capable = programs(one.plan.emit).capabilities()
     for decision, point in one.points().items():
         assert point.predicted[1] <= 1.0
         assert not refusals(capable, model=one.plan.model, decision=decision)

@@ -23,10 +23,10 @@ from tuner.goals.plan_ratios import serve_ratio_band, train_ratio_band
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.goals.serve_spec import read_serve_spec
 from tuner.goals.train_plan import plan_training
+from tuner.goals.train_spec import read_spec
 from tuner.plans.serve import VerifiedServing
 from tuner.search.ratios import ties_ratio
 from tuner.search.train.build_problem import build_problem, price_pool
-from tuner.spec.read import read_spec
 from tuner.verify.budget.prices import production_prices
 
 Band = tuple[float, float]

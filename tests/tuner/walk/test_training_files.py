@@ -13,9 +13,10 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.engines.testing import sample_verified, write_emitted
-from tuner.catalog.capabilities import TARGETS, WRAPPERS
+from tuner.catalog.programs import WRAPPERS
 from tuner.catalog.rules.decision import global_chunks, global_recompute, selective_modules
 from tuner.config.train import TrainDecision
+from tuner.engines.targets import TARGETS, programs
 from tuner.engines.writers import EMITTERS, broken_rules, emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
@@ -144,7 +145,7 @@ def _spec(pair: Any, decision: TrainDecision) -> Spec:
         model=pair.model,
         cluster=Cluster(pools=(pool,)),
         goal=TrainGoal.model_validate(goal.model_dump()),
-        emit=("megatron-lm",),
+        programs=programs(("megatron-lm",)),
     )
 
 

@@ -25,12 +25,12 @@ from tests.expect import present
 from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
-from tuner.catalog.capabilities import intersection
 from tuner.config.candidates import strategies_of as strategies_of_decision
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE, FIELD_OF_DEGREE, searched
 from tuner.config.train import TrainDecision
 from tuner.costs.train.memory_constants import MemoryConstants
+from tuner.engines.targets import programs
 from tuner.engines.writers import emit
 from tuner.estimate import decision as estimated
 from tuner.estimate.configuration import Configuration, build_configuration
@@ -89,7 +89,7 @@ def _spec(pair: Any, decision: TrainDecision) -> Spec:
         model=pair.model,
         cluster=Cluster(pools=(pool,)),
         goal=goal,
-        emit=("megatron-lm",),
+        programs=programs(("megatron-lm",)),
     )
 
 
@@ -137,7 +137,9 @@ def test_a_launch_and_its_decision_are_the_same_columns(
         (pair, name) for pair in pairs for name in ("before", "after")
     ):
         decision = getattr(pair, name)
-        refused = refusals(intersection(("megatron-lm",)), model=pair.model, decision=decision)
+        refused = refusals(
+            programs(("megatron-lm",)).capabilities(), model=pair.model, decision=decision
+        )
         if refused or decision.fp8_recipe:
             continue
         own = _launched(tmp_path / str(number), pair, decision)

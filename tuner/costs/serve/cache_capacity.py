@@ -1,6 +1,6 @@
 """Bytes of KV cache that an engine allocates on one device, and whether steps fit beside them.
 
-The kinds of rules are in tuner/catalog/registry.py, every engine's in its folder. Where
+The kinds of rules are in tuner/catalog/serve_rules/traits.py, every engine's in its folder. Where
 a launch states no share, SGLang's is that of tuner/engines/sglang/read.py.
 
 CUDA shows less than a device's memory, by 0.3 GiB and 0.7 %: 23.55 of 24 GiB on RTX 4090 (vLLM

@@ -50,8 +50,8 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.catalog.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
-from tuner.catalog.registry import LaunchFormat, Target
 from tuner.catalog.saved_bytes import SINGLE_COPY, SavedBytes
+from tuner.catalog.target import LaunchFormat, Target
 from tuner.engines.peft.lora import NETWORKS_BECOME_EXPERTS, WITHOUT_OUT_PROJ
 from tuner.spec.features import LONGCAT, ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters

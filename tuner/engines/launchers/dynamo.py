@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from tuner.catalog.registry import engine_file
 from tuner.catalog.serve_rules.routers import DYNAMO_FRONTEND
 from tuner.config.serve import Role
 from tuner.devices.datasheet import Vendor
@@ -33,6 +32,7 @@ from tuner.engines.launchers.pods import (
     weights,
     yaml_text,
 )
+from tuner.engines.registry import engine_file
 from tuner.engines.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker
 from tuner.engines.serving.engines import engine_files, server_command

@@ -39,10 +39,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tuner.catalog.capabilities import intersection
 from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.files import JOB_NAME
 from tuner.engines.launchers.time_limit import SIGNAL_S
+from tuner.engines.targets import PROGRAMS
 from tuner.plans.train import VerifiedPlan
 from tuner.units import format_s
 
@@ -132,7 +132,7 @@ def restart_loop(
     """
     stated, run = verified.plan.goal.reliability, verified.predicted.run
     schedule = checkpoint_schedule(verified)
-    able = intersection((program,))
+    able = PROGRAMS[program].capabilities
     if stated is None or run is None or schedule is None:
         return None
     if not able.saves_during_run:

@@ -9,7 +9,6 @@ counts on checkpoints the job starts its program again after failures (restart_l
 
 from pathlib import PurePosixPath
 
-from tuner.catalog.capabilities import programs
 from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.engines.launchers import restart_loop
 from tuner.engines.launchers.hosts import HOSTS_NAME, hosts, notes
@@ -17,13 +16,14 @@ from tuner.engines.launchers.restart_loop import RestartLoop
 from tuner.engines.launchers.sbatch import directives, training_resources
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.statement import brief_statement
+from tuner.engines.targets import programs
 from tuner.plans.train import Plan, VerifiedPlan
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the batch script, sized for exactly the devices of the decision."""
     shape = launch_shape(verified.plan, verified.decision)
-    program = programs(verified.plan.emit)[0]
+    program = programs(verified.plan.emit).chosen[0]
     loop = restart_loop.restart_loop(
         verified, program=program, line_pools=_line_pools(verified.plan, shape)
     )

@@ -36,7 +36,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.manifest import restricted
-from tuner.catalog.registry import LaunchFormat, Target
+from tuner.catalog.target import LaunchFormat, Target
 from tuner.engines.megatron_lm.capabilities import (
     MEGATRON_0_16,
     MEGATRON_0_18,

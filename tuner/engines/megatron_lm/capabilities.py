@@ -60,8 +60,8 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.catalog.manifest import Capabilities, Conditions, restricted
 from tuner.catalog.place_rules import PlaceTarget
-from tuner.catalog.registry import LaunchFormat, Target
 from tuner.catalog.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
+from tuner.catalog.target import LaunchFormat, Target
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature, features

@@ -7,7 +7,7 @@ overlapped expert all-to-all needs streams of its own (`validate_args` of core_v
 
 from typing import Final, Protocol
 
-from tuner.catalog.capabilities import DeviceKind
+from tuner.catalog.programs import DeviceKind
 from tuner.config.train import TrainDecision
 
 _ONE_QUEUE: Final = """\

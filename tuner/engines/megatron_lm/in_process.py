@@ -23,8 +23,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.catalog.capabilities import in_process_restart_obstacle, intersection
 from tuner.engines.launchers.shape import LaunchShape
+from tuner.engines.targets import programs
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import VerifiedPlan
 
@@ -67,9 +67,8 @@ def restarts_in_process(verified: VerifiedPlan, shape: LaunchShape) -> bool:
         is_chosen = run.process_restart.decision == "in_process"
     else:
         is_chosen = stated is not None and stated.in_process_restart is not None
-    return is_chosen and not in_process_restart_obstacle(
-        intersection(("megatron-lm",), device_kind=shape.device_kind),
-        zero_stage=verified.decision.zero_stage,
+    return is_chosen and not programs(("megatron-lm",)).in_process_restart_obstacle(
+        zero_stage=verified.decision.zero_stage, device_kind=shape.device_kind
     )
 
 

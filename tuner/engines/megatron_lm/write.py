@@ -17,8 +17,8 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final
 
-from tuner.catalog.capabilities import DeviceKind
 from tuner.catalog.manifest import PIPELINE_INSIDE_ORDER
+from tuner.catalog.programs import DeviceKind
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
 from tuner.engines.checkpoints import FOLDER_NOTE, CheckpointSchedule, checkpoint_schedule

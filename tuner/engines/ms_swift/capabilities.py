@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.manifest import DEFAULT_RANK_ORDER
-from tuner.catalog.registry import LaunchFormat, Target
+from tuner.catalog.target import LaunchFormat, Target
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18, saved_bytes
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.spec.features import ModelFeature

@@ -33,8 +33,8 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.catalog.manifest import DEFAULT_RANK_ORDER, Capabilities
-from tuner.catalog.registry import LaunchFormat, Target
 from tuner.catalog.saved_bytes import SavedBytes
+from tuner.catalog.target import LaunchFormat, Target
 from tuner.engines.peft.lora import NETWORKS_BECOME_EXPERTS, WITHOUT_OUT_PROJ
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature
 from tuner.spec.tune import Adapters

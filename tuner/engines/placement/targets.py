@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.catalog.place_rules import PlaceTarget
-from tuner.catalog.registry import SERVE_ENGINES, engine_file
+from tuner.engines.registry import SERVE_ENGINES, engine_file
 
 PLACE_ENGINES: Final = ("eplb", "megatron_lm")
 """Folders of others that take a placement."""

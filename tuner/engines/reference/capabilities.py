@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.manifest import DEFAULT_RANK_ORDER, Capabilities
-from tuner.catalog.registry import Target
 from tuner.catalog.saved_bytes import SINGLE_COPY, SavedBytes
+from tuner.catalog.target import Target
 from tuner.spec.features import ModelFeature
 from tuner.spec.tune import Adapters
 

@@ -2,8 +2,8 @@
 
 from typing import Final, Protocol
 
-from tuner.catalog.registry import engine_file
 from tuner.engines.files import EmittedFile
+from tuner.engines.registry import engine_file
 from tuner.engines.serving.command import ServerCommand, variables
 from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.releases import ENGINES

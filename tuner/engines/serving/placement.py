@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from tuner.catalog.registry import engine_file
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.config.serve import Instances
 from tuner.engines.files import EmittedFile
 from tuner.engines.place_writers import emit_placement
+from tuner.engines.registry import engine_file
 from tuner.engines.serving.shape import GroupShape, group_release, group_shapes
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor, VerifiedPlacement

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.catalog.registry import SERVE_ENGINES, engine_file
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.rules import LAUNCHERS
 from tuner.catalog.serve_rules.traits import EngineTraits
 from tuner.devices.datasheet import Vendor
+from tuner.engines.registry import SERVE_ENGINES, engine_file
 from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, Mode, ServeGoal

@@ -59,8 +59,8 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.catalog.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
-from tuner.catalog.registry import LaunchFormat, Target
 from tuner.catalog.saved_bytes import SavedBytes
+from tuner.catalog.target import LaunchFormat, Target
 from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, QKV, Adapters
 

@@ -20,7 +20,6 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.catalog.capabilities import intersection
 from tuner.catalog.rules.decision import global_recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
@@ -29,6 +28,7 @@ from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.statement import statement
+from tuner.engines.targets import programs
 from tuner.engines.torchtitan.lora import lora_fields
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.features import ModelFeature, features
@@ -96,7 +96,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     shipped = _shipped_model(plan.model)
     schedule = checkpoint_schedule(verified, removes_old=True)
     devices = plan.provenance.kind_of_devices
-    able = intersection(plan.emit, device_kind=devices).pinned_checkpoints
+    able = programs(plan.emit).capabilities(device_kind=devices).pinned_checkpoints
     from_pinned = able and schedule is not None and schedule.is_asynchronous
     said = (
         *statement(verified, schedule=schedule),

@@ -34,13 +34,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tuner.catalog.registry import engine_file
 from tuner.catalog.serve_rules.afd import afd_refusals
 from tuner.catalog.serve_rules.rules import group_refusals
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
+from tuner.engines.registry import engine_file
 from tuner.engines.serving.releases import ENGINE_TRAITS, release_on
 from tuner.estimate.serving.instance import (
     EstimateInputs,

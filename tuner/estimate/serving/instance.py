@@ -20,7 +20,6 @@ from functools import partial
 
 import numpy as np
 
-from tuner.catalog.registry import engine_file
 from tuner.catalog.serve_rules.rules import nodes_needed
 from tuner.catalog.serve_rules.traits import MemoryFractionKind
 from tuner.config.serve import Instances, Role
@@ -42,6 +41,7 @@ from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.reading.weight_methods import check_bits
+from tuner.engines.registry import engine_file
 from tuner.engines.serving.releases import ENGINE_TRAITS, release_on
 from tuner.errors import SpecError
 from tuner.estimate.serving.records import ServingLoad, ServingMemory

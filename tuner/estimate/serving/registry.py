@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tuner.catalog.registry import engine_file
 from tuner.config.serve import Role
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.mistakes import read_flags
@@ -21,6 +20,7 @@ from tuner.engines.reading.options_file import (
 from tuner.engines.reading.programs import refuse_unread, starts_training
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.reading.serve_words import ServerFlags, server_flags, starts_server
+from tuner.engines.registry import engine_file
 from tuner.engines.serving.releases import ENGINES, RELEASES
 from tuner.errors import SpecError
 from tuner.estimate.registry import is_command

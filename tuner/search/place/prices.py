@@ -22,24 +22,29 @@ from tuner.costs.place.expert_layer import (
     layer_seconds,
     weights_s,
 )
-from tuner.costs.train.calibration import Residuals, band_of, constants_of
+from tuner.costs.train.calibration import (
+    Regime,
+    Residuals,
+    band_of,
+    constants_of,
+    kind_of_model,
+)
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.measured_profile import DTYPE_OF, MeasuredProfile
 from tuner.plans.place import Band
 from tuner.prices.datasheet import DatasheetPrices
 from tuner.prices.lookups import Lookups, NotedPrices
 from tuner.prices.ops import Prices, memory_bound
-from tuner.prices.train.constants import Constants
+from tuner.prices.train.constants import Constants, Software
 from tuner.search.nodes.node_order import read_links
 from tuner.search.place.evaluation import Evaluation, active_PLG
-from tuner.search.train.regimes import regime_of
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import PlaceGoal
 
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 
-PRICED_AS = "megatron-bridge"
+PRICED_AS = "nemo"
 """Framework whose residuals price an inference engine's forward pass: grouped GEMMs of the same
 libraries; no published forward pass of an engine is fitted yet."""
 
@@ -207,7 +212,14 @@ def place_pool(
         return known
     sheet = measured.sheet(pool) if measured is not None else pool.sheet
     precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
-    regime = regime_of((PRICED_AS,), sheet, precision=precision, has_experts=True)
+    regime = Regime(
+        device=sheet.name,
+        generation=sheet.generation,
+        precision=PRECISION_OF[precision],
+        software=Software.MEGATRON_2026,
+        family=PRICED_AS,
+        model_kind=kind_of_model(has_experts=True),
+    )
     constants = constants_of((regime,), residuals)
     hardware = hardware_of_pool(sheet, pool, precision=PRECISION_OF[precision])
     prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)

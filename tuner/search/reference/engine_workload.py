@@ -1,8 +1,6 @@
 """A training goal as the work of the engine that a plan is launched with."""
 
-from collections.abc import Sequence
-
-from tuner.catalog.capabilities import TARGETS, programs
+from tuner.catalog.programs import Programs
 from tuner.costs.reference.workload import Workload
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
@@ -11,12 +9,12 @@ from tuner.spec.model import ModelSpec
 def engine_workload(
     model: ModelSpec,
     goal: TrainGoal,
-    emit: Sequence[str],
+    programs: Programs,
     *,
     load_ratio: tuple[tuple[float, ...], ...],
 ) -> Workload:
-    """Return the work, with what the first program among the targets does differently."""
-    engine = TARGETS[programs(emit)[0]]
+    """Return the work, with what the first of the programs does differently."""
+    engine = programs.first.capabilities
     return Workload(
         model=model,
         sequence_length=goal.sequence_length,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from solvers.arrays import LARGEST_BYTES
 from solvers.layout.problem import LayoutProblem
-from tuner.catalog.capabilities import Capabilities
+from tuner.catalog.manifest import Capabilities
 from tuner.costs.reference.layer_time import (
     PartSeconds,
     PassTime,

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 
 from profilers.steps.config import Recompute
-from tuner.catalog.capabilities import Capabilities
+from tuner.catalog.manifest import Capabilities
 from tuner.errors import SpecError
 from tuner.spec.search import Search
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from solvers.layout.relax import least_extra_bytes
-from tuner.catalog.capabilities import Capabilities, DeviceKind, launchable
+from tuner.catalog.manifest import Capabilities
+from tuner.catalog.programs import DeviceKind
 from tuner.costs.reference.operations import (
     boundary_ops,
     embedding_ops,
@@ -77,7 +78,7 @@ def workload_of(spec: Spec) -> Workload:
     loads = (
         () if routing is None or record is None else load_ratios(spec.model, record, routing.phase)
     )
-    return engine_workload(spec.model, spec.goal, spec.emit, load_ratio=loads)
+    return engine_workload(spec.model, spec.goal, spec.programs, load_ratio=loads)
 
 
 def profiled_problem(
@@ -88,8 +89,7 @@ def profiled_problem(
         spec=spec,
         work=workload_of(spec),
         machine=machine,
-        capabilities=launchable(
-            spec.emit,
+        capabilities=spec.programs.launchable(
             model=spec.model,
             precision=spec.goal.precision,
             device_kind=device_kind,

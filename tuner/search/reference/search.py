@@ -20,7 +20,7 @@ from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
-from tuner.catalog.capabilities import Capabilities
+from tuner.catalog.manifest import Capabilities
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.plans.train import Certificate, Space

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import chain
 
 from profilers.records import Case
-from tuner.catalog.capabilities import launchable
 from tuner.costs.reference.operations import (
     boundary_ops,
     embedding_ops,
@@ -28,8 +27,7 @@ from tuner.spec.spec import Spec
 def cases_for(spec: Spec) -> tuple[Case, ...]:
     """List every case that prices some legal candidate of the spec, most used first."""
     work = workload_of(spec)
-    capabilities = launchable(
-        spec.emit,
+    capabilities = spec.programs.launchable(
         model=spec.model,
         precision=spec.goal.precision,
         adapters=spec.goal.adapters,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from profilers.steps.config import LayerKind
-from tuner.catalog.capabilities import Capabilities
+from tuner.catalog.manifest import Capabilities
 from tuner.config.microbatches import spanned_replicas
 from tuner.costs.reference.workload import StepDegrees, Workload, ZeroStage
 from tuner.search.train.rules import (

@@ -9,12 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.catalog.capabilities import (
-    host_checkpoint_obstacle,
-    intersection,
-    launchable,
-    programs,
-)
 from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
 from tuner.config.shapes import number, single
@@ -28,8 +22,9 @@ from tuner.costs.train.memory_constants import memory_constants
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
 from tuner.prices.ops import Prices
+from tuner.prices.train.constants import Software
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import OF_TARGET, priced_release, regime_of
+from tuner.search.train.regimes import priced_release, regime_of
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TWO_LEVELS
 from tuner.spec.search import Search as Limits
@@ -89,23 +84,23 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     """
     tuned = tuned_columns(spec)
     gradient_bytes = int(tuned.pop("gradient_bytes", 0)) or _gradient_bytes(spec)
-    capabilities = launchable(
-        spec.emit,
+    target = spec.programs.first
+    capabilities = spec.programs.launchable(
         model=spec.model,
         precision=spec.goal.precision,
         gradient_bytes=gradient_bytes,
         adapters=spec.goal.adapters,
     )
     precision = PRECISION_OF[spec.goal.precision.value]
-    release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).release
+    release = priced_release(spec.programs, spec.goal.engine, priced_pool.residuals).release
     regime = regime_of(
-        spec.emit,
+        target,
         priced_pool.sheet,
         precision=spec.goal.precision.value,
         has_experts=spec.model.moe is not None,
         release=release,
     )
-    memory_family = OF_TARGET[programs(spec.emit)[0]].memory_family
+    memory_family = target.memory_family or target.family
     routing, record = spec.goal.routing, spec.routing
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, priced_pool.sheet)
@@ -153,8 +148,9 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
 
 def tuned_columns(spec: Spec) -> dict[str, float]:
     """Return the columns of what the goal trains on the first program's stack."""
-    target = OF_TARGET[programs(spec.emit)[0]]
-    return tune_columns(spec.goal.adapters, spec.model, stack_of(target.software, target.family))
+    target = spec.programs.first
+    stack = stack_of(Software(target.software), target.family)
+    return tune_columns(spec.goal.adapters, spec.model, stack)
 
 
 def adapter_parameters(spec: Spec) -> float:
@@ -195,7 +191,7 @@ def _refuse_dispatcher(spec: Spec) -> None:
     Otherwise the search would end empty, and its rule counts would name the wrong reason.
     """
     requested = spec.search.dispatcher
-    able = intersection(spec.emit).dispatchers
+    able = spec.programs.capabilities().dispatchers
     usable = (
         [dispatcher for dispatcher in PRICED_DISPATCHERS if dispatcher in able]
         if spec.model.moe
@@ -206,7 +202,7 @@ def _refuse_dispatcher(spec: Spec) -> None:
     if spec.model.moe is None:
         reasons = ["a model without experts has nothing to dispatch"]
     else:
-        engines = ", ".join(intersection(spec.emit).names)
+        engines = ", ".join(spec.programs.capabilities().names)
         reasons = [
             f"{dispatcher!r} {UNPRICED.get(dispatcher, f'cannot be launched by {engines}')}"
             for dispatcher in requested
@@ -217,11 +213,11 @@ def _refuse_dispatcher(spec: Spec) -> None:
 
 def _refuse_host_checkpoints(spec: Spec) -> None:
     """Refuse stated checkpoints on hosts that the targets do not have."""
-    stated, able = spec.goal.reliability, intersection(spec.emit)
+    stated, able = spec.goal.reliability, spec.programs.capabilities()
     if stated is None or stated.checkpoint.levels != TWO_LEVELS:
         return
     if not able.host_checkpoint_zero_stages:
-        reason = host_checkpoint_obstacle(able, zero_stage=0, offloads_optimizer=False)
+        reason = spec.programs.host_checkpoint_obstacle(zero_stage=0, offloads_optimizer=False)
         raise SpecError(f"goal.reliability.checkpoint.levels: {reason}; or write auto")
 
 
@@ -232,7 +228,7 @@ def _gradient_bytes(spec: Spec) -> int:
         SpecError: the targets have none of those named.
     """
     requested = spec.search.gradient_bytes or (4,)
-    able = intersection(spec.emit).gradient_bytes
+    able = spec.programs.capabilities().gradient_bytes
     launchable = sorted(set(requested) & able)
     if not launchable:
         raise SpecError(

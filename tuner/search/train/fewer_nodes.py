@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tuner.catalog.capabilities import intersection, reshard_obstacle
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_layout, unequal_words
 from tuner.errors import SpecError
@@ -350,9 +349,7 @@ def fewer_nodes_obstacle(spec: Spec, decision: TrainDecision, *, nodes: int, on_
             f"several nodes share a scale-up domain of {pool.domain} devices, and a domain that"
             " lacks a node is not priced"
         )
-    return reshard_obstacle(
-        intersection(spec.emit), zero_stage=decision.zero_stage, on_hosts=on_hosts
-    )
+    return spec.programs.reshard_obstacle(zero_stage=decision.zero_stage, on_hosts=on_hosts)
 
 
 def _keeps_host_copies(run: RunForecast) -> bool:
@@ -401,7 +398,7 @@ def _best_nodes(
 
 def kept_limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:
     """Return what of a layout stays, so that the targets restore its checkpoints."""
-    able, moe = intersection(spec.emit), spec.model.moe
+    able, moe = spec.programs.capabilities(), spec.model.moe
     limits: dict[str, tuple[int, ...]] = {"zero_stage": (decision.zero_stage,)}
     if not able.reshards_data_parallel:
         limits["data_parallel_size"] = (decision.data_parallel_size,)

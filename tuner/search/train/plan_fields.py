@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 
 from profilers.records import Profile
-from tuner.catalog.capabilities import (
-    background_checkpoint_obstacle,
-    host_checkpoint_obstacle,
-    in_process_restart_obstacle,
-    intersection,
-    loading_ranks,
-    saved_bytes,
-)
+from tuner.catalog.programs import background_checkpoint_obstacle
 from tuner.config.columns import Strategies
 from tuner.config.host_memory import COPIES, STATED_AS, HostMemory, host_memory
 from tuner.config.shapes import number, single
@@ -494,8 +487,7 @@ def failures_on_pool(
         pool=pool,
         stated=stated or NEVER_FAILS,
         adapters=adapter_parameters(spec),
-        saved=saved_bytes(
-            spec.emit,
+        saved=spec.programs.saved_bytes(
             adapters=spec.goal.adapters,
             zero_stage=zero_stage,
             precision=spec.goal.precision.value,
@@ -503,15 +495,14 @@ def failures_on_pool(
     )
     if stated is None:
         return jobs, None
-    engines, may_wait = intersection(spec.emit), stated.checkpoint.asynchronous == "auto"
+    engines, may_wait = spec.programs.capabilities(), stated.checkpoint.asynchronous == "auto"
     limit = pool.host_limit_bytes(profile)
     host = host_level(
         stated,
         pool=pool,
         nic_bytes_per_s=nic_bytes_per_s,
         profile=profile,
-        obstacle=host_checkpoint_obstacle(
-            engines,
+        obstacle=spec.programs.host_checkpoint_obstacle(
             zero_stage=zero_stage,
             offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
         ),
@@ -525,8 +516,8 @@ def failures_on_pool(
         and (limit is None or copied_bytes(jobs) <= limit or not may_wait),
         has_pinned=engines.pinned_checkpoints
         and (profile is None or profile.header.machine.device_kind == "cuda"),
-        restarts_in_process=not in_process_restart_obstacle(engines, zero_stage=zero_stage),
-        loading_ranks=loading_ranks(spec.emit, devices_per_node=pool.devices_per_node),
+        restarts_in_process=not spec.programs.in_process_restart_obstacle(zero_stage=zero_stage),
+        loading_ranks=spec.programs.loading_ranks(devices_per_node=pool.devices_per_node),
     )
 
 

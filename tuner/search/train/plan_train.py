@@ -103,7 +103,7 @@ def make_analytic_plan(
         SpecError: the spec asks for what no device or target can do.
     """
     problem = build_problem(spec, priced_pool)
-    priced = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
+    priced = priced_release(spec.programs, spec.goal.engine, priced_pool.residuals)
     band, widening = pool_band(spec, priced_pool)
     settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
     watch, settings = settings.watch, replace(settings, watch=ignore_progress)

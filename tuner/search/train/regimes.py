@@ -20,10 +20,10 @@ names the container that they run in.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
-from tuner.catalog.capabilities import programs
-from tuner.catalog.registry import train_targets
+from tuner.catalog.programs import Programs
+from tuner.catalog.target import Target
 from tuner.costs.train.calibration import (
     Regime,
     Residuals,
@@ -41,31 +41,8 @@ CONTAINER: Final = "nemo"
 """The family whose releases are NeMo's containers."""
 
 
-class Relative(NamedTuple):
-    """Software whose published runs a target takes its residuals from."""
-
-    family: str
-    software: Software
-    runs_same_layers: bool = True
-    """Whether its published runs are of the target's layers, so that their band holds for the
-    target."""
-    memory_family: str = ""
-    """Family of its memory constants."""
-
-
-OF_TARGET: Final[Mapping[str, Relative]] = {
-    target.name: Relative(
-        target.family,
-        Software(target.software),
-        target.runs_same_layers,
-        target.memory_family or target.family,
-    )
-    for _, target in train_targets()
-}
-
-
 def step_band(
-    targets: Sequence[str],
+    target: Target,
     sheet: Datasheet,
     residuals: Residuals | None,
     *,
@@ -73,36 +50,33 @@ def step_band(
     has_experts: bool,
     release: str = "",
 ) -> StepBand:
-    """Return the band of a step of the first program among the targets.
+    """Return the band of a step of a target.
 
     The release is one that is known to run. Where it is only assumed to be the newest, the band is
     that of any.
     """
-    regime = regime_of(
-        targets, sheet, precision=precision, has_experts=has_experts, release=release
-    )
-    if not OF_TARGET[programs(targets)[0]].runs_same_layers:
+    regime = regime_of(target, sheet, precision=precision, has_experts=has_experts, release=release)
+    if not target.runs_same_layers:
         regime = replace(regime, family="")
     return band_of(regime, residuals)
 
 
 def regime_of(
-    targets: Sequence[str],
+    target: Target,
     sheet: Datasheet,
     *,
     precision: str,
     has_experts: bool,
     release: str = "",
 ) -> Regime:
-    """Return the regime of the first program among the targets; no release stands for all."""
-    relative = OF_TARGET[programs(targets)[0]]
-    is_container = relative.family == CONTAINER and bool(release)
+    """Return the regime of a target; no release stands for all."""
+    is_container = target.family == CONTAINER and bool(release)
     return Regime(
         device=sheet.name,
         generation=sheet.generation,
         precision=PRECISION_OF[precision],
-        software=software_of_container(release) if is_container else relative.software,
-        family=relative.family,
+        software=software_of_container(release) if is_container else Software(target.software),
+        family=target.family,
         model_kind=kind_of_model(has_experts=has_experts),
         release=release,
     )
@@ -132,27 +106,27 @@ class PricedRelease:
 
 
 def priced_release(
-    targets: Sequence[str], engine: TrainEngine | None, residuals: Residuals | None
+    programs: Programs, engine: TrainEngine | None, residuals: Residuals | None
 ) -> PricedRelease:
-    """Return the release that the first program among the targets is priced for.
+    """Return the release that the first of the programs is priced for.
 
     Raises:
         SpecError: the goal names another engine, or a release that no published run carries.
     """
-    target = programs(targets)[0]
-    known, family = _known(target, residuals), OF_TARGET[target].family
+    target = programs.first
+    known, family = _known(target, residuals), target.family
     if engine is not None:
-        _refuse(engine, target, known)
+        _refuse(engine, programs, known)
     if not known:
-        notes = [] if OF_TARGET[target].runs_same_layers else [_relative_note(target)]
+        notes = [] if target.runs_same_layers else [_relative_note(target)]
         if engine is not None:
-            notes.append(f"goal.engine changes nothing: no release of {target} was compared")
+            notes.append(f"goal.engine changes nothing: no release of {target.name} was compared")
         return PricedRelease(note="; ".join(notes))
     others = f"of {', '.join(known)}"
     if engine is not None:
         note = f"priced as {family} {engine.version}, {others}"
         return PricedRelease(release=engine.version, stated=engine.version, note=note)
-    if target in SPAN:
+    if target.name in SPAN:
         newest = known[-1]
         note = (
             f"priced as {family} {newest}, the newest published; set goal.engine for one {others}"
@@ -162,15 +136,17 @@ def priced_release(
     return PricedRelease(note=note)
 
 
-def _relative_note(target: str) -> str:
+def _relative_note(target: Target) -> str:
     """Name whose constants price a target without published runs."""
-    family = OF_TARGET[target].family
-    return f"priced with the time and memory constants of {family}: no run of {target} is published"
+    return (
+        f"priced with the time and memory constants of {target.family}: no run of {target.name} is"
+        " published"
+    )
 
 
-def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
+def _refuse(engine: TrainEngine, programs: Programs, known: Sequence[str]) -> None:
     """Refuse an engine that the target does not launch, and a release that nobody published."""
-    names = _names(target)
+    names, target = _names(programs), programs.first.name
     if engine.name not in names:
         raise SpecError(
             f"goal.engine.name: {engine.name!r} is not what {target} launches; known: "
@@ -184,23 +160,23 @@ def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
         )
 
 
-def _names(target: str) -> tuple[str, ...]:
-    """Return what the software of a target may be called."""
-    relative = OF_TARGET[target]
-    if not relative.runs_same_layers:
-        return (target,)
-    same_layers = [name for name, software in OF_TARGET.items() if software.runs_same_layers]
-    return (
-        *(name for name in same_layers if OF_TARGET[name].family == relative.family),
-        relative.family,
+def _names(programs: Programs) -> tuple[str, ...]:
+    """Return what the software of the first program may be called."""
+    target = programs.first
+    if not target.runs_same_layers:
+        return (target.name,)
+    same_family = (
+        name
+        for name, known in programs.known.items()
+        if known.runs_same_layers and known.family == target.family
     )
+    return (*same_family, target.family)
 
 
-def _known(target: str, residuals: Residuals | None) -> tuple[str, ...]:
+def _known(target: Target, residuals: Residuals | None) -> tuple[str, ...]:
     """Return the releases that rows of the target's software carry, oldest first."""
-    relative = OF_TARGET[target]
-    if residuals is None or not relative.runs_same_layers:
+    if residuals is None or not target.runs_same_layers:
         return ()
-    first, end = SPAN.get(target, ANY)
-    known = residuals.releases.get(relative.family, ())
+    first, end = SPAN.get(target.name, ANY)
+    known = residuals.releases.get(target.family, ())
     return tuple(release for release in known if first <= version_of(release) < end)

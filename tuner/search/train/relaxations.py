@@ -15,8 +15,8 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.arrays import Ints
-from tuner.catalog.capabilities import WRAPPERS
 from tuner.catalog.manifest import Capabilities, anything
+from tuner.catalog.programs import WRAPPERS
 from tuner.config.knobs import KNOBS, OFFLOADS
 from tuner.plans.train import Relaxation, Unlaunchable
 from tuner.search.forked import Task, Worded

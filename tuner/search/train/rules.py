@@ -6,7 +6,7 @@ pipeline, data), the schedule (virtual pipeline, micro-batch), the expert degree
 options (options.py).
 
 Not covered: rules of one target's argument parser that no degree decides; those are checked on the
-finished decision (tuner/catalog/capabilities.py).
+finished decision (tuner/catalog/programs.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -56,9 +56,9 @@ NO_TIES = Ties()
 
 def pool_band(spec: Spec, priced_pool: PricedPool) -> StepBand:
     """Return the band of a step on a pool."""
-    release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
+    release = priced_release(spec.programs, spec.goal.engine, priced_pool.residuals)
     return step_band(
-        spec.emit,
+        spec.programs.first,
         priced_pool.sheet,
         priced_pool.residuals,
         precision=spec.goal.precision.value,

@@ -28,6 +28,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.step import price_step
+from tuner.engines.targets import programs
 from tuner.errors import OutsideProfileError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.train.finalists import simulated_s
@@ -189,6 +190,6 @@ def _priced(
         goal=plan.goal,
         routing=routing,
         search=plan.search,
-        emit=plan.emit,
+        programs=programs(plan.emit),
     )
     return production_prices(build_problem(spec, priced_pool), whole)

@@ -28,11 +28,12 @@ from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Count, LayerKind, Size
-from tuner.catalog.capabilities import launchable, refusals
 from tuner.config.train import TrainDecision
 from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.targets import programs
 from tuner.plans.train import Plan
 from tuner.spec.model import Layer, ModelSpec
+from tuner.spec.refusals import refusals
 
 LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
 """Shares of a stage's layers to try; 0 keeps one of each kind."""
@@ -224,8 +225,7 @@ def _shard_ranks(decision: TrainDecision, *, inside: int, data: int) -> int | No
 def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
     """Return whether every target can launch it, inside a node or on whole nodes as the job."""
     shrunk = scaled_plan(plan, scale)
-    able = launchable(
-        plan.emit,
+    able = programs(plan.emit).launchable(
         model=shrunk.model,
         precision=plan.goal.precision,
         gradient_bytes=scale.decision.gradient_bytes,

@@ -13,10 +13,10 @@ from solvers.layout import check
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from tests.solvers.layout import brute_force
-from tuner.catalog.capabilities import intersection
 from tuner.costs.reference.operations import Part
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.engines.targets import programs
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
 from tuner.search.reference.options import RecomputeOption
@@ -32,7 +32,7 @@ OPTIONS = (
     RecomputeOption(recompute=Recompute.SELECTIVE, chunks=4),
     RecomputeOption(recompute=Recompute.FULL, chunks=1),
 )
-REFERENCE = intersection(["reference"])
+REFERENCE = programs(["reference"]).capabilities()
 SKEWED = (0.4, *(0.6 / 7,) * 7)
 EVEN = (0.125,) * 8
 
@@ -166,7 +166,7 @@ def test_a_target_of_one_setting_for_all_stages_gets_one_option(
     tiny_work: Make, cut: Cut, formula_machine: MakeMachine
 ) -> None:
     costs = CandidateCosts(work=tiny_work(), degrees=cut(pipeline=2), machine=formula_machine())
-    megatron = intersection(["megatron-lm"])
+    megatron = programs(["megatron-lm"]).capabilities()
     assert layout_problem(costs, options=OPTIONS, capabilities=megatron).uniform_option
     assert not _problem(costs).uniform_option
 

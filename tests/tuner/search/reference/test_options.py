@@ -4,7 +4,8 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.catalog.capabilities import Capabilities, intersection
+from tuner.catalog.manifest import Capabilities
+from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.search.reference.options import RecomputeOption, options
 from tuner.spec.search import Search
@@ -15,7 +16,7 @@ def _names(
 ) -> list[str]:
     actual = options(
         has_experts=has_experts,
-        capabilities=intersection([target]),
+        capabilities=programs([target]).capabilities(),
         search=search or Search(),
     )
     return [option.name for option in actual]

@@ -6,8 +6,8 @@ import pytest
 
 from profilers.records import Case
 from tests.rows import each_row
+from tuner.goals.train_spec import read_spec
 from tuner.search.reference.shapes import cases_for
-from tuner.spec.read import read_spec
 
 MakeCase = Callable[..., Any]
 

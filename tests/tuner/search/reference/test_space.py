@@ -11,20 +11,21 @@ from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
 from tests.rows import Failures
 from tests.tuner.engines.testing import sample_verified
-from tuner.catalog.capabilities import intersection, launchable, refusals
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import step_config
+from tuner.engines.targets import programs
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.plan_profiled import blocking_rules
 from tuner.search.reference.space import enumerate_degrees
 from tuner.search.train.rules import BATCH_RULES
 from tuner.spec.goal import TrainGoal
+from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
 from tuner.spec.tune import Adapters
 
 Make = Callable[..., Workload]
-REFERENCE = intersection(["reference"])
+REFERENCE = programs(["reference"]).capabilities()
 
 
 def _size_of_the_product(*, devices: int, layers: int, batch: int) -> int:
@@ -56,8 +57,8 @@ def test_legal_and_illegal_add_up_to_the_whole_product(tiny_work: Make, failures
 
 def test_a_target_of_equal_replicas_divides_the_batch(tiny_work: Make) -> None:
     work = tiny_work(batch={"global_batch_size": 6})
-    assert not intersection(["reference", "torchtitan"]).unequal_microbatches
-    assert intersection(["reference", "slurm"]).unequal_microbatches
+    assert not programs(["reference", "torchtitan"]).capabilities().unequal_microbatches
+    assert programs(["reference", "slurm"]).capabilities().unequal_microbatches
     legal = {
         able: enumerate_degrees(work, num_devices=4, capabilities=one, search=Search()).legal
         for able, one in (
@@ -283,7 +284,7 @@ def test_hops_need_nodes_that_fill_expert_groups_and_a_target_that_has_them(
     others = enumerate_degrees(
         tiny_work(),
         num_devices=8,
-        capabilities=intersection(["reference", "megatron-lm"]),
+        capabilities=programs(["reference", "megatron-lm"]).capabilities(),
         search=Search(),
         ranks_per_node=2,
     )
@@ -298,7 +299,9 @@ def test_what_adapters_alone_leave_out_is_named_so(tiny_work: Make) -> None:
         target: enumerate_degrees(
             work,
             num_devices=8,
-            capabilities=launchable((target,), model=work.model, precision="bf16", adapters=tune),
+            capabilities=programs((target,)).launchable(
+                model=work.model, precision="bf16", adapters=tune
+            ),
             search=Search(),
             ranks_per_node=2,
         )

@@ -24,12 +24,12 @@ from tuner.faults.run_shares import run_shares
 from tuner.faults.without_spare import FewerNodes, WithoutSpare
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import Planned, plan_training
+from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan
 from tuner.report.run_section import run_notes, without_spare_sentence
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.plan_fields import failure_model
 from tuner.spec.node_numbers import changed_spec, changed_yaml, fewer_nodes
-from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "small-moe"

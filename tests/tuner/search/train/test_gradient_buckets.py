@@ -12,6 +12,7 @@ from tuner.cli.plan_text import explanation, plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.targets import programs
 from tuner.engines.writers import emit
 from tuner.estimate.estimate import estimate
 from tuner.goals.registry import goal_of
@@ -51,7 +52,7 @@ def _spec(
             context_parallel_size=(1,),
             pipeline_model_parallel_size=(1,),
         ),
-        emit=(target,),
+        programs=programs((target,)),
     )
 
 

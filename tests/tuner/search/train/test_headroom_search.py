@@ -16,6 +16,8 @@ from tests.tuner.search.train.testing import every_decision, make_problem
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.engines.targets import programs
+from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
@@ -34,7 +36,6 @@ from tuner.search.train.relaxations import least_sufficient_memory
 from tuner.search.train.search import search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import parse_bytes
@@ -86,7 +87,7 @@ def llama_70b(**pool: object) -> Plan:
         cluster=cluster,
         goal=TrainGoal.model_validate(goal | {"tokens": 1e12, "failed_start": 1800.0}),
         search=Search.model_validate(limits),
-        emit=("torchtitan",),
+        programs=programs(("torchtitan",)),
     )
     return testing.planned(spec)
 
@@ -147,7 +148,7 @@ def pipeline_spec(model: str, *, memory_per_device: int) -> Spec:
         cluster=Cluster(pools=(Pool.model_validate(pool | memory),)),
         goal=TrainGoal.model_validate(goal),
         search=Search.model_validate(limits),
-        emit=("torchtitan",),
+        programs=programs(("torchtitan",)),
     )
 
 

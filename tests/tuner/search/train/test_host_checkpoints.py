@@ -12,9 +12,11 @@ from tests.tuner.search.train import testing
 from tuner.cli.plan_text import plan_text
 from tuner.config.columns import Strategies
 from tuner.costs.train.calibration import shipped
+from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.faults.policies import choose_policy
 from tuner.goals.train_notes import analytic_notes, with_assumptions
+from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.plan_fields import failure_model
@@ -23,7 +25,6 @@ from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 from tuner.spec.tune import FULL, Adapters
 
@@ -59,7 +60,7 @@ def spec_with(checkpoint: Checkpoint, *, emit: str = "megatron-lm", **more: Any)
         update={
             "cluster": Cluster(pools=(pool,)),
             "goal": goal,
-            "emit": (emit,),
+            "programs": programs((emit,)),
             "model": read_model(OLMOE),
             "search": spec.search.model_copy(update=FEW),
         }
@@ -158,7 +159,7 @@ def test_a_checkpoint_holds_what_its_engine_saves(failures: Failures) -> None:
     ):
         spec = spec_with(Checkpoint())
         goal = spec.goal.model_copy(update={"tune": tune})
-        spec = spec.model_copy(update={"goal": goal, "emit": emit})
+        spec = spec.model_copy(update={"goal": goal, "programs": programs(emit)})
         strategies = Strategies(
             sequence=4096.0, micro_batch=1.0, num_microbatches=4.0, data=16.0, zero_stage=stage
         )

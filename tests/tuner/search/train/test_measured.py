@@ -29,6 +29,7 @@ from tuner.engines.megatron_lm import read as megatron
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.estimate.estimate import estimate
 from tuner.goals.train_folder import write_plan
+from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan
 from tuner.prices.datasheet import DatasheetPrices
 from tuner.prices.ops import gemm
@@ -37,7 +38,6 @@ from tuner.prices.train.collectives import Group, all_gather_s, all_reduce_s, al
 from tuner.prices.train.constants import Constants, GemmPrecision
 from tuner.prices.train.measured_links import with_measured_links
 from tuner.spec.cluster import Pool
-from tuner.spec.read import read_spec
 from tuner.verify.verification import Effort, Watcher
 
 ROOT = Path(__file__).parents[4]

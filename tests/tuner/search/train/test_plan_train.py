@@ -10,6 +10,7 @@ from tests.printed import flat
 from tests.tuner.search.train.testing import NOTHING, planned
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
+from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan
 from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
@@ -19,7 +20,6 @@ from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.preference import TOLERANCE_RATIO, less_chance_words
 from tuner.search.train.search import search
 from tuner.spec.goal import Checkpoint, Reliability
-from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
 

@@ -4,18 +4,21 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.engines.targets import programs
 from tuner.errors import SpecError
+from tuner.goals.train_spec import read_spec
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.goal import Precision, Reliability
-from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 
 WORKED = Path(__file__).parents[4] / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
 
 
 def problem(*, emit: tuple[str, ...] = ("megatron-lm",), **limits: Any) -> TrainProblem:
-    spec = read_spec(WORKED).model_copy(update={"search": Search(**limits), "emit": emit})
+    spec = read_spec(WORKED).model_copy(
+        update={"search": Search(**limits), "programs": programs(emit)}
+    )
     return build_problem(spec, price_pool(spec.cluster.pools[0], residuals=None))
 
 

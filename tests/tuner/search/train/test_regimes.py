@@ -15,6 +15,7 @@ from tuner.costs.train.calibration import (
     constants_of,
 )
 from tuner.devices.catalogue import find_device
+from tuner.engines.targets import PROGRAMS, programs
 from tuner.errors import SpecError
 from tuner.prices.train.constants import Software
 from tuner.search.train.regimes import priced_release, regime_of, step_band
@@ -45,13 +46,13 @@ RESIDUALS = Residuals(
 
 def _target_band(target: str) -> tuple[float, float]:
     sheet = find_device("h100-sxm")
-    return step_band((target,), sheet, RESIDUALS, precision="bf16", has_experts=True).edges
+    return step_band(PROGRAMS[target], sheet, RESIDUALS, precision="bf16", has_experts=True).edges
 
 
 def test_deepspeed_is_priced_as_plain_pytorch_without_its_band() -> None:
     assert (
         regime_of(
-            ("deepspeed",), find_device("h100-sxm"), precision="bf16", has_experts=True
+            PROGRAMS["deepspeed"], find_device("h100-sxm"), precision="bf16", has_experts=True
         ).family
         != ""
     )
@@ -70,7 +71,9 @@ def test_megatron_has_the_band_of_its_containers() -> None:
 def test_the_band_of_fp32_says_why_it_is_wide() -> None:
     sheet = find_device("h100-sxm")
     for precision, edges, word in (("fp32", GENERIC_BAND, "fp32"), ("bf16", (0.7, 1.4), "")):
-        band = step_band(("megatron-lm",), sheet, RESIDUALS, precision=precision, has_experts=True)
+        band = step_band(
+            PROGRAMS["megatron-lm"], sheet, RESIDUALS, precision=precision, has_experts=True
+        )
         assert band.edges == edges
         assert word in band.note
 
@@ -107,23 +110,25 @@ def test_without_an_engine_the_newest_release_of_the_target_is_priced_and_said()
         "megatron-lm": "",
         "deepspeed": "",
     }
-    found = {name: priced_release((name,), None, _residuals()) for name in expected}
+    found = {name: priced_release(programs((name,)), None, _residuals()) for name in expected}
     assert {name: one.release for name, one in found.items()} == expected
     assert all(not one.stated for one in found.values())
     assert "26.08, the newest published; set goal.engine" in found["megatron-bridge"].note
     assert "calibrated on all published releases of nemo" in found["megatron-lm"].note
     assert "constants of llm-foundry: no run of deepspeed is published" in found["deepspeed"].note
-    assert priced_release(("megatron-bridge",), None, None).note == ""
+    assert priced_release(programs(("megatron-bridge",)), None, None).note == ""
 
 
 def test_a_stated_release_changes_constants_software_and_band() -> None:
     residuals = _residuals()
-    priced = priced_release(("megatron-lm",), TrainEngine(name="nemo", version="26.04"), residuals)
+    priced = priced_release(
+        programs(("megatron-lm",)), TrainEngine(name="nemo", version="26.04"), residuals
+    )
     assert (priced.release, priced.stated) == ("26.04", "26.04")
     sheet = find_device("h100-sxm")
-    plain = regime_of(("megatron-lm",), sheet, precision="bf16", has_experts=False)
+    plain = regime_of(PROGRAMS["megatron-lm"], sheet, precision="bf16", has_experts=False)
     stated = regime_of(
-        ("megatron-lm",), sheet, precision="bf16", has_experts=False, release=priced.release
+        PROGRAMS["megatron-lm"], sheet, precision="bf16", has_experts=False, release=priced.release
     )
     assert (plain.software, stated.software) == (Software.MEGATRON_2025, Software.MEGATRON_2026)
     before, after = (
@@ -140,11 +145,11 @@ def test_only_a_stated_release_has_its_own_band() -> None:
             _band(0.9, 1 / 0.9, family="nemo", generation="hopper", release="26.08"),
         )
     )
-    sheet, targets = find_device("h100-sxm"), ("megatron-bridge",)
+    sheet, named = find_device("h100-sxm"), programs(("megatron-bridge",))
     for engine, low in ((None, 0.5), (TrainEngine(name="megatron-bridge", version="26.08"), 0.9)):
-        stated = priced_release(targets, engine, residuals).stated
+        stated = priced_release(named, engine, residuals).stated
         found = step_band(
-            targets, sheet, residuals, precision="bf16", has_experts=True, release=stated
+            named.first, sheet, residuals, precision="bf16", has_experts=True, release=stated
         )
         assert found.edges[0] == low
 
@@ -160,14 +165,18 @@ def test_what_nobody_published_or_the_target_does_not_launch_is_refused_with_wha
     }
     for (target, name, version), words in rows.items():
         with refused(SpecError, words, match=r"goal\.engine"):
-            priced_release((target,), TrainEngine(name=name, version=version), _residuals())
+            priced_release(
+                programs((target,)), TrainEngine(name=name, version=version), _residuals()
+            )
 
 
 def test_a_stated_release_that_cannot_matter_is_said_to_change_nothing() -> None:
     engine = TrainEngine(name="deepspeed", version="0.19")
-    assert "changes nothing" in priced_release(("deepspeed",), engine, _residuals()).note
+    assert "changes nothing" in priced_release(programs(("deepspeed",)), engine, _residuals()).note
     old = _residuals(releases={})
-    told = priced_release(("torchtitan",), TrainEngine(name="torchtitan", version="1"), old)
+    told = priced_release(
+        programs(("torchtitan",)), TrainEngine(name="torchtitan", version="1"), old
+    )
     assert "changes nothing" in told.note
 
 
@@ -175,4 +184,4 @@ def test_the_way_out_of_an_unknown_release_says_what_is_priced_without_one() -> 
     engine = TrainEngine(name="nemo", version="1.0")
     for target, usual in (("megatron-bridge", "the newest"), ("megatron-lm", "all of them")):
         with pytest.raises(SpecError, match=f"leave goal.engine out for {usual}"):
-            priced_release((target,), engine, _residuals())
+            priced_release(programs((target,)), engine, _residuals())

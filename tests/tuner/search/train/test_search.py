@@ -9,9 +9,9 @@ import pytest
 from tests.expect import present
 from tests.rows import each_row
 from tests.tuner.search.train.testing import make_problem
-from tuner.catalog.capabilities import intersection, refusals
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.engines.targets import programs
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import uniform_ratios
 from tuner.search.settings import SearchSettings
@@ -31,6 +31,7 @@ from tuner.search.train.search_result import (
 )
 from tuner.search.train.space_size import by_facts, space
 from tuner.search.train.ties import Ties, count_ties
+from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
 
 SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=120.0, top=3)
@@ -245,7 +246,7 @@ def test_a_search_reports_its_progress() -> None:
 @pytest.mark.slow
 @each_row("target", ["reference", "megatron-lm", "torchtitan", "deepspeed"])
 def test_a_solution_for_a_target_can_be_launched_on_it(target: str) -> None:
-    capabilities = intersection([target])
+    capabilities = programs([target]).capabilities()
     problem = make_problem(devices=16, global_batch_size=64, capabilities=capabilities)
     outcome = search(problem, replace(SETTINGS, top=12))
     for index in range(len(present(outcome.solutions))):

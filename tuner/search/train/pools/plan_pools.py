@@ -160,7 +160,7 @@ def _plan_chains(
     settings: SearchSettings,
 ) -> Plan:
     problem, options, order = outcome.problem, outcome.space.options, ranking.chains
-    note = priced_release(spec.emit, spec.goal.engine, problem.priced_pools[0].residuals).note
+    note = priced_release(spec.programs, spec.goal.engine, problem.priced_pools[0].residuals).note
     notes = tuple(filter(None, dict.fromkeys((note, *problem.widenings))))
     if notes:
         provenance = with_notes(provenance, notes)

@@ -13,8 +13,8 @@ from tests.expect import present, refused
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tests.tuner.search.train.pools.testing import PROVENANCE, spec
-from tuner.catalog.capabilities import intersection
 from tuner.cli.plan_text import plan_text
+from tuner.engines.targets import programs
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.memory_headroom import memory_warning
@@ -79,7 +79,10 @@ def test_the_plan_is_launchable_by_its_target() -> None:
     made = plan(spec("llama-3.1-8b", **TWO))
     assert len(set(present(made.decision).pipeline_layout)) > 1
     assert (
-        refusals(intersection(made.emit), model=made.model, decision=present(made.decision)) == ()
+        refusals(
+            programs(made.emit).capabilities(), model=made.model, decision=present(made.decision)
+        )
+        == ()
     )
 
 

@@ -15,6 +15,7 @@ from tests.printed import flat
 from tests.tuner.models import MODELS, example_model
 from tests.tuner.search.train.pools.testing import PROVENANCE
 from tuner.cli.plan_text import explanation, plan_text
+from tuner.engines.targets import programs
 from tuner.plans.train import Plan
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.settings import SearchSettings
@@ -98,7 +99,7 @@ def spec_of(seed: int, *, memory_share: float = 1.0) -> Spec:
         cluster=Cluster(pools=pools, links=links),
         goal=TrainGoal.model_validate(goal),
         search=Search.model_validate(FEW),
-        emit=("megatron-lm",),
+        programs=programs(("megatron-lm",)),
     )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tuner.models import MODELS, example_model
+from tuner.engines.targets import programs
 from tuner.plans.train import Provenance
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
@@ -56,5 +57,5 @@ def spec(
         cluster=Cluster(pools=pools, links=() if bandwidth is None else (joined,)),
         goal=TrainGoal.model_validate(wanted),
         search=Search.model_validate(FEW | (limits or {})),
-        emit=(emit,),
+        programs=programs((emit,)),
     )

@@ -8,18 +8,12 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tests.tuner.models import example_model
-from tuner.catalog.capabilities import (
-    TARGETS,
-    WRAPPERS,
-    DeviceKind,
-    intersection,
-    programs,
-    saved_bytes,
-)
 from tuner.catalog.manifest import Capabilities
+from tuner.catalog.programs import WRAPPERS, DeviceKind
 from tuner.catalog.rules.decision import global_chunks, global_recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.deepspeed import capabilities as deepspeed
+from tuner.engines.targets import TARGETS, programs
 from tuner.errors import UnknownTargetError
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import ModelSpec
@@ -378,20 +372,20 @@ def test_a_manifest_says_which_release_it_is_and_where_it_was_read(target: str) 
 
 def test_an_unknown_target_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UnknownTargetError, match=r"'megatron'; there are reference, .*slurm"):
-        intersection(["reference", "megatron"])
+        programs(["reference", "megatron"]).capabilities()
 
 
 def test_a_wrapper_limits_nothing_but_brings_a_program() -> None:
-    assert programs(["slurm", "megatron-lm", "slurm"]) == ("megatron-lm",)
-    assert programs(["slurm"]) == ("reference",)
+    assert programs(["slurm", "megatron-lm", "slurm"]).chosen == ("megatron-lm",)
+    assert programs(["slurm"]).chosen == ("reference",)
     kinds: tuple[DeviceKind, ...] = ("cuda", "cpu")
     for name, target in TARGETS.items():
         # Nor does it take away what few programs can.
         for kind in kinds:
-            with_wrapper = intersection([name, "slurm"], device_kind=kind)
-            assert with_wrapper == intersection([name], device_kind=kind), name
-        assert name in WRAPPERS or intersection([name, "slurm"]) is target
-    assert intersection(["slurm"]) is REFERENCE
+            with_wrapper = programs([name, "slurm"]).capabilities(device_kind=kind)
+            assert with_wrapper == programs([name]).capabilities(device_kind=kind), name
+        assert name in WRAPPERS or programs([name, "slurm"]).capabilities() is target
+    assert programs(["slurm"]).capabilities() is REFERENCE
 
 
 def _without_parts(capabilities: Capabilities) -> Capabilities:
@@ -451,8 +445,10 @@ def _decisions(draw: st.DrawFn) -> TrainDecision:
 def test_targets_together_refuse_what_any_of_them_refuses(
     decision: TrainDecision, pair: tuple[str, str]
 ) -> None:
-    both = intersection(pair)
-    single = [refusals(TARGETS[name], model=TINY, decision=decision) for name in programs(pair)]
+    both = programs(pair).capabilities()
+    single = [
+        refusals(TARGETS[name], model=TINY, decision=decision) for name in programs(pair).chosen
+    ]
     assert set(refusals(both, model=TINY, decision=decision)) == {
         line for lines in single for line in lines
     }
@@ -463,8 +459,8 @@ def test_targets_together_refuse_what_any_of_them_refuses(
 def test_only_the_reference_step_dispatches_hop_by_hop() -> None:
     able = {name for name, target in TARGETS.items() if "hierarchical" in target.dispatchers}
     assert able == {"reference", "torchrun", "slurm"}
-    assert "hierarchical" in intersection(["reference", "slurm"]).dispatchers
-    assert "hierarchical" not in intersection(["reference", "megatron-lm"]).dispatchers
+    assert "hierarchical" in programs(["reference", "slurm"]).capabilities().dispatchers
+    assert "hierarchical" not in programs(["reference", "megatron-lm"]).capabilities().dispatchers
 
 
 def test_checkpoints_hold_what_the_precision_leaves() -> None:
@@ -479,5 +475,7 @@ def test_checkpoints_hold_what_the_precision_leaves() -> None:
             (saved,) = (one.saved_bytes(None, zero_stage, precision) for one in deepspeed.TARGETS)
             assert saved.trained == pytest.approx(size / 13_510_912, rel=0.001), precision
     # Of several targets the larger.
-    of_two = saved_bytes(("torchtitan", "deepspeed"), adapters=None, zero_stage=2, precision="fp32")
+    of_two = programs(("torchtitan", "deepspeed")).saved_bytes(
+        adapters=None, zero_stage=2, precision="fp32"
+    )
     assert (of_two.trained, of_two.frozen) == (16.0, 8.0)

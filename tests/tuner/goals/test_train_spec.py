@@ -10,9 +10,9 @@ from profilers.steps.config import Recompute
 from tests.expect import present, refused
 from tests.rows import each_row
 from tuner.errors import SpecError
+from tuner.goals.train_spec import read_spec
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Phase, Precision
-from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec, SpecFile
 from tuner.spec.yaml_text import parse_documents, parse_yaml
 

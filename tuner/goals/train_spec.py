@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profilers.steps.config import LayerKind
+from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster
 from tuner.spec.failure_log import FailureLog, read_failure_log
@@ -51,7 +52,7 @@ def read_spec(path: Path) -> Spec:
         routing=routing,
         failures=failures,
         search=file.search,
-        emit=file.emit,
+        programs=programs(file.emit),
     )
 
 
