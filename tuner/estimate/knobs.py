@@ -234,7 +234,7 @@ def _state(config: Configuration) -> Iterator[KnobChange]:
             words="keep the optimizer in host memory",
             apply=_set(optimizer_offload_ratio=1.0, zero_stage=max(1, config.zero_stage)),
         )
-    if config.precision == "fp32" and not config.fp8_recipe:
+    if config.priced_precision == "fp32":
         yield Change(limit="precision", words="bf16 instead of fp32", apply=_set(precision="bf16"))
     elif config.engine is TrainingEngine.MEGATRON and config.gradient_bytes > BF16_BYTES:
         yield Change(

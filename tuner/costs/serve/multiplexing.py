@@ -62,11 +62,11 @@ class DeviceShare:
 
     compute_ratio: float
     """Share of the multiprocessors."""
-    memory_ratio: float = 1.0
+    bandwidth_ratio: float = 1.0
     """Share of the memory bandwidth that the other phase leaves."""
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.compute_ratio <= 1.0 and 0.0 < self.memory_ratio <= 1.0):
+        if not (0.0 < self.compute_ratio <= 1.0 and 0.0 < self.bandwidth_ratio <= 1.0):
             raise ValueError(f"{self} must be shares above 0, at most 1")
 
 
@@ -89,7 +89,7 @@ class SharedMachine(ServingMachine):
     def _drawn_ratio(self) -> float:
         """Share of the memory bandwidth that the phase can draw."""
         drawn = min(1.0, self.share.compute_ratio / self.saturating_ratio)
-        return self.share.memory_ratio * drawn
+        return self.share.bandwidth_ratio * drawn
 
     @cached_property
     def _on_share(self) -> ServingMachine:

@@ -11,7 +11,7 @@
                                                       before and behind, one of them reused; f for
                                                       2 f ungated, h a latent width if any
     sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
-                                                      vocabulary; b by engine (traits.py)  
+                                                      vocabulary; b by engine (traits.py)
     graphs       = 0.4 MiB of every captured batch and layer
 
 Sources: what is alive at once is read off the engines' layers; engines run experts in chunks of

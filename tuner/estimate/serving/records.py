@@ -18,7 +18,7 @@ class ServingMemory(Record):
     device_bytes: Size
     """Bytes of the device's memory."""
     limit_ratio: Ratio
-    """Share of memory that the engine takes, by its memory rule (tuner/catalog/serve_rules/traits.py)."""
+    """Share of memory that the engine takes, by its rule (tuner/catalog/serve_rules/traits.py)."""
 
 
 class ServingLoad(Record):

@@ -187,5 +187,5 @@ def split_iteration(
     prompt_s = prompt_time(reading, demand, step_tokens=step_tokens).latency_s
     drawn = drawn_ratio(whole, tokens=demand.computed_tokens, seconds=prompt_s)
     return reading, on_share(
-        whole, DeviceShare(compute_ratio=1.0 - ratio, memory_ratio=1.0 - drawn)
+        whole, DeviceShare(compute_ratio=1.0 - ratio, bandwidth_ratio=1.0 - drawn)
     )

@@ -80,7 +80,7 @@ def test_what_memory_binds_is_not_slowed_until_few_multiprocessors_are_left(
 
 
 def test_taken_bandwidth_slows_decode_in_proportion(whole: Iteration) -> None:
-    share = DeviceShare(compute_ratio=0.9, memory_ratio=0.5)
+    share = DeviceShare(compute_ratio=0.9, bandwidth_ratio=0.5)
     assert stretch(whole, 1.0, share) == pytest.approx(2.0, rel=0.1)
 
 

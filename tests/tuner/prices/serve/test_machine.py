@@ -306,7 +306,7 @@ def test_a_machine_that_prices_shares_counts_its_share_once() -> None:
         engines=ENGINE_TRAITS,
         sheet=H200,
         tables=tables,
-        share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5),
+        share=DeviceShare(compute_ratio=0.5, bandwidth_ratio=0.5),
     )
     one = replace(experts(expert=4), axes={**large, "tokens": AT})
     plain = float(half.seconds(one)[0])
