@@ -43,7 +43,7 @@ class Instances(Record):
     moe_tp: Count = 1
     ep: Count = 1
     pp: Count = 1
-    spread: Count = 1
+    stage_machines: Count = 1
     """Machines over which the pipeline's stages are spread, as many on each, beside those of other
     instances; 1: an instance is on the fewest machines that hold it."""
     dcp: Count = 1
@@ -80,8 +80,10 @@ class Instances(Record):
             )
         if experts not in (self.pp, self.devices):
             raise ValueError(f"moe_tp * ep * pp = {experts}, devices {self.devices}")
-        if self.pp % self.spread:
-            raise ValueError(f"pp {self.pp} stages on {self.spread} machines, as many on each")
+        if self.pp % self.stage_machines:
+            raise ValueError(
+                f"pp {self.pp} stages on {self.stage_machines} machines, as many on each"
+            )
         return self
 
 

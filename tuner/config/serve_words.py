@@ -32,7 +32,7 @@ DEGREES: Final = {
 _LABELS: Final = DEGREES | {
     "count": "instances",
     "devices": "devices each",
-    "spread": "machines of the stages",
+    "stage_machines": "machines of the stages",
     "max_batch": "sequences",
     "max_batched_tokens": "batched tokens per rank",
     "kv_tokens": "KV cache tokens",
@@ -47,7 +47,9 @@ def group_degrees(group: Instances) -> str:
     further = {"DCP": group.dcp, "PP": group.pp, "EP": group.ep, "MoE-TP": group.moe_tp}
     shown = always | {name: degree for name, degree in further.items() if degree > 1}
     degrees = ", ".join(f"{name} {shown[name]}" for name in DEGREES.values() if name in shown)
-    return degrees + (f", stages on {group.spread} machines" if group.spread > 1 else "")
+    return degrees + (
+        f", stages on {group.stage_machines} machines" if group.stage_machines > 1 else ""
+    )
 
 
 def group_steps(group: Instances) -> Iterator[str]:

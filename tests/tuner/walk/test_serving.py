@@ -65,7 +65,7 @@ INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
         aggregated(attention_tp=4, attention_dp=1, moe_tp=4, ep=1, pp=2),
     ),
-    "spread": (stages_beside(spread=1), stages_beside(spread=2)),
+    "stage_machines": (stages_beside(stage_machines=1), stages_beside(stage_machines=2)),
     "dcp": (
         aggregated(attention_tp=8, attention_dp=1, ep=8),
         aggregated(attention_tp=8, attention_dp=1, ep=8, dcp=2),
@@ -263,7 +263,7 @@ def _read(launch: ServingLaunch) -> Fields:
         "moe_tp": degrees.moe_tensor,
         "ep": degrees.expert,
         "pp": degrees.pipeline,
-        "spread": degrees.spread,
+        "stage_machines": degrees.stage_machines,
         "max_batch": setting.running,
         "max_batched_tokens": setting.step_tokens,
         "chunked_prefill": setting.is_chunked,
@@ -280,8 +280,8 @@ def _read(launch: ServingLaunch) -> Fields:
 UNREAD: Final[Mapping[tuple[str, str], str]] = {
     ("sglang decode", "max_batched_tokens"): "an instance that only decodes reads no prompts",
     ("vllm decode", "max_batched_tokens"): "under low-latency DeepEP its batch is the budget",
-    ("trtllm prefill", "spread"): "MPI starts its ranks where the launcher has them",
-    ("trtllm decode", "spread"): "MPI starts its ranks where the launcher has them",
+    ("trtllm prefill", "stage_machines"): "MPI starts its ranks where the launcher has them",
+    ("trtllm decode", "stage_machines"): "MPI starts its ranks where the launcher has them",
 }
 """By engine and role, and field: what no launch of it says."""
 NO_SERVER: Final[Mapping[str, str]] = {

@@ -31,7 +31,7 @@ class InstanceDegrees:
     """Tensor ranks that share the positions of a cache (decode context parallelism)."""
     side_context: int = 1
     """Context ranks that share the positions of an indexer's keys and of a drafter's cache."""
-    spread: int = 1
+    stage_machines: int = 1
     """Machines over which the stages of a pipeline are spread, as many on each; 1: the instance is
     on the fewest machines that hold it."""
 

@@ -621,7 +621,7 @@ class Iteration:
         if hops == 0:
             return np.zeros_like(m_Q)
         fits = self.degrees.devices <= self.machine.sheet.scale_up_domain
-        is_inside = fits and self.degrees.spread == 1
+        is_inside = fits and self.degrees.stage_machines == 1
         width = self.decoder.streams * self.decoder.hidden
         moved_Q = ELEMENT_BYTES * m_Q * width / self.degrees.attention_tensor
         return hops * self.machine.message_s(moved_Q, is_inside=is_inside)

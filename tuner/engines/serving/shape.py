@@ -49,7 +49,7 @@ def group_shapes(verified: VerifiedServing) -> tuple[GroupShape, ...]:
     shapes, first = [], 0
     for group, name in zip(groups, _names(groups), strict=True):
         fewest = nodes_needed(group.devices, devices_per_node=sizes[group.pool])
-        nodes = group.spread if group.spread > 1 else fewest
+        nodes = group.stage_machines if group.stage_machines > 1 else fewest
         shapes.append(GroupShape(name=name, group=group, nodes=nodes, first=first))
         first += group.count
     return tuple(shapes)

@@ -245,8 +245,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     degrees = _experts(flags, devices=devices, data=data, around=around)
     refuse_unpriced(flags, _UNPRICED_SPLITS)
     context = context_ranks(flags, "dcp-size", ranks=degrees.attention_tensor, around=around)
-    spread = spread_machines(flags, devices=whole, stages=stages, around=around)
-    degrees = replace(degrees, pipeline=stages, spread=spread)
+    machines = spread_machines(flags, devices=whole, stages=stages, around=around)
+    degrees = replace(degrees, pipeline=stages, stage_machines=machines)
     degrees = degrees.sharing(context, shares_side=TRAITS.shares_side_caches)
     redundant = flags.number("ep-num-redundant-experts", least=0) or 0
     named = "ep-size" if degrees.expert > 1 else "tp-size"

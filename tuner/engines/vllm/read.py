@@ -274,7 +274,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
         expert=tensor * data if own_experts and is_whole else 1,
         moe_tensor=tensor * data if own_experts and not is_whole else 1,
         pipeline=stages,
-        spread=spread_machines(flags, devices=ranks * stages, stages=stages, around=around),
+        stage_machines=spread_machines(flags, devices=ranks * stages, stages=stages, around=around),
     ).sharing(context, shares_side=TRAITS.shares_side_caches)
     ffn_devices = _ffn_devices(flags, cell, devices=degrees.devices)
     copies = 1 if has_experts else data

@@ -295,7 +295,7 @@ def _attention(now: InstanceDegrees, pairs: Sequence[tuple[int, int]]) -> Iterat
             moe_tensor=now.moe_tensor if is_kept else devices,
             expert=devices // now.moe_tensor if is_kept else 1,
             pipeline=now.pipeline,
-            spread=now.spread,
+            stage_machines=now.stage_machines,
             context=now.context,
         )
         if now.devices == 1 and devices > 1:

@@ -719,7 +719,7 @@ def to_plan_instances(inputs: EstimateInputs, option: Option, setting: InstanceK
             "moe_tp": degrees.moe_tensor if has_experts else 1,
             "ep": degrees.expert if has_experts else 1,
             "pp": degrees.pipeline,
-            "spread": degrees.spread,
+            "stage_machines": degrees.stage_machines,
             "dcp": degrees.context,
             "max_batch": option.running,
             "max_batched_tokens": option.step_tokens,

@@ -77,7 +77,7 @@ def cell_pools(
     """Return the pools, and machines of a cell, that save a share of the time to first tokens."""
     packed, first = replace(kv_transfers, is_packed=True), dict[tuple[str, int, Role], Option]()
     for option in options:
-        pool, nodes = option.serving_pool.pool, option.degrees.spread
+        pool, nodes = option.serving_pool.pool, option.degrees.stage_machines
         if option.devices < nodes * pool.devices_per_node:
             first.setdefault((pool.name, nodes, option.role), option)
     pairs = {

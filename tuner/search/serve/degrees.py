@@ -66,7 +66,7 @@ def spread_degrees(pool: Pool, decoder: Decoder) -> Iterator[InstanceDegrees]:
         for tensor in _tensors(decoder, min(pool.devices_per_node - 1, pool.domain)):
             if tensor * stages <= LARGEST_INSTANCE:
                 for degrees in _experts(decoder, tensor=tensor, data=1, stages=stages):
-                    yield replace(degrees, spread=stages)
+                    yield replace(degrees, stage_machines=stages)
 
 
 def has_slow_links(sheet: Datasheet, pool: Pool) -> bool:

@@ -128,7 +128,7 @@ def test_instances_of_containers_are_read_and_started_apart(deepseek: ModelSpec)
 def test_machines_that_share_stages_run_the_same_script(
     deepseek: ModelSpec, tmp_path: Path
 ) -> None:
-    verified = sample_serving(deepseek, engine="sglang", decision=stages_beside(spread=2))
+    verified = sample_serving(deepseek, engine="sglang", decision=stages_beside(stage_machines=2))
     made = files("sglang", verified)
     (tmp_path / "machine.sh").write_text(made["machine.sh"].text)
     for name in ("prefill", "decode"):
@@ -162,7 +162,7 @@ def test_machines_that_share_stages_run_the_same_script(
 
 
 def test_launchers_give_shared_stages_as_many_machines(deepseek: ModelSpec) -> None:
-    verified = sample_serving(deepseek, engine="sglang", decision=stages_beside(spread=2))
+    verified = sample_serving(deepseek, engine="sglang", decision=stages_beside(stage_machines=2))
     job = files("slurm", verified)["job.sbatch"].text
     assert "#SBATCH --exclusive\n" in job
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in job
@@ -188,4 +188,4 @@ def test_launchers_give_shared_stages_as_many_machines(deepseek: ModelSpec) -> N
 
 def test_stages_are_as_many_on_each_machine() -> None:
     with pytest.raises(ValueError, match="pp 2 stages on 3 machines, as many on each"):
-        stages_beside(spread=3)
+        stages_beside(stage_machines=3)

@@ -148,10 +148,10 @@ AFD_ENGINE: dict[str, Any] = {"engine": {"name": "vllm", "version": "0.30.0+afd"
 """The goal's engine for `attention_expert`."""
 
 
-def stages_beside(*, spread: int) -> ServeDecision:
+def stages_beside(*, stage_machines: int) -> ServeDecision:
     """Return prefill and decode in two stages of 4 devices, which share machines if spread."""
     stages = {"attention_dp": 1, "attention_tp": 4, "moe_tp": 4, "ep": 1, "pp": 2, "devices": 8}
-    group = stages | {"count": 1, "spread": spread}
+    group = stages | {"count": 1, "stage_machines": stage_machines}
     return disaggregated(prefill=group, decode=group, connector="mooncake", link="scale_up")
 
 

@@ -159,7 +159,7 @@ def test_stages_that_share_machines_keep_their_path_and_their_steps(
     (transfer,) = verified.decision.handovers
     halves = []
     for shape in group_shapes(verified):
-        assert (shape.group.spread, shape.nodes, shape.devices_per_node) == (2, 2, 4)
+        assert (shape.group.stage_machines, shape.nodes, shape.devices_per_node) == (2, 2, 4)
         launch = read_serving_text(
             texts[f"{shape.name}.sh"],
             surroundings(spec, serving_pool.pool),

@@ -179,7 +179,9 @@ def test_roles_that_fill_a_machine_each_share_machines_by_stages(spec: Spec) -> 
     problem = problem_of(spec(nodes=2, **WHOLE_MACHINE))
     solution = present(solve_goal(problem, "disaggregated"))
     decision = to_decision(solution, problem)
-    assert [(one.pp, one.attention_tp, one.spread) for one in decision.instances] == [(2, 4, 2)] * 2
+    assert [(one.pp, one.attention_tp, one.stage_machines) for one in decision.instances] == [
+        (2, 4, 2)
+    ] * 2
     assert [one.link for one in decision.handovers] == ["scale_up"]
     assert decision.handovers[0].seconds < 0.03
     # Over a card of 25 Gbit/s the cache of a prompt takes 0.85 s, a third of the target.
@@ -203,10 +205,10 @@ def test_every_machine_of_a_cell_has_equal_stages_of_both_roles(
     changes["extra"] = changes["extra"].replace("fp8", quantization)
     problem = problem_of(spec(nodes=nodes, **changes))
     for option in problem.own_options["disaggregated"].options:
-        assert option.degrees.spread == option.degrees.pipeline <= nodes
+        assert option.degrees.stage_machines == option.degrees.pipeline <= nodes
         assert option.degrees.attention_tensor < 8
         # Hidden states cross the NICs, though the instance would fit on one machine.
-        beside = replace(option.iteration, degrees=replace(option.degrees, spread=1))
+        beside = replace(option.iteration, degrees=replace(option.degrees, stage_machines=1))
         apart_s, beside_s = (
             float(one.passed_s(np.array([4000.0]))[0]) for one in (option.iteration, beside)
         )
@@ -221,7 +223,7 @@ def test_every_machine_of_a_cell_has_equal_stages_of_both_roles(
         cells = solved.program.cells
         assert cells * variant.cell_nodes <= nodes
         served = list(serving_instances(solved))
-        assert {option.degrees.spread for option, _ in served} == {variant.cell_nodes}
+        assert {option.degrees.stage_machines for option, _ in served} == {variant.cell_nodes}
         assert len({option.degrees.pipeline for option, _ in served}) == 1
         assert {option.role for option, _ in served} == {Role.PREFILL, Role.DECODE}
         per_machine = sum(count * option.degrees.attention_tensor for option, count in served)

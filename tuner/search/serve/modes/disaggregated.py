@@ -66,7 +66,7 @@ def _variants(problem: ServeProblem) -> Iterator[ServeProblem]:
         pool_options = tuple(
             option
             for option in options
-            if (option.serving_pool.pool.name, option.degrees.spread) == (name, nodes)
+            if (option.serving_pool.pool.name, option.degrees.stage_machines) == (name, nodes)
         )
         yield replace(
             problem,
