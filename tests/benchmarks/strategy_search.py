@@ -83,7 +83,7 @@ def searched(problem: TrainProblem) -> tuple[SearchOutcome, dict[str, Any]]:
     ranking = rank_by_simulation(result, time_limit_s=2.0, clock=time.perf_counter)
     objective_s = ranking.objective_s[0] if ranking.objective_s else None
     certificate = to_certificate(result, objective_s=objective_s)
-    counts = result.counts
+    counts = result.proof.counts
     decisions = counts.priced + counts.bounded + counts.open + counts.illegal
     return result, {
         "model": problem.model.name,

@@ -1,17 +1,12 @@
 """Exact search over all legal degrees: branch and bound outside, a solver of layouts inside.
 
-Each legal combination of degrees is a candidate with its own layout problem. Candidates are solved
-in the order of their lower bounds. Once a bound exceeds the threshold (the K best and every tie of
-the best), the rest is proven worse and pruned, so that
-
-    space = priced (solved, feasible or proven infeasible) + bounded + illegal + open
-
-where `open` has no verdict: time ran out, or the method does not cover it. The smallest bound of
-what is open or solved is the bound of the whole search.
+Each legal combination of degrees is a node of the driver (tuner/search/driver.py) and a candidate
+with a layout problem. A candidate is priced once it is solved, feasible or proven infeasible. It
+stays open where time runs out, or where the method does not cover it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,15 +18,15 @@ from solvers.result import Outcome, Status
 from tuner.catalog.manifest import Capabilities
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.plans.train import Certificate, Space
-from tuner.search.layout_groups import layout_of, rows_of_layouts
+from tuner.plans.train import Certificate
+from tuner.search.driver import ONE_BY_ONE, BestFirst
+from tuner.search.layout_groups import layout_of
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
 from tuner.search.reference.options import RecomputeOption, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
-from tuner.search.settings import Deadline, SearchSettings
-from tuner.search.to_plan import certify
+from tuner.search.settings import SearchSettings
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1
@@ -57,13 +52,11 @@ class SolvedCandidate:
     costs: CandidateCosts
     decision: TrainDecision
     objective_s: float
-    bound_s: float
-    """No layout of these degrees is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReferenceOutcome:
-    """SolvedCandidate candidates, best first, and what is proven about them."""
+    """Solved candidates, best first, and what is proven about them."""
 
     solved: tuple[SolvedCandidate, ...]
     infeasible: tuple[Candidate, ...]
@@ -81,7 +74,8 @@ def search(
     settings: SearchSettings,
 ) -> ReferenceOutcome:
     """Find the fastest launchable decisions and prove how far from optimal they can be."""
-    begun = settings.begin()
+    ties = band_around(1.0, ratio=machine.residual.band_ratio)[1] - 1.0
+    run = _Run(replace(settings, band_ratio=ties), machine, capabilities)
     enumeration = enumerate_degrees(
         work,
         num_devices=machine.num_devices,
@@ -89,43 +83,30 @@ def search(
         search=limits,
         ranks_per_node=machine.ranks_per_node,
     )
-    stage_options = options(
+    run.stage_options = options(
         has_experts=work.model.moe is not None, capabilities=capabilities, search=limits
     )
-    candidates = _candidates(work, machine, enumeration.legal, stage_options, capabilities)
-    run = _BranchAndBound(
-        settings=settings,
-        machine=machine,
-        stage_options=stage_options,
-        capabilities=capabilities,
-        begun=begun,
-    )
-    for candidate in candidates:
+    candidates = run.candidates(work, enumeration.legal)
+    # The limit begins when all candidates are priced, and the best one is solved whatever the time.
+    run.deadline = settings.begin()
+    for candidate in candidates[:1]:
         run.visit(candidate)
-    solutions = tuple(sorted(run.solved, key=_reproducible_order))
+    rest = candidates[1:]
+    bound_s_N = np.array([candidate.bound_s for candidate in rest])
+    for (index,) in run.best_first(bound_s_N, sizes=ONE_BY_ONE, count=len):
+        run.visit(rest[index])
+    solved = tuple(sorted(run.solved, key=_reproducible_order))
+    proof = run.prove(legal=len(enumeration.legal), illegal=enumeration.num_illegal)
     return ReferenceOutcome(
-        solved=solutions,
+        solved=solved,
         infeasible=tuple(run.infeasible),
         enumeration=enumeration,
-        certificate=run.certificate(solutions, enumeration),
+        certificate=proof.certify(
+            solved[0].objective_s if solved else None,
+            within_band=sum(candidate.objective_s <= run.tie_s() for candidate in solved[1:]),
+            method=LAYOUT.default,
+        ),
     )
-
-
-def _candidates(
-    work: Workload,
-    machine: PricedMachine,
-    legal: Sequence[StepDegrees],
-    stage_options: Sequence[RecomputeOption],
-    capabilities: Capabilities,
-) -> list[Candidate]:
-    candidates = []
-    for degrees in legal:
-        costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
-        problem = layout_problem(costs, options=stage_options, capabilities=capabilities)
-        candidates.append(
-            Candidate(costs=costs, problem=problem, bound_s=least_objective_s(problem))
-        )
-    return sorted(candidates, key=lambda candidate: candidate.bound_s)
 
 
 def _reproducible_order(solved: SolvedCandidate) -> tuple[float, tuple[int, ...]]:
@@ -142,47 +123,42 @@ def _reproducible_order(solved: SolvedCandidate) -> tuple[float, tuple[int, ...]
     )
 
 
-class _BranchAndBound:
+class _Run(BestFirst):
     """The state of one search; lives for one call."""
 
     def __init__(
-        self,
-        *,
-        settings: SearchSettings,
-        machine: PricedMachine,
-        stage_options: Sequence[RecomputeOption],
-        capabilities: Capabilities,
-        begun: Deadline,
+        self, settings: SearchSettings, machine: PricedMachine, capabilities: Capabilities
     ) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._machine = machine
-        self._stage_options = stage_options
         self._capabilities = capabilities
-        self._begun = begun
-        self._deadline = settings.begin()
-        """The limit begins when all candidates are priced."""
-        self._visited = False
+        self.stage_options: Sequence[RecomputeOption] = ()
         self.solved: list[SolvedCandidate] = []
         self.infeasible: list[Candidate] = []
-        self._bounded = 0
-        self._open = 0
-        self._open_bounds_s: list[float] = []
-        """Bounds of what is not proven: out of time, or solved without proof."""
+
+    def candidates(self, work: Workload, legal: Sequence[StepDegrees]) -> list[Candidate]:
+        """State the problem of all legal degrees, those of the lowest bounds first."""
+        candidates = []
+        for degrees in legal:
+            costs = CandidateCosts(work=work, degrees=degrees, machine=self._machine)
+            problem = self._problem(costs)
+            candidates.append(
+                Candidate(costs=costs, problem=problem, bound_s=least_objective_s(problem))
+            )
+        return sorted(candidates, key=lambda candidate: candidate.bound_s)
+
+    def ranked(self) -> tuple[Sequence[float], Iterator[tuple[int, ...]]]:
+        """Return the steps of the solutions and their layouts, fastest first."""
+        self.solved.sort(key=lambda solved: solved.objective_s)
+        steps_s = [solved.objective_s for solved in self.solved]
+        return steps_s, (layout_of(solved.decision) for solved in self.solved)
 
     def visit(self, candidate: Candidate) -> None:
-        """Solve a candidate, unless its bound or the time limit excludes it."""
-        if candidate.bound_s > self._threshold_s():
-            self._bounded += 1
-            return
-        if self._visited and not self._deadline.left_s:
-            self._open += 1
-            self._open_bounds_s.append(candidate.bound_s)
-            return
-        self._visited = True
+        """Solve a candidate."""
         outcome = self._solve(candidate.problem)
         if self._excess_bytes(candidate, outcome) > 0:
-            safe = self._solve_until_it_fits(candidate, self._safe_problem(candidate))
-            outcome = self._bounded_by(safe, outcome)
+            safe = self._problem(candidate.costs, uniform_chunks=False)
+            outcome = self._bounded_by(self._solve_until_it_fits(candidate, safe), outcome)
         self._record(candidate, outcome)
 
     def _solve_until_it_fits(self, candidate: Candidate, problem: LayoutProblem) -> Outcome[Layout]:
@@ -203,23 +179,23 @@ class _BranchAndBound:
     def _solve(self, problem: LayoutProblem) -> Outcome[Layout]:
         return LAYOUT.solve(
             problem,
-            time_limit_s=max(self._deadline.left_s, SHORTEST_SOLVE_S),
+            time_limit_s=max(self.deadline.left_s, SHORTEST_SOLVE_S),
         )
 
     def _excess_bytes(self, candidate: Candidate, outcome: Outcome[Layout]) -> int:
         """Bytes above the limit, of a moment that the problem left out or of differing chunks."""
         if outcome.solution is None:
             return 0
-        decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
+        decision = decode(candidate.costs.degrees, outcome.solution, self.stage_options)
         peak_bytes = max(predict(candidate.costs, decision).peak_memory_bytes)
         return peak_bytes - self._machine.memory_limit_bytes
 
-    def _safe_problem(self, candidate: Candidate) -> LayoutProblem:
+    def _problem(self, costs: CandidateCosts, *, uniform_chunks: bool = True) -> LayoutProblem:
         return layout_problem(
-            candidate.costs,
-            options=self._stage_options,
+            costs,
+            options=self.stage_options,
             capabilities=self._capabilities,
-            uniform_chunks=False,
+            uniform_chunks=uniform_chunks,
         )
 
     def _bounded_by(self, safe: Outcome[Layout], relaxed: Outcome[Layout]) -> Outcome[Layout]:
@@ -230,55 +206,17 @@ class _BranchAndBound:
         status = Status.OPTIMAL if is_proven else Status.FEASIBLE
         return replace(safe, status=status, bound=min(relaxed.bound, safe.objective))
 
-    def certificate(
-        self, solutions: Sequence[SolvedCandidate], enumeration: Enumeration
-    ) -> Certificate:
-        """State what is proven."""
-        bounds_s = [*self._open_bounds_s, *(solution.bound_s for solution in solutions)]
-        return certify(
-            Space(
-                priced=len(self.solved) + len(self.infeasible),
-                bounded=self._bounded,
-                illegal=enumeration.num_illegal,
-                open=self._open,
-            ),
-            objective_s=solutions[0].objective_s if solutions else None,
-            bound_s=min(bounds_s, default=math.inf),
-            within_band=sum(solution.objective_s <= self._tie_s() for solution in solutions[1:]),
-            solve_s=self._begun.elapsed_s,
-            method=LAYOUT.default,
-        )
-
     def _record(self, candidate: Candidate, outcome: Outcome[Layout]) -> None:
         if outcome.status is Status.INFEASIBLE:
+            self.priced += 1
             self.infeasible.append(candidate)
             return
         if outcome.solution is None:
-            self._open += 1
-            self._open_bounds_s.append(max(outcome.bound, candidate.bound_s))
+            self.leave_open(1, max(outcome.bound, candidate.bound_s))
             return
-        decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
+        self.priced += 1
+        self.bound_s = min(self.bound_s, outcome.bound)
+        decision = decode(candidate.costs.degrees, outcome.solution, self.stage_options)
         self.solved.append(
-            SolvedCandidate(
-                costs=candidate.costs,
-                decision=decision,
-                objective_s=outcome.objective,
-                bound_s=min(outcome.bound, outcome.objective),
-            )
+            SolvedCandidate(costs=candidate.costs, decision=decision, objective_s=outcome.objective)
         )
-
-    def _threshold_s(self) -> float:
-        """Step time above which nothing is of interest.
-
-        The slower one of the K-th best layout and of the ties with the best.
-        """
-        best = sorted(self.solved, key=lambda solved: solved.objective_s)
-        rows = rows_of_layouts(
-            (layout_of(solved.decision) for solved in best), top=self._settings.top
-        )
-        return math.inf if rows is None else max(best[rows - 1].objective_s, self._tie_s())
-
-    def _tie_s(self) -> float:
-        """The upper edge of the error band around the best."""
-        best_s = min(solved.objective_s for solved in self.solved)
-        return band_around(best_s, ratio=self._machine.residual.band_ratio)[1]

@@ -245,5 +245,5 @@ def _uneven_ratio(outcome: SearchOutcome, row: Solutions) -> float:
 def _looked_through_s(outcome: SearchOutcome) -> float:
     """Seconds of a step up to which all that fits was found and all its options searched."""
     if outcome.solutions is None or len(outcome.solutions) <= MOST_ROWS:
-        return outcome.complete_s
-    return min(outcome.complete_s, float(outcome.solutions.step_s[MOST_ROWS]))
+        return outcome.proof.complete_s
+    return min(outcome.proof.complete_s, float(outcome.solutions.step_s[MOST_ROWS]))

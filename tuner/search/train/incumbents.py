@@ -8,7 +8,7 @@ import numpy as np
 
 from tuner.arrays import Floats, Ints
 from tuner.config.knobs import FIELD_OF_DEGREE
-from tuner.plans.train import Space
+from tuner.search.driver import Proof
 from tuner.search.layout_groups import Layout
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees
@@ -76,12 +76,7 @@ class SearchOutcome:
     options: OptionSpace
     degrees: Degrees
     solutions: Solutions | None
-    bound_s: float
-    """No decision of the space is faster; infinite when nothing fits."""
-    complete_s: float
-    """Every row whose best option is no slower than this is among the solutions."""
-    counts: Space
-    solve_s: float
+    proof: Proof
 
 
 def _side_by_side(left: Ints, right: Ints) -> Ints:

@@ -12,28 +12,24 @@ Each level fixes more of a decision and has a lower bound on the step time:
 
 Partial rows are opened in the order of their bounds, then their rows in the order of theirs. A
 dispatch setting that fits in memory without recomputation is expanded into the no-recompute level,
-any other into the recompute level (option_table.py). A node is pruned if its bound exceeds the
-threshold (the step time of the K-th best layout, each row at its best option), or if no pipeline
-layout of it fits in memory. Bounds never decrease from level to level, so that
+any other into the recompute level (option_table.py). A node is pruned if the driver
+(tuner/search/driver.py) finds its bound above the threshold (the step time of the K-th best layout,
+each row at its best option), or if no pipeline layout of it fits in memory. Bounds never decrease
+from level to level. Work is done in batches, and the threshold is updated after each.
 
-    space = priced + bounded + illegal + open
-
-counts every decision once; `open` is what the time limit left. Work is done in batches of bounded
-size, and the threshold is updated after each.
-
-Letters: C candidates, D dispatch settings, A axes. Not covered: options that differ between stages;
-the solver of layouts decides those for the finalists (finalists.py).
+Letters: C candidates or rows, D dispatch settings, A axes, N partial rows. Not covered: options
+that differ between stages; the solver of layouts decides those for the finalists (finalists.py).
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.arrays import Floats, Ints
-from tuner.plans.train import Space
-from tuner.search.layout_groups import rows_of_layouts
+from tuner.search.driver import BestFirst
+from tuner.search.layout_groups import Layout
 from tuner.search.progress import PlanningEvent
 from tuner.search.settings import SearchSettings
 from tuner.search.train.bounds import Allowed, degrees_bound_s
@@ -58,36 +54,45 @@ from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.root_bound import allowed_by, partial_bounds_s
-from tuner.search.train.rows import (
-    FIRST_ROWS,
-    MOST_ROWS,
-    Rows,
-    batches,
-    expand_dispatch_level,
-    expand_runs,
-    merge_by_table,
-    rank_within,
-    take_rows,
-    with_options,
-)
 from tuner.search.train.space_size import OptionTables, SearchedSpace, space
 from tuner.units import format_count, format_ratio, format_s
 
 SEEDS = 8
 """Partial rows of every pipeline size that are visited before all others."""
 
-FIRST_DISPATCH = 128
-"""Dispatch settings that are expanded before the threshold is read again; the number doubles each
-time, up to `MOST_DISPATCH`."""
-MOST_DISPATCH = 2048
+ROWS = (512, 32_768)
+"""Rows of the first batch, and of the largest one."""
 
-FIRST_GROUPS = 256
+DISPATCH = (128, 2048)
+"""Dispatch settings that are expanded before the threshold is read again, first and at most."""
+
+GROUPS = (256, 2048)
 """Groups of the no-recompute and the recompute level that are expanded before the threshold is read
-again; the number doubles each time, up to `MOST_GROUPS`."""
-MOST_GROUPS = 2048
+again, first and at most."""
 
 PRICED_FIRST = 4
 """Options of each row, those of the lowest bounds, that are priced before all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Rows of one kind of degrees, with the options that they allow."""
+
+    table: OptionTable
+    rows: Table
+    bound_CD: Floats
+    """Lower bounds of the step in seconds, for the leading dispatch settings or for all."""
+    allowed: Allowed
+
+    @property
+    def least_C(self) -> Floats:
+        """Bound of every row, whatever its dispatch setting."""
+        least: Floats = self.bound_CD.min(axis=1)
+        return least
+
+    def taken(self, chosen: Ints) -> "Rows":
+        """Select some of them."""
+        return replace(self, rows=take_rows(self.rows, chosen), bound_CD=self.bound_CD[chosen])
 
 
 def search(
@@ -102,66 +107,77 @@ def search(
             what is not priced is not counted.
     """
     run = _Run(problem, settings, known)
-    watch = run.settings.watch
+    watch = settings.watch
     watch(space_event(run.legal, sum(run.illegal.values()), run.degrees))
-    bound_N = partial_bounds_s(run.problem, run.options, run.degrees)
+    bound_N = partial_bounds_s(problem, run.options, run.degrees)
     watch(bounds_event(len(bound_N), float(bound_N.min(initial=np.inf))))
-    order = np.argsort(bound_N, kind="stable")
-    order = order[bound_N[order] <= run.threshold_s()]
-    if not np.isfinite(run.settings.below_s):
-        seeds = run.seeds(order)
-        run.visit(run.open_partials(seeds))
-        order = order[~np.isin(order, seeds)]
+    seeds = run.seeds(bound_N)
+    run.visit(run.open_partials(seeds))
+    left = np.setdiff1d(np.arange(len(bound_N)), seeds)
     pending: list[Rows] = []
-    for batch in batches(order, run.degrees.num_pairs_N, first=run.first_rows()):
-        batch_bound_s = float(bound_N[batch[0]])
-        if batch_bound_s > run.threshold_s():
-            break
-        done = int((bound_N < batch_bound_s).sum())
-        watch(run.batch_event(batch_bound_s, done, len(bound_N), "partial rows"))
-        if run.deadline.is_over:
-            run.leave_open_partials(batch, batch_bound_s)
-            continue
-        pending += run.open_partials(batch[bound_N[batch] <= run.threshold_s()])
+    for batch in run.best_first(
+        bound_N[left],
+        sizes=run.row_sizes(),
+        weight_N=run.degrees.num_pairs_N[left],
+        count=lambda rest: run.num_options(left[rest]),
+    ):
+        run.report(bound_N, float(bound_N[left[batch[0]]]), "partial rows")
+        pending += run.open_partials(left[batch])
     run.visit(pending)
-    outcome = run.summary()
+    outcome = SearchOutcome(
+        problem=problem,
+        options=run.options,
+        degrees=run.degrees,
+        solutions=run.solutions,
+        proof=run.prove(legal=run.legal, illegal=sum(run.illegal.values())),
+    )
     watch(result_event(outcome))
     return outcome
 
 
-class _Run:
+class _Run(BestFirst):
     """The state of one search; lives as long as the call that made it."""
 
     def __init__(
         self, problem: TrainProblem, settings: SearchSettings, known: SearchedSpace | None
     ) -> None:
+        super().__init__(settings)
         self.problem = problem
-        self.settings = settings
-        self.deadline = settings.begin()
         self.options = option_space(problem)
         self.degrees = legal_degrees(problem)
         is_whole = known is None
         self.legal, self.illegal = space(self.options, self.degrees) if is_whole else (0, {})
         self.tables = OptionTables(options=self.options, known=known)
         self.solutions: Solutions | None = None
-        self.bound_s = np.inf
-        self.priced = 0
-        self.open = 0
 
-    def first_rows(self) -> int:
-        """Rows of the first batch: few while there is no threshold yet."""
-        return MOST_ROWS if np.isfinite(self.settings.below_s) else FIRST_ROWS
+    def ranked(self) -> tuple[Floats, Iterator[Layout]]:
+        """Return the steps of the solutions and their layouts, fastest first."""
+        if self.solutions is None:
+            return np.zeros(0), iter(())
+        return self.solutions.step_s, self.solutions.layouts()
 
-    def batch_event(self, batch_bound_s: float, done: int, total: int, what: str) -> PlanningEvent:
-        bound_s = min(batch_bound_s, self.bound_s)
-        return batch_event(
-            f"{done} of {total} {what}", best_s=self.best_s(), bound_s=bound_s, priced=self.priced
-        )
+    def row_sizes(self) -> tuple[int, int]:
+        """Sizes of batches of rows: small ones first while there is no threshold yet."""
+        return ROWS[int(np.isfinite(self.settings.below_s))], ROWS[1]
 
-    def seeds(self, order: Ints) -> Ints:
-        """The best partial rows of every pipeline size, to get a threshold early."""
+    def num_options(self, partials: Ints) -> int:
+        """Count the legal decisions of some partial rows."""
+        kinds = self.tables.by_kind(self.degrees.rows(partials))
+        return sum(len(chosen) * table.num_legal for table, chosen in kinds)
+
+    def report(self, bound_s: Floats, batch_bound_s: float, what: str) -> None:
+        """Report the state before a batch."""
+        done = int((bound_s < batch_bound_s).sum())
+        state = _incumbent(self.best_s(), min(batch_bound_s, self.bound_s, self.open_s))
+        text = f"{done} of {len(bound_s)} {what}, {self.priced} decisions priced, {state}"
+        self.settings.watch(PlanningEvent(stage="search", text=text))
+
+    def seeds(self, bound_s: Floats) -> Ints:
+        """The best partial rows of every pipeline size, to get a threshold where there is none."""
+        order = np.argsort(bound_s, kind="stable")
         pipeline = self.degrees.dense_D["pipeline"][self.degrees.partials_N["dense"][order]]
-        return order[rank_within(pipeline) < SEEDS]
+        seeds: Ints = order[(rank_within(pipeline) < SEEDS) & np.isinf(self.settings.below_s)]
+        return seeds
 
     def open_partials(self, partials: Ints) -> list[Rows]:
         """Bound the rows of some partial rows; drop what cannot fit."""
@@ -181,7 +197,7 @@ class _Run:
             return
         allowed = allowed_by(self.options, table)
         bound_CD = self.dispatch_bounds_s(table, table.leading_D, rows, allowed)
-        kept = np.flatnonzero(bound_CD.min(axis=1) <= self.threshold_s())
+        kept = np.flatnonzero(self.within(bound_CD.min(axis=1)))
         if has_threshold:
             kept = kept[self.rows_that_may_fit(table, take_rows(rows, kept))]
         if len(kept):
@@ -195,24 +211,16 @@ class _Run:
         """Visit rows in the order of their bounds, a batch at a time."""
         parts = merge_by_table(opened_rows)
         least_C = np.concatenate([np.zeros(0), *(part.least_C for part in parts)])
-        part_C = np.repeat(np.arange(len(parts)), [len(part.least_C) for part in parts])
-        place_C = np.concatenate(
-            [np.zeros(0, np.int64), *(np.arange(len(p.least_C)) for p in parts)]
-        )
-        order = np.argsort(least_C, kind="stable")
-        for batch in batches(order, np.ones_like(order), first=self.first_rows()):
-            batch_bound_s = float(least_C[batch[0]])
-            if batch_bound_s > self.threshold_s():
-                return
-            done = int((least_C < batch_bound_s).sum())
-            self.settings.watch(self.batch_event(batch_bound_s, done, len(order), "rows"))
-            here = batch[least_C[batch] <= self.threshold_s()]
+        lengths = np.array([len(part.least_C) for part in parts], dtype=np.int64)
+        part_C, place_C = expand_runs(lengths, np.zeros_like(lengths))
+        num_legal_P = np.array([part.table.num_legal for part in parts], dtype=np.int64)
+        for here in self.best_first(
+            least_C, sizes=self.row_sizes(), count=lambda rest: int(num_legal_P[part_C[rest]].sum())
+        ):
+            self.report(least_C, float(least_C[here[0]]), "rows")
             for index in np.unique(part_C[here]):
                 rows = parts[index].taken(place_C[here[part_C[here] == index]])
-                if self.deadline.is_over:
-                    self.leave_open_rows(rows)
-                else:
-                    self.visit_dispatch_level(self.bounded(rows))
+                self.visit_dispatch_level(self.bounded(rows))
 
     def bounded(self, rows: Rows) -> Rows:
         """Bound rows at every dispatch setting."""
@@ -244,23 +252,21 @@ class _Run:
     def visit_dispatch_level(self, rows: Rows) -> None:
         """Visit the dispatch settings of rows in the order of their bounds, a few at a time."""
         table, best_s = rows.table, np.full(len(rows.bound_CD), np.inf)
-        row, dispatch = np.nonzero(rows.bound_CD <= self.threshold_s())
-        order = np.argsort(rows.bound_CD[row, dispatch], kind="stable")
-        row, dispatch = row[order], dispatch[order]
-        start, num_settings = 0, FIRST_DISPATCH
-        while start < len(row):
-            if self.deadline.is_over:
-                self.leave_open_dispatch(rows, row[start:], dispatch[start:])
-                return
-            stop, num_settings = start + num_settings, min(2 * num_settings, MOST_DISPATCH)
-            here, of = row[start:stop], dispatch[start:stop]
-            wanted = rows.bound_CD[here, of] <= np.minimum(self.threshold_s(), best_s[here])
-            here, of = here[wanted], of[wanted]
+        row, dispatch = np.nonzero(self.within(rows.bound_CD))
+        options_D = np.bincount(
+            table.dispatch_of_N, weights=table.count_of_N, minlength=len(table.dispatch_DA)
+        )
+        for now in self.best_first(
+            rows.bound_CD[row, dispatch],
+            sizes=DISPATCH,
+            best_s=lambda nodes: best_s[row[nodes]],
+            count=lambda rest: int(options_D[dispatch[rest]].sum()),
+        ):
+            here, of = row[now], dispatch[now]
             some = take_rows(rows.rows, here)
             fits_without = fits_without_recompute(self.problem, self.options, table, some, of)
             self.visit_no_recompute_level(rows, here[fits_without], of[fits_without], best_s)
             self.visit_recompute_level(rows, here[~fits_without], of[~fits_without], best_s)
-            start = stop
 
     def visit_no_recompute_level(
         self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats
@@ -274,7 +280,7 @@ class _Run:
             return
         every = with_options(table, take_rows(rows.rows, row), table.no_recompute_NA[no_recompute])
         bound_s = candidate_bound_s(self.problem, self.options, every)
-        kept = np.flatnonzero(bound_s <= np.minimum(self.threshold_s(), best_s[row]))
+        kept = np.flatnonzero(self.within(bound_s, best_s[row]))
         kept = kept[no_recompute_level_fits(self.problem, self.options, every.taken(kept))]
         for now in self.in_order(kept, bound_s, row, best_s):
             of, place = expand_runs(
@@ -292,7 +298,7 @@ class _Run:
             return
         every = with_options(table, take_rows(rows.rows, row), table.recompute_RA[recompute])
         bound_s = self.bounds(every, rows.allowed)
-        kept = np.flatnonzero(bound_s <= np.minimum(self.threshold_s(), best_s[row]))
+        kept = np.flatnonzero(self.within(bound_s, best_s[row]))
         some = take_rows(rows.rows, row[kept])
         kept = kept[recompute_level_fits(self.problem, self.options, table, some, recompute[kept])]
         for now in self.in_order(kept, bound_s, row, best_s):
@@ -303,14 +309,10 @@ class _Run:
 
     def in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
         """Yield groups below the threshold, those of the lowest bounds first."""
-        kept = kept[np.argsort(bound_s[kept], kind="stable")]
-        start, num_groups = 0, FIRST_GROUPS
-        while start < len(kept):
-            now = kept[start : start + num_groups]
-            start, num_groups = start + num_groups, min(2 * num_groups, MOST_GROUPS)
-            now = now[bound_s[now] <= np.minimum(self.threshold_s(), best_s[row[now]])]
-            if len(now):
-                yield now
+        for now in self.best_first(
+            bound_s[kept], sizes=GROUPS, best_s=lambda nodes: best_s[row[kept[nodes]]]
+        ):
+            yield kept[now]
 
     def visit_options(self, rows: Rows, row: Ints, option: Ints, best_s: Floats) -> None:
         """Bound options, then price those left in time and memory; keep the best of every row.
@@ -320,12 +322,12 @@ class _Run:
         table = rows.table
         candidates = with_options(table, take_rows(rows.rows, row), table.options_TA[option])
         bound_s = candidate_bound_s(self.problem, self.options, candidates)
-        kept = np.flatnonzero(bound_s <= np.minimum(self.threshold_s(), best_s[row]))
+        kept = np.flatnonzero(self.within(bound_s, best_s[row]))
         kept = kept[may_fit(self.problem, self.options, candidates.taken(kept))]
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
         is_first = rank_within(row[kept]) < PRICED_FIRST
         for part in (kept[is_first], kept[~is_first]):
-            now = part[bound_s[part] <= np.minimum(self.threshold_s(), best_s[row[part]])]
+            now = part[self.within(bound_s[part], best_s[row[part]])]
             if not len(now):
                 continue
             some, least_s = candidates.taken(now), bound_s[now]
@@ -338,9 +340,6 @@ class _Run:
             self.record(some, row[now], prices, best_s)
             # It may be faster in another pipeline layout than in the one it was priced in.
             self.bound_s = min(self.bound_s, float(least_s.min()))
-
-    def best_s(self) -> float:
-        return np.inf if self.solutions is None else float(self.solutions.step_s[0])
 
     def record(
         self,
@@ -366,56 +365,6 @@ class _Run:
         )
         self.solutions = new if self.solutions is None else self.solutions.concat_best(new)
 
-    def threshold_s(self) -> float:
-        """Step time above which nothing is of interest.
-
-        The slower one of the K-th best layout and of the ties with the best.
-        """
-        if self.solutions is None:
-            return self.settings.below_s
-        rows = rows_of_layouts(self.solutions.layouts(), top=self.settings.top)
-        if rows is None:
-            return self.settings.below_s
-        steps_s = self.solutions.step_s
-        tie_s = float(steps_s[0]) * (1.0 + self.settings.band_ratio)
-        return min(max(float(steps_s[rows - 1]), tie_s), self.settings.below_s)
-
-    def leave_open_partials(self, partials: Ints, bound_s: float) -> None:
-        """Out of time: only the bound of these partial rows is known."""
-        self.bound_s = min(self.bound_s, bound_s)
-        for table, chosen in self.tables.by_kind(self.degrees.rows(partials)):
-            self.open += len(chosen) * table.num_legal
-
-    def leave_open_rows(self, rows: Rows) -> None:
-        self.bound_s = min(self.bound_s, float(rows.least_C.min()))
-        self.open += len(rows.least_C) * rows.table.num_legal
-
-    def leave_open_dispatch(self, rows: Rows, row: Ints, dispatch: Ints) -> None:
-        self.bound_s = min(self.bound_s, float(rows.bound_CD[row, dispatch].min()))
-        table = rows.table
-        options_D = np.bincount(
-            table.dispatch_of_N, weights=table.count_of_N, minlength=len(table.dispatch_DA)
-        )
-        self.open += int(options_D[dispatch].sum())
-
-    def summary(self) -> SearchOutcome:
-        solutions = self.solutions
-        return SearchOutcome(
-            problem=self.problem,
-            options=self.options,
-            degrees=self.degrees,
-            solutions=solutions,
-            bound_s=min(self.bound_s, self.best_s()),
-            complete_s=0.0 if self.open else self.threshold_s(),
-            counts=Space(
-                priced=self.priced,
-                bounded=max(0, self.legal - self.priced - self.open),
-                illegal=sum(self.illegal.values()),
-                open=self.open,
-            ),
-            solve_s=self.deadline.elapsed_s,
-        )
-
 
 def space_event(legal: int, illegal: int, degrees: Degrees) -> PlanningEvent:
     """The size of the space, before anything is priced."""
@@ -434,21 +383,15 @@ def bounds_event(partials: int, bound_s: float) -> PlanningEvent:
     )
 
 
-def batch_event(done: str, *, best_s: float, bound_s: float, priced: int) -> PlanningEvent:
-    """The state between two batches."""
-    text = f"{done}, {priced} decisions priced, {_incumbent(best_s, bound_s)}"
-    return PlanningEvent(stage="search", text=text)
-
-
 def result_event(search: SearchOutcome) -> PlanningEvent:
     """The result of the search."""
     best_s = math.inf if search.solutions is None else float(search.solutions.step_s[0])
-    counts = search.counts
+    counts = search.proof.counts
     left = f", {format_count(counts.open)} left open" if counts.open else ""
     return PlanningEvent(
         stage="search",
         text=f"{counts.priced} priced, {format_count(counts.bounded)} bounded{left}, "
-        f"{_incumbent(best_s, search.bound_s)}",
+        f"{_incumbent(best_s, search.proof.bound_s)}",
     )
 
 
@@ -457,3 +400,56 @@ def _incumbent(best_s: float, bound_s: float) -> str:
         return "nothing that fits"
     gap = max(0.0, 1.0 - min(bound_s, best_s) / best_s)
     return f"best {format_s(best_s)}, gap {format_ratio(gap)}"
+
+
+def with_options(table: OptionTable, rows: Table, options_CA: Ints) -> Candidates:
+    """Rows with an option each, as candidates."""
+    return Candidates(rows=rows, options=table.columns(options_CA))
+
+
+def take_rows(rows: Table, chosen: Ints) -> Table:
+    """Select some rows."""
+    return {name: column[chosen] for name, column in rows.items()}
+
+
+def merge_by_table(parts: list[Rows]) -> list[Rows]:
+    """Merge parts of the same kind of degrees."""
+    by_table: dict[int, list[Rows]] = {}
+    for part in parts:
+        by_table.setdefault(id(part.table), []).append(part)
+    return [
+        replace(
+            same[0],
+            rows={n: np.concatenate([rows.rows[n] for rows in same]) for n in same[0].rows},
+            bound_CD=np.concatenate([rows.bound_CD for rows in same]),
+        )
+        for same in by_table.values()
+    ]
+
+
+def expand_dispatch_level(
+    row: Ints, dispatch: Ints, dispatch_of: Ints, *, num_dispatch: int
+) -> tuple[Ints, Ints]:
+    """Every group of the dispatch settings, with the row that it belongs to."""
+    groups_F = [np.flatnonzero(dispatch_of == f) for f in range(num_dispatch)]
+    repeats = np.array([len(groups_F[f]) for f in dispatch], dtype=np.int64)
+    groups = np.concatenate([np.zeros(0, dtype=np.int64), *(groups_F[f] for f in dispatch)])
+    return np.repeat(row, repeats), groups
+
+
+def rank_within(group: Ints) -> Ints:
+    """0, 1, ... for the entries of each group, in the order given."""
+    order = np.argsort(group, kind="stable")
+    starts = np.r_[True, np.diff(group[order]) != 0]
+    position = np.arange(len(group))
+    first = np.maximum.accumulate(np.where(starts, position, 0))
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = position - first
+    return rank
+
+
+def expand_runs(count: Ints, start: Ints) -> tuple[Ints, Ints]:
+    """Return the run of each entry and its place in the list, for runs of a list."""
+    run = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
+    return run, start[run] + within

@@ -16,7 +16,6 @@ from tuner.config.shapes import Stages, taken
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.plans.train import Certificate
-from tuner.search.to_plan import certify
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import (
     TimePiece,
@@ -132,14 +131,11 @@ def to_certificate(
     """
     if search.solutions is not None:
         objective_s = objective_s or float(search.solutions.step_s[0])
-    return certify(
-        search.counts,
-        objective_s=objective_s,
-        bound_s=search.bound_s,
+    return search.proof.certify(
+        objective_s,
         decision_s=decision_s,
         within_band=ties.count,
         within_band_is_least=ties.is_least,
-        solve_s=search.solve_s,
         method="bounds",
     )
 

@@ -83,7 +83,7 @@ def count_ties(
     """Count the rows that tie with a chosen decision of so many seconds."""
     return Ties(
         count=int(tied_rows(search, ratios, chosen=chosen, step_s=step_s).sum()),
-        is_least=bool(step_s * ratios.farthest > search.complete_s),
+        is_least=bool(step_s * ratios.farthest > search.proof.complete_s),
     )
 
 

@@ -96,7 +96,7 @@ def test_the_search_finds_what_pricing_everything_finds(
         assert np.isinf(expected_s)
         return
     assert outcome.solutions.step_s[0] == pytest.approx(expected_s, rel=1e-9)
-    assert outcome.bound_s <= expected_s * (1.0 + 1e-9)
+    assert outcome.proof.bound_s <= expected_s * (1.0 + 1e-9)
 
 
 def test_unequal_replicas_are_found_as_by_pricing_everything() -> None:
@@ -118,7 +118,7 @@ def test_unequal_replicas_are_found_as_by_pricing_everything() -> None:
         outcome = search(problem, SETTINGS)
         expected_s = fastest_of_all(problem)
         assert present(outcome.solutions).step_s[0] == pytest.approx(expected_s, rel=1e-9)
-        assert outcome.bound_s <= expected_s * (1.0 + 1e-9)
+        assert outcome.proof.bound_s <= expected_s * (1.0 + 1e-9)
         decision = TrainDecision.model_validate(solution_fields(outcome, 0))
         counts = decision.microbatches_by_replica(batch)
         assert sum(counts) * decision.micro_batch_size == batch
@@ -144,7 +144,7 @@ def outcome() -> SearchOutcome:
 
 def test_every_decision_of_the_space_is_accounted_for(outcome: SearchOutcome) -> None:
     legal, illegal = space(outcome.options, outcome.degrees)
-    counts = outcome.counts
+    counts = outcome.proof.counts
 
     assert counts.priced + counts.bounded + counts.open == legal
     assert counts.illegal == sum(illegal.values())
@@ -187,7 +187,7 @@ def test_the_certificate_repeats_what_is_proven(outcome: SearchOutcome) -> None:
 def test_ties_that_were_not_searched_are_reported_as_a_lower_bound(
     outcome: SearchOutcome,
 ) -> None:
-    reached = outcome.complete_s / float(present(outcome.solutions).step_s[0]) - 1.0
+    reached = outcome.proof.complete_s / float(present(outcome.solutions).step_s[0]) - 1.0
     assert not _ties(outcome, reached * 0.99).is_least
     assert _ties(outcome, reached * 1.01).is_least
 
@@ -228,11 +228,14 @@ def test_time_that_runs_out_leaves_the_rest_open(whole: SearchOutcome, limit_s: 
     settings = SearchSettings(clock=lambda: float(next(ticks)), time_limit_s=limit_s, top=3)
     cut_off = search(whole.problem, settings)
     certificate = to_certificate(cut_off)
-    assert cut_off.counts.open > 0
+    assert cut_off.proof.counts.open > 0
     assert certificate.status in ("feasible", "unknown")
     legal, _ = space(cut_off.options, cut_off.degrees)
-    assert cut_off.counts.priced + cut_off.counts.bounded + cut_off.counts.open == legal
-    assert cut_off.bound_s <= float(present(whole.solutions).step_s[0])
+    assert (
+        cut_off.proof.counts.priced + cut_off.proof.counts.bounded + cut_off.proof.counts.open
+        == legal
+    )
+    assert cut_off.proof.bound_s <= float(present(whole.solutions).step_s[0])
 
 
 def test_a_search_reports_its_progress() -> None:
@@ -240,7 +243,7 @@ def test_a_search_reports_its_progress() -> None:
     outcome = search(make_problem(devices=8), replace(SETTINGS, watch=events.append))
     assert [one.stage for one in events] == ["space", "bounds", *["search"] * (len(events) - 2)]
     assert all("gap" in one.text or "nothing that fits" in one.text for one in events[2:])
-    assert f"{outcome.counts.priced} priced" in events[-1].text
+    assert f"{outcome.proof.counts.priced} priced" in events[-1].text
 
 
 @pytest.mark.slow

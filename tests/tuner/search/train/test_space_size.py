@@ -67,7 +67,7 @@ def test_what_a_feature_adds_has_its_fastest_decision() -> None:
             gains.add(feature)
             if added.solutions.step_s[0] != pytest.approx(whole.solutions.step_s[0], rel=1e-12):
                 wrong.append((name, feature))
-            assert added.counts.priced <= whole.counts.priced
+            assert added.proof.counts.priced <= whole.proof.counts.priced
     assert not wrong
     assert len(gains) >= 4, gains
 

@@ -98,9 +98,15 @@ def rooms(on: PoolMemory, part: StageBytes, *, positions: int) -> Floats:
     return layers_JC
 
 
+def rooms_on(pools: Sequence[PoolMemory], bytes_of: Sequence[StageBytes]) -> list[Floats]:
+    """Common layers that stages have room for on each pool, by position from the end."""
+    longest = positions(pools)
+    return [rooms(on, part, positions=longest) for on, part in zip(pools, bytes_of, strict=True)]
+
+
 def single_pool_room(on: PoolMemory, part: StageBytes) -> Floats:
     """Common layers that all stages of the pool have room for, with no other pool after them."""
-    room_JC = rooms(on, part, positions=positions([on]))
+    (room_JC,) = rooms_on([on], [part])
     position = np.arange(1, len(room_JC) + 1)[:, None]
     layers_C: Floats = np.where(position <= on.max_stages_C, room_JC, 0.0).sum(axis=0)
     return layers_C

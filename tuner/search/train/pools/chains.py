@@ -29,7 +29,14 @@ from solvers.partition.problem import Partition, PartitionProblem
 from solvers.registry import PARTITION
 from tuner.arrays import Floats
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.pools.bounds import OnceParts, most_stages
+from tuner.search.train.pools.bounds import (
+    OnceParts,
+    least_pace_s,
+    most_stages,
+    once_parts,
+    rooms_on,
+    step_bound_s,
+)
 from tuner.search.train.pools.partition import PoolPrices, partition_problem
 from tuner.search.train.pools.space import Pools
 from tuner.search.train.pools.stage_prices import (
@@ -37,6 +44,7 @@ from tuner.search.train.pools.stage_prices import (
     PoolPricing,
     StageBytes,
     chain_price,
+    layer_bytes,
     pool_prices,
 )
 from tuner.spec.cluster import Cluster
@@ -106,6 +114,27 @@ class ChainSolution:
     chain: Chain | None
     bound_s: float
     """No chain of the candidate is faster; infinite where none fits."""
+
+
+def pools_candidates(
+    candidates: Candidates, chosen: Pools, pools: Sequence[PoolPricing]
+) -> tuple[Floats, list[PoolsCandidate]]:
+    """Split priced candidates, and bound the steps of each one's chains in seconds."""
+    bytes_of = [layer_bytes(on) for on in pools]
+    once_of = [once_parts(on) for on in pools]
+    rooms_P = rooms_on(pools, bytes_of)
+    pace_s_C = least_pace_s(pools, rooms_P)
+    return step_bound_s(pools, rooms_P), [
+        PoolsCandidate(
+            row=candidates.taken(np.array([index])),
+            chosen=chosen,
+            pools=tuple(on.taken(index) for on in pools),
+            bytes_of=tuple(part.taken(index) for part in bytes_of),
+            once_of=tuple(once.taken(index) for once in once_of),
+            least_pace_s=float(pace_s_C[index]),
+        )
+        for index in range(len(candidates))
+    ]
 
 
 def solve_chain(

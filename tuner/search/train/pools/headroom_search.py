@@ -150,7 +150,7 @@ class _ChainHeadroomSearch:
             limited = lower
             left = self._settings.until(self._deadline)
             retry = search(limited, replace(left, top=1, below_s=below_s))
-            complete_s = retry.complete_s
+            complete_s = retry.proof.complete_s
             self._chains += retry.chains
             if not retry.chains:
                 break

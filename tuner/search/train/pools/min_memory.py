@@ -19,16 +19,13 @@ from tuner.search.train.candidates import Candidates
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.pools.bounds import (
     can_fit,
-    least_pace_s,
-    once_parts,
-    positions,
-    rooms,
+    rooms_on,
     single_pool_room,
     spare_layers,
     step_bound_s,
 )
 from tuner.search.train.pools.build_problem import PoolsProblem
-from tuner.search.train.pools.chains import Chain, PoolsCandidate, solve_chain
+from tuner.search.train.pools.chains import Chain, PoolsCandidate, pools_candidates, solve_chain
 from tuner.search.train.pools.space import PoolsSpace
 from tuner.search.train.pools.stage_prices import (
     DENSE,
@@ -65,18 +62,7 @@ class MinMemoryCandidates:
                 self.pools, problem.by_pool, problem.cluster.pools, strict=True
             )
         )
-        return pools, _rooms(pools, self.bytes_of)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Promising:
-    """A candidate that may fit under a relaxation."""
-
-    bound_s: float
-    spare_layers: float
-    table: MinMemoryCandidates
-    pools: tuple[PoolPricing, ...]
-    index: int
+        return pools, rooms_on(pools, self.bytes_of)
 
 
 def min_memory_candidates(
@@ -107,7 +93,7 @@ def best_chain(
         problem: relaxed in its memory limits or its numbers of nodes.
         deadline: of the solves.
     """
-    priced: list[_Promising] = []
+    priced: list[tuple[float, float, PoolsCandidate]] = []
     for table in tables:
         pools, rooms_P = table.under(problem)
         bound_s_C, spare_C = step_bound_s(pools, rooms_P), spare_layers(pools, rooms_P)
@@ -115,28 +101,25 @@ def best_chain(
         # The fastest may fit by the bound only; those with most memory to spare are slow.
         fastest = fits[np.argsort(bound_s_C[fits], kind="stable")[:MOST_TRIED]]
         roomiest = fits[np.argsort(-spare_C[fits], kind="stable")[:MOST_TRIED]]
-        priced += [
-            _Promising(
-                bound_s=float(bound_s_C[index]),
-                spare_layers=float(spare_C[index]),
-                table=table,
-                pools=pools,
-                index=int(index),
-            )
-            for index in np.union1d(fastest, roomiest)
-        ]
-    by_time = sorted(priced, key=lambda entry: entry.bound_s)[:MOST_TRIED]
-    by_room = sorted(priced, key=lambda entry: -entry.spare_layers)[:MOST_TRIED]
+        some = np.union1d(fastest, roomiest)
+        if not len(some):
+            continue
+        bounds_s, made = pools_candidates(
+            table.candidates.taken(some),
+            tuple(range(len(pools))),
+            [on.kept(some) for on in pools],
+        )
+        priced += zip(bounds_s.tolist(), spare_C[some].tolist(), made, strict=True)
+    by_time = sorted(priced, key=lambda entry: entry[0])[:MOST_TRIED]
+    by_room = sorted(priced, key=lambda entry: -entry[1])[:MOST_TRIED]
     best: Chain | None = None
-    for promising in (*by_time, *by_room):
-        if best is not None and promising.bound_s >= best.price.step_s:
+    for bound_s, _, candidate in (*by_time, *by_room):
+        if best is not None and bound_s >= best.price.step_s:
             continue
         left_s = deadline.left_s
         if left_s <= 0.0:
             break
-        candidate = _candidate(promising.table, promising.pools, promising.index)
-        limit_s = min(SOLVE_S, left_s)
-        chain = solve_chain(candidate, problem.cluster, time_limit_s=limit_s).chain
+        chain = solve_chain(candidate, problem.cluster, time_limit_s=min(SOLVE_S, left_s)).chain
         if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
             best = chain
     return best
@@ -189,24 +172,4 @@ def _priced(
     )
     return MinMemoryCandidates(
         candidates=candidates, pools=pools, bytes_of=tuple(layer_bytes(on) for on in pools)
-    )
-
-
-def _rooms(pools: Sequence[PoolPricing], bytes_of: Sequence[StageBytes]) -> list[Floats]:
-    longest = positions(pools)
-    return [rooms(on, sizes, positions=longest) for on, sizes in zip(pools, bytes_of, strict=True)]
-
-
-def _candidate(
-    part: MinMemoryCandidates, pools: Sequence[PoolPricing], index: int
-) -> PoolsCandidate:
-    taken = tuple(on.taken(index) for on in pools)
-    bytes_of = tuple(sizes.taken(index) for sizes in part.bytes_of)
-    return PoolsCandidate(
-        row=part.candidates.taken(np.array([index])),
-        chosen=tuple(range(len(pools))),
-        pools=taken,
-        bytes_of=bytes_of,
-        once_of=tuple(once_parts(on) for on in taken),
-        least_pace_s=float(least_pace_s(taken, _rooms(taken, bytes_of))[0]),
     )

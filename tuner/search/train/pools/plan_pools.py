@@ -29,7 +29,7 @@ from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import is_tie
 from tuner.search.settings import SearchSettings
-from tuner.search.to_plan import certify, to_alternative, to_plan, with_notes, without_decision
+from tuner.search.to_plan import to_alternative, to_plan, with_notes, without_decision
 from tuner.search.train.extrapolation import extrapolated_by_search, with_extrapolation_notes
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.search.train.plan_fields import refuse_impossible_checkpoints
@@ -256,24 +256,15 @@ def to_certificate(outcome: PoolsSearchOutcome, order: Sequence[SimulatedChain])
     With failures another chain than the fastest may be first; no bound covers failures.
     """
     if not order:
-        return certify(
-            outcome.counts,
-            objective_s=None,
-            bound_s=outcome.bound_s if outcome.counts.open else math.inf,
-            solve_s=outcome.solve_s,
-            method="partition",
-        )
+        return outcome.proof.certify(None, method="partition")
     chosen, fastest = order[0], fastest_chain(order)
-    return certify(
-        outcome.counts,
-        objective_s=fastest.objective_s,
-        bound_s=outcome.bound_s,
+    return outcome.proof.certify(
+        fastest.objective_s,
         decision_s=None if chosen is fastest else chosen.objective_s,
         within_band=sum(is_tie(ratio_band(outcome, chosen, simulated)) for simulated in order[1:]),
         within_band_is_least=(
-            chosen.objective_s * outcome.problem.ratios.farthest > outcome.complete_s
+            chosen.objective_s * outcome.problem.ratios.farthest > outcome.proof.complete_s
         ),
-        solve_s=outcome.solve_s,
         method="partition",
     )
 

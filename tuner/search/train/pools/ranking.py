@@ -182,7 +182,7 @@ def rank_decisions(
     ranking = Ranking(order=sort_decisions(risks), risks=risks, complete_s=None)
     single_pools_s = min(pool.complete_s for pool in single_pools)
     if not ranking.chains:
-        return replace(ranking, complete_s=min(outcome.complete_s, single_pools_s))
+        return replace(ranking, complete_s=min(outcome.proof.complete_s, single_pools_s))
     first, fastest = ranking.chains[0], fastest_chain(ranking.chains)
     is_near = first.objective_s <= fastest.objective_s * (1.0 + TOLERANCE_RATIO)
     full = first if is_near else fastest

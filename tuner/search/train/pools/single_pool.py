@@ -96,7 +96,7 @@ def _search_single_pool(
         pool=priced_pool.pool.name, devices=pool_problem.num_devices, step_time_s=None
     )
     if result.solutions is None:
-        return SinglePoolResult(baseline=baseline, complete_s=result.complete_s)
+        return SinglePoolResult(baseline=baseline, complete_s=result.proof.complete_s)
     fastest = result.solutions.taken(np.array([0]))
     step_s = float(fastest.step_s[0])
     headroom = search_headroom(result, settings, full=fastest, step_s=step_s)

@@ -247,7 +247,7 @@ def test_ties_that_were_not_searched_for_are_noted(together: Plan) -> None:
     assert together.certificate.within_band_is_least
     problem = build_pools_problem(spec("olmoe-1b-7b", **TWO), residuals=None)
     every = search(problem, SearchSettings(top=10**6, clock=time.perf_counter))
-    assert every.complete_s == math.inf
+    assert every.proof.complete_s == math.inf
     whole = to_certificate(
         every,
         sorted((simulate_chain(chain) for chain in every.chains), key=lambda one: one.objective_s),

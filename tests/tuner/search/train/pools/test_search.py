@@ -14,7 +14,6 @@ from tests.solvers.partition.brute_force import partitions
 from tests.tuner.search.train.pools.testing import spec
 from tuner.costs.train.step import price_step
 from tuner.search.settings import SearchSettings
-from tuner.search.to_plan import certify
 from tuner.search.train.candidates import to_strategies
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.pools import search as pools_search
@@ -130,8 +129,8 @@ def test_the_best_partition_of_all_candidates_is_found(
     best_s = min(price.step_s for _, price, _ in chains)
     result = run_search(requested)
     assert result.chains[0].price.step_s == pytest.approx(best_s, rel=1e-3 if is_once else 1e-9)
-    assert result.bound_s <= best_s * (1.0 + 1e-9)
-    assert result.bound_s >= 0.97 * best_s
+    assert result.proof.bound_s <= best_s * (1.0 + 1e-9)
+    assert result.proof.bound_s >= 0.97 * best_s
     # No chain beats the bound of its column.
     assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
 
@@ -205,12 +204,12 @@ def test_no_chain_over_three_pools_beats_its_bound() -> None:
     best_s = min(price.step_s for _, price, _ in chains)
     result = run_search(tight)
     assert result.chains[0].price.step_s == pytest.approx(best_s, rel=1e-9)
-    assert result.bound_s <= best_s
+    assert result.proof.bound_s <= best_s
 
 
 def test_every_decision_of_the_space_is_counted_once() -> None:
     result = run_search(spec(limits={"recompute": ("none",)}))
-    counts, space = result.counts, result.space
+    counts, space = result.proof.counts, result.space
     # TP, CP and ETP divide 2, batch and micro-batch 8, experts 8; 3 choices of pools.
     experts = present(build_pools_problem(spec(), residuals=None).any_pool.model.moe)
     divisors = sum(experts.num_experts % n == 0 for n in range(1, experts.num_experts + 1))
@@ -312,9 +311,9 @@ def test_a_search_out_of_time_says_what_is_open() -> None:
         build_pools_problem(spec(), residuals=None),
         SearchSettings(top=4, time_limit_s=5.0, clock=lambda: float(next(ticks))),
     )
-    assert result.counts.open > 0
+    assert result.proof.counts.open > 0
     assert result.chains
-    assert result.bound_s <= result.chains[0].price.step_s
+    assert result.proof.bound_s <= result.chains[0].price.step_s
 
 
 def test_what_is_neither_solved_nor_proven_to_fit_nowhere_stays_open(
@@ -324,10 +323,8 @@ def test_what_is_neither_solved_nor_proven_to_fit_nowhere_stays_open(
     monkeypatch.setattr(pools_search, "solve_chain", lambda *_, **__: undecided)
     result = run_search(spec("olmoe-1b-7b", limits={"data_parallel_size": (2,)}))
     assert not result.chains
-    assert result.counts.open > 0
-    certificate = certify(
-        result.counts, objective_s=None, bound_s=result.bound_s, solve_s=0.0, method="branch"
-    )
+    assert result.proof.counts.open > 0
+    certificate = result.proof.certify(None, method="branch")
     assert certificate.status == "unknown"
 
 
