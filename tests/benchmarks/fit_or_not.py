@@ -30,9 +30,8 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import residual_for
 from tuner.prices.profile import ProfilePrices
-from tuner.search.reference.decisions import decision
+from tuner.search.reference.decisions import RecomputeOption, decision
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.spec.tune import Adapters

@@ -34,10 +34,9 @@ from tuner.search.settings import SearchSettings
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.finalists import rank_by_simulation
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import search
-from tuner.search.train.search_result import to_certificate
+from tuner.search.train.search_result import SearchOutcome, to_certificate
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model

@@ -65,11 +65,10 @@ from tuner.search.serve.modes.mode import ServeProblem, load_mode
 from tuner.search.serve.options import Option, device_memory_bytes, price_options
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
-from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.options import option_space
+from tuner.search.train.options import RecomputeChoice, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.serving.spec import ServeSpec
 from tuner.spec.spec import Spec

@@ -24,10 +24,9 @@ from tuner.costs.reference.workload import Workload
 from tuner.engines.targets import programs
 from tuner.errors import PlanUnreadableError
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.search.reference.decisions import decision, degrees_of, options_of
+from tuner.search.reference.decisions import decision, degrees_of, options, options_of
 from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict
 from tuner.spec.refusals import refusals
 from tuner.verify.evidence import measured_ratio

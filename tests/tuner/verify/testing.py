@@ -17,9 +17,8 @@ from tests.expect import present
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.goals.train_folder import read_plan
-from tuner.search.reference.decisions import decision, degrees_of
+from tuner.search.reference.decisions import RecomputeOption, decision, degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.records import TrialRecord, TrialStatus, Verified

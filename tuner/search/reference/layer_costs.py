@@ -64,7 +64,7 @@ from tuner.costs.reference.update import (
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
 from tuner.prices.profile import ProfilePrices
-from tuner.search.reference.options import RecomputeOption
+from tuner.search.reference.decisions import RecomputeOption
 from tuner.search.reference.schedule import in_flight, most_in_flight
 
 

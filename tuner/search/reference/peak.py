@@ -36,9 +36,8 @@ from tuner.costs.reference.temporaries import (
     zero3_gathered_bytes,
 )
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
-from tuner.search.reference.decisions import layers_of, options_of
+from tuner.search.reference.decisions import RecomputeOption, layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.schedule import moments
 from tuner.spec.accounting import embedding_parameters
 

@@ -35,12 +35,11 @@ from tuner.search.reasons import (
     why_lost,
 )
 from tuner.search.reference.decisions import options_of
-from tuner.search.reference.engine_workload import engine_workload
+from tuner.search.reference.engine_workload import engine_workload, load_ratios
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
 from tuner.search.reference.space import Enumeration
-from tuner.search.reference.unrecorded_layers import load_ratios
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
 from tuner.search.train.relaxations import unlaunchable

@@ -23,9 +23,8 @@ from tuner.costs.reference.memory import (
 from tuner.costs.reference.operations import COMMUNICATION
 from tuner.costs.reference.update import layer_units
 from tuner.plans.train import Band, StagePrediction, TrainPrediction
-from tuner.search.reference.decisions import layers_of, options_of
+from tuner.search.reference.decisions import RecomputeOption, layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes, saved_bytes
 from tuner.search.reference.schedule import moments
 

@@ -21,9 +21,8 @@ from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.plans.train import Certificate
 from tuner.search.driver import ONE_BY_ONE, BestFirst
 from tuner.search.layout_groups import layout_of
-from tuner.search.reference.decisions import decode
+from tuner.search.reference.decisions import RecomputeOption, decode, options
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
-from tuner.search.reference.options import RecomputeOption, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
 from tuner.search.settings import SearchSettings

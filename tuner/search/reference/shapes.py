@@ -18,7 +18,7 @@ from tuner.costs.reference.operations import (
 from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.prices.ops import Op
-from tuner.search.reference.options import options
+from tuner.search.reference.decisions import options
 from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.spec import Spec

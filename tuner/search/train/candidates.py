@@ -18,9 +18,8 @@ from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
 from tuner.config.microbatches import most_microbatches
-from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, RecomputeChoice
 from tuner.search.train.degrees import Table
-from tuner.search.train.options import OptionSpace
+from tuner.search.train.options import DISPATCH_AXES, RECOMPUTE_AXES, OptionSpace, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
 
 MOST_CODES: Final = 2**62

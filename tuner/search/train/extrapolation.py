@@ -23,9 +23,8 @@ from tuner.prices.measured import MeasuredPrices
 from tuner.prices.train.collective_ratios import CollectiveRatios, MeasuredHardware
 from tuner.prices.train.collectives import MERGED
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.search_result import price_in_layout
+from tuner.search.train.search_result import SearchOutcome, price_in_layout
 from tuner.units import format_ratio, format_s
 
 EXTRAPOLATED_FACTOR: Final = 1.4

@@ -30,7 +30,6 @@ from solvers.registry import LAYOUT
 from tuner.arrays import Floats
 from tuner.costs.train.in_flight import warmup_in_flight
 from tuner.costs.train.memory_units import MemoryUnits
-from tuner.search.train.axes import RECOMPUTE_AXES
 from tuner.search.train.candidate_prices import (
     balanced_layers,
     candidate_bound_s,
@@ -39,11 +38,12 @@ from tuner.search.train.candidate_prices import (
     times_of_kinds,
 )
 from tuner.search.train.candidates import Candidates, to_strategies
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.layouts import PassTimes, layers_of_stages, to_stages
 from tuner.search.train.memory import host_bytes, take_units, unit_memory
+from tuner.search.train.options import RECOMPUTE_AXES
 from tuner.search.train.search_result import (
     Detail,
+    SearchOutcome,
     price_in_layout,
     price_solution,
     stage_layers,

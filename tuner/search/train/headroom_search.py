@@ -19,7 +19,6 @@ import numpy as np
 
 from tuner.search.progress import PlanningEvent, ignore_progress
 from tuner.search.settings import SearchSettings
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import LIKELY, SMALL, largest_peak_bytes
 from tuner.search.train.peak_errors import error_kind
 from tuner.search.train.preference import (
@@ -35,6 +34,7 @@ from tuner.search.train.preference import (
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import least_sufficient_memory
 from tuner.search.train.search import search
+from tuner.search.train.search_result import SearchOutcome, Solutions
 
 CHANCES: Final = (0.3, LIKELY)
 """OOM probabilities whose limits are searched besides that of SMALL."""

@@ -28,13 +28,12 @@ from tuner.search.reasons import (
 )
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import PricedPool, build_problem
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.memory import host_bytes
 from tuner.search.train.plan_fields import PlanFormatter
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import least_sufficient_memory
 from tuner.search.train.search import search
-from tuner.search.train.search_result import price_solution, solution_fields
+from tuner.search.train.search_result import SearchOutcome, price_solution, solution_fields
 from tuner.search.train.space_size import has_legal
 from tuner.search.train.ties import pool_ratios
 from tuner.spec.spec import Spec

@@ -31,8 +31,14 @@ import numpy as np
 
 from tuner.arrays import Ints
 from tuner.config.knobs import OFFLOADS, searched
-from tuner.search.train.axes import DISPATCH, DISPATCH_AXES, RECOMPUTE_AXES, Choice, Facts
-from tuner.search.train.options import OptionSpace
+from tuner.search.train.options import (
+    DISPATCH,
+    DISPATCH_AXES,
+    RECOMPUTE_AXES,
+    Choice,
+    Facts,
+    OptionSpace,
+)
 from tuner.search.train.rules import Mask
 
 NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {

@@ -40,7 +40,6 @@ from tuner.search.train.candidates import Candidates
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.gradient_buckets import saved_s, with_best_bucket
 from tuner.search.train.headroom_search import NO_HEADROOM, Headroom
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.memory_risk import (
     SMALL,
     MemoryForecast,
@@ -55,6 +54,7 @@ from tuner.search.train.preference import fastest_with_headroom, is_excluded
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search_result import (
     Detail,
+    SearchOutcome,
     cost_of_step,
     pareto_front,
     price_solution,

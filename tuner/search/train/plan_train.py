@@ -47,7 +47,6 @@ from tuner.search.train.headroom_search import (
     has_enough_headroom,
     search_headroom,
 )
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.larger_pool import (
     headroom_relaxations,
     more_host_memory,
@@ -75,6 +74,8 @@ from tuner.search.train.relaxations import (
 from tuner.search.train.search import search
 from tuner.search.train.search_result import (
     Detail,
+    SearchOutcome,
+    Solutions,
     price_solution,
     solution_fields,
     to_certificate,

@@ -38,15 +38,13 @@ import numpy.typing as npt
 
 from tuner.arrays import Floats, Ints
 from tuner.config.knobs import OFFLOADS
-from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates, to_strategies
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory import bytes_of_devices, may_fit
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, LossPrices, chances
 from tuner.search.train.option_table import build_option_table
-from tuner.search.train.options import OptionSpace
-from tuner.search.train.search_result import Detail, price_solution
+from tuner.search.train.options import OptionSpace, RecomputeChoice
+from tuner.search.train.search_result import Detail, SearchOutcome, Solutions, price_solution
 from tuner.search.train.space_size import by_facts
 from tuner.units import format_ratio
 

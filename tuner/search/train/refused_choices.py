@@ -13,11 +13,10 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.config.knobs import SWITCH, searched
-from tuner.search.train.axes import Choice, Facts, OptionRule, RecomputeChoice
-from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.options import option_space
+from tuner.search.train.options import Choice, Facts, OptionRule, RecomputeChoice, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import dense_rules, expert_rules, schedule_rules
+from tuner.search.train.search_result import SearchOutcome
 from tuner.search.train.space_size import by_facts
 from tuner.units import format_ratio
 

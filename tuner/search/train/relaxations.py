@@ -26,12 +26,17 @@ from tuner.search.reasons import (
     nearest_value,
 )
 from tuner.search.settings import WORTH_NAMING_RATIO, SearchSettings
-from tuner.search.train.axes import Choice, Facts, OptionRule, RecomputeChoice
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
-from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.options import OptionSpace, option_space
+from tuner.search.train.options import (
+    Choice,
+    Facts,
+    OptionRule,
+    OptionSpace,
+    RecomputeChoice,
+    option_space,
+)
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.refused_choices import refused_choices
 from tuner.search.train.rules import (
@@ -45,6 +50,7 @@ from tuner.search.train.rules import (
     expert_rules,
 )
 from tuner.search.train.search import search
+from tuner.search.train.search_result import SearchOutcome
 from tuner.search.train.space_size import SearchedSpace, by_facts, only_adds, space
 
 PARTIALS_AT_ONCE: Final = 256

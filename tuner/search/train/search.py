@@ -3,7 +3,7 @@
 Each level fixes more of a decision and has a lower bound on the step time:
 
     level          fixed                                          checks
-    partial row    degrees but the expert degrees                 bound        root_bound.py
+    partial row    degrees but the expert degrees                 bound        bounds.py
     row            all degrees                                    memory       memory.py
     dispatch       + dispatcher, a2a_overlap, cuda_graph          bound        bounds.py
     no_recompute   + every knob but recomputation and chunks      bound        candidate_prices.py
@@ -32,7 +32,7 @@ from tuner.search.driver import BestFirst
 from tuner.search.layout_groups import Layout
 from tuner.search.progress import PlanningEvent
 from tuner.search.settings import SearchSettings
-from tuner.search.train.bounds import Allowed, degrees_bound_s
+from tuner.search.train.bounds import Allowed, allowed_by, degrees_bound_s, partial_bounds_s
 from tuner.search.train.candidate_prices import (
     CandidatePrices,
     candidate_bound_in_memory_s,
@@ -42,7 +42,6 @@ from tuner.search.train.candidate_prices import (
 )
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, Table, legal_degrees
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory import (
     fits_without_recompute,
     may_fit,
@@ -53,7 +52,7 @@ from tuner.search.train.memory import (
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.root_bound import allowed_by, partial_bounds_s
+from tuner.search.train.search_result import SearchOutcome, Solutions
 from tuner.search.train.space_size import OptionTables, SearchedSpace, space
 from tuner.units import format_count, format_ratio, format_s
 

@@ -18,10 +18,9 @@ from typing import Final
 import numpy as np
 
 from tuner.arrays import Ints
-from tuner.search.train.axes import Facts
 from tuner.search.train.degrees import Degrees, Table, legal_degrees, state_copies
 from tuner.search.train.option_table import OptionTable, build_option_table
-from tuner.search.train.options import OptionSpace, option_space
+from tuner.search.train.options import Facts, OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import Mask, dense_rules, expert_rules, first_broken, schedule_rules
 

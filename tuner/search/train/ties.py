@@ -7,7 +7,6 @@ Letters: C candidates.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,11 +16,11 @@ from tuner.config.train import TrainDecision
 from tuner.costs.train.calibration import StepBand
 from tuner.plans.train import Band
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, ratios_for
-from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import PricedPool
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.layouts import layers_of_stages
+from tuner.search.train.options import RecomputeChoice
 from tuner.search.train.regimes import priced_release, step_band
+from tuner.search.train.search_result import SearchOutcome, Solutions, Ties
 from tuner.spec.spec import Spec
 
 Mask = npt.NDArray[np.bool_]
@@ -40,18 +39,6 @@ DEGREE_OF: Final[Mapping[str, str]] = {
 
 UNIFORM_FIELDS: Final = ("fp8_recipe", "gradient_bytes")
 """Fields that are equal in all decisions of one problem."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ties:
-    """Other combinations of degrees, each at its best, that may be as fast."""
-
-    count: int = 0
-    is_least: bool = False
-    """There may be more that were left out as too slow to be listed."""
-
-
-NO_TIES = Ties()
 
 
 def pool_band(spec: Spec, priced_pool: PricedPool) -> StepBand:

@@ -28,9 +28,8 @@ from tuner.costs.reference.operations import embedding_ops, head_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import model_shape
 from tuner.prices.profile import ProfilePrices
-from tuner.search.reference.decisions import decision
+from tuner.search.reference.decisions import RecomputeOption, decision
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 
 Make = Callable[..., Workload]

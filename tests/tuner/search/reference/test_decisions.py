@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -7,9 +8,20 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
 from tests.rows import each_row
+from tuner.catalog.manifest import Capabilities
 from tuner.costs.reference.workload import StepDegrees
-from tuner.search.reference.decisions import decision, decode, degrees_of, layers_of, options_of
-from tuner.search.reference.options import RecomputeOption
+from tuner.engines.targets import programs
+from tuner.errors import SpecError
+from tuner.search.reference.decisions import (
+    RecomputeOption,
+    decision,
+    decode,
+    degrees_of,
+    layers_of,
+    options,
+    options_of,
+)
+from tuner.spec.search import Search
 
 Cut = Callable[..., StepDegrees]
 
@@ -79,3 +91,51 @@ def test_hierarchical_dispatch_is_over_nodes_that_must_be_known(cut: Cut) -> Non
     made = decision(cut(data=4, expert=4, ranks_per_node=2), layers=(4,), options=WAYS[:1])
     with pytest.raises(ValueError, match="ranks on a node"):
         degrees_of(made)
+
+
+def _names(
+    target: str = "reference", *, has_experts: bool = True, search: Search | None = None
+) -> list[str]:
+    actual = options(
+        has_experts=has_experts,
+        capabilities=programs([target]).capabilities(),
+        search=search or Search(),
+    )
+    return [option.name for option in actual]
+
+
+SELECTIVE = [f"selective/c{chunks}" for chunks in (1, 2, 4, 8)]
+"""Every bin of the paper."""
+
+
+@each_row(
+    ("stated", "names"),
+    [
+        ({}, ["none", *SELECTIVE, *(f"full/c{chunks}" for chunks in (1, 2, 4, 8))]),
+        # Megatron-LM chunks only what it recomputes selectively, an older release nothing.
+        ({"target": "megatron-lm"}, ["none", *SELECTIVE, "full/c1"]),
+        ({"target": "megatron-lm-0.16"}, ["none", "selective/c1", "full/c1"]),
+        ({"has_experts": False}, ["none", "full/c1"]),
+        (
+            {"search": Search(recompute=(Recompute.FULL,), chunks=(3, 5))},
+            ["full/c3", "full/c5"],
+        ),
+        ({"search": Search(chunks=(1,))}, ["none", "selective/c1", "full/c1"]),
+    ],
+)
+def test_levels_and_chunks_are_those_of_target_model_and_limits(
+    stated: dict[str, Any], names: list[str]
+) -> None:
+    assert _names(**stated) == names
+
+
+def test_nothing_left_is_an_error_that_says_what_would_do() -> None:
+    with pytest.raises(SpecError, match="chunks above 1 need recompute, 1 always works"):
+        _names(search=Search(recompute=(Recompute.NONE,), chunks=(2,)))
+
+
+def test_a_level_that_the_target_lacks_is_not_an_option() -> None:
+    lacking = Capabilities(names=("imaginary",), recompute=frozenset({Recompute.NONE}))
+    assert options(has_experts=True, capabilities=lacking, search=Search()) == (
+        RecomputeOption(recompute=Recompute.NONE, chunks=1),
+    )

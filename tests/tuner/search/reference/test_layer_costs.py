@@ -17,9 +17,8 @@ from tuner.costs.reference.operations import Part
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.targets import programs
-from tuner.search.reference.decisions import decode
+from tuner.search.reference.decisions import RecomputeOption, decode
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 from tuner.spec.tune import Adapters
 

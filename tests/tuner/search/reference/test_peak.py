@@ -10,9 +10,8 @@ from tests.rows import each_row
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO, head_workspace, reduction_workspace
 from tuner.costs.reference.update import Unit
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.search.reference.decisions import decision
+from tuner.search.reference.decisions import RecomputeOption, decision
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes
 
 Make = Callable[..., Workload]

@@ -9,9 +9,8 @@ from tests.rows import each_row
 from tuner.costs.reference.memory import layer_activations
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.plans.train import TrainPrediction
-from tuner.search.reference.decisions import decision
+from tuner.search.reference.decisions import RecomputeOption, decision
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
-from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import band_around, predict
 
 Make = Callable[..., Workload]

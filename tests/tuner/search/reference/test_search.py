@@ -14,8 +14,8 @@ from tests.expect import present
 from tests.rows import each_row
 from tests.solvers.layout import brute_force
 from tuner.costs.reference.workload import StepDegrees
+from tuner.search.reference.decisions import options
 from tuner.search.reference.layer_costs import CandidateCosts, layout_problem
-from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import ReferenceOutcome
 from tuner.search.reference.space import enumerate_degrees

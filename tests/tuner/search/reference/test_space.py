@@ -14,8 +14,7 @@ from tests.tuner.engines.testing import sample_verified
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import step_config
 from tuner.engines.targets import programs
-from tuner.search.reference.decisions import decision
-from tuner.search.reference.options import RecomputeOption
+from tuner.search.reference.decisions import RecomputeOption, decision
 from tuner.search.reference.plan_profiled import blocking_rules
 from tuner.search.reference.space import enumerate_degrees
 from tuner.search.train.rules import BATCH_RULES

@@ -15,8 +15,7 @@ from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.costs.train.columns_of import hardware_of_pool
 from tuner.devices.catalogue import find_device
 from tuner.prices.train.constants import GemmPrecision
-from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, Facts
-from tuner.search.train.bounds import degrees_bound_s
+from tuner.search.train.bounds import allowed_by, degrees_bound_s, partial_bounds_s
 from tuner.search.train.candidate_prices import (
     candidate_bound_in_memory_s,
     candidate_bound_s,
@@ -36,9 +35,14 @@ from tuner.search.train.option_table import (
     OptionTable,
     build_option_table,
 )
-from tuner.search.train.options import OptionSpace, option_space
+from tuner.search.train.options import (
+    DISPATCH_AXES,
+    RECOMPUTE_AXES,
+    Facts,
+    OptionSpace,
+    option_space,
+)
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.root_bound import allowed_by, partial_bounds_s
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 

@@ -15,9 +15,8 @@ from tuner.search.train.finalists import (
     refine_finalist,
     simulated_s,
 )
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.search import search
-from tuner.search.train.search_result import price_solution
+from tuner.search.train.search_result import SearchOutcome, price_solution
 from tuner.simulate.pipeline import SimulatedStep
 from tuner.spec.search import Search
 

@@ -22,7 +22,6 @@ from tuner.plans.train import Plan
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import LIKELY, SMALL, LossPrices
 from tuner.search.train.preference import (
     TOLERANCE_RATIO,
@@ -34,6 +33,7 @@ from tuner.search.train.preference import (
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import least_sufficient_memory
 from tuner.search.train.search import search
+from tuner.search.train.search_result import SearchOutcome, Solutions
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.search import Search

@@ -9,9 +9,8 @@ from tests.tuner.search.train.testing import make_problem
 from tuner.catalog.manifest import Capabilities, anything
 from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
-from tuner.search.train.axes import Facts
 from tuner.search.train.option_table import build_option_table
-from tuner.search.train.options import OptionSpace, option_space
+from tuner.search.train.options import Facts, OptionSpace, option_space
 from tuner.spec.search import Search
 
 FACTS = [

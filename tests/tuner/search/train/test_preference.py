@@ -14,7 +14,6 @@ from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.prices.train.constants import Software
 from tuner.search.settings import SearchSettings
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import (
     LIKELY,
     SMALL,
@@ -33,7 +32,7 @@ from tuner.search.train.preference import (
     oom_chances,
 )
 from tuner.search.train.search import search
-from tuner.search.train.search_result import Detail, price_solution
+from tuner.search.train.search_result import Detail, SearchOutcome, Solutions, price_solution
 from tuner.spec.search import Search
 
 USUAL = LossPrices()

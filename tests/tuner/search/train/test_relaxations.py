@@ -13,7 +13,6 @@ from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Unlaunchable
 from tuner.search.settings import SearchSettings
 from tuner.search.train.degrees import legal_degrees
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.relaxations import (
     NOT_SEARCHED,
     blocking_rules,
@@ -21,7 +20,7 @@ from tuner.search.train.relaxations import (
     unlaunchable,
 )
 from tuner.search.train.search import search
-from tuner.search.train.search_result import price_solution
+from tuner.search.train.search_result import SearchOutcome, price_solution
 from tuner.spec.search import Search
 
 SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=3)

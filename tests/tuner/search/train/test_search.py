@@ -18,11 +18,12 @@ from tuner.search.settings import SearchSettings
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import legal_degrees
-from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import search
 from tuner.search.train.search_result import (
+    SearchOutcome,
+    Ties,
     cost_of_step,
     pareto_front,
     price_solution,
@@ -30,7 +31,7 @@ from tuner.search.train.search_result import (
     to_certificate,
 )
 from tuner.search.train.space_size import by_facts, space
-from tuner.search.train.ties import Ties, count_ties
+from tuner.search.train.ties import count_ties
 from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
 

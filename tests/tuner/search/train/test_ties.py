@@ -15,9 +15,8 @@ from tuner.engines.torchtitan.capabilities import TORCHTITAN_0_3
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
 from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.search import search
-from tuner.search.train.search_result import solution_fields
+from tuner.search.train.search_result import SearchOutcome, Solutions, solution_fields
 from tuner.search.train.space_size import by_facts
 from tuner.search.train.ties import DEGREE_OF, UNIFORM_FIELDS, tied_rows
 from tuner.spec.search import Search

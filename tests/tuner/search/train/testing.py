@@ -18,9 +18,9 @@ from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.problem import TrainProblem
+from tuner.search.train.search_result import SearchOutcome, Solutions
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec

@@ -1,8 +1,14 @@
 """The best chain of stages of one candidate over given pools: solved, then priced in full.
 
-The solver (solvers/partition) minimises sum C + 2 sum X' + (m - 1) max(C, X'). The price of a chain
-(stage_prices.py) exceeds sum D + 2 sum X + (m - 1) max(D, X) by two terms, which the solver gets as
-far as its optimum stays a bound:
+TP and CP stay inside a node and DP inside a pool, so that only the activations between stages cross
+pools (the mapping of Holmes, arXiv:2312.03549). The solver (solvers/partition) decides which pool
+runs which stages, and how many layers each. A cut carries the activations of one micro-batch of
+every replica. Inside a pool they use the NICs of all devices of a stage, between pools the stated
+link, or the NICs where those are slower. Two pools without a link are not connected.
+
+The solver minimises sum C + 2 sum X' + (m - 1) max(C, X'). The price of a chain (stage_prices.py)
+exceeds sum D + 2 sum X + (m - 1) max(D, X) by two terms, which the solver gets as far as its
+optimum stays a bound:
 
 - A send over cut c also delays every further micro-batch by 2 X / p, and p is at most the number of
   stages that the devices suffice for. X' = min(X (1 + (m - 1) / p_most), max(X, least pace)) never
@@ -14,7 +20,7 @@ The optimum plus the least fixed part bounds every chain of the candidate. If a 
 memory at the full price, the limit of its pool is lowered by the excess and the problem is solved
 again; the bound stays the first one.
 
-Letters: P the chosen pools, S stages.
+Letters: P the chosen pools, L layers, S stages.
 """
 
 import itertools
@@ -25,9 +31,13 @@ from typing import Final
 
 import numpy as np
 
+from profilers.steps.config import LayerKind
 from solvers.partition.problem import Partition, PartitionProblem
 from solvers.registry import PARTITION
 from tuner.arrays import Floats
+from tuner.costs.train.columns_of import nic_bytes_per_s
+from tuner.errors import SpecError
+from tuner.prices.peer_link import PeerLink
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.pools.bounds import (
     OnceParts,
@@ -37,20 +47,42 @@ from tuner.search.train.pools.bounds import (
     rooms_on,
     step_bound_s,
 )
-from tuner.search.train.pools.partition import PoolPrices, partition_problem
 from tuner.search.train.pools.space import Pools
 from tuner.search.train.pools.stage_prices import (
+    DENSE,
+    EMBEDDING,
+    HEAD,
+    MOE,
+    MTP,
     ChainPrice,
     PoolPricing,
     StageBytes,
     chain_price,
     layer_bytes,
-    pool_prices,
 )
 from tuner.spec.cluster import Cluster
 
 TIGHTENINGS: Final = 4
 """Times that limits are lowered before a candidate is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolPrices:
+    """Costs of the layers on one pool, by the cost model."""
+
+    stage_devices: int
+    """Devices that one stage takes there: TP x CP x DP."""
+    time_s_L: Floats
+    """Forward and backward of one micro-batch; a step's gradient reduction are spread over its
+    micro-batches."""
+    static_bytes_L: Floats
+    """Weights, gradients and optimizer state on one device."""
+    saved_bytes_L: Floats
+    """Activations on one device, per micro-batch in flight."""
+    memory_limit_bytes: int
+    """Usable bytes of one device."""
+    nic_bytes_per_s: float
+    """Network bandwidth of one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -217,3 +249,82 @@ def _excess_bytes(
 def stretches(pool_S: Sequence[int]) -> list[tuple[int, int]]:
     """Pools in execution order with the number of their stages."""
     return [(pool, len(list(stages))) for pool, stages in itertools.groupby(pool_S)]
+
+
+def pool_prices(on: PoolPricing, bytes_of: StageBytes, *, more_s_K: Floats) -> PoolPrices:
+    """Format one candidate as the solver's layers, adding `more_s_K` seconds per layer by kind."""
+    model, mtp = on.problem.model, float(on.problem.shape.mtp_layers)
+    kind_L = np.array([MOE if kind is LayerKind.MOE else DENSE for kind in model.layers])
+    time_s_L = on.seconds_KC[kind_L, 0] + more_s_K[kind_L]
+    time_s_L[0] += on.seconds_KC[EMBEDDING, 0]
+    time_s_L[-1] += on.seconds_KC[HEAD, 0] + mtp * on.seconds_KC[MTP, 0]
+    static_L, saved_L = bytes_of.static_KC[kind_L, 0], bytes_of.saved_KC[kind_L, 0]
+    static_L[0] += bytes_of.static_KC[EMBEDDING, 0]
+    saved_L[0] += bytes_of.saved_KC[EMBEDDING, 0]
+    static_L[-1] += bytes_of.static_KC[HEAD, 0]
+    limit = on.problem.memory_limit_bytes - float(bytes_of.without_C[0])
+    return PoolPrices(
+        stage_devices=int(on.devices_C[0]),
+        time_s_L=time_s_L,
+        static_bytes_L=static_L,
+        saved_bytes_L=saved_L,
+        memory_limit_bytes=max(0, int(limit)),
+        nic_bytes_per_s=nic_bytes_per_s(on.pool),
+    )
+
+
+def partition_problem(
+    cluster: Cluster,
+    prices: Sequence[PoolPrices],
+    *,
+    boundary_bytes: float,
+    num_microbatches: int,
+) -> PartitionProblem:
+    """Build the partition problem; prices are in the order of pools.
+
+    Raises:
+        SpecError: a stage of no pool has enough devices.
+    """
+    if len(prices) != len(cluster.pools):
+        raise ValueError(f"{len(prices)} prices for {len(cluster.pools)} pools")
+    max_stages = tuple(
+        pool.num_devices // price.stage_devices
+        for pool, price in zip(cluster.pools, prices, strict=True)
+    )
+    if not any(max_stages):
+        smallest = min(price.stage_devices for price in prices)
+        largest = max(pool.num_devices for pool in cluster.pools)
+        raise SpecError(
+            f"cluster: a stage takes {smallest} devices, the largest pool has {largest}; "
+            "lower tensor, context or data parallelism"
+        )
+    return PartitionProblem(
+        pools=tuple(pool.name for pool in cluster.pools),
+        max_stages_P=max_stages,
+        time_s_PL=np.array([price.time_s_L for price in prices]),
+        static_bytes_PL=np.array([price.static_bytes_L for price in prices]),
+        saved_bytes_PL=np.array([price.saved_bytes_L for price in prices]),
+        memory_limit_bytes_P=np.array([price.memory_limit_bytes for price in prices]),
+        hop_s_PP=_hop_s_PP(cluster, prices, boundary_bytes=boundary_bytes),
+        num_microbatches=num_microbatches,
+    )
+
+
+def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes: float) -> Floats:
+    """Seconds of one micro-batch over a cut, one direction; `inf` between unconnected pools."""
+    names = [pool.name for pool in cluster.pools]
+    nic_bytes_per_s_P = np.array([price.stage_devices * price.nic_bytes_per_s for price in prices])
+    hop_s_PP = np.full((len(names), len(names)), np.inf)
+    inside = PeerLink(latency_s=0.0, bytes_per_s=nic_bytes_per_s_P)
+    np.fill_diagonal(hop_s_PP, inside.seconds(boundary_bytes))
+    for link in cluster.links:
+        first, second = (names.index(name) for name in link.between)
+        rate = min(
+            link.bandwidth, float(nic_bytes_per_s_P[first]), float(nic_bytes_per_s_P[second])
+        )
+        hop_s = float(PeerLink(latency_s=link.latency, bytes_per_s=rate).seconds(boundary_bytes))
+        # Of several links between two pools the fastest is taken, as sends go over one.
+        hop_s_PP[first, second] = hop_s_PP[second, first] = min(
+            float(hop_s_PP[first, second]), hop_s
+        )
+    return hop_s_PP

@@ -22,7 +22,6 @@ from tuner.search.driver import ONE_BY_ONE, BestFirst, Proof
 from tuner.search.layout_groups import Layout
 from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.incumbents import LAYOUT
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.pools.bounds import (
     can_fit,
@@ -34,6 +33,7 @@ from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain, PoolsCandidate, pools_candidates, solve_chain
 from tuner.search.train.pools.space import PoolsSpace, pools_space
 from tuner.search.train.pools.stage_prices import PoolPricing, price_memory_on, price_on
+from tuner.search.train.search_result import LAYOUT
 
 ROWS: Final = (16, 512)
 """Rows of the first batch, and of the largest one."""

@@ -18,7 +18,6 @@ from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.headroom_search import search_headroom
-from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import MemoryForecast, loss_prices
 from tuner.search.train.plan_fields import PlanFormatter, effective_step_s
 from tuner.search.train.plan_train import make_analytic_plan
@@ -29,7 +28,13 @@ from tuner.search.train.preference import (
     find_least_expected,
 )
 from tuner.search.train.search import search
-from tuner.search.train.search_result import Detail, price_solution, solution_fields
+from tuner.search.train.search_result import (
+    Detail,
+    SearchOutcome,
+    Solutions,
+    price_solution,
+    solution_fields,
+)
 from tuner.spec.spec import Spec
 
 

@@ -8,7 +8,7 @@
                                       user's limits name
 
 A stage takes TP x CP x DP devices, the same in every pool; the partition decides how many stages
-there are and which pool runs them. Rules are those of one pool (rules.py, option_rules.py) for a
+there are and which pool runs them. Rules are those of one pool (rules.py, options.py) for a
 pipeline of several stages, and three more: TP x CP lies inside a node, a stage is whole nodes or an
 even part of one, some pool has as many devices.
 
@@ -26,11 +26,10 @@ from typing import Final
 import numpy as np
 
 from tuner.arrays import Ints
-from tuner.search.train.axes import RANK_ORDERS, SHARDINGS, Choice
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Table
 from tuner.search.train.option_table import OptionTable, build_option_table
-from tuner.search.train.options import OptionSpace, option_space
+from tuner.search.train.options import RANK_ORDERS, SHARDINGS, Choice, OptionSpace, option_space
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.rules import (
     Rule,

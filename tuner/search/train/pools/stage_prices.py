@@ -27,11 +27,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.steps.config import LayerKind
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.config.shapes import Stages, taken
-from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits
 from tuner.costs.train.prices import MemoryPrice
@@ -43,7 +41,6 @@ from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.memory import take_units, unit_memory
 from tuner.search.train.options import OptionSpace
-from tuner.search.train.pools.partition import PoolPrices
 from tuner.search.train.pools.space import SEVERAL, stage_devices
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.cluster import Pool
@@ -228,28 +225,6 @@ def layer_bytes(on: PoolMemory) -> StageBytes:
         without_C=np.maximum(np.min(rests, axis=0), 0.0),
         static_KC=np.maximum(static_KC, 0.0),
         saved_KC=np.maximum(saved_KC, 0.0),
-    )
-
-
-def pool_prices(on: PoolPricing, bytes_of: StageBytes, *, more_s_K: Floats) -> PoolPrices:
-    """Format one candidate as the solver's layers, adding `more_s_K` seconds per layer by kind."""
-    model, mtp = on.problem.model, float(on.problem.shape.mtp_layers)
-    kind_L = np.array([MOE if kind is LayerKind.MOE else DENSE for kind in model.layers])
-    time_s_L = on.seconds_KC[kind_L, 0] + more_s_K[kind_L]
-    time_s_L[0] += on.seconds_KC[EMBEDDING, 0]
-    time_s_L[-1] += on.seconds_KC[HEAD, 0] + mtp * on.seconds_KC[MTP, 0]
-    static_L, saved_L = bytes_of.static_KC[kind_L, 0], bytes_of.saved_KC[kind_L, 0]
-    static_L[0] += bytes_of.static_KC[EMBEDDING, 0]
-    saved_L[0] += bytes_of.saved_KC[EMBEDDING, 0]
-    static_L[-1] += bytes_of.static_KC[HEAD, 0]
-    limit = on.problem.memory_limit_bytes - float(bytes_of.without_C[0])
-    return PoolPrices(
-        stage_devices=int(on.devices_C[0]),
-        time_s_L=time_s_L,
-        static_bytes_L=static_L,
-        saved_bytes_L=saved_L,
-        memory_limit_bytes=max(0, int(limit)),
-        nic_bytes_per_s=nic_bytes_per_s(on.pool),
     )
 
 

@@ -6,12 +6,12 @@ import pytest
 from tests.rows import each_row
 from tests.tuner.search.train.pools.testing import spec
 from tuner.search.train.pools.build_problem import build_pools_problem
+from tuner.search.train.pools.chains import pool_prices
 from tuner.search.train.pools.space import pools_space
 from tuner.search.train.pools.stage_prices import (
     PoolPricing,
     chain_price,
     layer_bytes,
-    pool_prices,
     price_on,
 )
 from tuner.spec.spec import Spec

@@ -8,7 +8,7 @@ from solvers.result import Status
 from tests.expect import present
 from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.search.train.pools.partition import (
+from tuner.search.train.pools.chains import (
     PoolPrices,
     partition_problem,
 )

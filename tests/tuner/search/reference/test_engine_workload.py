@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from tests.rows import each_row
-from tuner.search.reference.unrecorded_layers import load_ratios
+from tuner.search.reference.engine_workload import load_ratios
 from tuner.spec.goal import Phase
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord
