@@ -57,8 +57,8 @@ from tuner.goals.train_spec import read_spec
 from tuner.prices.profile import ProfilePrices
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
+from tuner.search.reference.engine_workload import workload_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
-from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.predict import predict
 from tuner.search.serve.launchable import build_choices
 from tuner.search.serve.modes.mode import ServeProblem, load_mode

@@ -27,7 +27,7 @@ class _OfNumbers(Protocol):
 
 
 Columns = TypeVar("Columns", bound=_OfNumbers)
-"""A dataclass all of whose fields are `Numbers`."""
+"""A dataclass of `Numbers`, or of arrays whose last axis is that of the columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -271,11 +271,11 @@ def stacked(parts: Sequence[Columns]) -> Columns:
 
 
 def taken(columns: Columns, chosen: npt.NDArray[np.intp]) -> Columns:
-    """Keep the chosen columns; fields that are numbers stay numbers."""
+    """Keep or repeat the chosen columns, an array's last axis; what is no array stays."""
     kind = type(columns)
     return kind(
         **{
-            field.name: value[chosen]
+            field.name: value[..., chosen]
             if isinstance(value := getattr(columns, field.name), np.ndarray)
             else value
             for field in fields(kind)

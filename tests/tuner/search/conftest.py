@@ -11,8 +11,9 @@ import pytest
 from tuner.engines.targets import programs
 from tuner.goals.train_spec import read_spec
 from tuner.plans.train import Plan, Provenance
+from tuner.search.reference.engine_workload import workload_of
 from tuner.search.reference.layer_costs import PricedMachine
-from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
+from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan
 from tuner.search.reference.search import ReferenceOutcome
 from tuner.search.settings import SearchSettings
 

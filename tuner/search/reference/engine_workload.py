@@ -13,6 +13,16 @@ from tuner.costs.reference.workload import Workload
 from tuner.spec.goal import Phase, TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import LoadRatios, RoutingRecord
+from tuner.spec.spec import Spec
+
+
+def workload_of(spec: Spec) -> Workload:
+    """Read the workload off a spec, its recorded routing spread over all MoE layers."""
+    routing, record = spec.goal.routing, spec.routing
+    loads = (
+        () if routing is None or record is None else load_ratios(spec.model, record, routing.phase)
+    )
+    return engine_workload(spec.model, spec.goal, spec.programs, load_ratio=loads)
 
 
 def engine_workload(

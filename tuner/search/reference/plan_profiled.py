@@ -8,19 +8,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from solvers.layout.relax import least_extra_bytes
 from tuner.catalog.manifest import Capabilities
 from tuner.catalog.programs import DeviceKind
-from tuner.costs.reference.operations import (
-    boundary_ops,
-    embedding_ops,
-    head_ops,
-    layer_ops,
-)
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
-from tuner.costs.reference.update import layer_units, update_ops
 from tuner.costs.reference.workload import Workload
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
@@ -35,10 +27,11 @@ from tuner.search.reasons import (
     why_lost,
 )
 from tuner.search.reference.decisions import options_of
-from tuner.search.reference.engine_workload import engine_workload, load_ratios
+from tuner.search.reference.engine_workload import workload_of
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
+from tuner.search.reference.shapes import step_ops
 from tuner.search.reference.space import Enumeration
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
@@ -69,15 +62,6 @@ class ProfiledProblem:
             limits=self.spec.search,
             settings=settings,
         )
-
-
-def workload_of(spec: Spec) -> Workload:
-    """Read the workload off a spec, its recorded routing spread over all MoE layers."""
-    routing, record = spec.goal.routing, spec.routing
-    loads = (
-        () if routing is None or record is None else load_ratios(spec.model, record, routing.phase)
-    )
-    return engine_workload(spec.model, spec.goal, spec.programs, load_ratio=loads)
 
 
 def profiled_problem(
@@ -306,15 +290,11 @@ def _missing(capabilities: Capabilities) -> Mapping[str, Capabilities]:
 
 
 def _with_extrapolated(provenance: Provenance, best: SolvedCandidate) -> Provenance:
-    work, degrees = best.costs.work, best.costs.degrees
-    ops = [*embedding_ops(work, degrees), *head_ops(work, degrees), *boundary_ops(work, degrees)]
-    units = [
-        unit for stage in range(degrees.num_stages) for unit in best.costs.non_layer_units(stage)
-    ]
-    for first, _ in best.costs.runs:
-        units += layer_units(work, degrees, layer=first)
-        for option in set(options_of(best.decision)):
-            ops += chain(*layer_ops(work, degrees, layer=first, chunks=option.chunks))
-    ops += chain(*update_ops(tuple(units), work, degrees))
+    ops = step_ops(
+        best.costs.work,
+        best.costs.degrees,
+        layers=[first for first, _ in best.costs.runs],
+        chunk_counts={option.chunks for option in options_of(best.decision)},
+    )
     outside_profile = best.costs.machine.prices.extrapolated(ops)
     return provenance.model_copy(update={"extrapolated": outside_profile})

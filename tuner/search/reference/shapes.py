@@ -5,7 +5,7 @@ Sizes that many candidates share come first.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from profilers.records import Case
@@ -19,7 +19,7 @@ from tuner.costs.reference.update import embedding_units, head_units, layer_unit
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.prices.ops import Op
 from tuner.search.reference.decisions import options
-from tuner.search.reference.plan_profiled import workload_of
+from tuner.search.reference.engine_workload import workload_of
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.spec import Spec
 
@@ -46,19 +46,23 @@ def cases_for(spec: Spec) -> tuple[Case, ...]:
     num_uses: Counter[str] = Counter()
     by_id: dict[str, Case] = {}
     for degrees in legal:
-        for case in map(Op.case, _ops(work, degrees, chunk_counts)):
+        ops = step_ops(work, degrees, layers=_distinct_layers(work), chunk_counts=chunk_counts)
+        for case in map(Op.case, ops):
             by_id.setdefault(case.id, case)
             num_uses[case.id] += 1
     ranked = sorted(by_id, key=lambda name: (-num_uses[name], name))
     return tuple(by_id[name] for name in ranked)
 
 
-def _ops(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Iterator[Op]:
+def step_ops(
+    work: Workload, degrees: StepDegrees, *, layers: Iterable[int], chunk_counts: Iterable[int]
+) -> Iterator[Op]:
+    """Yield the operations of a step that has these layers, experts in these numbers of chunks."""
     yield from embedding_ops(work, degrees)
     yield from head_ops(work, degrees)
     yield from boundary_ops(work, degrees)
     units = [*embedding_units(work, degrees), *head_units(work, degrees)]
-    for layer in _distinct_layers(work):
+    for layer in layers:
         for chunks in chunk_counts:
             yield from chain(*layer_ops(work, degrees, layer=layer, chunks=chunks))
         units += layer_units(work, degrees, layer=layer)

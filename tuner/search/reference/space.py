@@ -9,7 +9,6 @@ rule that it breaks.
 Not covered: context parallelism and expert tensor parallelism above 1, heterogeneous pools.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tuner.search.train.rules import (
     MICRO_RULE,
     UNDIVIDED_RULE,
     UNEQUAL_RULE,
+    divisors,
 )
 from tuner.spec.search import Search
 
@@ -74,7 +74,7 @@ def enumerate_degrees(
 
 
 def _all_degrees(work: Workload, num_devices: int, ranks_per_node: int) -> Iterator[StepDegrees]:
-    sizes = _divisors(num_devices)
+    sizes = divisors(num_devices).tolist()
     micro_batches = _powers_of_two(work.global_batch_size)
     chunks = range(1, work.model.num_layers + 1)
     zero_stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -102,7 +102,7 @@ def _all_degrees(work: Workload, num_devices: int, ranks_per_node: int) -> Itera
 
 def _expert_groups(ranks: int, ranks_per_node: int) -> Iterator[tuple[int, int | None]]:
     """Expert degrees with flat dispatch, and with hierarchical where a group exceeds a node."""
-    for expert in _divisors(ranks):
+    for expert in divisors(ranks).tolist():
         yield expert, None
         if expert > ranks_per_node:
             yield expert, ranks_per_node
@@ -252,11 +252,6 @@ def _broken_by_search(degrees: StepDegrees, search: Search) -> Iterator[str]:
 
 def _dispatcher(degrees: StepDegrees) -> str:
     return "alltoall" if degrees.ranks_per_node is None else "hierarchical"
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _powers_of_two(limit: int) -> list[int]:

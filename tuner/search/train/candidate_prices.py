@@ -31,6 +31,7 @@ from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.prices.train.collectives import (
+    MEGATRON_ORDER,
     Group,
     all_gather_s,
     all_reduce_s,
@@ -392,18 +393,37 @@ def times_of_kinds(problem: TrainProblem, piece: TimePiece) -> PassTimes:
     s = piece.strategies
     if not np.any(s.zero_stage > 1.0) and not np.any(s.activation_offload):
         return pass_times(problem, piece.units, len(piece))
-    identity = np.eye(len(KINDS_OF_STAGES))[:, :, None]
-    kinds = Stages(**dict(zip(KINDS_OF_STAGES, identity, strict=True)))
-    single = replace(piece, strategies=replace(s, pipeline=float(len(identity))))
-    price = assemble_step(problem, single, kinds)
-    both = np.broadcast_to(price.forward_s_SC + price.backward_s_SC, (len(identity), len(piece)))
-    of_kind = dict(zip(KINDS_OF_STAGES, both, strict=True))
-    return PassTimes(
-        dense_s=of_kind["dense_SC"],
-        moe_s=of_kind["moe_SC"],
-        embedding_s=of_kind["embedding_SC"],
-        end_s=of_kind["head_SC"] + problem.shape.mtp_layers * of_kind["mtp_SC"],
+    dense_s, moe_s, embedding_s, head_s, mtp_s = seconds_of_kinds(
+        problem, piece.units, s, len(piece), order=piece.order
     )
+    return PassTimes(
+        dense_s=dense_s,
+        moe_s=moe_s,
+        embedding_s=embedding_s,
+        end_s=head_s + problem.shape.mtp_layers * mtp_s,
+    )
+
+
+def seconds_of_kinds(
+    problem: TrainProblem,
+    units: UnitCosts,
+    strategies: Strategies,
+    columns: int,
+    *,
+    order: tuple[str, ...] = MEGATRON_ORDER,
+) -> Floats:
+    """Both passes of one micro-batch through a layer of each kind of `KINDS_OF_STAGES`, [K, C]."""
+    identity = np.eye(len(KINDS_OF_STAGES))[:, :, None]
+    price = assemble(
+        problem.shape,
+        units,
+        replace(strategies, pipeline=float(len(identity))),
+        problem.hardware,
+        problem.constants,
+        Stages(**dict(zip(KINDS_OF_STAGES, identity, strict=True))),
+        order=order,
+    )
+    return np.broadcast_to(price.forward_s_SC + price.backward_s_SC, (len(identity), columns))
 
 
 def candidate_bound_in_memory_s(

@@ -18,7 +18,7 @@ from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
 from tuner.config.microbatches import most_microbatches
-from tuner.search.train.degrees import Table
+from tuner.search.train.degrees import Table, take_rows
 from tuner.search.train.options import DISPATCH_AXES, RECOMPUTE_AXES, OptionSpace, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
 
@@ -50,8 +50,7 @@ class Candidates:
     def taken(self, chosen: Ints) -> "Candidates":
         """Select candidates; an index may be repeated."""
         return Candidates(
-            rows={name: column[chosen] for name, column in self.rows.items()},
-            options={name: column[chosen] for name, column in self.options.items()},
+            rows=take_rows(self.rows, chosen), options=take_rows(self.options, chosen)
         )
 
     def concat(self, appended: "Candidates") -> "Candidates":

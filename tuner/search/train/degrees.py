@@ -78,13 +78,13 @@ class Degrees:
         dense = self.partials_N["dense"][partials]
         repeats = self._num_pairs_D[dense]
         first = np.searchsorted(self.pairs_E["dense"], dense)
-        partial, pair = _expand_runs(repeats, first)
+        partial, pair = expand_runs(repeats, first)
         dense_rows = self.dense_rows(dense)
         schedule = {
             name: self.partials_N[name][partials] for name in ("virtual_pipeline", "micro_batch")
         }
         return {
-            **_at(dense_rows | schedule, partial),
+            **take_rows(dense_rows | schedule, partial),
             "expert": self.pairs_E["expert"][pair],
             "expert_tensor": self.pairs_E["expert_tensor"][pair],
             "copies": self.pairs_E["copies"][pair],
@@ -92,7 +92,7 @@ class Degrees:
 
     def dense_rows(self, dense: Ints) -> dict[str, Ints]:
         """Return the dense degrees of some of D."""
-        return _at(self.dense_D, dense)
+        return take_rows(self.dense_D, dense)
 
     @property
     def _num_pairs_D(self) -> Ints:
@@ -120,34 +120,34 @@ def legal_degrees(problem: TrainProblem, *, without: frozenset[str] = frozenset(
             for ranks in problem.num_devices // dense["pipeline"]
         ]
     )
-    legal = _filter_legal(
+    legal = filter_legal(
         dense,
         weight=virtual_D * len(micro_batches) * all_pairs_D,
         rules=_without_rules(dense_rules(problem), without),
         illegal=illegal,
     )
-    dense, virtual_D, all_pairs_D = _at(dense, legal), virtual_D[legal], all_pairs_D[legal]
+    dense, virtual_D, all_pairs_D = take_rows(dense, legal), virtual_D[legal], all_pairs_D[legal]
     partials = _all_partials(dense, virtual_D, micro_batches)
-    legal = _filter_legal(
+    legal = filter_legal(
         partials,
         weight=all_pairs_D[partials["dense"]],
         rules=_without_rules(schedule_rules(problem), without),
         illegal=illegal,
     )
-    partials = _at(
+    partials = take_rows(
         {name: partials[name] for name in ("dense", "virtual_pipeline", "micro_batch")}, legal
     )
     if problem.capabilities.unequal_microbatches:
         dense, partials = _by_common(problem, dense, partials)
     pairs = _all_pairs(dense, pairs_of_ranks, problem.num_devices)
     partials_D = np.bincount(partials["dense"], minlength=len(dense["tensor"]))
-    legal = _filter_legal(
+    legal = filter_legal(
         pairs,
         weight=partials_D[pairs["dense"]],
         rules=_without_rules(expert_rules(problem), without),
         illegal=illegal,
     )
-    pairs = _at(pairs, legal)
+    pairs = take_rows(pairs, legal)
     kept = {name: pairs[name] for name in ("dense", "expert", "expert_tensor")}
     return Degrees(
         dense_D=dense,
@@ -161,7 +161,7 @@ def _without_rules(rules: Iterable[Rule], without: frozenset[str]) -> list[Rule]
     return [rule for rule in rules if rule.text not in without]
 
 
-def _filter_legal(table: Table, *, weight: Ints, rules: list[Rule], illegal: Counter[str]) -> Ints:
+def filter_legal(table: Table, *, weight: Ints, rules: list[Rule], illegal: Counter[str]) -> Ints:
     """Return the indices of what is legal; what is not is counted with its weight."""
     broken = first_broken(rules, table)
     for index, rule in enumerate(rules):
@@ -198,10 +198,10 @@ def _expert_pairs(ranks: int) -> dict[str, Ints]:
 
 def _all_partials(dense: Table, virtual_D: Ints, micro_batches: Ints) -> dict[str, Ints]:
     repeats = virtual_D * len(micro_batches)
-    index, within = _expand_runs(repeats, np.zeros(len(repeats), dtype=np.int64))
+    index, within = expand_runs(repeats, np.zeros(len(repeats), dtype=np.int64))
     virtual, micro = np.divmod(within, len(micro_batches))
     chosen = {"virtual_pipeline": virtual + 1, "micro_batch": micro_batches[micro]}
-    return _at(dense, index) | chosen | {"dense": index}
+    return take_rows(dense, index) | chosen | {"dense": index}
 
 
 def _by_common(
@@ -212,7 +212,7 @@ def _by_common(
     common = np.gcd(problem.global_batch_size // partials["micro_batch"], data)
     kinds, kind = np.unique(np.stack((index, common)), axis=1, return_inverse=True)
     return (
-        _at(dense, kinds[0]) | {"common": kinds[1]},
+        take_rows(dense, kinds[0]) | {"common": kinds[1]},
         {**partials, "dense": kind.reshape(-1).astype(np.int64)},
     )
 
@@ -228,7 +228,7 @@ def _all_pairs(
         name: np.concatenate([np.zeros(0, dtype=np.int64), *(table[name] for table in of_each)])
         for name in ("expert", "expert_tensor")
     }
-    return _at(dense, index) | pairs | {"dense": index}
+    return take_rows(dense, index) | pairs | {"dense": index}
 
 
 def state_copies(problem: TrainProblem, pairs: Table) -> Ints:
@@ -246,12 +246,13 @@ def state_copies(problem: TrainProblem, pairs: Table) -> Ints:
     return copies_E
 
 
-def _expand_runs(repeats: Ints, first: Ints) -> tuple[Ints, Ints]:
-    """Indices of the repeated entries, and first, first + 1, ... within each."""
-    index = np.repeat(np.arange(len(repeats)), repeats)
-    start = np.cumsum(repeats) - repeats
-    return index, np.arange(len(index)) - start[index] + first[index]
+def expand_runs(count: Ints, start: Ints) -> tuple[Ints, Ints]:
+    """Return the run of each entry and its place in the list, for runs of a list."""
+    run = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
+    return run, start[run] + within
 
 
-def _at(table: Table, index: Ints) -> dict[str, Ints]:
-    return {name: column[index] for name, column in table.items()}
+def take_rows(rows: Table, chosen: Ints) -> dict[str, Ints]:
+    """Select some rows."""
+    return {name: column[chosen] for name, column in rows.items()}

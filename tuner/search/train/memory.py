@@ -45,7 +45,7 @@ from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits, unit_bytes
 from tuner.search.train.candidates import MEMORY_AXES, MEMORY_DEGREES, Candidates, to_strategies
-from tuner.search.train.degrees import Table
+from tuner.search.train.degrees import Table, take_rows
 from tuner.search.train.layouts import layers_of_stages, to_stages
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import OptionSpace
@@ -319,7 +319,7 @@ def _fits(
         options_CA = min_memory_CA[left]
         options_CA[:, at] = stage
         some = Candidates(
-            rows={name: column[left] for name, column in rows.items()},
+            rows=take_rows(rows, left),
             options=table.columns(options_CA),
         )
         fits_C[left] = may_fit(problem, options, some, is_idle=is_idle)

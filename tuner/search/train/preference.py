@@ -42,10 +42,9 @@ from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.memory import bytes_of_devices, may_fit
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, LossPrices, chances
-from tuner.search.train.option_table import build_option_table
 from tuner.search.train.options import OptionSpace, RecomputeChoice
 from tuner.search.train.search_result import Detail, SearchOutcome, Solutions, price_solution
-from tuner.search.train.space_size import by_facts
+from tuner.search.train.space_size import OptionTables
 from tuner.units import format_ratio
 
 Bools = npt.NDArray[np.bool_]
@@ -483,8 +482,7 @@ def _fastest_of_each(search: SearchOutcome, solutions: Solutions) -> Solutions:
 
 def _expand_options(search: SearchOutcome, rows: Candidates) -> Iterator[Candidates]:
     """Yield rows with every option that is not dominated, one kind of degrees at a time."""
-    for facts, chosen in by_facts(rows.rows):
-        table = build_option_table(search.options, facts)
+    for table, chosen in OptionTables(options=search.options).by_kind(rows.rows):
         for row in chosen:
             count = len(table.options_TA)
             yield Candidates(

@@ -41,7 +41,7 @@ from tuner.search.train.candidate_prices import (
     price_batch,
 )
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.degrees import Degrees, Table, legal_degrees
+from tuner.search.train.degrees import Degrees, Table, expand_runs, legal_degrees, take_rows
 from tuner.search.train.memory import (
     fits_without_recompute,
     may_fit,
@@ -406,11 +406,6 @@ def with_options(table: OptionTable, rows: Table, options_CA: Ints) -> Candidate
     return Candidates(rows=rows, options=table.columns(options_CA))
 
 
-def take_rows(rows: Table, chosen: Ints) -> Table:
-    """Select some rows."""
-    return {name: column[chosen] for name, column in rows.items()}
-
-
 def merge_by_table(parts: list[Rows]) -> list[Rows]:
     """Merge parts of the same kind of degrees."""
     by_table: dict[int, list[Rows]] = {}
@@ -445,10 +440,3 @@ def rank_within(group: Ints) -> Ints:
     rank = np.empty(len(group), dtype=np.int64)
     rank[order] = position - first
     return rank
-
-
-def expand_runs(count: Ints, start: Ints) -> tuple[Ints, Ints]:
-    """Return the run of each entry and its place in the list, for runs of a list."""
-    run = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
-    return run, start[run] + within

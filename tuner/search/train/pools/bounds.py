@@ -39,7 +39,7 @@ import numpy as np
 
 from profilers.steps.config import LayerKind
 from tuner.arrays import Floats, Ints
-from tuner.config.shapes import Stages
+from tuner.config.shapes import Stages, taken
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import KINDS, UnitCosts
 from tuner.search.train.candidate_prices import KINDS_OF_STAGES, ROUNDING
@@ -72,11 +72,6 @@ class OnceParts:
     fixed_C: Floats
     per_layer_KC: Floats
     """[2, C]: layers without and with experts."""
-
-    def taken(self, index: int) -> "OnceParts":
-        """Select one candidate."""
-        at = np.array([index])
-        return OnceParts(fixed_C=self.fixed_C[at], per_layer_KC=self.per_layer_KC[:, at])
 
 
 def most_stages(pools: Sequence[PoolMemory]) -> Ints:
@@ -135,7 +130,7 @@ def step_bound_s(pools: Sequence[PoolPricing], rooms_P: Sequence[Floats]) -> Flo
     bound_s_C: Floats = np.full(len(pools[0].devices_C), np.inf)
     fits = np.flatnonzero(can_fit(pools, rooms_P) & (most_stages(pools) > 0))
     if len(fits):
-        some = [on.kept(fits) for on in pools]
+        some = [on.taken(fits) for on in pools]
         least_s = least_pipeline_s(some, [room_JC[:, fits] for room_JC in rooms_P])
         bound_s_C[fits] = least_s + per_step_bound_s(some) * ROUNDING
     return bound_s_C
@@ -185,7 +180,7 @@ def _of_whole_layers(
     supplies = [_supply(on, room_JC) for on, room_JC in zip(pools, rooms_P, strict=True)]
     least_s = even_s.copy()
     open_C = np.flatnonzero(_capacity_layers(supplies, even_s * ABOVE, before=before) < layers)
-    supplies = [supply.taken(open_C) for supply in supplies]
+    supplies = [taken(supply, open_C) for supply in supplies]
     low_s = even_s[open_C]
     high_s = np.max(
         [layers * supply.layer_s_C + supply.end_s_C + supply.last_s_C for supply in supplies],
@@ -214,17 +209,6 @@ class _Supply:
     room_JC: Floats | None
     """Layers that a stage's memory has room for, by position from the end of the chain; None:
     memory is ignored."""
-
-    def taken(self, chosen: Ints) -> "_Supply":
-        """Select some candidates."""
-        return _Supply(
-            layer_s_C=self.layer_s_C[chosen],
-            end_s_C=self.end_s_C[chosen],
-            other_s_C=self.other_s_C[chosen],
-            last_s_C=self.last_s_C[chosen],
-            stages_C=self.stages_C[chosen],
-            room_JC=None if self.room_JC is None else self.room_JC[:, chosen],
-        )
 
 
 def _supply(on: PoolPricing, room_JC: Floats | None) -> _Supply:

@@ -35,6 +35,7 @@ from profilers.steps.config import LayerKind
 from solvers.partition.problem import Partition, PartitionProblem
 from solvers.registry import PARTITION
 from tuner.arrays import Floats
+from tuner.config.shapes import taken
 from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.errors import SpecError
 from tuner.prices.peer_link import PeerLink
@@ -158,14 +159,14 @@ def pools_candidates(
     pace_s_C = least_pace_s(pools, rooms_P)
     return step_bound_s(pools, rooms_P), [
         PoolsCandidate(
-            row=candidates.taken(np.array([index])),
+            row=candidates.taken(at),
             chosen=chosen,
-            pools=tuple(on.taken(index) for on in pools),
-            bytes_of=tuple(part.taken(index) for part in bytes_of),
-            once_of=tuple(once.taken(index) for once in once_of),
-            least_pace_s=float(pace_s_C[index]),
+            pools=tuple(on.taken(at) for on in pools),
+            bytes_of=tuple(taken(part, at) for part in bytes_of),
+            once_of=tuple(taken(once, at) for once in once_of),
+            least_pace_s=float(pace_s_C[at[0]]),
         )
-        for index in range(len(candidates))
+        for at in np.arange(len(candidates))[:, None]
     ]
 
 

@@ -70,11 +70,10 @@ def min_memory_candidates(
 ) -> tuple[MinMemoryCandidates, ...]:
     """Price the minimum-memory candidates of a space."""
     priced = []
-    for table, rows in space.tables():
-        if len(table.options_TA):
-            cheapest = _min_memory_options(problem, space, table, rows[:1])
-            some = _smallest_micro_batches(space, rows)
-            priced.append(_priced(problem, space, space.candidates(table, some, cheapest)))
+    for table, rows in space.tables:
+        cheapest = _min_memory_options(problem, space, table, rows[:1])
+        some = _smallest_micro_batches(space, rows)
+        priced.append(_priced(problem, space, space.candidates(table, some, cheapest)))
     return tuple(priced)
 
 
@@ -107,7 +106,7 @@ def best_chain(
         bounds_s, made = pools_candidates(
             table.candidates.taken(some),
             tuple(range(len(pools))),
-            [on.kept(some) for on in pools],
+            [on.taken(some) for on in pools],
         )
         priced += zip(bounds_s.tolist(), spare_C[some].tolist(), made, strict=True)
     by_time = sorted(priced, key=lambda entry: entry[0])[:MOST_TRIED]

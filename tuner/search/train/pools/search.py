@@ -18,10 +18,12 @@ from typing import Final
 import numpy as np
 
 from tuner.arrays import Floats, Ints
+from tuner.config.shapes import taken
 from tuner.search.driver import ONE_BY_ONE, BestFirst, Proof
 from tuner.search.layout_groups import Layout
 from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
+from tuner.search.train.degrees import take_rows
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.pools.bounds import (
     can_fit,
@@ -68,15 +70,6 @@ class _Entries:
     bound_s_E: Floats
     """Infinite where nothing fits."""
 
-    def taken(self, chosen: Ints) -> "_Entries":
-        """Select some of them."""
-        return _Entries(
-            rows_E=self.rows_E[chosen],
-            option_E=self.option_E[chosen],
-            pools_E=self.pools_E[chosen],
-            bound_s_E=self.bound_s_E[chosen],
-        )
-
 
 def search(problem: PoolsProblem, settings: SearchSettings) -> PoolsSearchOutcome:
     """Find the fastest chains and bound their distance from the optimum."""
@@ -104,9 +97,9 @@ class _Run(BestFirst):
         self.problem = problem
         self.space = pools_space(problem)
         count = len(self.space.rows_N["tensor"])
-        self.tables = [table for table, _ in self.space.tables()]
+        self.tables = [table for table, _ in self.space.tables]
         self.table_of_N = np.zeros(count, dtype=np.int64)
-        for index, (_, rows) in enumerate(self.space.tables()):
+        for index, (_, rows) in enumerate(self.space.tables):
             self.table_of_N[rows] = index
         self.best: dict[int, Chain] = {}
         self.best_s_N = np.full(count, np.inf)
@@ -129,9 +122,9 @@ class _Run(BestFirst):
     def row_bounds(self) -> Floats:
         """Bound all options of every row over any pools, in seconds."""
         bound_s_N = np.full(len(self.table_of_N), np.inf)
-        for index, table in enumerate(self.tables):
+        for table, rows in self.space.tables:
             fastest_options = table.dispatch_DA[list(table.leading_D)]
-            for some in _pieces(np.flatnonzero(self.table_of_N == index), len(fastest_options)):
+            for some in _pieces(rows, len(fastest_options)):
                 candidates = self.space.candidates(table, some, fastest_options)
                 on_pools = self.on_pools(candidates, range(self.problem.num_pools))
                 bound_s = least_pipeline_s(on_pools, [None] * len(on_pools))
@@ -150,11 +143,11 @@ class _Run(BestFirst):
         entries = _concat(parts)
         bounded = np.isfinite(entries.bound_s_E)
         self.priced += int((~bounded).sum())
-        entries = entries.taken(np.flatnonzero(bounded))
+        entries = taken(entries, np.flatnonzero(bounded))
         for batch in self.best_first(
             entries.bound_s_E, sizes=BATCH, best_s=lambda here: self.best_s_N[entries.rows_E[here]]
         ):
-            self.visit_entries(entries.taken(np.sort(batch)))
+            self.visit_entries(taken(entries, np.sort(batch)))
 
     def entries(self, table: OptionTable, rows: Ints) -> Iterator[_Entries]:
         """Bound every candidate over every choice of pools; infinite where it cannot fit."""
@@ -199,7 +192,7 @@ class _Run(BestFirst):
             ]
         )
         candidates = Candidates(
-            rows={name: column[entries.rows_E] for name, column in self.space.rows_N.items()},
+            rows=take_rows(self.space.rows_N, entries.rows_E),
             options=self.tables[tables[0]].columns(options),
         )
         bound_s_E = np.empty(len(candidates))

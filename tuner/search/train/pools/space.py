@@ -27,8 +27,8 @@ import numpy as np
 
 from tuner.arrays import Ints
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.degrees import Table
-from tuner.search.train.option_table import OptionTable, build_option_table
+from tuner.search.train.degrees import Table, filter_legal, take_rows
+from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import RANK_ORDERS, SHARDINGS, Choice, OptionSpace, option_space
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.rules import (
@@ -36,10 +36,9 @@ from tuner.search.train.rules import (
     dense_rules,
     divisors,
     expert_rules,
-    first_broken,
     schedule_rules,
 )
-from tuner.search.train.space_size import by_facts
+from tuner.search.train.space_size import OptionTables, by_facts
 from tuner.spec.search import Search
 
 SEVERAL: Final = 2
@@ -68,17 +67,14 @@ class PoolsSpace:
     illegal: Mapping[str, int]
     """Decisions by the first rule that they break."""
     num_legal: int
-
-    def tables(self) -> Iterator[tuple[OptionTable, Ints]]:
-        """Yield rows that allow the same options, with those options."""
-        for facts, rows in by_facts(self.rows_N):
-            yield build_option_table(self.options, facts), rows
+    tables: tuple[tuple[OptionTable, Ints], ...]
+    """Options with the rows that allow them, those of each kind of degrees together."""
 
     def candidates(self, table: OptionTable, rows: Ints, options_TA: Ints) -> Candidates:
         """Some options of some rows, rows outermost."""
         repeated = np.repeat(rows, len(options_TA))
         return Candidates(
-            rows={name: column[repeated] for name, column in self.rows_N.items()},
+            rows=take_rows(self.rows_N, repeated),
             options=table.columns(np.tile(options_TA, (len(rows), 1))),
         )
 
@@ -106,6 +102,7 @@ def pools_space(problem: PoolsProblem) -> PoolsSpace:
         pools=pools,
         illegal=dict(sorted(illegal.items())),
         num_legal=num_legal,
+        tables=tuple(OptionTables(options=options).by_kind(rows)),
     )
 
 
@@ -165,13 +162,9 @@ def _legal_rows(problem: PoolsProblem) -> tuple[Table, Mapping[str, int]]:
             length = len(rows["pipeline"])
             rows = {known: np.repeat(column, len(values)) for known, column in rows.items()}
             rows[name] = np.tile(values, length)
-        broken = first_broken(rules, rows)
-        for index, rule in enumerate(rules):
-            count = int((broken == index).sum())
-            if count:
-                illegal[rule.text] += count * left
-        legal = np.flatnonzero(broken < 0)
-        rows = {name: column[legal] for name, column in rows.items()}
+        weight = np.full(len(rows["pipeline"]), left)
+        legal = filter_legal(rows, weight=weight, rules=rules, illegal=illegal)
+        rows = take_rows(rows, legal)
     return rows, illegal
 
 

@@ -36,7 +36,7 @@ from tuner.costs.train.prices import MemoryPrice
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import UnitCosts
 from tuner.prices.train.collectives import groups, send_s
-from tuner.search.train.candidate_prices import KINDS_OF_STAGES, price_batch
+from tuner.search.train.candidate_prices import KINDS_OF_STAGES, price_batch, seconds_of_kinds
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.memory import take_units, unit_memory
@@ -77,11 +77,7 @@ class PoolPricing(PoolMemory):
     seconds_KC: Floats
     """Both passes of one micro-batch, per kind."""
 
-    def taken(self, index: int) -> "PoolPricing":
-        """Select one candidate."""
-        return self.kept(np.array([index]))
-
-    def kept(self, indices: Ints) -> "PoolPricing":
+    def taken(self, indices: Ints) -> "PoolPricing":
         """Select some candidates."""
         return replace(
             self,
@@ -112,18 +108,6 @@ class StageBytes:
     saved_KC: Floats
     """Bytes per micro-batch in flight; what only the last stage has counts as static."""
 
-    def taken(self, index: int) -> "StageBytes":
-        """Select one candidate."""
-        return self.kept(np.array([index]))
-
-    def kept(self, indices: Ints) -> "StageBytes":
-        """Select or repeat some candidates."""
-        return StageBytes(
-            without_C=self.without_C[indices],
-            static_KC=self.static_KC[:, indices],
-            saved_KC=self.saved_KC[:, indices],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainPrice:
@@ -151,26 +135,13 @@ def price_on(
     batch = price_batch(problem, options, candidates)
     units = batch.times.taken(batch.time_of_C)
     memory, memory_of = unit_memory(problem, batch.strategies, candidates)
-    one_KK = np.eye(len(KINDS_OF_STAGES))[:, :, None]
-    kinds = Stages(**dict(zip(KINDS_OF_STAGES, one_KK, strict=True)))
-    one_layer_each = assemble(
-        problem.shape,
-        units,
-        replace(batch.strategies, pipeline=float(len(KINDS_OF_STAGES))),
-        problem.hardware,
-        problem.constants,
-        kinds,
-    )
-    shape = (len(KINDS_OF_STAGES), len(candidates))
     return PoolPricing(
         problem=problem,
         pool=pool,
         strategies=replace(batch.strategies, pipeline=float(SEVERAL)),
         units=units,
         memory=take_units(memory, memory_of),
-        seconds_KC=np.broadcast_to(
-            one_layer_each.forward_s_SC + one_layer_each.backward_s_SC, shape
-        ),
+        seconds_KC=seconds_of_kinds(problem, units, batch.strategies, len(candidates)),
         devices_C=stage_devices(candidates.rows),
     )
 
@@ -196,7 +167,7 @@ def price_memory_on(
         memory=take_units(units, unit_of),
         devices_C=devices_C,
     )
-    return every, layer_bytes(distinct).kept(unit_of)
+    return every, taken(layer_bytes(distinct), unit_of)
 
 
 def layer_bytes(on: PoolMemory) -> StageBytes:

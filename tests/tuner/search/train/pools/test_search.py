@@ -64,7 +64,7 @@ def every_chain(requested: Spec) -> Iterator[tuple[float, ChainPrice, list[PoolP
     """The bound of each column, with the price of every chain of it that fits."""
     problem = build_pools_problem(requested, residuals=None)
     space = pools_space(problem)
-    for table, rows in space.tables():
+    for table, rows in space.tables:
         candidates = space.candidates(table, rows, table.options_TA)
         everywhere = [
             price_on(own, pool, space.options, candidates)
@@ -75,7 +75,7 @@ def every_chain(requested: Spec) -> Iterator[tuple[float, ChainPrice, list[PoolP
             [rooms(on, layer_bytes(on), positions=positions(everywhere)) for on in everywhere],
         )
         for index in range(len(candidates)):
-            pools = [on.taken(index) for on in everywhere]
+            pools = [on.taken(np.array([index])) for on in everywhere]
             devices = int(pools[0].devices_C[0])
             sent = float(pools[0].memory.boundary_C[0]) * devices
             between_s = np.full(
@@ -222,12 +222,12 @@ def test_every_decision_of_the_space_is_counted_once() -> None:
 def test_a_single_pool_costs_what_the_single_pool_model_says() -> None:
     problem = build_pools_problem(spec("olmoe-1b-7b"), residuals=None)
     space = pools_space(problem)
-    table, rows = next(iter(space.tables()))
+    table, rows = space.tables[0]
     own = problem.by_pool[0]
     candidates = space.candidates(table, rows[:4], table.options_TA)
     everywhere = price_on(own, problem.cluster.pools[0], space.options, candidates)
     for index in range(0, len(candidates), 7):
-        on = everywhere.taken(index)
+        on = everywhere.taken(np.array([index]))
         if int(on.max_stages_C[0]) < 2:
             continue
         own_price = chain_price([on], pool_S=[0, 0], layers_S=[7, 9], between_s=np.zeros((1, 1)))

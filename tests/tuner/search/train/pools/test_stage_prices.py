@@ -20,10 +20,10 @@ from tuner.spec.spec import Spec
 def on_both(requested: Spec, *, candidate: int) -> list[PoolPricing]:
     problem = build_pools_problem(requested, residuals=None)
     space = pools_space(problem)
-    table, rows = list(space.tables())[-1]
+    table, rows = space.tables[-1]
     candidates = space.candidates(table, rows, table.options_TA)
     return [
-        price_on(own, pool, space.options, candidates).taken(candidate)
+        price_on(own, pool, space.options, candidates).taken(np.array([candidate]))
         for own, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
     ]
 
