@@ -28,9 +28,9 @@ a test runs it. Machines are measured by `profilers.session`.
 from profilers.store import read_profile as read_profile
 from tuner.backtest.tables import backtest as backtest
 from tuner.backtest.tables import backtest_serving as backtest_serving
-from tuner.compare.comparison import compare as compare
 from tuner.engines.megatron_lm.checkpoint import permute_checkpoint as permute_checkpoint
 from tuner.engines.megatron_lm.checkpoint import read_permutation as read_permutation
+from tuner.explain.comparison import compare as compare
 from tuner.explain.explanation import explain as explain
 from tuner.explain.other_limits import what_if as what_if
 from tuner.explain.other_limits import what_ifs as what_ifs

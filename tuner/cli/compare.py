@@ -28,7 +28,7 @@ def command(
     The verdict says which is better beyond the error band.
     """
     from tuner.cli.compare_text import comparison_text
-    from tuner.compare.comparison import compare
+    from tuner.explain.comparison import compare
     from tuner.output import write_csv
 
     comparison = compare(plans)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.cli.text import whole_text
-from tuner.compare.comparison import ComparedPlan, Comparison
+from tuner.explain.comparison import ComparedPlan, Comparison
 from tuner.report.content import Paragraph, Section, Table, named, word
 from tuner.report.what_if import FIGURES, figure_text, terms_words
 from tuner.units import format_times

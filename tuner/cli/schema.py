@@ -20,7 +20,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "estimate": "tuner.estimate.records:Estimate",
     "backtest": "tuner.backtest.records:Backtest",
     "check": "tuner.regress.records:Check",
-    "comparison": "tuner.compare.comparison:Comparison",
+    "comparison": "tuner.explain.comparison:Comparison",
     "report": "tuner.report.written:Written",
     "residuals": "tuner.costs.train.calibration:Residuals",
     "place-spec": "tuner.spec.place_spec:PlaceSpecFile",

@@ -1,1 +1,1 @@
-"""Reasons why a plan was chosen, and what-ifs under other limits, each solved again."""
+"""Reasons for a plan, what-ifs under other limits, each solved again, and comparisons."""

@@ -8,7 +8,7 @@ import pytest
 from tests.expect import contains
 from tests.tuner.cli.refusals import output
 from tuner.cli.app import run
-from tuner.compare.comparison import Comparison
+from tuner.explain.comparison import Comparison
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 Captured = pytest.CaptureFixture[str]

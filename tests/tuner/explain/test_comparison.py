@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.expect import present
-from tuner.compare.comparison import compare, compare_stored
 from tuner.config.train_words import train_changes
 from tuner.errors import TunerError
+from tuner.explain.comparison import compare, compare_stored
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.plans.train import Plan, TrainPrediction
 

@@ -1,1 +1,0 @@
-"""Compares two or more plans of one goal: what differs, and which is better."""
