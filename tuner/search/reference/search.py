@@ -74,16 +74,16 @@ def search(
 ) -> ReferenceOutcome:
     """Find the fastest launchable decisions and prove how far from optimal they can be."""
     ties = band_around(1.0, ratio=machine.residual.band_ratio)[1] - 1.0
-    run = _Run(replace(settings, band_ratio=ties), machine, capabilities)
+    stage_options = options(
+        has_experts=work.model.moe is not None, capabilities=capabilities, search=limits
+    )
+    run = _Run(replace(settings, band_ratio=ties), machine, capabilities, stage_options)
     enumeration = enumerate_degrees(
         work,
         num_devices=machine.num_devices,
         capabilities=capabilities,
         search=limits,
         ranks_per_node=machine.ranks_per_node,
-    )
-    run.stage_options = options(
-        has_experts=work.model.moe is not None, capabilities=capabilities, search=limits
     )
     candidates = run.candidates(work, enumeration.legal)
     # The limit begins when all candidates are priced, and the best one is solved whatever the time.
@@ -126,12 +126,16 @@ class _Run(BestFirst):
     """The state of one search; lives for one call."""
 
     def __init__(
-        self, settings: SearchSettings, machine: PricedMachine, capabilities: Capabilities
+        self,
+        settings: SearchSettings,
+        machine: PricedMachine,
+        capabilities: Capabilities,
+        stage_options: Sequence[RecomputeOption],
     ) -> None:
         super().__init__(settings)
         self._machine = machine
         self._capabilities = capabilities
-        self.stage_options: Sequence[RecomputeOption] = ()
+        self._stage_options = stage_options
         self.solved: list[SolvedCandidate] = []
         self.infeasible: list[Candidate] = []
 
@@ -185,14 +189,14 @@ class _Run(BestFirst):
         """Bytes above the limit, of a moment that the problem left out or of differing chunks."""
         if outcome.solution is None:
             return 0
-        decision = decode(candidate.costs.degrees, outcome.solution, self.stage_options)
+        decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
         peak_bytes = max(predict(candidate.costs, decision).peak_memory_bytes)
         return peak_bytes - self._machine.memory_limit_bytes
 
     def _problem(self, costs: CandidateCosts, *, uniform_chunks: bool = True) -> LayoutProblem:
         return layout_problem(
             costs,
-            options=self.stage_options,
+            options=self._stage_options,
             capabilities=self._capabilities,
             uniform_chunks=uniform_chunks,
         )
@@ -215,7 +219,7 @@ class _Run(BestFirst):
             return
         self.priced += 1
         self.bound_s = min(self.bound_s, outcome.bound)
-        decision = decode(candidate.costs.degrees, outcome.solution, self.stage_options)
+        decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
         self.solved.append(
             SolvedCandidate(costs=candidate.costs, decision=decision, objective_s=outcome.objective)
         )

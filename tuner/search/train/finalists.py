@@ -16,7 +16,7 @@ Letters: S stages, R runs of identical layers, O variants (recomputation and chu
 recomputation that differs between stages, which the analytic formulas cannot express.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from profilers.steps.config import LayerKind
 from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
-from tuner.arrays import Floats
+from tuner.arrays import Floats, Ints
 from tuner.costs.train.in_flight import warmup_in_flight
 from tuner.costs.train.memory_units import MemoryUnits
 from tuner.search.train.candidate_prices import (
@@ -44,6 +44,8 @@ from tuner.search.train.options import RECOMPUTE_AXES
 from tuner.search.train.search_result import (
     Detail,
     SearchOutcome,
+    SimulatedRow,
+    Solutions,
     price_in_layout,
     price_solution,
     stage_layers,
@@ -70,18 +72,6 @@ class SimulatedOrder:
     """Objective of each simulated row in seconds: the larger of closed form and simulation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Finalist:
-    """A row with the solver's layout, recomputation and chunks."""
-
-    candidate: Candidates
-    """Candidate of the row, a single one."""
-    layers_S: tuple[int, ...]
-    detail: Detail
-    step_s: float
-    simulated_s: float
-
-
 def rank_by_simulation(
     search: SearchOutcome, *, time_limit_s: float, clock: Callable[[], float]
 ) -> SimulatedOrder:
@@ -106,7 +96,7 @@ def rank_by_simulation(
     )
 
 
-def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -> Finalist:
+def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -> SimulatedRow:
     """Solve the layout of one row of the search and simulate its schedule."""
     if search.solutions is None:
         raise ValueError("the search found nothing that fits")
@@ -123,18 +113,24 @@ def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -
         refined = price_in_layout(search, chosen, to_stages(model, np.array(solved)[:, None]))
         fits = float(refined.memory.total_PC.max()) <= limit
         if search.problem.host_limit_bytes is not None:
-            layers_PC = np.array(solved).reshape(-1, int(candidate.rows["pipeline"][0])).sum(axis=0)
-            needed = host_bytes(search.problem, search.options, chosen, layers_PC[:, None])
+            layers_PC = _on_devices(solved, candidate)
+            needed = host_bytes(search.problem, search.options, chosen, layers_PC)
             fits = fits and float(needed[0]) <= search.problem.host_limit_bytes
         if fits and _step_s(refined) < _step_s(detail):
             candidate, layers, detail = chosen, solved, refined
-    return Finalist(
-        candidate=candidate,
-        layers_S=layers,
-        detail=detail,
-        step_s=_step_s(detail),
-        simulated_s=simulated_s(detail),
+    row = Solutions(
+        candidates=candidate,
+        step_s=np.array([_step_s(detail)]),
+        peak_bytes=np.array([float(detail.memory.total_PC.max())]),
+        layers_PC=_on_devices(layers, candidate),
     )
+    return SimulatedRow(row=row, detail=detail, simulated_s=simulated_s(detail))
+
+
+def _on_devices(layers_S: Sequence[int], candidate: Candidates) -> Ints:
+    """Layers of every device of a candidate, all of its stages together, [P, 1]."""
+    layers: Ints = np.array(layers_S).reshape(-1, int(candidate.rows["pipeline"][0])).sum(axis=0)
+    return layers[:, None]
 
 
 def recompute_variants(

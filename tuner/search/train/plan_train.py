@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from tuner.config.knobs import overlaps_contend
 from tuner.config.shapes import number
 from tuner.config.train import TrainDecision
@@ -34,7 +32,6 @@ from tuner.search.to_plan import to_plan, with_notes, without_decision
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.extrapolation import weigh_extrapolation, with_extrapolation_notes
 from tuner.search.train.finalists import (
-    Finalist,
     rank_by_simulation,
     refine_finalist,
     simulated_s,
@@ -75,7 +72,7 @@ from tuner.search.train.search import search
 from tuner.search.train.search_result import (
     Detail,
     SearchOutcome,
-    Solutions,
+    SimulatedRow,
     price_solution,
     solution_fields,
     to_certificate,
@@ -278,12 +275,11 @@ def _choose(
     def wall_clock_s(detail: Detail, step_s: float) -> float:
         return effective_step_s(spec, priced_pool, detail, step_s=step_s)
 
-    def effective_s(item: tuple[int, Finalist]) -> float:
-        return wall_clock_s(item[1].detail, max(item[1].step_s, item[1].simulated_s))
+    def effective_s(item: tuple[int, SimulatedRow]) -> float:
+        return wall_clock_s(item[1].detail, item[1].step_s)
 
     index, chosen = min(tried.items(), key=effective_s)
-    row = _to_solutions(chosen)
-    fastest = _to_priced(outcome, row, chosen.detail, simulated_s=chosen.simulated_s)
+    row, fastest = chosen.row, _to_priced(outcome, chosen)
     fastest_s = effective_s((index, chosen))
 
     def is_near(detail: Detail, step_s: float, most_ratio: float) -> bool:
@@ -316,9 +312,7 @@ def _choose(
             chosen=fastest, fastest=fastest, order=order, index=index, headroom=headroom
         )
     return ChosenDecision(
-        chosen=_to_priced(
-            outcome, preferred.row, preferred.detail, simulated_s=preferred.simulated_s
-        ),
+        chosen=_to_priced(outcome, preferred),
         fastest=fastest,
         order=order,
         index=index,
@@ -329,12 +323,11 @@ def _choose(
     )
 
 
-def _to_priced(
-    outcome: SearchOutcome, row: Solutions, detail: Detail, *, simulated_s: float
-) -> PricedDecision:
+def _to_priced(outcome: SearchOutcome, simulated: SimulatedRow) -> PricedDecision:
+    row, detail = simulated.row, simulated.detail
+    objective_s = max(number(detail.step.step_s), simulated.simulated_s)
     bucket, with_bucket = with_best_bucket(outcome.problem, detail)
     saved = saved_s(detail, with_bucket)
-    objective_s = max(number(detail.step.step_s), simulated_s)
     return PricedDecision(
         decision=TrainDecision.model_validate(
             solution_fields(replace(outcome, solutions=row), 0) | {"ddp_bucket_size": bucket}
@@ -342,20 +335,8 @@ def _to_priced(
         candidate=row.candidates,
         detail=with_bucket,
         objective_s=objective_s,
-        simulated_s=simulated_s - saved,
+        simulated_s=simulated.simulated_s - saved,
         note="" if bucket is None else bucket_note(bucket, objective_s=objective_s, saved=saved),
-    )
-
-
-def _to_solutions(chosen: Finalist) -> Solutions:
-    """A finalist with its own layout and recomputation as a row."""
-    pipeline = int(chosen.candidate.rows["pipeline"][0])
-    layers_S = np.array(chosen.layers_S)
-    return Solutions(
-        candidates=chosen.candidate,
-        step_s=np.array([chosen.step_s]),
-        peak_bytes=np.array([float(chosen.detail.memory.total_PC.max())]),
-        layers_PC=layers_S.reshape(-1, pipeline).sum(axis=0)[:, None],
     )
 
 

@@ -43,7 +43,13 @@ from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.memory import bytes_of_devices, may_fit
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, LossPrices, chances
 from tuner.search.train.options import OptionSpace, RecomputeChoice
-from tuner.search.train.search_result import Detail, SearchOutcome, Solutions, price_solution
+from tuner.search.train.search_result import (
+    Detail,
+    SearchOutcome,
+    SimulatedRow,
+    Solutions,
+    price_solution,
+)
 from tuner.search.train.space_size import OptionTables
 from tuner.units import format_ratio
 
@@ -97,13 +103,9 @@ MOST_REASONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Preferred:
+class Preferred(SimulatedRow):
     """A decision in place of the fastest one."""
 
-    row: Solutions
-    """Row of the decision, a single one."""
-    detail: Detail
-    simulated_s: float
     reasons: tuple[str, ...]
     """Advantages of the decision over the fastest, in words."""
     expected_s: float | None
@@ -111,11 +113,6 @@ class Preferred:
     decision is safe, so that the run may never end."""
     fastest_expected_s: float | None
     """Seconds of the fastest decision's step, likewise."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of its step, the larger of closed form and simulation."""
-        return max(float(self.row.step_s[0]), self.simulated_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,12 +176,9 @@ def choose_preferred(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Simulated:
+class _Simulated(SimulatedRow):
     """A nearby decision whose schedule was simulated."""
 
-    row: Solutions
-    detail: Detail
-    simulated_s: float
     expected_s: float
     """Expected seconds of a step, with the time by which the simulation exceeds the closed form."""
 

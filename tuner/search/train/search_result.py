@@ -129,6 +129,21 @@ class Detail:
     """Inputs of its time; None where it is not priced again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulatedRow:
+    """A row of a search, priced stage by stage, with its simulated schedule."""
+
+    row: Solutions
+    """Row of the decision, a single one."""
+    detail: Detail
+    simulated_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step, the larger of closed form and simulation."""
+        return max(float(self.row.step_s[0]), self.simulated_s)
+
+
 def solution_fields(search: SearchOutcome, index: int) -> dict[str, Any]:
     """Return what the row of that rank decides, as fields of `TrainDecision`."""
     solutions = _require_solutions(search)

@@ -52,8 +52,8 @@ def test_the_ranking_simulates_until_closed_forms_rule_out_the_rest(outcome: Sea
 def test_the_integer_program_never_makes_a_row_slower(outcome: SearchOutcome) -> None:
     for index in range(3):
         best = refine_finalist(outcome, index, time_limit_s=30.0)
-        assert best.step_s <= present(outcome.solutions).step_s[index] * (1.0 + 1e-9)
-        assert sum(best.layers_S) == outcome.problem.model.num_layers
+        assert best.row.step_s[0] <= present(outcome.solutions).step_s[index] * (1.0 + 1e-9)
+        assert best.row.layers_PC.sum() == outcome.problem.model.num_layers
         assert float(best.detail.memory.total_PC.max()) <= outcome.problem.memory_limit_bytes
 
 
