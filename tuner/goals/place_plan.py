@@ -12,7 +12,7 @@ import numpy as np
 
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
-from tuner.costs.place.expert_layer import grouped_gemms_s
+from tuner.costs.place import grouped_gemms_s
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan
 from tuner.goals.place_spec import read_place_spec

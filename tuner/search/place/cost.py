@@ -23,7 +23,7 @@ from solvers.placement.balance.check import CHOICE_SEED
 from solvers.placement.balance.objective import robust_slope
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.ranks import Floats, Ints, Placement
-from tuner.costs.place.expert_layer import LayerSeconds
+from tuner.costs.place import LayerSeconds
 from tuner.search.place.evaluation import SEED, Evaluation, evaluate, scoring_passes
 from tuner.search.place.evidence import Split, WorkloadEvidence, transitions_MEE
 from tuner.search.place.problem import (

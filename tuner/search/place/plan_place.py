@@ -13,7 +13,7 @@ from solvers.placement.balance.migration import loaded_LG
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome, Status
 from tuner.config.place import PlaceDecision
-from tuner.costs.place.expert_layer import expert_bytes
+from tuner.costs.place import expert_bytes
 from tuner.plans.place import (
     LayerTimes,
     MigrationCost,

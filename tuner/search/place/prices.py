@@ -13,7 +13,7 @@ from profilers.links.matrix import MeasuredLink, links_of
 from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from tuner.config.shapes import Hardware
-from tuner.costs.place.expert_layer import (
+from tuner.costs.place import (
     ExpertMachine,
     LayerSeconds,
     Reach,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.ranks import Floats
-from tuner.costs.place.expert_layer import rest_s
+from tuner.costs.place import rest_s
 from tuner.plans.place import LeftOut, MigrationCost, Verdict, WorkloadOutcome
 from tuner.search.place.cost import WorkloadCost
 from tuner.search.place.problem import PlaceProblem

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.columns import Numbers
-from tuner.costs.place.expert_layer import (
+from tuner.costs.place import (
     ExpertMachine,
     Reach,
     dispatch_combine_s,
@@ -27,7 +27,7 @@ from tuner.spec.accounting import forward_flop_per_token
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
+MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 
 def machine(*, name: str = "mixtral-8x7b", ranks: int = 8, nodes: int = 1) -> ExpertMachine:

@@ -1,1 +1,0 @@
-"""Seconds of the expert layers of a placement."""
