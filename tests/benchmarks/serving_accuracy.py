@@ -29,7 +29,7 @@ from tuner.backtest.serving.launches import Cells, MissingError, OddError, parse
 from tuner.backtest.serving.residuals import scale_latency
 from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
 from tuner.calibrate.serving import held_out
-from tuner.costs.serve.residual import USUAL_SPREADS, latency_residual
+from tuner.costs.serve.residual import USUAL_LOG_SPREADS, latency_residual
 
 LEAST_PAIRS = 3
 
@@ -115,7 +115,7 @@ def after_launches(pairs: Sequence[Pair], *, launches: int, draws: int, seed: in
         launch = pair.launch
         groups.setdefault((launch.decoder.name, launch.system, launch.engine), []).append(pair)
     corrected = []
-    held: dict[str, list[bool]] = {metric: [] for metric in USUAL_SPREADS}
+    held: dict[str, list[bool]] = {metric: [] for metric in USUAL_LOG_SPREADS}
     for own in groups.values():
         if len(own) <= launches:
             continue
@@ -125,7 +125,7 @@ def after_launches(pairs: Sequence[Pair], *, launches: int, draws: int, seed: in
             for _ in range(draws):
                 drawn = rng.choice(others, launches, replace=False)
                 factors = {}
-                for column, metric in enumerate(USUAL_SPREADS):
+                for column, metric in enumerate(USUAL_LOG_SPREADS):
                     ratios = ratio_N2[drawn, column].tolist()
                     fit = latency_residual(ratios, metric=metric, before=None)
                     factors[metric] = 1.0 if fit is None else fit.factor
@@ -141,7 +141,7 @@ def after_launches(pairs: Sequence[Pair], *, launches: int, draws: int, seed: in
 
 
 def _residual_logs(pair: Pair) -> tuple[float, float]:
-    """Logarithms of measured over predicted seconds, in the order of `USUAL_SPREADS`."""
+    """Logarithms of measured over predicted seconds, in the order of `USUAL_LOG_SPREADS`."""
     (predicted_tpot, measured_tpot), (predicted_ttft, measured_ttft) = tpot(pair), ttft(pair)
     return (
         float(np.log(measured_ttft / predicted_ttft)),

@@ -1,6 +1,6 @@
-"""Prices all runs at once.
+"""Price all runs at once.
 
-A layer is priced once for all runs that agree in everything it depends on (tables of one software
+A layer is priced once for all runs that agree in everything it depends on (tables of one framework
 repeat a few layers in hundreds of layouts). Then runs are batched by depth, to limit padding, and
 assembled from those costs.
 
@@ -64,7 +64,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pricer:
-    """Runs in batches; the places of a batch's runs in the order given come with it."""
+    """Batches of runs, each with the indices of its runs in the given order."""
 
     parts: tuple[tuple[Places, RunColumns], ...]
     layers: RunColumns
@@ -72,7 +72,7 @@ class Pricer:
     first_U: Places
     """Places of `layers` among all runs."""
     kind_C: Places
-    """Index of each run's layers among them."""
+    """Index of each run in `layers`."""
 
     def step_s(self, constants: Constants) -> Floats:
         """Return seconds of one step per run.
@@ -96,7 +96,7 @@ class Pricer:
         return found_C
 
     def repeated(self, times: int) -> "Pricer":
-        """Return a pricer of the same runs, repeated."""
+        """Return a pricer of the runs, repeated."""
         kinds, runs = len(self.first_U), len(self.kind_C)
         return Pricer(
             parts=tuple(
@@ -125,7 +125,7 @@ class Pricer:
 
 
 def _turns(places: Places, times: int, size: int) -> Places:
-    """Return places among `size`, several times over and each time `size` further on."""
+    """Return indices repeated, each copy offset by another `size`."""
     return np.concatenate([places + turn * size for turn in range(times)])
 
 
@@ -162,14 +162,14 @@ def _layer_facts(run: PublishedRun) -> tuple[object, ...]:
 
 
 def run_memory_constants(runs: Sequence[PublishedRun]) -> MemoryConstants:
-    """Return the constants of memory of each run's software."""
+    """Return the memory constants of each run's software."""
     return memory_constants(
         [run.software for run in runs], families=[run.memory_family for run in runs]
     )
 
 
 def run_regime(run: PublishedRun) -> Regime:
-    """Return what a run's kernels and host depend on."""
+    """Return the calibration regime of a run."""
     return Regime(
         device=run.device.name,
         generation=run.device.generation,

@@ -3,7 +3,7 @@
 A target is a program (`reference`, `megatron-lm`, ...) or a wrapper that starts one (`slurm`). A
 wrapper limits nothing. A knob that a target lacks is not searched: `capabilities` is what all named
 programs can express, `refusals` (tuner/spec/refusals.py) says which rules a decision breaks. A
-program's plain name is its newest release; older ones have theirs in the name.
+program's plain name is its newest release; an older release is part of the name.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,8 +32,8 @@ WRAPPERS: Final = frozenset({"slurm"})
 """Targets that start another target's program."""
 
 DeviceKind = Literal["cpu", "cuda"]
-"""Kind of the devices of a launch; manifests describe accelerators unless a target has another for
-CPUs."""
+"""Kind of the devices of a launch; manifests describe accelerators unless a target has one for
+CPUs, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Programs:
         """The names that are programs, in order; the default if only wrappers are named.
 
         Raises:
-            UnknownTargetError: no target has a name.
+            UnknownTargetError: a name is no target's.
         """
         targets = (*self.known, *sorted(WRAPPERS))
         unknown = next((name for name in self.names if name not in targets), None)
@@ -67,7 +67,7 @@ class Programs:
         return self.known[self.chosen[0]]
 
     def capabilities(self, *, device_kind: DeviceKind = "cuda") -> Capabilities:
-        """Return what all programs can express on such devices."""
+        """Return what all programs can express on devices of a kind."""
         parts = [
             (target.on_processors if device_kind == "cpu" else None) or target.capabilities
             for target in map(self.known.__getitem__, self.chosen)
@@ -83,7 +83,7 @@ class Programs:
         device_kind: DeviceKind = "cuda",
         adapters: Adapters | None = None,
     ) -> Capabilities:
-        """Return what all can express of a model, given precision, gradients, adapters."""
+        """Return what all programs can express of a model and its settings."""
         able = of_model(self.capabilities(device_kind=device_kind), features(model))
         able = with_gradients(able, gradient_bytes=gradient_bytes, precision=precision)
         return with_adapters(able, adapters)
@@ -91,7 +91,7 @@ class Programs:
     def saved_bytes(
         self, *, adapters: Adapters | None, zero_stage: int, precision: str
     ) -> SavedBytes:
-        """Return what checkpoints hold of a parameter; of several programs the larger of each."""
+        """Return the checkpoint bytes of a parameter, the largest among the programs."""
         sizes = [
             self.known[name].saved_bytes(adapters, zero_stage, precision) for name in self.chosen
         ]
@@ -102,19 +102,19 @@ class Programs:
         )
 
     def loading_ranks(self, *, devices_per_node: int) -> int:
-        """Return the ranks of a node that load PyTorch's distributed format; 0 if none has it."""
+        """Return a node's ranks that load PyTorch's distributed format; 0: no program has it."""
         able = any(self.known[name].capabilities.distributed_checkpoints for name in self.chosen)
         return devices_per_node if able else 0
 
     def host_checkpoint_obstacle(self, *, zero_stage: int, offloads_optimizer: bool) -> str:
-        """Say why no copies of a configuration are kept on hosts; empty where they can be."""
+        """Say why checkpoints cannot be kept in host memory; empty where they can."""
         able = self.capabilities()
         names = " and ".join(able.names)
         having = self._known_that(lambda target: bool(target.host_checkpoint_zero_stages))
         obstacle = _stage_obstacle(
             able.host_checkpoint_zero_stages,
             zero_stage,
-            none=f"{names} has no checkpoints on hosts; {having} have them",
+            none=f"{names} has no checkpoints on hosts; they exist in {having}",
             others=f"checkpoints on hosts need zero_stage {{}} in {names}, and it is {zero_stage}",
         )
         if offloads_optimizer and not obstacle:
@@ -124,7 +124,7 @@ class Programs:
     def in_process_restart_obstacle(
         self, *, zero_stage: int, device_kind: DeviceKind = "cuda"
     ) -> str:
-        """Say why no restart inside the processes is told to the programs; empty where it is."""
+        """Say why the programs cannot restart inside their processes; empty where they can."""
         able = self.capabilities(device_kind=device_kind)
         names = " and ".join(able.names)
         having = self._known_that(lambda target: bool(target.in_process_restart_zero_stages))
@@ -159,7 +159,7 @@ class Programs:
         return ""
 
     def _known_that(self, can: Callable[[Capabilities], bool]) -> str:
-        """List the programs that can, without the names of older releases."""
+        """List the programs for which `can` holds, without older releases."""
         able = [name for name, target in self.known.items() if can(target.capabilities)]
         newest = (name for name in able if not any(name.startswith(f"{new}-") for new in able))
         return ", ".join(newest)

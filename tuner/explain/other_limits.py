@@ -143,7 +143,7 @@ def _solve_change(
     outcome = to_outcome(
         plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
     )
-    if change.key == "nodes" and goal.is_no_use(plan, base, outcome.gain_ratio or 0.0):
+    if change.key == "nodes" and goal.gains_nothing(plan, base, outcome.gain_ratio or 0.0):
         return outcome.model_copy(update={"reason": f"{outcome.reason}; {IDLE}"})
     return outcome
 

@@ -1,8 +1,8 @@
 """A goal as a table of functions, from the spec to the report.
 
 The tables are in train.py, serve.py and place.py beside this file, and registry.py finds the one of
-a spec or of a plan. Nothing else branches on the goal but the command line, which has one file for
-the options and the output of each goal (tuner/cli/goals.py).
+a spec or of a plan. Elsewhere only the command line (tuner/cli/goals.py) and the report branch on
+the goal.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,19 +34,19 @@ VerifiedT = TypeVar("VerifiedT", bound=Record)
 MOST_RIVALS = 5
 """Most runners-up that are explained; the plan holds them all."""
 SMALLEST_S = 1e-9
-"""Largest difference of two equal terms, seconds."""
+"""Seconds up to which two terms are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpec:
-    """A spec that can be planned on from anywhere."""
+    """The spec of a plan, ready to be changed and planned again."""
 
     keys: Keys
     """Keys of the YAML file, paths absolute; never changed in place."""
     cluster: Cluster | None
     """The planned cluster; None where a placement names none."""
     is_reference: bool = False
-    """The plan is priced on a profile of the reference step, which has no datasheet's links."""
+    """The plan is priced on a profile of the reference step, which has no datasheet links."""
     residual: object = None
     """Correction of the plan's predictions, of the goal's own type; None: there is none."""
     memory_bytes: Mapping[str, int]
@@ -81,7 +81,7 @@ class Goal(Generic[PlanT, DecisionT, MadeT, ExplainedT, VerifiedT]):
     """Type of the goal's `verified.json`."""
     spec: Callable[[PlanT, Keys, Path], PlannedSpec]
     """Return the spec to be changed, from a plan, the keys of its spec and the folder of the
-    copies."""
+    profiles used."""
     words: Callable[[DecisionT], str]
     """Format a decision as one table cell."""
     differences: Callable[[DecisionT, DecisionT], tuple[str, ...]]
@@ -103,12 +103,12 @@ class Goal(Generic[PlanT, DecisionT, MadeT, ExplainedT, VerifiedT]):
     wanted_sizes: Callable[[Path], WantedSizes]
     """List the kernels whose prices planning a spec looks up."""
     other_kernels: Callable[[PlanT, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
-    """Return notes on a plan which, solved again, would rest on other kernels."""
+    """Return notes on kernels that changed since the plan was made."""
     replay: Callable[..., object] = lambda *_options, **_more: None
     """Simulate again what the report of a folder shows, with the profiles given."""
     has_price: bool = False
-    """The first stored figure, in seconds, is what the search minimises."""
-    is_no_use: Callable[[PlanT, PlanT, float], bool] = lambda _plan, _base, _gain: False
+    """Whether the first stored figure is the search's objective, in seconds."""
+    gains_nothing: Callable[[PlanT, PlanT, float], bool] = lambda _plan, _base, _gain: False
     """Return whether a plan's added nodes cannot be used, or gain nothing over its base."""
 
     def report(self, folder: Path, **solved: object) -> Report:
@@ -127,7 +127,7 @@ def terms(chosen: Mapping[str, float], alternative: Mapping[str, float]) -> dict
 
 
 def seconds_by_cause(plan: Plan | ServePlan) -> Mapping[str, float]:
-    """Return what a plan's prediction takes, by cause; empty where it has none."""
+    """Return the predicted seconds by cause; empty without a prediction."""
     return {} if plan.predicted is None else plan.predicted.breakdown_s
 
 
@@ -147,7 +147,7 @@ def pools_of(keys: Keys) -> list[Keys]:
 
 
 def profiled_memory(keys: Keys) -> dict[str, int]:
-    """Return the bytes of one device of every pool that a profile of processors describes."""
+    """Return one device's memory in bytes for every pool that names a profile."""
     from profilers.store import read_header
 
     machines = {
@@ -159,7 +159,7 @@ def profiled_memory(keys: Keys) -> dict[str, int]:
 
 
 def use_planned_profiles(keys: Keys, cluster: Cluster) -> None:
-    """Name the profiles that the pools were planned with."""
+    """Write the profiles that the pools were planned with into `keys`."""
     for written, pool in zip(pools_of(keys), cluster.pools, strict=True):
         if pool.profile is not None:
             written["profile"] = str(pool.profile.absolute())

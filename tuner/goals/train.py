@@ -114,7 +114,7 @@ def _usual_changes(plan: Plan) -> tuple[LimitChange, ...]:
     return (*requested, LimitChange(key="batch", value="x2"))
 
 
-def _is_no_use(plan: Plan, base: Plan, gain_ratio: float) -> bool:
+def _gains_nothing(plan: Plan, base: Plan, gain_ratio: float) -> bool:
     more = plan.cluster.num_devices > base.cluster.num_devices
     return more and base.decision is not None and gain_ratio <= 0.0
 
@@ -139,5 +139,5 @@ GOAL: Final = Goal(
     stored_figures=train_figures,
     has_price=True,
     seconds=seconds_by_cause,
-    is_no_use=_is_no_use,
+    gains_nothing=_gains_nothing,
 )

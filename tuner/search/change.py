@@ -1,8 +1,7 @@
-"""Changes of a spec, a problem or a launch, and the least one with which something holds.
+"""Changes of a spec, a problem or a launch, and the least one that helps.
 
-Relaxations, more nodes, what-ifs and advice are all the least change that helps: changes of one
-kind are tried in ascending order, and the first with a solution is the answer. What a solution is,
-and what it costs, whoever tries them knows.
+Relaxations, more nodes and advice are the least change that helps: changes of one kind are tried in
+ascending order, and the first with a solution is the answer. The caller defines what a solution is.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ Solution = TypeVar("Solution")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Generic[Changed]):
-    """One thing at another setting, everything else as it is."""
+    """A limit or knob at another setting."""
 
     limit: str
     """Name of the limit or knob that is changed."""
@@ -24,8 +23,9 @@ class Change(Generic[Changed]):
     apply: Callable[[Changed], Changed]
 
 
-def least(
+def first_solution(
     changes: Iterable[Change[Changed]], solve: Callable[[Change[Changed]], Solution | None]
 ) -> Solution | None:
-    """Return the solution with the first change that has one; None where none has."""
-    return next((made for change in changes if (made := solve(change)) is not None), None)
+    """Return the solution of the first change that yields one, else None."""
+    solutions = (solution for change in changes if (solution := solve(change)) is not None)
+    return next(solutions, None)

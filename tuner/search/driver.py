@@ -2,13 +2,13 @@
 
 A search divides its space into nodes (degrees, options or both), each with a lower bound on the
 step time of every decision in it. `BestFirst` visits nodes in the order of their bounds, in batches
-that grow. A node above the threshold, which falls as solutions are found, is proven worse; one that
-the time limit left is open. So
+that grow. A node above the threshold, which falls as solutions are found, is proven worse; one not
+reached in time is open. So
 
     space = priced + bounded + illegal + open
 
 counts every decision once, and the least bound of what was priced or is open bounds the search.
-What a node is, how it is priced and what it opens into is the business of each search.
+What a node is, how it is priced and what its children are is the business of each search.
 
 Letters: N nodes.
 """
@@ -36,9 +36,9 @@ class Proof:
     """What a search proves about its space."""
 
     bound_s: float
-    """Lower bound of all decisions' steps in seconds; infinite when nothing fits."""
+    """Lower bound of all steps below `below_s`, seconds; infinite if there are none."""
     complete_s: float
-    """Seconds of a step up to which every row whose best decision is no slower was found."""
+    """Step time in seconds up to which the search found every row."""
     counts: Space
     solve_s: float
     """Seconds that the search took."""
@@ -52,14 +52,14 @@ class Proof:
         within_band_is_least: bool = False,
         method: str,
     ) -> Certificate:
-        """State what is proven of the fastest decision, or of there being none.
+        """State what is proven of the fastest decision, or that none was found.
 
         Args:
-            objective_s: seconds of a step of the fastest; None: nothing fits.
-            decision_s: of the plan's decision where that is not the fastest.
-            within_band: ties.
-            within_band_is_least: there may be more.
-            method: of the search.
+            objective_s: seconds of a step of the fastest; None: none was found.
+            decision_s: step of a decision that is preferred to the fastest.
+            within_band: number of ties.
+            within_band_is_least: whether that number is a minimum.
+            method: name of the search.
         """
         bound_s = self.bound_s
         if objective_s is None:
@@ -111,13 +111,13 @@ class BestFirst(ABC):
         return float(steps_s[0]) if len(steps_s) else math.inf
 
     def tie_s(self) -> float:
-        """Return the seconds of the slowest step that ties with the fastest."""
+        """Return the longest step time that ties with the fastest, in seconds."""
         return self.best_s() * (1.0 + self.settings.band_ratio)
 
     def threshold_s(self) -> float:
         """Return the step time above which nothing is of interest.
 
-        The slower one of the K-th best layout and of the ties with the best.
+        The row that completes `top` layouts or the slowest tie, at most `below_s`.
         """
         steps_s, layouts = self.ranked()
         rows = rows_of_layouts(layouts, top=self.settings.top)
@@ -126,15 +126,15 @@ class BestFirst(ABC):
         return min(max(float(steps_s[rows - 1]), self.tie_s()), self.settings.below_s)
 
     def within(
-        self, bound_s_N: Floats, best_s_N: Floats | float = math.inf
+        self, bound_s_N: Floats, incumbent_s_N: Floats | float = math.inf
     ) -> npt.NDArray[np.bool_]:
         """Return which nodes may hold something of interest.
 
         Args:
             bound_s_N: their lower bounds in seconds.
-            best_s_N: what each must also beat, in seconds.
+            incumbent_s_N: seconds that no bound may exceed, either.
         """
-        within: npt.NDArray[np.bool_] = bound_s_N <= np.minimum(self.threshold_s(), best_s_N)
+        within: npt.NDArray[np.bool_] = bound_s_N <= np.minimum(self.threshold_s(), incumbent_s_N)
         return within
 
     def best_first(
@@ -143,18 +143,18 @@ class BestFirst(ABC):
         *,
         sizes: tuple[int, int],
         weight_N: Ints | None = None,
-        best_s: Callable[[Ints], Floats] | None = None,
+        incumbent_s: Callable[[Ints], Floats] | None = None,
         count: Callable[[Ints], int] | None = None,
     ) -> Iterator[Ints]:
-        """Yield nodes in batches, best first, without those that are proven worse by then.
+        """Yield nodes in batches, best first, pruned at the threshold of the moment.
 
         Args:
             bound_s_N: lower bounds in seconds.
-            sizes: the first batch, and the largest one; each may be twice as large as the last.
+            sizes: the first batch and the largest one; sizes double from one to the other.
             weight_N: contribution of each node to the size of a batch; None: 1.
-            best_s: what each of some nodes must also beat, in seconds.
-            count: decisions in some nodes, which are left open once time is over; None: nodes that
-                are visited whatever the time.
+            incumbent_s: seconds that the bounds of some nodes may not exceed, either.
+            count: decisions in some nodes, left open when time is up; None: the time limit is
+                ignored.
         """
         order = np.argsort(bound_s_N, kind="stable")
         weights_N = np.ones_like(order) if weight_N is None else weight_N
@@ -164,14 +164,15 @@ class BestFirst(ABC):
             is_over = count is not None and self.deadline.is_over
             done = int(total_N[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(total_N, done + size, side="right")))
-            here = order[start : len(order) if is_over else stop]
+            batch = order[start : len(order) if is_over else stop]
             start, size = stop, min(2 * size, largest)
-            here = here[self.within(bound_s_N[here], math.inf if best_s is None else best_s(here))]
+            incumbent_s_N = math.inf if incumbent_s is None else incumbent_s(batch)
+            batch = batch[self.within(bound_s_N[batch], incumbent_s_N)]
             if count is not None and is_over:
-                self.leave_open(count(here), float(bound_s_N[here].min(initial=math.inf)))
+                self.leave_open(count(batch), float(bound_s_N[batch].min(initial=math.inf)))
                 return
-            if len(here):
-                yield here
+            if len(batch):
+                yield batch
 
     def leave_open(self, count: int, bound_s: float) -> None:
         """Count decisions of which only the bound is known."""

@@ -3,7 +3,7 @@
 from functools import partial
 from operator import add
 
-from tuner.search.change import Change, least
+from tuner.search.change import Change, first_solution
 from tuner.search.settings import Deadline
 
 
@@ -18,11 +18,11 @@ def test_the_first_change_with_a_solution_is_the_answer_and_no_later_one_is_trie
         nodes = change.apply(6)
         return nodes if nodes >= 8 else None
 
-    assert least(changes, solve) == 8
+    assert first_solution(changes, solve) == 8
     assert tried == ["0 more", "1 more", "2 more"]
-    assert least(changes[:2], solve) is None
+    assert first_solution(changes[:2], solve) is None
     # Zero is a solution, too.
-    assert least(changes, lambda change: change.apply(0)) == 0
+    assert first_solution(changes, lambda change: change.apply(0)) == 0
 
 
 def test_nothing_is_yielded_after_the_end() -> None:

@@ -1,20 +1,21 @@
-"""Corrections of an engine on a device, from launches of deployments, for later plans.
+"""Corrections of an engine's latencies on a device, fitted to launched deployments.
 
     corrected latency = factor x predicted latency, of TTFT and of TPOT each
-    band              = corrected latency over and times `spread`
+    band              = corrected latency / spread to corrected latency * spread
 
-x_i logarithms of measured over predicted of n deployments, x their median. They are taken as
-normal, mean and spread unknown, with conjugate priors (Gelman et al., Bayesian Data Analysis, 3.3)
+x_i is log(measured / predicted) of deployment i of n, x their median. They are taken as normal,
+mean and spread unknown, with conjugate priors (Gelman et al., Bayesian Data Analysis, 3.3)
 that are worth k = 1 deployment of mean 0 and v = 2 of the metric's usual spread s; a median in the
 place of the mean, as TTFT has long tails:
 
-    log factor = n x / (n + k)
+    log factor = log before + n x / (n + k)
     log spread = max(log 1.05, t sqrt((1 + 1 / (n + k)) (v s^2 + sum (x_i - x)^2
                                                           + k n x^2 / (n + k)) / (v + n)))
 
-with t what holds four of five of Student's distribution with v + n degrees of freedom. So a single
-launch already corrects, and the farther it is from what was predicted, the wider is the band. The
-three constants are from published launches (tests/benchmarks/serving_accuracy.py).
+where `before` is the factor that the plan was made with, 1 at first, and t the two-sided 80 %
+quantile of Student's distribution with v + n degrees of freedom. So a single launch already
+corrects, and the farther it is from what was predicted, the wider is the band. The three constants
+are from published launches (tests/benchmarks/serving_accuracy.py).
 
 Not covered: the search's own prices. Options are pruned and capacity is computed by uncorrected
 seconds; the simulated latencies, which decide whether SLOs hold, are corrected.
@@ -38,7 +39,7 @@ STUDENT_80: Final = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.3
 """Quantiles of Student's distribution that hold four of five, by degrees of freedom from 1 on;
 beyond, 1.282 + 0.85 / degrees is within 0.5 %."""
 Metric = Literal["ttft", "tpot"]
-USUAL_SPREADS: Final[Mapping[Metric, float]] = {"ttft": 0.2, "tpot": 0.1}
+USUAL_LOG_SPREADS: Final[Mapping[Metric, float]] = {"ttft": 0.2, "tpot": 0.1}
 """Standard deviation of log(measured / predicted) among deployments of one engine on a device."""
 LEAST_SPREAD: Final = 1.05
 """Smallest spread: repeats of one launch differ by as much."""
@@ -51,10 +52,12 @@ Spread = Annotated[float, Field(ge=1.0, lt=1e3, allow_inf_nan=False)]
 
 
 class LatencyResidual(Record):
-    """Correction of one latency and its spread."""
+    """Correction of one latency, with its spread."""
 
     factor: Factor
+    """Corrected over predicted latency."""
     spread: Spread
+    """Edge of the band over the corrected latency."""
 
     @property
     def band(self) -> LatencyBand:
@@ -80,9 +83,9 @@ class ServeResidual(Record):
 def latency_residual(
     ratios: Sequence[float], *, metric: Metric, before: LatencyResidual | None
 ) -> LatencyResidual | None:
-    """Fit to measured over predicted latencies, which `before` had corrected.
+    """Fit a correction to ratios of measured latencies to predictions that `before` corrected.
 
-    None where no factor brings predictions near them: they are of something else.
+    Return None where factor or spread exceeds `MOST`: what was measured is something else.
     """
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.median(logs)
@@ -90,7 +93,7 @@ def latency_residual(
     few = degrees <= len(STUDENT_80)
     quantile = STUDENT_80[degrees - 1] if few else 1.282 + 0.85 / degrees
     squares = (
-        PRIOR_DEGREES * USUAL_SPREADS[metric] ** 2
+        PRIOR_DEGREES * USUAL_LOG_SPREADS[metric] ** 2
         + math.fsum((log - middle) ** 2 for log in logs)
         + PRIOR_LAUNCHES * len(logs) / weight * middle**2
     )

@@ -54,7 +54,7 @@ from tuner.estimate.serving.instance import (
     with_launch,
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
-from tuner.search.change import Change, least
+from tuner.search.change import Change, first_solution
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.expert_copies import MOST_RATIO
 from tuner.search.serve.instances import to_instances
@@ -185,7 +185,7 @@ def _smaller(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[LaunchChang
         (_moved(now, "step", " tokens", step_tokens=tokens) for tokens in steps),
         (_moved(now, "batch", " sequences a rank", running=running) for running in batches),
     )
-    yield from filter(None, (least(ladder, solve) for ladder in ladders))
+    yield from filter(None, (first_solution(ladder, solve) for ladder in ladders))
 
 
 def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[LaunchChange]:

@@ -2,12 +2,12 @@
 
 The search assumes that every link is the usual one, so a runner-up may send less over slow links.
 The runners-up of a plan are priced with the best node order found for their layout, on the same
-links as the decision; those that cannot be ordered say so. They are compared by the expected step
-including the risk of running out of memory, as without measured links (expected_step.py). The
+links as the decision; those that cannot be ordered say so. Runners-up are compared by the expected
+step including the risk of running out of memory, as without measured links (expected_step.py). The
 certificate stays that of the fastest decision on usual links.
 
-Notes that only apply to the replaced decision (its buckets, offloading, binding constraint) are
-dropped; the cost of headroom is computed again (headroom.py).
+Notes on the replaced decision's gradient buckets and overlap of the all-to-all are dropped; the
+cost of headroom is computed again (headroom.py).
 
 Not covered: decisions that the plan does not list; chains over several pools.
 """
@@ -46,7 +46,7 @@ AT_USUAL_LINKS: Final = "priced on usual links"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOnLinks:
-    """A plan whose decision is the fastest on its links, with the node order."""
+    """A plan with the decision that is preferred on its links, and the node order."""
 
     plan: Plan
     nodes: tuple[str, ...] | None
@@ -58,7 +58,7 @@ class PlanOnLinks:
 def choose_on_links(
     plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float
 ) -> PlanOnLinks:
-    """Return the plan with the decision that is fastest on these links, often the same.
+    """Return the plan with the decision that is preferred on these links, often the same.
 
     Args:
         plan: of one pool, with a decision.
@@ -95,7 +95,7 @@ def choose_on_links(
         return PlanOnLinks(plan=plan, nodes=ordered.nodes, slow_s_of=slow_s_of)
     replacement, sent = others[best]
     instead = _with_replacement(
-        plan, replacement, own_slow_s=ordered.slow_s, slow_s=slow_s_of[replacement.decision]
+        plan, replacement, former_slow_s=ordered.slow_s, slow_s=slow_s_of[replacement.decision]
     )
     return PlanOnLinks(plan=instead, nodes=nodes_of[_node_layout(sent)], slow_s_of=slow_s_of)
 
@@ -130,8 +130,8 @@ def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) ->
     assert plan.decision is not None
     assert plan.predicted is not None
     runners_up = [_slowed(plan.predicted, runner_up, slow_s_of) for runner_up in plan.runners_up]
-    own_slow_s = plan.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
-    usual_s = plan.predicted.step_time_s - own_slow_s
+    former_slow_s = plan.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
+    usual_s = plan.predicted.step_time_s - former_slow_s
     return plan.model_copy(
         update=by_layout(
             plan.decision,
@@ -161,7 +161,7 @@ def _slowed(
 def _compared(
     chosen: TrainPrediction, before: Alternative, now: Alternative, *, usual_s: float
 ) -> Alternative:
-    """Scale the ratio band of a runner-up with its ratio."""
+    """Scale a runner-up's ratio band by the change of its ratio."""
     if now.ratio_band is None or SLOW_LINKS in before.predicted.breakdown_s:
         return now
     moved = now.predicted.step_time_s / chosen.step_time_s
@@ -177,15 +177,15 @@ def _node_layout(sent: NodeTraffic) -> tuple[int, int, int]:
 
 
 def _with_replacement(
-    plan: Plan, replacement: Alternative, *, own_slow_s: float, slow_s: float
+    plan: Plan, replacement: Alternative, *, former_slow_s: float, slow_s: float
 ) -> Plan:
     """Swap the decision with a runner-up."""
     assert plan.decision is not None
     assert plan.predicted is not None
     former = plan.preferred
     fastest_s = plan.predicted.step_time_s if former is None else former.fastest_step_s
-    lost = f"{format_s(slow_s)} a step lost to slow links, not {format_s(own_slow_s)}"
-    former_slow = slowed(plan.predicted, own_slow_s)
+    lost = f"{format_s(slow_s)} a step lost to slow links, not {format_s(former_slow_s)}"
+    former_slow = slowed(plan.predicted, former_slow_s)
     band = replacement.ratio_band and turned(
         replacement.ratio_band,
         before=replacement.predicted.step_time_s / plan.predicted.step_time_s,
@@ -196,7 +196,7 @@ def _with_replacement(
         predicted=former_slow,
         within_band=replacement.within_band if band is None else is_tie(band),
         ratio_band=band,
-        lost_by=f"slow links: {format_s(own_slow_s)}",
+        lost_by=f"slow links: {format_s(former_slow_s)}",
     )
     fastest = plan.decision if former is None else former.fastest
     riskier = _riskier(plan.predicted, replacement.predicted)
@@ -241,7 +241,7 @@ def _with_replacement(
 
 
 def _riskier(before: TrainPrediction, now: TrainPrediction) -> tuple[str, ...]:
-    """Note a higher chance of running out of memory of the new decision."""
+    """Note that the new decision is likelier to run out of memory."""
     was, chance = before.out_of_memory_probability, now.out_of_memory_probability
     if was is None or chance is None or memory_step(chance) <= memory_step(was):
         return ()
@@ -252,7 +252,7 @@ def _riskier(before: TrainPrediction, now: TrainPrediction) -> tuple[str, ...]:
 
 
 def _known_bands(plan: Plan) -> dict[bool, Band]:
-    """Return measured over predicted ratios by whether the kernels are the same."""
+    """Return bands of measured over predicted ratios by whether kernels are the same."""
     assert plan.decision is not None
     assert plan.predicted is not None
     known = {}

@@ -9,15 +9,15 @@ Co-activation counts the domains and ranks that a token's experts touch. Tokens 
 ranks; a token is sent once to each domain that it needs, then once to each rank that it needs
 there. So a copy into group j of a level costs the mean over the ranks s that it may come from
 
-    domain j    sum over s outside j of the mean cost(s, g) over g in j, over G
+    domain j    1 / G * sum over s outside j of the mean of cost(s, g) over g in j
     rank j      sum over s of its domain of cost(s, j), over the ranks of the domain
 
-which is nothing from j itself. So a slow link makes both of its endpoints more expensive. With
+which is 0 from j itself. So a slow link makes both of its endpoints more expensive. With
 `busiest` the group that receives most counts instead of all, as in HierMoE's padded two-hop
 all-to-all.
 
 All published methods are behind one interface: `auto` takes the default of the objective's family.
-A method that the goal names decides the plan, even if EPLB's placement or what runs is better.
+A method that the goal names decides the plan, even if EPLB's placement or today's is better.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ from tuner.spec.place_method import Method
 from tuner.spec.place_spec import PlaceSpec
 
 TrafficProblem = ChainProblem | CoactivationProblem
-"""Problem of an objective about traffic: every expert once, and a rank's load capped at EPLB's."""
+"""Problem of an objective about traffic: every expert once, and rank loads capped near EPLB's."""
 
 FAMILIES: Final[Mapping[type, Family[Any, Placement]]] = {
     BalanceProblem: BALANCE,
@@ -62,14 +62,14 @@ MOST_PAIRINGS: Final = 8_000
 30 s (tests/benchmarks/placement_chain.py), and of 9,072 (6 ranks in 8 layers) it found no order in
 8 s, of 28,672 none in 12 s."""
 BOUND_RATIO: Final = 0.3
-"""Share of the time for the bound where EPLB's rule places."""
+"""Share of the time limit for the bound of EPLB's placement."""
 
 BOUNDS: Final[Mapping[type, Callable[[Any, float], float]]] = {
     BalanceProblem: lambda problem, _limit_s: balance_bound(problem),
     ChainProblem: lambda problem, limit_s: chain_bound(problem, time_limit_s=limit_s),
     CoactivationProblem: lambda problem, _limit_s: float(lower_bound_L(problem).sum()),
 }
-"""Bounds of a stated problem in some seconds, beside a placement that no solver made."""
+"""Lower bounds by type of problem, for a placement that no solver made."""
 
 MOST_STATED: Final = 4
 """Baselines and traffic problems that are cached: the plan's, used for each candidate, and those
@@ -257,7 +257,7 @@ def migration_limit(spec: PlaceSpec, *, expert_bytes: float | None) -> Migration
     """Return the goal's limit on moved experts, None without one.
 
     Raises:
-        SpecError: an objective that keeps no limit.
+        SpecError: an objective that supports no limit.
     """
     goal = spec.goal
     limits = [] if goal.max_moved_experts is None else [goal.max_moved_experts]
@@ -265,7 +265,7 @@ def migration_limit(spec: PlaceSpec, *, expert_bytes: float | None) -> Migration
         limits.append(int(goal.max_moved_bytes // expert_bytes))
     if limits and goal.is_about_traffic:
         raise SpecError(
-            f"goal.objective: {goal.objective.value} keeps no limit on moved experts; plan for"
+            f"goal.objective: {goal.objective.value} supports no limit on moved experts; plan for"
             " balance or layer_time, or drop the limit"
         )
     return Migration(current=spec.current, most_moved=min(limits)) if limits else None
@@ -294,7 +294,7 @@ def solve(problem: PlaceProblem, *, time_limit_s: float) -> Outcome[Placement]:
         return family.solve(stated, method=name, time_limit_s=time_limit_s)
     if problem.migration is not None:
         raise SpecError(
-            "goal.method: eplb keeps no limit on moved experts; drop the limit, or take auto"
+            "goal.method: eplb supports no limit on moved experts; drop the limit, or take auto"
         )
     placement = problem.baseline.placement
     least = BOUNDS[type(stated)](stated, BOUND_RATIO * time_limit_s)

@@ -43,7 +43,7 @@ def to_certificate(
         for solution in solutions.fitting
         if solution is not best and objective_value(solution, problem.spec.goal) <= limit
     ]
-    bound = min(best.bound, *(solution.bound for solution in solutions.launched))
+    bound = min(best.bound, *(solution.bound for solution in solutions.launchable))
     is_proven = bound >= best.objective * (1.0 - BOUND_TOLERANCE)
     # A program of rates counts seconds per request.
     is_rate = best.rate_per_s is not None
@@ -52,7 +52,7 @@ def to_certificate(
         objective=1.0 / best.objective if is_rate else best.objective,
         bound=1.0 / bound if is_rate else bound,
         gap_ratio=min(max(1.0 - bound / best.objective, 0.0), 1.0),
-        covers=_covers(solutions.launched),
+        covers=_covers(solutions.launchable),
         program_gap_ratio=outcome.gap_ratio,
         space=to_space(problem, solutions.serving),
         within_band=len(modes) + ties,

@@ -129,7 +129,7 @@ def pareto_front(
 
 
 def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[Mode, list[Offer]]]:
-    launched = {solution.mode: solution for solution in solutions.launched}
+    launched = {solution.mode: solution for solution in solutions.launchable}
     for name in problem.modes:
         if load_mode(name).is_routed:
             yield name, list(_priced_offers(problem, load_mode(name)))

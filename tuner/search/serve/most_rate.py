@@ -115,7 +115,7 @@ def _other_programs(
     problem: ServeProblem, base: ModeSolution, mode: Mode
 ) -> Iterator[tuple[ServeProblem, Spare]]:
     """Yield other problems and spare capacities, without the first one."""
-    if not base.missed_without_spare:
+    if not base.missed_at_goal_spare:
         return  # It serves what its program says, and no other serves more.
     least = goal_spare(problem)
     spares = [least]
@@ -125,7 +125,7 @@ def _other_programs(
             for ratio in PREFILL_SPARES
             if ratio > least.prefill_ratio
         ]
-    for candidate in (problem, *tighter_problems(problem, base.missed_without_spare)):
+    for candidate in (problem, *tighter_problems(problem, base.missed_at_goal_spare)):
         yield from (
             (candidate, spare) for spare in spares if (candidate, spare) != (problem, least)
         )
@@ -179,7 +179,7 @@ def _fastest_rate(
         missed=missed.get(rate, ()),
         threshold=problem.threshold,
         router=router,
-        missed_without_spare=missed[min(missed)] if missed else (),
+        missed_at_goal_spare=missed[min(missed)] if missed else (),
         rate_per_s=rate if rate in known else None,
     )
 
@@ -246,7 +246,7 @@ def at_stated_rate(
         simulated=simulated,
         spare=replace(solution.spare, others_ratio=spare_ratio),
         missed=(),
-        missed_without_spare=stated.missed_without_spare or stated.missed,
+        missed_at_goal_spare=stated.missed_at_goal_spare or stated.missed,
         bound=stated.bound,
         rate_per_s=None,
     )

@@ -20,7 +20,7 @@ from typing import Final
 
 from tuner.config.serve import Role, ServeDecision
 from tuner.plans.serve import ServeRelaxation
-from tuner.search.change import Change, least
+from tuner.search.change import Change, first_solution
 from tuner.search.serve.causes import most_of_pools, rate_of
 from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem, load_mode
 from tuner.search.serve.most_rate import at_rate, at_stated_rate, solve_goal
@@ -250,7 +250,7 @@ def solve_relaxations(problem: ServeProblem, closest: Closest | None) -> Iterato
         for ratio, words in MORE_TIME.items()
     )
     ladders = chain(slightly, single, [chain(_reachable(problem), multiples)])
-    yield from filter(None, (least(ladder, solve) for ladder in ladders))
+    yield from filter(None, (first_solution(ladder, solve) for ladder in ladders))
 
 
 def _slightly_more_time(problem: ServeProblem) -> Iterator[list[Change[ServeSpec]]]:

@@ -268,14 +268,14 @@ def solve_with_router(
             break
         base = _simulate_instances(variant, solved, least, router)
         solution = _find_least_spare(variant, base, best)
-        solution = replace(solution, missed_without_spare=base.missed)
+        solution = replace(solution, missed_at_goal_spare=base.missed)
         kept, best = best, _better(best, solution)
         for tighter in _tighter_if_missed(variant, base, solution):
             resolved = solve_instances(tighter, mode, least, router=router)
             if resolved is not None and _may_be_better(resolved, best):
                 tighter_base = _simulate_instances(tighter, resolved, least, router)
                 tight = _find_least_spare(tighter, tighter_base, best)
-                best = _better(best, replace(tight, missed_without_spare=base.missed))
+                best = _better(best, replace(tight, missed_at_goal_spare=base.missed))
         if variant.threshold is not None and not best.missed and best is not kept:
             break
     return None if best is None else replace(best, bound=bound, covered_kinds=router.most_kinds)

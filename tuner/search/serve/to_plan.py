@@ -271,7 +271,7 @@ def binding_constraint(best: ModeSolution, problem: ServeProblem) -> str:
         if (limit := getattr(targets, kind)) is not None and len(values)
         for value in [getattr(latency_of(values), kind)]
     ]
-    missed = map(target_words, best.missed_without_spare)
+    missed = map(target_words, best.missed_at_goal_spare)
     kept = " and ".join(missed) or max(tight, default=(0.0, ""))[1]
     if best.rate_per_s is not None:
         return _of_rate(best, kept)
@@ -291,7 +291,7 @@ def binding_constraint(best: ModeSolution, problem: ServeProblem) -> str:
 
 def _of_rate(best: ModeSolution, kept: str) -> str:
     """Name what keeps a deployment from serving more."""
-    if best.missed_without_spare and best.objective > best.bound * (1.0 + BOUND_TOLERANCE):
+    if best.missed_at_goal_spare and best.objective > best.bound * (1.0 + BOUND_TOLERANCE):
         return (
             f"waiting: above {best.rate_per_s:.4g} requests/s {kept} is missed;"
             f" {1.0 / best.bound:.4g} would be served if no request waited"

@@ -2,24 +2,24 @@
 
     at start   the peak was predicted too low (peak_errors.py): the job dies in its first steps
     later      it started, but its peak grows: by GROWTH_RATIO on average, and where no routing was
-               recorded by UNEVEN_RATIO of what the most-loaded expert rank decides
+               recorded by UNEVEN_RATIO of its growth at twice the load of an expert rank
 
     loss       at start * failed start + later * (CRASHES * crash + failed start)      seconds
     expected   (1 - ever) * step + ever * (expected of what is run next) + loss / steps of the run
 
-A decision that runs out never delivers its own step: the job is planned again, with the safer and
-slower decision from which on the least time is expected. Predictions of one job's peaks err alike,
+A decision that runs out never delivers its own step: the job is planned again, with the safer,
+slower decision of least expected time. Predictions of one job's peaks err alike,
 so the next decision runs out with probability `ever(next) / ever`. The last one is the fallback,
-the fastest safe decision (OOM probability at most SMALL). Without a fallback there is no expected
-time, as the run may never end. A job that dies late is first restarted CRASHES times. Its progress
-until then is not credited, since the time of death is unknown; late crashes therefore cost somewhat
-too much.
+the fastest safe decision (OOM probability at most SMALL). Without a fallback the
+decision is run again as it is, and the value only ranks. A job that dies late is first restarted
+CRASHES times. Its progress until then is not credited, since the time of death is unknown; late
+crashes therefore cost somewhat too much.
 
-`expected` is seconds a step, spread over the run: the steps that `goal.tokens` take, or as many as
-the fastest decision does in USUAL_RUN_S.
+`expected` is in seconds a step; the run has the steps of `goal.tokens`, or as many as the fastest
+decision does in USUAL_RUN_S.
 
 The limit is all the memory of a device, not what a plan may use of it (`usable_memory_ratio`, a
-limit on the predicted peak). Ranks of one job err alike, so the rank of the highest peak decides.
+limit on the predicted peak). Ranks of one job err alike, so the likeliest to run out decides.
 
 Letters: C candidates, P devices of a pipeline.
 """
@@ -66,14 +66,14 @@ Prior; no published run states it."""
 UNEVEN_RATIO: Final = 0.1
 """Excess of the most-loaded expert rank over balance at its worst, on average, where the routing is
 assumed balanced. Prior: recordings of Mixtral and OLMoE on C4 over 8 expert ranks have 1.12 and
-1.20 in one pass of a hundred, and trained with a balancing loss less. Where a recording is given
+1.20 in one pass of a hundred, less where trained with a balancing loss. Where a recording is given
 its P99 is in the peak already."""
 
 SMALL: Final = 0.05
 """OOM probability up to which a decision is called safe."""
 
-PEAKS: Final = 2048
-"""Candidates for the limit of predicted peaks, as shares of a device's memory."""
+NUM_PEAK_LIMITS: Final = 2048
+"""Number of limits of predicted peaks that are tried, evenly spaced up to a device's memory."""
 
 LIKELY: Final = 0.5
 """OOM probability above which a decision counts as not fitting: the median of its peak exceeds the
@@ -90,13 +90,13 @@ class Chances:
 
     @property
     def later_C(self) -> Floats:
-        """After it has started."""
+        """Return the probability of running out after the start."""
         return self.ever_C - self.at_start_C
 
     def of_likeliest_rank(self) -> tuple["Chances", Ints]:
-        """Probabilities of the device most likely to run out, and its index.
+        """Return the probabilities of the device most likely to run out, and its index.
 
-        For chances of the devices of every decision's pipeline, [P, C].
+        Both arrays have the shape [P, C] here: the devices of every decision's pipeline.
         """
         rank_C = self.ever_C.argmax(axis=0)
         at = rank_C[None]
@@ -109,7 +109,7 @@ class Chances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPrices:
-    """Seconds lost when a run goes out of memory, and the length of the run."""
+    """Seconds lost when a run runs out of memory, and the length of the run."""
 
     failed_start_s: float = FAILED_START_S
     crash_s: float = RESTART_S + CHECKPOINT_INTERVAL_S / 2.0
@@ -117,28 +117,28 @@ class LossPrices:
     """Steps of the whole run; None: it takes USUAL_RUN_S, or a step where that is longer."""
 
     def loss_s(self, chances: Chances) -> Floats:
-        """Seconds of the run that failed starts and restarts are expected to take."""
+        """Return the seconds that failed starts and restarts are expected to take of the run."""
         late_s = CRASHES * self.crash_s + self.failed_start_s
         total_s: Floats = chances.at_start_C * self.failed_start_s + chances.later_C * late_s
         return total_s
 
     def run_s(self, step_s: float) -> float:
-        """Seconds of the run, which has at least one step."""
+        """Return the seconds of the run, which has at least one step."""
         return max(USUAL_RUN_S, step_s) if self.run_steps is None else self.run_steps * step_s
 
     def assumed_run_s(self, step_s: float) -> float | None:
-        """Seconds of the run where its length is assumed; None where it is stated."""
+        """Return the seconds of the run where its length is assumed; None where it is stated."""
         return self.run_s(step_s) if self.run_steps is None else None
 
     def expected_s(self, step_s_C: Floats, chances: Chances) -> Floats:
-        """Seconds a step, with the expected cost of running out of memory.
+        """Return the seconds a step, with the expected cost of running out of memory.
 
         A safe decision, and one with no safer and slower decision to fall back on, is run again as
         it is.
 
         Args:
-            step_s_C: of the decisions.
-            chances: theirs.
+            step_s_C: seconds a step of the decisions.
+            chances: probabilities that the decisions run out.
         """
         if not len(step_s_C):
             return step_s_C
@@ -146,30 +146,30 @@ class LossPrices:
         fastest_s = float(step_s_C.min())
         lost_s_C = self.loss_s(chances) * fastest_s / self.run_s(fastest_s)
         later_s_C = np.full(len(step_s_C), np.inf)
-        longest_s = np.inf
-        # Of equal probabilities the fastest comes first; slower ones cannot follow it.
+        step_j_s = np.inf
+        # A decision no faster than a safer one is never a useful fallback.
         for j in np.lexsort((step_s_C, np.maximum(ever_C, SMALL))):
-            if step_s_C[j] >= longest_s:
+            if step_s_C[j] >= step_j_s:
                 continue
-            longest_s = step_s_C[j]
-            later_s = ever_C[j] * longest_s if np.isinf(later_s_C[j]) else later_s_C[j]
-            from_j_s_C = (ever_C - ever_C[j]) * longest_s + lost_s_C[j] + later_s
-            may_follow_C = (ever_C > max(SMALL, ever_C[j])) & (step_s_C <= longest_s)
-            later_s_C = np.where(may_follow_C, np.minimum(later_s_C, from_j_s_C), later_s_C)
+            step_j_s = step_s_C[j]
+            later_s = ever_C[j] * step_j_s if np.isinf(later_s_C[j]) else later_s_C[j]
+            from_j_s_C = (ever_C - ever_C[j]) * step_j_s + lost_s_C[j] + later_s
+            may_precede_C = (ever_C > max(SMALL, ever_C[j])) & (step_s_C <= step_j_s)
+            later_s_C = np.where(may_precede_C, np.minimum(later_s_C, from_j_s_C), later_s_C)
         later_s_C = np.where(np.isinf(later_s_C), ever_C * step_s_C, later_s_C)
         expected: Floats = (1.0 - ever_C) * step_s_C + later_s_C + lost_s_C
         return expected
 
 
 def whole_loss_s(loss_s: float, *, chance: float, slower_s: float) -> float:
-    """Seconds of the run that running out is expected to cost, its longer step included.
+    """Return the seconds of the run that running out costs, the fallback's longer step included.
 
     That is what `LossPrices.expected_s` adds to the steps of the run, where nothing in between is
     tried before the fallback.
 
     Args:
-        loss_s: of failed starts and restarts.
-        chance: of running out.
+        loss_s: seconds of failed starts and restarts.
+        chance: probability of running out.
         slower_s: seconds of the run that the fallback takes longer.
     """
     return loss_s + chance * slower_s
@@ -195,12 +195,12 @@ def chances(
     pipeline_C: npt.ArrayLike,
     uneven_bytes_C: Floats | float = 0.0,
 ) -> Chances:
-    """Probabilities that peaks exceed the memory of a device.
+    """Return the probabilities that peaks exceed the memory of a device.
 
-    Peaks may also be [P, C]; a peak of 0 is of no device.
+    Peaks may also be [P, C]; a peak of 0 means no device.
 
     Args:
-        peak_bytes_C: predicted.
+        peak_bytes_C: predicted peaks.
         capacity_bytes: all that a device has.
         software: training framework.
         pipeline_C: ranks of the pipeline, or one number for all.
@@ -229,17 +229,17 @@ def largest_peak_bytes(
     has_pipeline: bool,
     uneven_ratio: float,
 ) -> float:
-    """The largest predicted peak of at most an OOM probability; 0 where there is none.
+    """Return the largest predicted peak with at most this OOM probability; 0: there is none.
 
     Args:
         capacity_bytes: all that a device has.
-        chance: of running out.
+        chance: probability of running out.
         software: training framework.
-        has_pipeline: whether it runs a pipeline.
+        has_pipeline: whether the run has a pipeline.
         uneven_ratio: growth of the peak, as a share, when the load of the most-loaded expert rank
             doubles.
     """
-    peaks = capacity_bytes * np.arange(1, PEAKS + 1) / PEAKS
+    peaks = capacity_bytes * np.arange(1, NUM_PEAK_LIMITS + 1) / NUM_PEAK_LIMITS
     ever = chances(
         peaks,
         capacity_bytes=capacity_bytes,
@@ -262,7 +262,7 @@ class MemoryForecast:
 
 
 def fallback_forecast(chance: float) -> MemoryForecast:
-    """The forecast of a fallback, whose own failed starts do not count."""
+    """Return the forecast of a fallback, whose failed starts do not count."""
     return MemoryForecast(
         out_of_memory_probability=chance,
         out_of_memory_at_start_probability=0.0,
@@ -273,12 +273,12 @@ def fallback_forecast(chance: float) -> MemoryForecast:
 def tried_in_turn_s(
     prices: LossPrices, step_s: Sequence[float], risks: Sequence[MemoryForecast]
 ) -> float:
-    """Average seconds a step of decisions that are tried one after another.
+    """Return the expected seconds a step if the first decision is tried, then safer ones.
 
     Args:
         prices: what running out of memory costs.
-        step_s: of decisions, each longer and less likely to run out than the one before.
-        risks: theirs.
+        step_s: seconds a step, each longer and less likely to run out than the one before.
+        risks: forecasts of the decisions.
     """
     every = Chances(
         at_start_C=np.array([risk.out_of_memory_at_start_probability for risk in risks]),
@@ -298,7 +298,7 @@ def forecast_memory(
     """Forecast the memory risk of one decision, by the device most likely to run out.
 
     Args:
-        peak_bytes_P: predicted.
+        peak_bytes_P: predicted peaks.
         uneven_bytes_P: growth of the peaks when the load of the most-loaded expert rank doubles.
         capacity_bytes: all that each device has.
         software: training framework.
@@ -328,7 +328,7 @@ def uneven_bytes(
     *,
     constants: MemoryConstants,
 ) -> Floats:
-    """Growth of each device's peak when the load of the most-loaded rank doubles, [P]."""
+    """Return each device's growth of the peak when the most-loaded rank's load doubles, [P]."""
     once, twice = (
         price_memory(
             shape,

@@ -258,7 +258,7 @@ class _Run(BestFirst):
         for now in self.best_first(
             rows.bound_CD[row, dispatch],
             sizes=DISPATCH,
-            best_s=lambda nodes: best_s[row[nodes]],
+            incumbent_s=lambda nodes: best_s[row[nodes]],
             count=lambda rest: int(options_D[dispatch[rest]].sum()),
         ):
             here, of = row[now], dispatch[now]
@@ -309,7 +309,7 @@ class _Run(BestFirst):
     def in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
         """Yield groups below the threshold, those of the lowest bounds first."""
         for now in self.best_first(
-            bound_s[kept], sizes=GROUPS, best_s=lambda nodes: best_s[row[kept[nodes]]]
+            bound_s[kept], sizes=GROUPS, incumbent_s=lambda nodes: best_s[row[kept[nodes]]]
         ):
             yield kept[now]
 

@@ -321,7 +321,7 @@ MOVED = "  current: current.json\n  max_moved_experts: 3\n"
             20,
             "placements of the same slots",
         ),
-        (f"  objective: layer_chain\n{MOVED}", 16, "keeps no limit on moved experts"),
+        (f"  objective: layer_chain\n{MOVED}", 16, "supports no limit on moved experts"),
         # Recordings must hold what the objective looks at.
         ("  objective: layer_chain\n", 16, "transitions"),
         ("  objective: co_activation\n", 16, "sampled tokens"),

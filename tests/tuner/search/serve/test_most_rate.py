@@ -57,7 +57,7 @@ def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> No
         for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
     }
     found = present(solve_goal(problem, "aggregated"))
-    assert not found.missed_without_spare
+    assert not found.missed_at_goal_spare
     assert 1.0 / found.bound == pytest.approx(4.0 * max(each.values()), rel=1e-6)
     assert present(found.rate_per_s) == pytest.approx(4.0 * max(each.values()) / (1.0 + RATE_STEP))
 
@@ -70,7 +70,7 @@ def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
             )
         )
         found = present(solve_goal(problem, "aggregated"))
-        assert found.missed_without_spare
+        assert found.missed_at_goal_spare
         assert present(found.rate_per_s) < 0.95 / found.bound
         targets = problem.spec.goal.slo
         for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
@@ -122,7 +122,7 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
         more = at_rate(problem, factor * present(found.rate_per_s))
         simulated = simulate_traffic(more, "aggregated", found.groups, router=found.router)
-        assert (not simulated.missed(targets)) == holds or not found.missed_without_spare
+        assert (not simulated.missed(targets)) == holds or not found.missed_at_goal_spare
 
 
 @pytest.mark.slow

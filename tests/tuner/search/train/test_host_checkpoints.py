@@ -105,7 +105,7 @@ def test_levels_are_chosen_and_said(plan: Plan) -> None:
 def test_a_configuration_that_an_engine_cannot_copy_keeps_to_shared_storage(
     failures: Failures,
 ) -> None:
-    no_level = "has no checkpoints on hosts; megatron-lm, megatron-bridge have them"
+    no_level = "has no checkpoints on hosts; they exist in megatron-lm, megatron-bridge"
     for emit, columns, message in (
         ("torchtitan", {}, f"torchtitan {no_level}"),
         ("deepspeed", {}, f"deepspeed {no_level}"),
@@ -173,7 +173,11 @@ def test_a_checkpoint_holds_what_its_engine_saves(failures: Failures) -> None:
 def test_what_cannot_be_kept_is_refused_in_one_line(failures: Failures) -> None:
     stated: dict[str, Any] = {"levels": ("host", "shared"), **SLOW_STORAGE}
     for emit, more, message in (
-        ("torchtitan", {}, "levels: torchtitan has no checkpoints on hosts; megatron-lm"),
+        (
+            "torchtitan",
+            {},
+            "levels: torchtitan has no checkpoints on hosts; they exist in megatron-lm",
+        ),
         ("megatron-lm", {"host_memory": 2**30}, "of a node's memory, and 1.00 GiB may be taken"),
         (
             "megatron-lm",

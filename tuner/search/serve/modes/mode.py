@@ -1,4 +1,4 @@
-"""A mode of serving: the problem that it is solved from, its solution, and all that is asked of it.
+"""A mode of serving: the problem that it is solved from, its solution, and its functions.
 
 The module of this package that has a mode's name defines its `ServingMode` as `MODE`.
 """
@@ -35,20 +35,21 @@ class ModeSolution:
     simulated: SimulationResult
     spare: Spare
     missed: tuple[str, ...]
+    """SLO targets that the simulation misses."""
     threshold: LengthThreshold | None = None
-    """Length threshold above which prompts are prefilled on another pool; None: none are."""
+    """Length threshold above which prompts are prefilled on another pool; None: no offload."""
     bound: float = 0.0
-    """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
-    missed_without_spare: tuple[str, ...] = ()
-    """Targets missed at the goal's own spare capacity, for which more was added."""
+    """Proven lower bound on the objective at the goal's `spare_ratio`."""
+    missed_at_goal_spare: tuple[str, ...] = ()
+    """SLO targets missed at the goal's `spare_ratio`, before more was added."""
     router: RouterChoice
     """Router policies that spread the requests."""
     covered_kinds: int = 1
-    """Kinds of instances in one role that the bound holds for, at most."""
+    """Most kinds of instances in one role that the bound covers."""
     prefix_hit: float | None = None
-    """Share of prompts in the prefix cache, where a router looks for none; None: as stated."""
+    """Prefix-hit share behind a router that is not cache-aware; None: as stated."""
     rate_per_s: float | None = None
-    """The most requests a second at which the targets hold, where that is the goal."""
+    """Most requests a second at which the targets hold; None: not the goal."""
 
     @property
     def objective(self) -> float:
@@ -94,12 +95,12 @@ class ModeSolutions:
         return self.fitting[0] if self.fitting else None
 
     @property
-    def launched(self) -> tuple[ModeSolution, ...]:
+    def launchable(self) -> tuple[ModeSolution, ...]:
         """Return the solutions that can be launched, whether they meet the targets or not."""
         return tuple(solution for solution in self.serving if not self.refused[solution.mode])
 
     def of(self, mode: Mode) -> ModeSolution | None:
-        """Return a mode's solution."""
+        """Return a mode's solution; None where it serves nothing."""
         return next((solution for solution in self.serving if solution.mode == mode), None)
 
 
@@ -116,7 +117,7 @@ class ServeProblem:
     formats: Formats
     settings: SearchSettings
     loads: ExpertLoads | None = None
-    """Recorded; None: those of the kernel tables."""
+    """Recorded loads of experts; None: those of the kernel tables."""
     threshold: LengthThreshold | None = None
     """Length threshold that this problem is restricted to; None: there is none."""
     cell_pool: str = ""
@@ -128,21 +129,21 @@ class ServeProblem:
     simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
         default_factory=dict
     )
-    """Results so far, by mode, instances, router and threshold."""
+    """Results so far, by everything that a simulation depends on."""
     outcomes: dict[InstancesProblem, Outcome[InstancePlan]] = field(default_factory=dict)
-    """Programs that were solved to the end so far."""
+    """Outcomes of the programs that were solved to the end so far."""
     simulated: list[ModeSolution] = field(default_factory=list)
     """Every solution that was simulated so far, whether it meets the targets or not."""
     hits: PrefixHits | None = None
     """Hits of recorded prompts in prefix caches; None: the share that the traffic states."""
     routers: tuple[RouterChoice, ...] = ()
-    """Router choices to plan with; empty: those of the stacks."""
+    """Router choices to plan with; empty: those of the engines' router stacks."""
     restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
-    """Changes what may be used; applied again when the traffic is repriced. None: no change."""
+    """Function that limits what may be used, also when the traffic is repriced; None: no limit."""
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """Return the requested modes, in the order of their list."""
+        """Return the requested modes, in the order of `Mode`."""
         return tuple(mode for mode in get_args(Mode) if mode in self.spec.goal.modes)
 
     @property
@@ -165,25 +166,25 @@ class ServingMode:
     roles: tuple[Role, ...]
     """Roles of the instances in its program, prefill before others."""
     priced_roles: tuple[Role, ...]
-    """Roles whose instance options it is made of."""
+    """Roles whose priced options the mode uses."""
     launched_roles: Mapping[Role, Role] = field(default_factory=dict)
     """Roles in which instances of the program's roles are launched, where they differ."""
     is_routed: bool = False
-    """Its instances are priced options as they are, of several kinds behind a planned router or on
-    islands; those of modes without are of one kind, served round robin."""
+    """Its instances are priced options, of several kinds behind a planned router or on islands;
+    other modes use round robin."""
     makes_options: bool = False
     """Its instances are made of priced options, by `variants`."""
     price: Callable[[ServeProblem], Options] | None = None
-    """Function that prices options for this mode alone, those of releases that lack the mode as
-    refused; None: it has none."""
+    """Function that prices options for this mode alone, refused ones where releases lack the mode;
+    None: there are none."""
     option_noun: str = ""
-    """Name of those that a release may refuse, in the plural."""
+    """Plural noun for options that a release may refuse."""
     variants: Callable[[ServeProblem], Iterable[ServeProblem]] = lambda problem: (problem,)
     """Function that returns the problems that the mode is solved as, of which the best counts."""
     simulate: Callable[[ServeProblem, Sequence[InstanceGroup], RouterChoice], SimulationResult]
     """Function that simulates the problem's traffic on instances behind a router."""
     explain: Callable[[ServeProblem], str] = lambda _: ""
-    """Function that says why nothing can serve in the mode; empty: what runs out is the reason."""
+    """Function that says why nothing can serve in the mode; empty: the scarce resource is."""
     words: Callable[[ModeSolution], str] = lambda _: ""
     """Function that returns the words that follow the description of a solution's instances."""
     cautions: Callable[[ModeSolution], Iterable[str]] = lambda _: ()
@@ -191,7 +192,7 @@ class ServingMode:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether prompts are prefilled on instances of their own."""
+        """Return whether some prompts are prefilled on separate instances."""
         return Role.PREFILL in self.roles
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tuner.bisection import bisect
 from tuner.plans.train import Relaxation
-from tuner.search.change import Change, least
+from tuner.search.change import Change, first_solution
 from tuner.search.reasons import MEMORY_LIMIT, MemoryOffer, memory_words, nearest_value
 from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.memory_risk import SMALL
@@ -179,7 +179,10 @@ def _larger_pools(
         return _relaxation(change.limit, change.words, chain, larger, space)
 
     nodes, memory = (
-        (least(deadline.before_end(ladder), solve) for ladder in deadline.before_end(ladders))
+        (
+            first_solution(deadline.before_end(ladder), solve)
+            for ladder in deadline.before_end(ladders)
+        )
         for ladders in (_more_nodes(problem, candidates), _more_memory(problem, candidates))
     )
     return filter(None, nodes), filter(None, memory)

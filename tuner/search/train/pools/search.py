@@ -145,7 +145,9 @@ class _Run(BestFirst):
         self.priced += int((~bounded).sum())
         entries = taken(entries, np.flatnonzero(bounded))
         for batch in self.best_first(
-            entries.bound_s_E, sizes=BATCH, best_s=lambda here: self.best_s_N[entries.rows_E[here]]
+            entries.bound_s_E,
+            sizes=BATCH,
+            incumbent_s=lambda here: self.best_s_N[entries.rows_E[here]],
         ):
             self.visit_entries(taken(entries, np.sort(batch)))
 
@@ -205,7 +207,7 @@ class _Run(BestFirst):
         for (entry,) in self.best_first(
             bound_s_E,
             sizes=ONE_BY_ONE,
-            best_s=lambda here: self.best_s_N[entries.rows_E[here]],
+            incumbent_s=lambda here: self.best_s_N[entries.rows_E[here]],
             count=len,
         ):
             self.visit(int(entries.rows_E[entry]), priced[entry], float(bound_s_E[entry]))
