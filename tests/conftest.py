@@ -70,6 +70,12 @@ def _leaks_of_a_file(_leaks: Leaks, request: pytest.FixtureRequest) -> Iterator[
     _leaks.note(request.node.name)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _ctrl_c_is_not_swallowed() -> None:
+    """Remove what Hypothesis calls as garbage is collected: a Ctrl-C in there would be ignored."""
+    gc.callbacks[:] = [call for call in gc.callbacks if "hypothesis" not in call.__module__]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_heard() -> Iterator[None]:
     """Heed SIGINT, which a shell without job control makes its background jobs ignore."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +81,7 @@ def _reader(name: str) -> EngineReader:
     return EngineReader(
         server=module.SERVER,
         read=module.read,
-        options=module.OPTIONS,
+        options=getattr(module, "OPTIONS", ()),
         file_counts=getattr(module, "FILE_COUNTS", False),
         further=getattr(module, "BALANCERS", ()),
     )
@@ -89,7 +90,10 @@ def _reader(name: str) -> EngineReader:
 _NUMBER: Final = r"\d+(?:\.\d+){1,2}(?:\.?(?:rc|post)\d+)?"
 """A release in the tag of an image."""
 
-READERS: Final[Mapping[str, EngineReader]] = {name: _reader(name) for name in ENGINES}
+READERS: Final[Mapping[str, EngineReader]] = {
+    name: _reader(name) for name in ENGINES if find_spec(f"tuner.engines.{name}.read")
+}
+"""Engines whose launches are read; those without a read.py are only planned."""
 
 
 def read_serving_launch(
