@@ -127,7 +127,7 @@ def describe_kv_transfer(transfer: PlannedKvTransfer) -> str:
     """Say how KV caches get from prefill to decode."""
     over = "" if transfer.connector == "none" else f" by {transfer.connector}"
     path = " through host memory" if transfer.path == "host" else ""
-    path += " inside one machine" if transfer.link == "scale_up" else ""
+    path += " inside machines" if transfer.link == "scale_up" else ""
     return (
         f"{transfer.from_pool} to {transfer.to_pool}{over}{path}:"
         f" {format_bytes(transfer.request_bytes)} of KV cache a request,"

@@ -17,8 +17,9 @@ quantile of Student's distribution with v + n degrees of freedom. So a single la
 corrects, and the farther it is from what was predicted, the wider is the band. The three constants
 are from published launches (tests/benchmarks/serving_accuracy.py).
 
-Not covered: the search's own prices. Options are pruned and capacity is computed by uncorrected
-seconds; the simulated latencies, which decide whether SLOs hold, are corrected.
+Not covered: which round a launch is of (four in four rounds count for more than four in one), and
+the search's prices: options are pruned and capacity is computed by uncorrected seconds; the
+simulated latencies, which decide whether SLOs hold, are corrected.
 """
 
 import math

@@ -39,15 +39,31 @@ def spread_machines(flags: Flags, *, devices: int, stages: int, around: Surround
     """Return the machines over which a launch spreads stages; 1: the fewest that hold it.
 
     Args:
-        flags: of the launch.
-        devices: of the instance.
-        stages: of its pipeline.
+        flags: flags of the launch.
+        devices: devices of the instance.
+        stages: stages of its pipeline.
         around: the launch's surroundings.
+
+    Raises:
+        SpecError: there are more machines than the pool has, or other numbers of stages on them.
     """
-    word = flags.values.get("nnodes", ("",))[-1]
-    nodes = int(word[:6]) if word.isdecimal() else 1
-    fewest = nodes_needed(devices, devices_per_node=around.pool.devices_per_node)
-    return nodes if nodes > fewest and stages % nodes == 0 else 1
+    is_unset = any("$" in word for word in flags.values.get("nnodes", ()))
+    nodes = 1 if is_unset else flags.number("nnodes") or 1
+    pool = around.pool
+    fewest = nodes_needed(devices, devices_per_node=pool.devices_per_node)
+    if nodes > max(pool.nodes, fewest):
+        raise SpecError(
+            f"{flags.source}: --nnodes {nodes} is more than the {pool.nodes} machines of"
+            f" {pool.name}; the nearest is {pool.nodes}"
+        )
+    if stages == 1 or nodes <= fewest:
+        return 1
+    if stages % nodes:
+        raise SpecError(
+            f"{flags.source}: --nnodes {nodes} does not divide {stages} stages of a pipeline; the"
+            f" nearest is {nearest_divisor(stages, nodes)}, or state devices_per_node as it is"
+        )
+    return nodes
 
 
 def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor: int) -> None:

@@ -90,9 +90,9 @@ def _machine(verified: VerifiedServing, machine: GroupShape) -> EmittedFile:
         *brief_statement(verified),
         "",
         f"Usage: MODEL=... ./{MACHINE}.sh [flags of every engine]",
-        "Starts every instance and the router on this machine. KV caches are copied from device to"
-        " device, which processes can that share a PID namespace and see each other's devices:"
-        " start it in one container with all of them.",
+        "Starts a machine's share of every instance, and the router on the first. KV caches are"
+        " copied from device to device, which processes can that share a PID namespace and see each"
+        " other's devices: start it in one container with all of a machine's.",
         *((_on_machines(machine),) if machine.nodes > 1 else ()),
     )
     body = one_machine_bash(verified, scripts="$HERE", nodes=machine.nodes)

@@ -186,7 +186,7 @@ def build_inputs(
     longest = min(goal.max_model_len or model.max_position, model.max_position)
     return EstimateInputs(
         launch=launch,
-        spec=replace(spec, goal=goal, releases={serving_pool.pool.name: engine}),
+        spec=replace(spec, goal=goal, releases={**spec.releases, serving_pool.pool.name: engine}),
         serving_pool=serving_pool,
         demand=_demand(goal, launch, longest=longest, instances=instances),
         decoder=replace(decoder_of(model), vision_elements=0)

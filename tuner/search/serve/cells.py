@@ -23,7 +23,8 @@ the `--nnodes` machines in order, on the visible devices of each (srt/entrypoint
 (vllm-project/vllm pull 45880).
 
 Not covered: more than `MOST_CELLS`, cells that differ, several stages of an instance on one
-machine of a larger cell, and spread stages where a machine holds both roles.
+machine of a larger cell, spread stages where a machine holds both roles, and their points on the
+front (front.py), whose instances have stages on as few machines as hold them.
 """
 
 import math

@@ -83,7 +83,8 @@ def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpa
         illegal.update(priced.illegal_by if mode in problem.launchable_modes else {})
     return ServeSpace(
         priced=len(problem.options.options) + added,
-        bounded=problem.options.beaten,
+        bounded=problem.options.beaten
+        + sum(priced.beaten for priced in problem.own_options.values()),
         illegal=illegal.total(),
         illegal_by=dict(illegal.most_common()),
     )

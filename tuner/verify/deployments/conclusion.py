@@ -281,7 +281,8 @@ def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidu
         release=release.release,
         ttft=ttft,
         tpot=tpot,
-        num_deployments=min(map(len, by_metric.values())),
+        num_deployments=(0 if before is None else before.num_deployments)
+        + min(map(len, by_metric.values())),
     )
 
 

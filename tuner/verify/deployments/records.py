@@ -115,5 +115,5 @@ class ServeVerified(Conclusion):
     factors: ServeFactors | None
     residual: ServeResidual | None = None
     """Corrections for later plans of this engine on these devices; absent where a latency was not
-    measured, or no factor brings predictions near it."""
+    measured, no factor brings predictions near it, or pools have several engines."""
     accuracy: ServeAccuracy

@@ -1,12 +1,13 @@
 """What launches say of an engine, for later plans."""
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
 
 from tests.expect import present
-from tuner.costs.serve.residual import LEAST_SPREAD, LatencyResidual, latency_residual
+from tuner.costs.serve.residual import LEAST_SPREAD, LatencyResidual, Metric, latency_residual
 
 
 def fitted(ratios: list[float], before: LatencyResidual | None = None) -> LatencyResidual:
@@ -24,6 +25,17 @@ def test_launches_count_for_more_the_more_there_are_and_the_better_they_agree() 
     # Repeats of one launch differ.
     assert fitted([1.0] * 1000).spread == LEAST_SPREAD
     assert latency_residual([2000.0], metric="tpot", before=None) is None
+
+
+def test_a_worked_example() -> None:
+    # Logarithms -0.1, 0.1 and 1.0, an outlier: their median is 0.1, three of four launches' worth.
+    ratios = np.exp([-0.1, 0.1, 1.0]).tolist()
+    for metric, usual in (("ttft", 0.2), ("tpot", 0.1)):
+        fit = present(latency_residual(ratios, metric=cast("Metric", metric), before=None))
+        assert fit.factor == pytest.approx(math.exp(0.075))
+        # 2 usual^2 + (0.04 + 0 + 0.81) + 3 / 4 * 0.01 over 5 degrees, times 1 + 1 / 4.
+        scale = math.sqrt(1.25 * (2.0 * usual**2 + 0.85 + 0.0075) / 5.0)
+        assert fit.spread == pytest.approx(math.exp(1.476 * scale))
 
 
 def test_what_a_corrected_plan_shows_adds_to_its_correction() -> None:

@@ -300,5 +300,6 @@ def test_what_deployments_show_corrects_later_plans(serve_plan: Plan) -> None:
     again = present(conclude(plan.model_copy(update={"provenance": provenance}), records).residual)
     assert again.ttft.factor == pytest.approx(first.ttft.factor**2)
     assert again.tpot.factor == pytest.approx(first.tpot.factor**2)
+    assert again.num_deployments == 4
     short = [record(plan, place, run(tpot_s=0.0)) for place in (0, 1)]
     assert conclude(plan, short).residual is None

@@ -40,21 +40,20 @@ from tuner.spec.serving.goal import ServeGoal
 def _price_spread(problem: ServeProblem) -> Options:
     """Price instances with every stage on a machine of its own, for cells of several machines."""
     pools = pools_to_spread(problem.options.options, problem.serving_pools, problem.spec)
-    # Layouts that are illegal with stages on one machine were counted there.
-    return Options(
-        options=launchable_options(
-            problem.spec,
-            pools,
-            decoder=problem.decoder,
-            formats=problem.formats,
-            demand=problem.demand,
-            roles=MODE.roles,
-            loads=problem.loads,
-            is_spread=True,
-        ).options
-        if pools
-        else ()
+    if not pools:
+        return Options()
+    spread = launchable_options(
+        problem.spec,
+        pools,
+        decoder=problem.decoder,
+        formats=problem.formats,
+        demand=problem.demand,
+        roles=MODE.roles,
+        loads=problem.loads,
+        is_spread=True,
     )
+    # Most layouts that are illegal here are so with stages on one machine, and were counted there.
+    return Options(options=spread.options, beaten=spread.beaten)
 
 
 def _variants(problem: ServeProblem) -> Iterator[ServeProblem]:

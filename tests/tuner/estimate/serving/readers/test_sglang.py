@@ -41,6 +41,26 @@ def test_degrees_are_read_however_they_are_spelled(
     assert launch.setting.degrees == degrees
 
 
+def test_machines_of_stages_divide_them_and_are_there(deployment: Made) -> None:
+    read = deployment(engine="sglang", nodes=4).read
+    for flags, machines in (
+        ("--tp 4 --pp-size 4 --nnodes 4", 4),
+        ("--tp 4 --pp-size 4 --nnodes 2", 1),
+        ("--tp 4 --pp-size 2 --nnodes $NODES", 1),
+        ("--tp 8 --nnodes 2", 1),
+    ):
+        assert read(f"{START} {flags}").setting.degrees.stage_machines == machines, flags
+    for flags, message in (
+        ("--tp 4 --pp-size 4 --nnodes 3", "does not divide 4 stages of a pipeline; the nearest is"),
+        ("--tp 4 --pp-size 8 --nnodes 8", "--nnodes 8 is more than the 4 machines of"),
+        ("--tp 8 --nnodes", "--nnodes has no value"),
+        ("--tp 8 --nnodes foo", "is not a whole number"),
+        ("--tp 8 --nnodes 0", "--nnodes 0 is outside 1.."),
+    ):
+        with refused(SpecError, message):
+            read(f"{START} {flags}")
+
+
 def test_sizes_of_an_instance_are_divided_by_its_ranks(deployment: Made) -> None:
     launch = deployment(engine="sglang").read(
         f"{START} --tp 8 --dp 8 --enable-dp-attention --max-running-requests 1024"
