@@ -29,7 +29,7 @@ from tuner.backtest.stages import stack_stages, stage_columns
 from tuner.backtest.strategy import build_strategy
 from tuner.config.columns import Strategies
 from tuner.config.shapes import Hardware, ModelShape, Stages, stacked, taken
-from tuner.costs.train.columns_of import matmul_peak
+from tuner.costs.train.columns_of import matmul_peak, matmul_share
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import UnknownDeviceError
@@ -201,6 +201,8 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
     return Hardware(
         matmul_flop_per_s=matmul_peak(device, precision),
         attention_flop_per_s=device.flop_per_s["bf16"],
+        gemm_share=matmul_share(device, precision),
+        bf16_share=matmul_share(device, GemmPrecision.BF16),
         exponential_ratio=device.exponential_ratio,
         matrix_ratio=device.matrix_ratio,
         compute_units=float(device.compute_units),

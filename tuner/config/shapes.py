@@ -221,6 +221,10 @@ class Hardware:
     """Peak of the linear layers' precision, dense."""
     attention_flop_per_s: Numbers
     """Peak of attention's precision, bf16 everywhere so far."""
+    gemm_share: Numbers = 1.0
+    """Share of `matmul_flop_per_s` that the largest GEMMs reach alone."""
+    bf16_share: Numbers = 1.0
+    """Share of `attention_flop_per_s` that the largest GEMMs reach alone."""
     exponential_ratio: Numbers = 1.0
     """Exponentials of a unit and clock over those of its generation's other devices."""
     matrix_ratio: Numbers = 1.0

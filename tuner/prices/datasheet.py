@@ -3,16 +3,9 @@
 Letters in formulas: m, n, k of a GEMM [m, k] x [k, n]; b sequences of s tokens. In arrays: T tiles,
 C columns.
 
-A GEMM is cut into tiles, and tiles run in waves over the device's compute units:
-
-    waves = mean of max(tiles / units, 1) and its ceiling
-    seconds = waves * units * 2 * tile * (k + k0) / (peak * ratio * derate(tile))
-
-over the best of four tiles, and never less than the bytes at 85 % of the memory bandwidth. The mean
-lies between a persistent kernel that splits the last wave and one that does not; k0 is the time of
-a tile's prologue and epilogue in elements of k at bf16, so it is more elements of a faster type.
-The form is that of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave
-quantisation); derates and the mean are ours.
+A GEMM takes what it takes alone (rated_gemm.py, as in serving), at the share of that rate which a
+step sustains: `matmul_ratio` of the linear layers, `head_ratio` of the head. Prologue and epilogue
+of its tiles take `extra_depth` times as long. Experts are GEMMs in groups, in one kernel.
 
 GEMMs of dtype bf16 stay there under every recipe: those of head and router. Of an adapter's GEMM,
 the rank is padded to a tile or the bytes of both wide matrices decide; in fp32 it runs on vector
@@ -24,7 +17,8 @@ A device with fewer matrix units than its generation's others (H20) reaches more
 causal attention of width 128 over 2,048 tokens 0.73, where H100 reaches 0.4 to 0.5
 (Dao-AILab/flash-attention#1310).
 
-Not covered: split-k, 2-SM tiles, alignment.
+Not covered: grouped GEMMs and attention of serving have kernels, and formulas, of their own
+(serve/rated_experts.py, serve/rated_attention.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -35,21 +29,19 @@ import numpy as np
 
 from tuner.config.columns import Numbers
 from tuner.config.shapes import Hardware
-from tuner.devices.datasheet import Datasheet
 from tuner.prices.linear_scan import scan_bytes, scan_flop
 from tuner.prices.ops import BF16, FP32, SKINNY, Op
-from tuner.prices.train.constants import Constants
+from tuner.prices.rated_gemm import rated_gemm_s, reached_share
+from tuner.prices.train.constants import VECTOR_RATIO, Constants
 
-TILES: Final = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.80), (64.0, 64.0, 0.62))
-"""Rows, columns, and what the tile reaches of the largest one's rate."""
-
-_SIZES_TX = np.array(TILES)
-TILE_ROWS, TILE_COLUMNS = _SIZES_TX[:, :1], _SIZES_TX[:, 1:2]
-TILE_WORK = TILE_ROWS * TILE_COLUMNS / _SIZES_TX[:, 2:]
+MANY_COLUMNS: Final = 512
+"""Columns beyond which distinct sizes are priced once, of which a search has few."""
+_ROOTS: Final = (1.0, 2.0**0.5, 3.0**0.5, 5.0**0.5)
+"""Factors whose sums with whole sizes differ wherever a size does."""
 
 STREAM_RATIO: Final = 0.85
-"""Share of the memory bandwidth that a GEMM reaches. STREAM on A100 and H100 reaches 0.85 to
-0.92."""
+"""Share of the memory bandwidth that main gradients are added at. STREAM on A100 and H100 reaches
+0.85 to 0.92."""
 
 
 def peak_s(flop: Numbers, hardware: Hardware) -> Numbers:
@@ -60,33 +52,6 @@ def peak_s(flop: Numbers, hardware: Hardware) -> Numbers:
 def streamed_s(moved_bytes: Numbers, hardware: Hardware) -> Numbers:
     """Seconds in which a kernel streams bytes from and to memory."""
     return moved_bytes / (STREAM_RATIO * hardware.memory_bytes_per_s)
-
-
-SUSTAINED_RATIO: Final = 0.7
-"""Share of the peak that GEMMs of a model sustain on devices that state none (`reached_ratio`), as
-on H100 and H200."""
-
-
-def reached_flop_per_s(sheet: Datasheet, units: str, ratio: float) -> float:
-    """Return the operations a second of a serving kernel, by the share of the peak that it reaches.
-
-    Args:
-        sheet: the device; one whose GEMMs are stated to sustain another share than 0.7 of the peak
-            reaches as much more or less here.
-        units: the format that it multiplies, a key of `flop_per_s`.
-        ratio: the share, on devices with all matrix units of their generation.
-    """
-    sustained = sheet.reached_ratio.get(units, SUSTAINED_RATIO) / SUSTAINED_RATIO
-    share = reached_share(min(ratio * sustained, 1.0), sheet.matrix_ratio)
-    return float(share) * sheet.flop_per_s[units]
-
-
-def reached_share(ratio: Numbers, matrix_ratio: Numbers) -> Numbers:
-    """Return the share of its peak that a device with so many fewer matrix units reaches.
-
-    What a kernel does beside its matmuls takes as long as there, so it is less of the whole.
-    """
-    return ratio / (ratio + (1.0 - ratio) * matrix_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,22 +66,21 @@ class DatasheetPrices:
         return _FORMULAS[op.operation](self, op)
 
     def _gemm_s(self, op: Op) -> Numbers:
-        constants, machine = self.constants, self.hardware
+        constants = self.constants
         shape = op.axes["m"], op.axes["n"], op.axes["k"]
         if op.kind == SKINNY:
             return self._skinny_s(*shape, is_vector=op.dtype == FP32)
         if op.dtype == BF16:
-            rate = machine.attention_flop_per_s * self._reached(constants.head_ratio)
-            return self._tiled_s(1.0, *shape, rate, 1.0)
-        rate = machine.matmul_flop_per_s * self._reached(constants.matmul_ratio)
-        return self._tiled_s(1.0, *shape, rate, self._speedup)
+            return self._tiled_s(*shape, share=constants.head_ratio, is_bf16=True)
+        return self._tiled_s(*shape, share=constants.matmul_ratio)
 
     def _skinny_s(self, m: Numbers, n: Numbers, k: Numbers, *, is_vector: bool) -> Numbers:
         constants, machine = self.constants, self.hardware
         rank = np.minimum(np.minimum(m, n), k)
         wide = m * n * k / np.maximum(rank, 1.0)
         slower, element_bytes = (VECTOR_RATIO, 4.0) if is_vector else (1.0, 2.0)
-        rate = machine.attention_flop_per_s * self._reached(constants.matmul_ratio) / slower
+        share = self._reached(machine.bf16_share * constants.matmul_ratio)
+        rate = machine.attention_flop_per_s * share / slower
         moved_s = constants.memory_factor * element_bytes * wide / machine.memory_bytes_per_s
         return np.maximum(2.0 * wide * np.maximum(rank, SKINNY_TILE) / rate, moved_s)
 
@@ -129,17 +93,15 @@ class DatasheetPrices:
             "inputs": ((rows, hidden, inner), (rows, ffn, hidden)),
             "weights": ((inner, hidden, rows), (hidden, ffn, rows)),
         }
-        ratio = constants.matmul_ratio * constants.grouped_ratio
-        rate = self.hardware.matmul_flop_per_s * self._reached(ratio)
+        share = constants.matmul_ratio * constants.grouped_ratio
         up_s, down_s = (
-            self._tiled_s(axes["experts"], *shape, rate, self._speedup) for shape in shapes[op.kind]
+            self._tiled_s(*shape, axes["experts"], share=share) for shape in shapes[op.kind]
         )
         return up_s + down_s
 
     def _batched_gemm_s(self, op: Op) -> Numbers:
-        rate = self.hardware.attention_flop_per_s * self._reached(self.constants.matmul_ratio)
-        batches, m, n, k = (op.axes[name] for name in ("batches", "m", "n", "k"))
-        return self._tiled_s(batches, m, n, k, rate, 1.0)
+        sizes = (op.axes[name] for name in ("m", "n", "k", "batches"))
+        return self._tiled_s(*sizes, share=self.constants.matmul_ratio, is_bf16=True)
 
     def _attention_s(self, op: Op) -> Numbers:
         """Two GEMMs over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations.
@@ -186,37 +148,32 @@ class DatasheetPrices:
         """Share of the peak where matrix units are fewer than the generation's."""
         return reached_share(ratio, self.hardware.matrix_ratio)
 
-    @property
-    def _speedup(self) -> Numbers:
-        """Rate of the linear layers over bf16's; bytes per element shrink by the same factor."""
-        return self.hardware.matmul_flop_per_s / self.hardware.attention_flop_per_s
+    def _tiled_s(self, *sizes: Numbers, share: Numbers, is_bf16: bool = False) -> Numbers:
+        """GEMMs of the linear layers or of bf16, at a share of the rate that they reach alone.
 
-    def _tiled_s(
-        self,
-        groups: Numbers,
-        m: Numbers,
-        n: Numbers,
-        k: Numbers,
-        rate: Numbers,
-        speedup: Numbers,
-    ) -> Numbers:
-        units = self.hardware.compute_units
-        extra_depth = self.constants.extra_depth * self.hardware.matrix_ratio
-        depth = (2.0 * units) * (k + extra_depth * speedup) / rate
-        tiles_TC = groups * np.ceil(m / TILE_ROWS) * np.ceil(n / TILE_COLUMNS)
-        full_TC = np.maximum(tiles_TC / units, 1.0)
-        waves_TC = 0.5 * (full_TC + np.ceil(full_TC))
-        best = np.min(waves_TC * TILE_WORK, axis=0)
-        moved_bytes = 2.0 * groups * ((m * k + k * n) / speedup + m * n)
-        floor = streamed_s(moved_bytes, self.hardware)
-        seconds = np.maximum(best * depth, floor)
-        all_numbers = np.ndim(depth) == np.ndim(floor) == 0
-        return float(seconds[0]) if all_numbers else seconds
+        Args:
+            sizes: m, n and k, and of how many groups.
+            share: of that rate.
+            is_bf16: whether they stay in bf16.
+        """
+        if np.ndim(share) == 0 and np.broadcast(*sizes).size > MANY_COLUMNS:
+            key_C = sum(root * size for root, size in zip(_ROOTS, sizes, strict=False))
+            _, first_U, place_C = np.unique(key_C, return_index=True, return_inverse=True)
+            if len(first_U) <= MANY_COLUMNS:
+                few = (np.asarray(size)[first_U] if np.size(size) > 1 else size for size in sizes)
+                return np.asarray(self._tiled_s(*few, share=share, is_bf16=is_bf16))[place_C]
+        machine = self.hardware
+        bf16, peak = machine.attention_flop_per_s, machine.matmul_flop_per_s
+        peak, top = (bf16, machine.bf16_share) if is_bf16 else (peak, machine.gemm_share)
+        return rated_gemm_s(
+            machine,
+            *sizes,
+            flop_per_s=peak * self._reached(top * share),
+            speedup=peak / bf16,
+            depth_factor=self.constants.extra_depth,
+        )
 
 
-VECTOR_RATIO: Final = 15.0
-"""Ratio of the bf16 peak to that of fp32 on vector units: 312 / 19.5 TFLOP/s on A100, 989 / 67 on
-H100."""
 SKINNY_TILE: Final = 32.0
 """Columns of the narrowest tile of a GEMM: a rank below is padded to it."""
 

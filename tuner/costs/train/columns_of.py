@@ -16,21 +16,21 @@ from profilers.steps.config import LayerKind
 from tuner.config.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
-from tuner.prices.datasheet import VECTOR_RATIO
-from tuner.prices.train.constants import GemmPrecision
+from tuner.prices.rated_gemm import gemm_share
+from tuner.prices.train.constants import VECTOR_RATIO, GemmPrecision
 from tuner.spec.cluster import Pool
 from tuner.spec.linear_attention import LINEAR_KINDS, LINEAR_NAMES
 from tuner.spec.model import Mixer, ModelSpec, QkNorm
 
-PEAK_OF: Final[Mapping[GemmPrecision, tuple[str, ...]]] = {
-    GemmPrecision.BF16: ("bf16",),
-    GemmPrecision.FP8: ("fp8", "bf16"),
-    GemmPrecision.MXFP8: ("fp8", "bf16"),
-    GemmPrecision.NVFP4: ("fp4", "fp8", "bf16"),
-    GemmPrecision.FP32: ("fp32",),
+PEAK_OF: Final[Mapping[GemmPrecision, Mapping[str, str]]] = {
+    GemmPrecision.BF16: {"bf16": "bf16"},
+    GemmPrecision.FP8: {"fp8": "fp8", "bf16": "bf16"},
+    GemmPrecision.MXFP8: {"fp8": "fp8_block", "bf16": "bf16"},
+    GemmPrecision.NVFP4: {"fp4": "nvfp4", "fp8": "fp8_block", "bf16": "bf16"},
+    GemmPrecision.FP32: {"fp32": "fp32"},
 }
-"""Peaks of a datasheet that the linear layers run at, by precision; the next one where a device has
-none."""
+"""Peaks of a datasheet that the linear layers run at, by precision, and the format of a kernel that
+does (rated_gemm.py); the next one where a device has none."""
 
 PRECISION_OF: Final[Mapping[str, GemmPrecision]] = {
     "bf16": GemmPrecision.BF16,
@@ -191,6 +191,12 @@ def matmul_peak_type(sheet: Datasheet, precision: GemmPrecision) -> str:
     return next((name for name in narrow if name in sheet.flop_per_s), widest)
 
 
+def matmul_share(sheet: Datasheet, precision: GemmPrecision) -> float:
+    """Return the share of that peak which large GEMMs reach alone."""
+    units = matmul_peak_type(sheet, precision)
+    return gemm_share(sheet, units=units, dtype=PEAK_OF[precision][units])
+
+
 def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) -> Hardware:
     """Return a pool as numbers: the datasheet, and what the spec says instead of it.
 
@@ -206,11 +212,12 @@ def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) 
             " is planned on"
         )
     nic = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
+    wide = GemmPrecision.BF16 if precision.is_narrow else precision
     return Hardware(
         matmul_flop_per_s=matmul_peak(sheet, precision),
-        attention_flop_per_s=matmul_peak(
-            sheet, GemmPrecision.BF16 if precision.is_narrow else precision
-        ),
+        attention_flop_per_s=matmul_peak(sheet, wide),
+        gemm_share=matmul_share(sheet, precision),
+        bf16_share=matmul_share(sheet, wide),
         exponential_ratio=sheet.exponential_ratio,
         matrix_ratio=sheet.matrix_ratio,
         compute_units=float(sheet.compute_units),

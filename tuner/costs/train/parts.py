@@ -79,10 +79,7 @@ class Block:
 
     def __add__(self, block: "Block") -> "Block":
         return Block(
-            **{
-                field.name: getattr(self, field.name) + getattr(block, field.name)
-                for field in fields(Block)
-            }
+            **{name: getattr(self, name) + getattr(block, name) for name in Block.__slots__}
         )
 
 

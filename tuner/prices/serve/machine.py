@@ -1,6 +1,6 @@
 """Seconds of one operation on one system: from its measured tables, else from the datasheet.
 
-GEMMs, attention and experts have formulas of their own (rated_gemm.py, rated_attention.py,
+GEMMs, attention and experts have formulas of their own (../rated_gemm.py, rated_attention.py,
 rated_experts.py); everything else, and processors, whose sheets hold rates that were reached, have
 
     t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 5 us
@@ -26,18 +26,18 @@ import numpy as np
 
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.catalog.serve_rules.traits import EngineTraits
-from tuner.devices.datasheet import Datasheet, Vendor
-from tuner.prices.datasheet import SUSTAINED_RATIO
+from tuner.devices.datasheet import Datasheet, Generation, Vendor
 from tuner.prices.ops import Op
 from tuner.prices.peer_link import LAUNCH_S, STREAM_RATIO, peer_link
+from tuner.prices.rated_gemm import SUSTAINED_RATIO, gemm_share, rated_gemm_s, reached_share
 from tuner.prices.serve.attention_tables import measured_attention_s
 from tuner.prices.serve.curves import Floats, SizeCurve
 from tuner.prices.serve.network_collectives import network_collective_s
 from tuner.prices.serve.rated_attention import rated_decode_s, rated_prompt_s
 from tuner.prices.serve.rated_experts import rated_experts_s
-from tuner.prices.serve.rated_gemm import rated_gemm_s
 from tuner.prices.serve.tables import FASTEST, A2aCurves, KernelTables, Key
 from tuner.prices.serve.work import (
+    BYTES,
     UNEQUAL_HIDDEN,
     even_activated,
     experts_work,
@@ -101,6 +101,20 @@ WRITTEN: Final = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")}
 """Names in tables of a format together with its activations. An engine's table holds those that it
 runs; where it holds both, fp8 activations are what it runs by default (TensorRT-LLM's deployment
 guide for gpt-oss, MoE backends; SGLang, `--flashinfer-mxfp4-moe-precision`)."""
+BLOCK_SCALED: Final = frozenset({"fp8_block", "nvfp4"})
+"""Formats with scales of blocks, which a kernel of its own quantises rows to; those with one scale
+are quantised by the kernel before."""
+QUANTISE_S: Final[Mapping[Generation, float]] = {
+    Generation.HOPPER: 2.7e-6,
+    Generation.ADA: 2.7e-6,
+    Generation.BLACKWELL: 4.7e-6,
+    Generation.BLACKWELL_RTX: 2.7e-6,
+}
+UNPACK_S: Final = 27e-12
+"""Seconds in which one compute unit unpacks a weight: on the 108 of A100 TensorRT-LLM's GEMMs of
+int4 weights take 0.25 ps a weight longer than their bytes from 16 to 128 tokens, int8 0.14 to 0.3
+(aiconfigurator-core 0.12.0, 2,048 and more columns)."""
+
 PROMPTS: Final = frozenset({"attention", "latent_attention"})
 DECODES: Final = frozenset({"decode_attention", "latent_decode"})
 """Attention over prompts, and of running sequences over their caches."""
@@ -272,9 +286,31 @@ class ServingMachine:
         if op.operation in FP8_CORES:
             return self.roofline_s(*work(op), dtype="fp8")
         if op.operation == "gemm" and self.sheet.generation.vendor is not Vendor.CPU:
-            return self._rocm_more_s + rated_gemm_s(self.sheet, op, units=self._units(op.dtype))
+            return self._rocm_more_s + self._rated_gemm_s(op)
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
         return self.roofline_s(*work(op), dtype=dtype)
+
+    def _rated_gemm_s(self, op: Op) -> Floats:
+        """Time of a GEMM alone, and of what its number format adds.
+
+        Without units for a format, kernels unpack its weights to bf16 as they read them.
+        """
+        sheet, units = self.sheet, self._units(op.dtype)
+        m_Q, n, k = np.asarray(op.axes["m"], dtype=np.float64), op.axes["n"], op.axes["k"]
+        is_block_scaled = op.dtype in BLOCK_SCALED and units != "bf16"
+        share = reached_share(gemm_share(sheet, units=units, dtype=op.dtype), sheet.matrix_ratio)
+        seconds_Q = rated_gemm_s(
+            sheet,
+            m_Q.ravel(),
+            n,
+            k,
+            flop_per_s=share * sheet.flop_per_s[units],
+            speedup=sheet.flop_per_s[units] / sheet.flop_per_s["bf16"],
+            weight_bytes=BYTES[op.dtype],
+            unpack_s=UNPACK_S * n * k / sheet.compute_units if units == "bf16" != op.dtype else 0.0,
+        )
+        quantise_s = QUANTISE_S.get(sheet.generation, QUANTISE_S[Generation.HOPPER])
+        return np.reshape(seconds_Q, m_Q.shape) + (quantise_s if is_block_scaled else 0.0)
 
     def rated_attention_s(self, op: Op, *, checked: int = 1) -> Floats:
         """Time of attention from the datasheet, of running sequences with so many new tokens."""

@@ -28,8 +28,8 @@ from typing import Final
 import numpy as np
 
 from tuner.devices.datasheet import Datasheet, Generation
-from tuner.prices.datasheet import reached_flop_per_s
 from tuner.prices.ops import Op
+from tuner.prices.rated_gemm import reached_flop_per_s
 from tuner.prices.serve.curves import Floats
 from tuner.prices.serve.work import work
 

@@ -79,14 +79,14 @@ def software_of_container(release: str) -> Software:
 class Constants:
     """Residuals of one device, precision and software, or one set per column."""
 
-    matmul_ratio: Numbers = 0.80
-    """Share of the linear layers' peak that a large GEMM reaches."""
-    head_ratio: Numbers = 0.80
-    """Share of the bf16 peak that the head's GEMM reaches, which stays in bf16."""
+    matmul_ratio: Numbers = 1.0
+    """Share of their rate alone that GEMMs of the linear layers sustain in a step."""
+    head_ratio: Numbers = 1.0
+    """Share of its rate alone that the head's GEMM sustains in a step, which stays in bf16."""
     grouped_ratio: Numbers = 0.90
     """Share of `matmul_ratio` that grouped GEMMs reach. [T]"""
-    extra_depth: Numbers = 256.0
-    """Elements of k that the prologue and epilogue of one tile cost. [T]"""
+    extra_depth: Numbers = 1.0
+    """Time of the prologue and epilogue of a tile in a step over that of a GEMM alone. [T]"""
     attention_ratio: Numbers = 0.40
     """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
     attention_backward_ratio: Numbers = 0.80
@@ -194,10 +194,10 @@ class Prior(NamedTuple):
 
 
 FITTED: Final = {
-    "matmul_ratio": Prior(0.80, 0.25, 0.2, 0.98),
-    "head_ratio": Prior(0.80, 0.25, 0.2, 0.98),
+    "matmul_ratio": Prior(1.0, 0.25, 0.2, 1.5),
+    "head_ratio": Prior(1.0, 0.25, 0.2, 1.5),
     "grouped_ratio": Prior(0.90, 0.3, 0.2, 1.2),
-    "extra_depth": Prior(256.0, 1.0, 16.0, 6000.0),
+    "extra_depth": Prior(1.0, 1.0, 0.06, 24.0),
     "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
     "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
     "extra_keys": Prior(200.0, 0.5, 1.0, 2000.0),
@@ -242,37 +242,33 @@ FITTED: Final = {
 """Name to default, spread of its logarithm, bounds. The default of a device, precision and
 software (`uncalibrated`) takes precedence over the one here; spread and bounds hold for all."""
 
-_MATMUL: Final = {
-    Generation.AMPERE: {GemmPrecision.BF16: 0.82},
-    Generation.ADA: {GemmPrecision.BF16: 0.80, GemmPrecision.FP8: 0.65},
-    Generation.HOPPER: {GemmPrecision.BF16: 0.75, GemmPrecision.FP8: 0.65},
+_SUSTAINED: Final = {
+    Generation.AMPERE: {GemmPrecision.BF16: 0.932},
+    Generation.HOPPER: {
+        GemmPrecision.BF16: 0.806,
+        GemmPrecision.FP8: 1.048,
+        GemmPrecision.MXFP8: 1.048,
+    },
     Generation.BLACKWELL: {
-        GemmPrecision.BF16: 0.48,
-        GemmPrecision.FP8: 0.60,
-        GemmPrecision.MXFP8: 0.60,
-        GemmPrecision.NVFP4: 0.45,
+        GemmPrecision.BF16: 0.578,
+        GemmPrecision.FP8: 1.111,
+        GemmPrecision.MXFP8: 0.80,
+        GemmPrecision.NVFP4: 1.0,
     },
-    Generation.BLACKWELL_RTX: {
-        GemmPrecision.BF16: 0.80,
-        GemmPrecision.FP8: 0.65,
-        GemmPrecision.MXFP8: 0.65,
-        GemmPrecision.NVFP4: 0.45,
-    },
-    Generation.CDNA3: {GemmPrecision.BF16: 0.55, GemmPrecision.FP8: 0.45},
-    Generation.CDNA4: {GemmPrecision.BF16: 0.55, GemmPrecision.FP8: 0.45},
-    Generation.ASCEND: {GemmPrecision.BF16: 0.70},
-    Generation.PROCESSOR: {GemmPrecision.BF16: 0.90},
 }
-"""Share of the dense datasheet peak. It falls with every generation and with the width of the
-type, since clocks drop under load and the casts around a GEMM do not shrink. [P] A100 and
-H100: cuBLAS figures of FlashAttention-3 (arXiv:2407.08608) and of the Megatron-LM README;
-others [T]. [P] B200 in bf16: 0.49 on average of GEMMs of Llama-3 and DeepSeek layers, under the
-power limit (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm)."""
-
-_VECTOR: Final = 0.9
-"""Reached share of fp32 GEMMs on vector units, which are easily fed. [T]"""
-_VECTOR_RATIO: Final = 15.0
-"""Elements of k that the ends of a tile cost at bf16 over those at fp32, as the peaks."""
+"""Share of its rate alone that a GEMM sustains in a step (rated_gemm.py): a kernel measured alone
+runs at the boost clock, a step of seconds under the power limit, which holds clocks lower with
+every generation. fp8 of one scale is above 1, since what was measured alone holds more than the
+GEMM. [P] B200 in bf16: 0.49 of the peak on average of GEMMs of Llama-3 and DeepSeek layers under
+the power limit (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm), 0.8 alone; A100 and
+H100: FlashAttention-3 (arXiv:2407.08608) and the Megatron-LM README; others [T]."""
+_OTHERS: Final = 0.9
+"""What other generations sustain, and vector units in fp32. [T]"""
+_STEP_DEPTH: Final = 1.65
+"""`extra_depth` of a step, whose kernels find caches cold: 256 elements of k at bf16. [T]"""
+VECTOR_RATIO: Final = 15.0
+"""Ratio of the bf16 peak to that of fp32 on vector units: 312 / 19.5 TFLOP/s on A100, 989 / 67 on
+H100. The ends of a tile cost as many more elements of k at bf16."""
 
 _ATTENTION: Final = {
     Generation.AMPERE: 0.45,
@@ -384,7 +380,8 @@ def uncalibrated(
     generation: Generation, *, precision: GemmPrecision, software: Software
 ) -> Constants:
     """Generic values for a device generation, precision and software; see the module's origins."""
-    of_type = _MATMUL[generation] | {GemmPrecision.FP32: _VECTOR}
+    of_type = _SUSTAINED.get(generation, {GemmPrecision.BF16: _OTHERS})
+    of_type = of_type | {GemmPrecision.FP32: _OTHERS}
     is_wide = precision is GemmPrecision.FP32
     bf16 = of_type[precision if is_wide else GemmPrecision.BF16]
     generic = Constants(
@@ -393,7 +390,7 @@ def uncalibrated(
         attention_ratio=_ATTENTION[generation],
         memory_factor=_MEMORY[generation],
         softmax_width=_SOFTMAX_WIDTH[generation],
-        extra_depth=FITTED["extra_depth"].default / (_VECTOR_RATIO if is_wide else 1.0),
+        extra_depth=_STEP_DEPTH / (VECTOR_RATIO if is_wide else 1.0),
         extra_keys=_EXTRA_KEYS.get(generation, FITTED["extra_keys"].default),
         collective_s=_COLLECTIVE.get(generation, FITTED["collective_s"].default),
         hop_s=_HOP.get(generation, FITTED["hop_s"].default),

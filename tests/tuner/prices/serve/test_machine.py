@@ -13,6 +13,7 @@ from tuner.costs.serve.ops import collective
 from tuner.devices.catalogue import find_device
 from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.ops import Op, gemm, memory_bound
+from tuner.prices.rated_gemm import START_S
 from tuner.prices.serve.machine import (
     BALANCED,
     LOAD,
@@ -20,7 +21,6 @@ from tuner.prices.serve.machine import (
     ServingMachine,
     on_core_share,
 )
-from tuner.prices.serve.rated_gemm import START_S
 
 H200 = find_device("h200-sxm")
 AT = np.array([16.0])

@@ -3,6 +3,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.shapes import stacked, taken
+from tuner.costs.train.columns_of import matmul_share
+from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.prices.train.constants import FITTED, NAMES, GemmPrecision, Software, uncalibrated
 
@@ -25,9 +27,12 @@ def test_every_constant_may_be_fitted() -> None:
 
 def test_narrower_types_reach_less_of_their_peak() -> None:
     reached = [
-        uncalibrated(
-            Generation.BLACKWELL, precision=precision, software=Software.MEGATRON_2026
-        ).matmul_ratio
+        matmul_share(find_device("b200-sxm"), precision)
+        * float(
+            uncalibrated(
+                Generation.BLACKWELL, precision=precision, software=Software.MEGATRON_2026
+            ).matmul_ratio
+        )
         for precision in (GemmPrecision.BF16, GemmPrecision.NVFP4)
     ]
     assert reached[1] < reached[0]
@@ -39,5 +44,5 @@ def test_constants_stack_to_columns_and_are_taken_like_strategies() -> None:
         for generation in (Generation.AMPERE, Generation.HOPPER)
     ]
     columns = stacked(parts)
-    assert columns.matmul_ratio == pytest.approx([0.82, 0.75])
-    assert taken(columns, np.array([1])).matmul_ratio == pytest.approx([0.75])
+    assert columns.matmul_ratio == pytest.approx([0.932, 0.806])
+    assert taken(columns, np.array([1])).matmul_ratio == pytest.approx([0.806])
