@@ -29,7 +29,9 @@ def test_training_placement_and_serving_price_a_gemm_alone_by_one_function() -> 
     assert all(vars(module)["rated_gemm_s"] is rated_gemm_s for module in asking)
     for name, expected_s in (("b200-sxm", 246e-6), ("h200-sxm", 477e-6)):
         sheet, pool = find_device(name), Pool(name="p", device=name, devices_per_node=8)
-        served_s = ServingMachine(sheet=sheet, tables=None).seconds(gemm(*SHAPE, dtype="bf16"))
+        served_s = ServingMachine(sheet=sheet, tables=None, engines={}).seconds(
+            gemm(*SHAPE, dtype="bf16")
+        )
         hardware = hardware_of_pool(sheet, pool, precision=GemmPrecision.BF16)
         trained = DatasheetPrices(hardware=hardware, constants=Constants())
         placed = place_pool(Cluster(pools=(pool,)), GOAL).prices
