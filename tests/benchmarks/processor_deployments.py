@@ -35,8 +35,8 @@ from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
 from tuner.goals.serve_spec import read_serve_spec
 from tuner.plans.serve import ServePlan, ServePrediction
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.program import SolvedProgram, Spare
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import build_serve_problem, planned_routers, simulate_traffic

@@ -61,8 +61,9 @@ from tuner.search.reference.engine_workload import workload_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
 from tuner.search.reference.predict import predict
 from tuner.search.serve.launchable import build_choices
-from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.options import Option, device_memory_bytes, price_options
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool

@@ -21,20 +21,20 @@ from tuner.catalog.serve_rules.manifest import (
 from tuner.catalog.serve_rules.models import model_refusals
 from tuner.catalog.serve_rules.pairs import pair_refusals
 from tuner.catalog.serve_rules.steps import dispatch_tokens, step_refusals
-from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.goal import Mode, ServeGoal
 
-ROLES: Final[Mapping[Mode, frozenset[str]]] = {
-    "aggregated": frozenset({"aggregated"}),
-    "disaggregated": frozenset({"prefill", "decode"}),
-    "attention_expert": frozenset({"prefill", "attention", "expert"}),
-    "shared_device": frozenset({"aggregated"}),
-    "prefill_offload": frozenset({"prefill", "aggregated"}),
+ROLES: Final[Mapping[Mode, frozenset[Role]]] = {
+    "aggregated": frozenset({Role.AGGREGATED}),
+    "disaggregated": frozenset({Role.PREFILL, Role.DECODE}),
+    "attention_expert": frozenset({Role.PREFILL, Role.ATTENTION, Role.EXPERT}),
+    "shared_device": frozenset({Role.AGGREGATED}),
+    "prefill_offload": frozenset({Role.PREFILL, Role.AGGREGATED}),
 }
-"""Roles of each mode."""
+"""Roles of the instances that each mode launches."""
 
 _WHY_NOT: Final[Mapping[Mode, str]] = {
     "attention_expert": "the release has no attention-FFN disaggregation; vllm 0.30.0+afd has it,"
@@ -152,6 +152,11 @@ def nodes_needed(devices: int, *, devices_per_node: int) -> int:
     return nodes
 
 
+def is_disaggregated(mode: Mode) -> bool:
+    """Return whether some prompts are prefilled on separate instances."""
+    return Role.PREFILL in ROLES[mode]
+
+
 def absent_mode(engine: ServingCapabilities, mode: Mode) -> str:
     """Say in a line that the release lacks a mode, and why."""
     why = _WHY_NOT.get(mode)
@@ -160,7 +165,7 @@ def absent_mode(engine: ServingCapabilities, mode: Mode) -> str:
 
 
 def _roles(decision: ServeDecision) -> Iterator[str]:
-    roles = {str(group.role) for group in decision.instances}
+    roles = {group.role for group in decision.instances}
     if roles != ROLES[decision.mode]:
         yield (
             f"mode {decision.mode} has roles {' and '.join(sorted(ROLES[decision.mode]))}, the"
@@ -174,7 +179,7 @@ def _kv_transfers(
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
-    if "prefill" not in ROLES[decision.mode]:
+    if not is_disaggregated(decision.mode):
         return
     used = {transfer.connector for transfer in decision.handovers}
     of_pool: dict[str, set[str]] = {}

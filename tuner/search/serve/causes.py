@@ -15,10 +15,12 @@ from tuner.catalog.serve_rules.rules import ROLES, absent_mode
 from tuner.config.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.islands import island_layouts
-from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.options import Option, Options
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.program import (
     SolvedProgram,
+    program_roles,
     serving_instances,
     solve_program,
 )
@@ -71,7 +73,7 @@ def _binding_resource(problem: ServeProblem, mode: Mode) -> str:
     """Name what keeps a mode from serving the traffic."""
     demand = problem.demand
     priced = next(iter(load_mode(mode).variants(problem)), problem).options.options
-    for role in load_mode(mode).roles:
+    for role in program_roles(mode):
         if not any(option.role is role for option in priced):
             return f"{role.value}: {_unpriced_cause(problem, role)}"
     best = max(
@@ -114,7 +116,7 @@ def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ..
     """Say what one instance of each role takes, or that no route joins them."""
     least = {
         role: min(option.devices for option in priced if option.role is role)
-        for role in load_mode(mode).roles
+        for role in program_roles(mode)
     }
     needed = " and ".join(f"{devices} for {role.value}" for role, devices in least.items())
     devices = sum(serving_pool.pool.num_devices for serving_pool in problem.serving_pools)

@@ -7,8 +7,9 @@ from typing import Final
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
 from tuner.plans.serve import ServeCertificate, ServeSpace
-from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.preference import objective_value
+from tuner.search.serve.problem import ModeSolution, ModeSolutions, ServeProblem
 from tuner.search.serve.program import BOUND_TOLERANCE, unrouted_pair
 from tuner.search.serve.to_plan import tie_ratio
 

@@ -35,14 +35,10 @@ from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers
-from tuner.search.serve.modes.mode import (
-    ModeSolution,
-    ModeSolutions,
-    ServeProblem,
-    ServingMode,
-    load_mode,
-)
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.options import BatchCurve, Option
+from tuner.search.serve.problem import ModeSolution, ModeSolutions, ServeProblem
+from tuner.search.serve.program import program_roles
 from tuner.spec.serving.goal import Mode
 
 MOST_POINTS: Final = 50
@@ -132,12 +128,12 @@ def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[M
     launched = {solution.mode: solution for solution in solutions.launchable}
     for name in problem.modes:
         if load_mode(name).is_routed:
-            yield name, list(_priced_offers(problem, load_mode(name)))
+            yield name, list(_priced_offers(problem, program_roles(name)))
         elif load_mode(name).makes_options and name in launched:
             yield name, list(_program_offers(launched[name], problem))
 
 
-def _priced_offers(problem: ServeProblem, mode: ServingMode) -> Iterator[Offer]:
+def _priced_offers(problem: ServeProblem, roles: tuple[Role, ...]) -> Iterator[Offer]:
     """Yield every option that decodes, with the prefill instance, if any, that costs it least."""
     prefills = [
         candidate for candidate in problem.options.options if candidate.role is Role.PREFILL
@@ -145,9 +141,9 @@ def _priced_offers(problem: ServeProblem, mode: ServingMode) -> Iterator[Offer]:
     best: dict[object, Option | None] = {}
     for curve in problem.options.curves:
         option = curve.option
-        if option.role is mode.roles[-1] and not mode.is_disaggregated:
+        if option.role is roles[-1] and len(roles) == 1:
             yield offer_of(curve, None, problem.demand)
-        elif option.role is mode.roles[-1]:
+        elif option.role is roles[-1]:
             degrees = option.degrees
             pool = option.serving_pool.pool.name
             key = pool, degrees.attention_tensor, degrees.pipeline, option.devices

@@ -12,6 +12,7 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 
 from collections.abc import Mapping, Sequence
 
+from tuner.catalog.serve_rules.rules import is_disaggregated
 from tuner.config.serve import Role
 from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.simulation import InstanceGroup
@@ -36,7 +37,7 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
         )
         for pool, release in spec.releases.items()
     }
-    return ({}, by_pool) if load_mode(mode).is_disaggregated else (by_pool,)
+    return ({}, by_pool) if is_disaggregated(mode) else (by_pool,)
 
 
 def island_shares(groups: Sequence[InstanceGroup]) -> dict[str, float]:

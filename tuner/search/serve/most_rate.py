@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Final
 
 from solvers.result import Status
+from tuner.catalog.serve_rules.rules import is_disaggregated
 from tuner.search.serve.islands import capacity_per_s
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.program import OBJECTIVE, SolvedProgram, Spare
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult
@@ -119,7 +120,7 @@ def _other_programs(
         return  # It serves what its program says, and no other serves more.
     least = goal_spare(problem)
     spares = [least]
-    if load_mode(mode).is_disaggregated:
+    if is_disaggregated(mode):
         spares += [
             replace(least, prefill_ratio=ratio)
             for ratio in PREFILL_SPARES

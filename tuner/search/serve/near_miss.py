@@ -17,9 +17,9 @@ import numpy as np
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import PUBLISHED
 from tuner.plans.serve import MissedTarget, ServeNearMiss
-from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem
 from tuner.search.serve.options import drop_dominated
 from tuner.search.serve.preference import bands_around, lost_by, objective_value
+from tuner.search.serve.problem import ModeSolution, ModeSolutions, ServeProblem
 from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.simulation import SimulationResult
 from tuner.search.serve.solve_mode import (

@@ -16,7 +16,6 @@ from tuner.search.serve.causes import explain_no_solution
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.demand import PrefixHits
 from tuner.search.serve.front import pareto_front
-from tuner.search.serve.modes.mode import ModeSolutions, ServeProblem
 from tuner.search.serve.most_rate import at_rate, solve_goal
 from tuner.search.serve.near_miss import near_miss
 from tuner.search.serve.options import ServingPool
@@ -39,6 +38,7 @@ from tuner.search.serve.prefix_reuse import (
     reuse_key,
     with_reuse,
 )
+from tuner.search.serve.problem import ModeSolutions, ServeProblem
 from tuner.search.serve.relaxations import (
     Closest,
     at_held_rate,

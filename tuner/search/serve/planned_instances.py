@@ -15,8 +15,9 @@ from tuner.config.serve import Instances, Role, ServeDecision
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.search.serve.demand import build_demand, with_hits
 from tuner.search.serve.instances import to_instance_group
-from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.options import Option, Options, device_memory_bytes
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, latency_of
 from tuner.search.serve.solve_mode import plainest_router, simulate_traffic
 from tuner.spec.serving.goal import ServeGoal

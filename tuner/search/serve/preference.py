@@ -15,7 +15,8 @@ import math
 from collections.abc import Sequence
 
 from tuner.costs.serve.bands import PUBLISHED, Bands, joined
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
 from tuner.search.serve.solve_mode import solve_instances
 from tuner.spec.serving.goal import ServeGoal

@@ -32,8 +32,8 @@ from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.plans.serve import PlannedHits, PrefixReuse, ServePrediction
 from tuner.search.serve.demand import NO_TARGET_TPOT_S, Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.routed_simulation import policy_of
 from tuner.search.serve.routers import RouterChoice, router_choices
 from tuner.search.serve.simulation import InstanceGroup, reading_groups

@@ -38,6 +38,7 @@ from solvers.instances.problem import (
 )
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
+from tuner.catalog.serve_rules.rules import is_disaggregated
 from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers, nic_bytes_per_s
@@ -123,11 +124,15 @@ class KvRoutes:
         return self.group_of_layout[option.layout]
 
 
+def program_roles(mode: Mode) -> tuple[Role, ...]:
+    """Return the roles of a mode's columns: beside prefill, whatever launches is decode."""
+    return (Role.PREFILL, Role.DECODE) if is_disaggregated(mode) else (Role.AGGREGATED,)
+
+
 def build_program(
     mode: Mode,
     options: tuple[Option, ...],
     *,
-    roles: tuple[Role, ...],
     serving_pools: tuple[ServingPool, ...],
     kv_transfers: KvTransfers,
     demand: Demand,
@@ -141,7 +146,6 @@ def build_program(
     Args:
         mode: that is solved.
         options: instance options, other roles' included.
-        roles: of the mode's program.
         serving_pools: pools.
         kv_transfers: paths and refusals of pairs of options.
         demand: the traffic.
@@ -150,6 +154,7 @@ def build_program(
         islands: of pools, by name, where each has a router of its own.
         most_rate: maximise the request rate of all pools instead of meeting the demand.
     """
+    roles = program_roles(mode)
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None

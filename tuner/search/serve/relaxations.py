@@ -22,9 +22,10 @@ from tuner.config.serve import Role, ServeDecision
 from tuner.plans.serve import ServeRelaxation
 from tuner.search.change import Change, first_solution
 from tuner.search.serve.causes import most_of_pools, rate_of
-from tuner.search.serve.modes.mode import ModeSolution, ModeSolutions, ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.most_rate import at_rate, at_stated_rate, solve_goal
 from tuner.search.serve.preference import rank_solutions
+from tuner.search.serve.problem import ModeSolution, ModeSolutions, ServeProblem
 from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.solve_mode import (
     build_serve_problem,

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Final, get_args
 
 from solvers.result import Status
+from tuner.catalog.serve_rules.rules import is_disaggregated
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import decoder_of
 from tuner.search.serve.cells import solve_cells
@@ -29,8 +30,9 @@ from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.islands import island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
 from tuner.search.serve.launchable import launchable_options
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode, restrict_problem
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.options import ServingPool
+from tuner.search.serve.problem import ModeSolution, ServeProblem, restrict_problem
 from tuner.search.serve.program import (
     BOUND_TOLERANCE,
     SolvedProgram,
@@ -184,7 +186,7 @@ def solve_with_remaining_hits(
     loses = loses_prefixes(
         goal,
         problem.spec.emit,
-        is_disaggregated=load_mode(mode).is_disaggregated,
+        is_disaggregated=is_disaggregated(mode),
         releases=problem.spec.releases.values(),
     )
     if solution is None or is_counted or not has_sessions(goal):
@@ -359,7 +361,7 @@ def _find_least_spare(
         solution = _lower_spare(solution, low.prefill_ratio, "prefill_ratio", at)
         return _lower_spare(solution, goal_spare(problem).others_ratio, "others_ratio", at)
     solution = _lower_spare(solution, low.others_ratio, "others_ratio", at)
-    if not load_mode(mode).is_disaggregated:
+    if not is_disaggregated(mode):
         return solution
     return _lower_spare(solution, goal_spare(problem).prefill_ratio, "prefill_ratio", at)
 
@@ -495,7 +497,6 @@ def solve_program_of(
     program = build_program(
         mode,
         problem.options.options,
-        roles=load_mode(mode).roles,
         serving_pools=problem.serving_pools,
         kv_transfers=problem.kv_transfers,
         demand=problem.demand,
@@ -549,7 +550,7 @@ def instance_groups(solved: SolvedProgram) -> tuple[InstanceGroup, ...]:
         ]
     if len({group.island for group in groups}) == 1:
         groups = [replace(group, island="") for group in groups]
-    groups.sort(key=lambda group: mode.roles.index(group.option.role))
+    groups.sort(key=lambda group: group.option.role is not Role.PREFILL)
     return tuple(
         replace(group, option=replace(group.option, role=mode.launched_roles[group.option.role]))
         if group.option.role in mode.launched_roles
@@ -642,7 +643,7 @@ def planned_routers(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:
     return router_choices(
         spec.goal,
         spec.emit,
-        is_disaggregated=load_mode(mode).is_disaggregated,
+        is_disaggregated=is_disaggregated(mode),
         is_routed=load_mode(mode).is_routed,
         releases=spec.releases.values(),
     )

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from tuner.catalog.serve_rules.rules import refusals
+from tuner.catalog.serve_rules.rules import is_disaggregated, refusals
 from tuner.catalog.serve_rules.steps import lacks_units
 from tuner.catalog.serve_rules.vendor_pairs import portable_backend
 from tuner.catalog.serve_rules.vendors import TRAITS
@@ -22,7 +22,7 @@ from tuner.search.serve.instances import to_instances
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
 from tuner.search.serve.launchable import build_choices
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.options import (
     Option,
     device_memory_bytes,
@@ -35,6 +35,7 @@ from tuner.search.serve.preference import (
     lost_by,
     objective_value,
 )
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.routers import (
     has_sessions,
@@ -350,9 +351,8 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
     yield from _lost_prefixes(solution, problem)
     if note := bands_around(solution, problem).note:
         yield note
-    mode = load_mode(solution.mode)
-    yield from mode.cautions(solution)
-    if mode.is_disaggregated and any(
+    yield from load_mode(solution.mode).cautions(solution)
+    if is_disaggregated(solution.mode) and any(
         group.option.serving_pool.machine.sheet.generation is Generation.PROCESSOR
         for group in solution.groups
     ):
@@ -374,7 +374,7 @@ def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[st
             if loses_prefixes(
                 spec.goal,
                 spec.emit,
-                is_disaggregated=load_mode(solution.mode).is_disaggregated,
+                is_disaggregated=is_disaggregated(solution.mode),
                 releases=releases,
             )
             else "the router in front of islands looks for no prefixes, so that a session meets its"

@@ -31,8 +31,8 @@ from tuner.costs.serve.offload import LengthThreshold
 from tuner.plans.serve import TokenCost
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time, split_iteration
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.options import Option, step_seconds
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.simulation import InstanceGroup
 
 MILLION: Final = 1e6

@@ -18,22 +18,18 @@ from itertools import product
 from typing import Final
 
 from tuner.catalog.serve_rules.routers import router_with
+from tuner.catalog.serve_rules.rules import is_disaggregated
 from tuner.config.serve import Role
 from tuner.config.serve_words import target_words
 from tuner.costs.serve.bands import PUBLISHED
 from tuner.plans.serve import ServeUnlaunchable
 from tuner.search.change import Change
 from tuner.search.serve.kv_transfers import kept_by
-from tuner.search.serve.modes.mode import (
-    ModeSolution,
-    ModeSolutions,
-    ServeProblem,
-    load_mode,
-    restrict_problem,
-)
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.preference import gain_ratio, lost_by, objective_value
+from tuner.search.serve.problem import ModeSolution, ModeSolutions, ServeProblem, restrict_problem
 from tuner.search.serve.routers import (
     MOST_KINDS,
     RouterChoice,
@@ -152,24 +148,24 @@ def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Lack]:
     stacks = stack_routers(spec.emit, spec.releases.values())
     routed = sorted(mode for mode in set(goal.modes) if load_mode(mode).is_routed)
     for mode in () if has_sessions(goal) else routed:
-        is_disaggregated = load_mode(mode).is_disaggregated
+        splits_roles = is_disaggregated(mode)
         lacking = next(
             (
                 f"{stack[0].name} {stack[0].release} has no {WEIGHTED.value}"
                 for stack in stacks
-                if router_with(stack, WEIGHTED, is_disaggregated=is_disaggregated) is None
+                if router_with(stack, WEIGHTED, is_disaggregated=splits_roles) is None
             ),
             "",
         )
         router = RouterChoice(
             policy=RouterPolicy.LEAST_REQUESTS,
             mixed_policy=WEIGHTED,
-            decode_policy=WEIGHTED if is_disaggregated else None,
+            decode_policy=WEIGHTED if splits_roles else None,
             most_kinds=MOST_KINDS,
         )
         if lacking:
             yield Lack(
-                limit=lacking + " of prefill and decode instances" * is_disaggregated,
+                limit=lacking + " of prefill and decode instances" * splits_roles,
                 words=" behind a router with weights",
                 apply=partial(_behind, router=router),
                 mode=mode,

@@ -14,9 +14,10 @@ from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import plan_of, serve_spec
 from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
-from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import Option, Options
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.program import build_kv_routes, serving_instances
 from tuner.search.serve.solve_mode import goal_spare, solve_program_of
 from tuner.search.serve.to_plan import to_decision

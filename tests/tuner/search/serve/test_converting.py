@@ -14,8 +14,8 @@ from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.goals.serve_spec import read_serve_spec
 from tuner.prices.profile import ProfilePrices
 from tuner.prices.serve.machine import ServingMachine
-from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 

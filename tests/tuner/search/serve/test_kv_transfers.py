@@ -15,8 +15,8 @@ from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.choices import usual_choices
-from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.program import build_kv_routes
 from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.cluster import Pool

@@ -18,8 +18,8 @@ from tuner.plans.serve import PrefixReuse, ServePlan
 from tuner.search.serve import plan_serve as planning
 from tuner.search.serve import prefix_reuse
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem
 from tuner.search.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.simulation import sample_rank_requests
 from tuner.simulate.serving.prefix_hits import by_weight
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy

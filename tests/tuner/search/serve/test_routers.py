@@ -27,7 +27,7 @@ from tuner.search.serve import routed_simulation as playing_routed
 from tuner.search.serve.degrees import instance_degrees
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.modes.disaggregated import has_choice, simulate_disaggregated_mode
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, restrict_problem
+from tuner.search.serve.problem import ModeSolution, ServeProblem, restrict_problem
 from tuner.search.serve.routed_simulation import simulate_routed_mode
 from tuner.search.serve.routers import (
     loses_prefixes,

@@ -14,8 +14,8 @@ from tuner.goals.serve_plan import price_serving_pool
 from tuner.goals.serve_spec import read_serve_spec
 from tuner.prices.serve.machine import ServingMachine
 from tuner.search.serve.demand import Demand, build_demand
-from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import ServingPool
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool

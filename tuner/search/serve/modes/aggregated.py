@@ -9,7 +9,8 @@ from functools import partial
 
 from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
-from tuner.search.serve.modes.mode import ServeProblem, ServingMode
+from tuner.search.serve.modes.mode import ServingMode
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.routed_simulation import policy_of, simulate_routed_mode
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import (
@@ -80,7 +81,6 @@ def _simulate_rank(
 
 
 MODE = ServingMode(
-    roles=(Role.AGGREGATED,),
     priced_roles=(Role.AGGREGATED,),
     is_routed=True,
     simulate=_simulate,

@@ -37,7 +37,7 @@ from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.expert_copies import ExpertCopies
 from tuner.search.serve.launchable import pools_by_release, release_refuses
 from tuner.search.serve.modes.disaggregated import simulate_slowest
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, ServingMode
+from tuner.search.serve.modes.mode import ServingMode
 from tuner.search.serve.options import (
     Option,
     Options,
@@ -48,6 +48,7 @@ from tuner.search.serve.options import (
     merge_options,
 )
 from tuner.search.serve.pages import page_by_pool
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode
 
@@ -275,7 +276,6 @@ def _cautions(solution: ModeSolution) -> Iterator[str]:
 
 
 MODE = ServingMode(
-    roles=(Role.PREFILL, Role.DECODE),
     priced_roles=(Role.PREFILL,),
     price=_price,
     option_noun="AFD units",

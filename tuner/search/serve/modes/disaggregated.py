@@ -15,8 +15,9 @@ from tuner.search.serve.cells import cell_pools, pools_to_spread
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.launchable import launchable_options
-from tuner.search.serve.modes.mode import ServeProblem, ServingMode
+from tuner.search.serve.modes.mode import ServingMode
 from tuner.search.serve.options import Options
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.routed_simulation import simulate_routed_mode
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import (
@@ -48,7 +49,7 @@ def _price_spread(problem: ServeProblem) -> Options:
         decoder=problem.decoder,
         formats=problem.formats,
         demand=problem.demand,
-        roles=MODE.roles,
+        roles=MODE.priced_roles,
         loads=problem.loads,
         is_spread=True,
     )
@@ -179,7 +180,6 @@ def _stations(
 
 
 MODE = ServingMode(
-    roles=(Role.PREFILL, Role.DECODE),
     priced_roles=(Role.PREFILL, Role.DECODE),
     is_routed=True,
     price=_price_spread,

@@ -40,8 +40,9 @@ from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
 from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, ServingMode
+from tuner.search.serve.modes.mode import ServingMode
 from tuner.search.serve.options import LONGEST_S, Option, at_fractions, client_ttft_s, most_running
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import (
     MOST_REQUESTS,
@@ -340,7 +341,6 @@ def _words(solution: ModeSolution) -> str:
 
 
 MODE = ServingMode(
-    roles=(Role.PREFILL, Role.DECODE),
     priced_roles=(Role.PREFILL, Role.AGGREGATED),
     # The program's decode reads short prompts too.
     launched_roles={Role.DECODE: Role.AGGREGATED},

@@ -26,7 +26,7 @@ from tuner.prices.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.launchable import release_refuses
 from tuner.search.serve.mixed_batches import prompt_time, split_iteration
-from tuner.search.serve.modes.mode import ModeSolution, ServeProblem, ServingMode
+from tuner.search.serve.modes.mode import ServingMode
 from tuner.search.serve.options import (
     Option,
     at_fractions,
@@ -34,6 +34,7 @@ from tuner.search.serve.options import (
     most_running,
     step_seconds,
 )
+from tuner.search.serve.problem import ModeSolution, ServeProblem
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import (
     InstanceGroup,
@@ -237,7 +238,6 @@ def _cautions(_solution: ModeSolution) -> Iterator[str]:
 
 
 MODE = ServingMode(
-    roles=(Role.AGGREGATED,),
     priced_roles=(Role.AGGREGATED, Role.DECODE),
     makes_options=True,
     variants=_variants,

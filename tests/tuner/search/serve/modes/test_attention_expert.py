@@ -22,8 +22,8 @@ from tuner.search.serve.certificate import to_space
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.modes.attention_expert import BUDGET, price_afd_options, sides_of
-from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.options import Option, Options, ServingPool
+from tuner.search.serve.problem import ServeProblem
 from tuner.spec.cluster import Pool
 
 

@@ -9,8 +9,9 @@ from tests.expect import present
 from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
-from tuner.search.serve.modes.mode import ServeProblem, load_mode
+from tuner.search.serve.modes.mode import load_mode
 from tuner.search.serve.modes.prefill_offload import length_thresholds, offload_options, waits_s
+from tuner.search.serve.problem import ServeProblem
 from tuner.search.serve.program import Spare, build_program
 
 MODEL = Path(__file__).parents[5] / "examples" / "models" / "mixtral-8x7b"
@@ -69,7 +70,6 @@ def test_caches_go_between_pools_and_only_those_of_long_prompts(problem: ServePr
             build_program(
                 "prefill_offload",
                 variant.options.options,
-                roles=load_mode("prefill_offload").roles,
                 serving_pools=variant.serving_pools,
                 kv_transfers=variant.kv_transfers,
                 demand=variant.demand,

@@ -8,13 +8,13 @@ import pytest
 from tests.tuner.search.serve.testing import problem_of
 from tests.tuner.serve_specs import serve_spec
 from tuner.config.serve import Role
-from tuner.search.serve.modes.mode import ServeProblem
 from tuner.search.serve.modes.shared_device import (
     can_share,
     multiplexed_options,
     price_shares,
     sm_shares,
 )
+from tuner.search.serve.problem import ServeProblem
 
 MODEL = Path(__file__).parents[5] / "examples" / "models" / "qwen3-30b-a3b"
 
