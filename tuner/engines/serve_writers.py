@@ -63,7 +63,7 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
             model=plan.model,
             goal=plan.goal,
             devices_per_node={pool.name: pool.devices_per_node for pool in pools},
-            generations={name: sheet.generation for name, sheet in sheets.items()},
+            sheets=sheets,
             releases=releases_by_pool(plan.goal, pools),
         ),
         *(

@@ -38,17 +38,14 @@ DEEPEP_RANKS: Final = frozenset({2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160}
 """Expert ranks that DeepEP's normal kernels have settings for (deepseek-ai/DeepEP
 deep_ep/buffer.py, `get_dispatch_config`)."""
 
-_FP4: Final = frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX})
-_FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, *_FP4})
-HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
-    "fp8": _FP8,
-    "fp8_block": _FP8,
-    "fp8_block_mxfp4": _FP8,
-    "nvfp4": _FP4,
+UNITS: Final[Mapping[str, str]] = {
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "fp8_block_mxfp4": "fp8",
+    "nvfp4": "fp4",
 }
-"""NVIDIA devices with tensor cores for such weights, by `goal.quantization` (NVIDIA Ada, Hopper and
-Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 and int4
-are absent: releases have kernels that dequantize them on all supported devices."""
+"""Type in a sheet's `flop_per_s` that multiplies such weights, by `goal.quantization`. MXFP4 and
+int4 are absent: releases have kernels that dequantize them on all supported devices."""
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 

@@ -22,7 +22,7 @@ from tuner.catalog.serve_rules.models import model_refusals
 from tuner.catalog.serve_rules.pairs import pair_refusals
 from tuner.catalog.serve_rules.steps import dispatch_tokens, step_refusals
 from tuner.config.serve import Instances, Role, ServeDecision
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Datasheet, Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -52,7 +52,7 @@ LAUNCHERS: Final[Mapping[Mode, tuple[str, frozenset[str]]]] = {
 }
 """Modes that few launch targets start: the feature, and those beside engines that have the mode."""
 
-_UNKNOWN: Final[Mapping[str, Generation]] = MappingProxyType({})
+_UNKNOWN: Final[Mapping[str, Datasheet]] = MappingProxyType({})
 _SAME: Final[Mapping[str, ServingCapabilities]] = MappingProxyType({})
 
 
@@ -63,7 +63,7 @@ def refusals(
     model: ModelSpec,
     goal: ServeGoal,
     devices_per_node: Mapping[str, int],
-    generations: Mapping[str, Generation] = _UNKNOWN,
+    sheets: Mapping[str, Datasheet] = _UNKNOWN,
     releases: Mapping[str, ServingCapabilities] = _SAME,
 ) -> tuple[str, ...]:
     """Return why the release cannot launch the decision; empty if it can.
@@ -74,13 +74,14 @@ def refusals(
         model: to serve.
         goal: precision and traffic.
         devices_per_node: by pool.
-        generations: of the devices, by pool; rules that need a missing one are skipped.
+        sheets: of the devices, by pool; rules that need a missing one are skipped.
         releases: by pool, if not `engine`.
     """
     used = {group.pool: releases.get(group.pool, engine) for group in decision.instances}
     for release in used.values():
         if decision.mode not in release.modes:
             return (absent_mode(release, decision.mode),)
+    generations = {pool: sheet.generation for pool, sheet in sheets.items()}
     broken = [
         f"{engine.title}: {line}"
         for line in (
@@ -102,7 +103,7 @@ def refusals(
                 model=model,
                 goal=goal,
                 devices_per_node=devices_per_node[group.pool],
-                generation=generations.get(group.pool),
+                sheet=sheets.get(group.pool),
             )
         ]
     return tuple(dict.fromkeys(broken))
@@ -115,9 +116,10 @@ def group_refusals(
     model: ModelSpec,
     goal: ServeGoal,
     devices_per_node: int,
-    generation: Generation | None = None,
+    sheet: Datasheet | None = None,
 ) -> tuple[str, ...]:
     """Return why the release cannot launch such instances, regardless of other groups."""
+    generation = None if sheet is None else sheet.generation
     absent = tuple(
         model_refusals(engine.models, group, architecture=model.architecture, generation=generation)
     )
@@ -139,7 +141,7 @@ def group_refusals(
                 generation=generation,
                 devices_per_node=devices_per_node,
             ),
-            *step_refusals(engine, group, model=model, goal=goal, generation=generation),
+            *step_refusals(engine, group, model=model, goal=goal, sheet=sheet),
         )
     )
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.catalog.serve_rules.kv_cache import CacheKind
-from tuner.catalog.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
+from tuner.catalog.serve_rules.manifest import DEEPEP, UNITS, ServingCapabilities
 from tuner.config.serve import Instances
-from tuner.devices.datasheet import Generation, Vendor
+from tuner.devices.datasheet import Datasheet
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 
@@ -24,17 +24,17 @@ def step_refusals(
     *,
     model: ModelSpec,
     goal: ServeGoal,
-    generation: Generation | None,
+    sheet: Datasheet | None,
 ) -> Iterator[str]:
     """Yield why the release cannot run such steps."""
-    yield from _weights(engine, group, goal, generation=generation)
+    yield from _weights(engine, group, goal, sheet=sheet)
     yield from _tokens(engine, group, longest=goal.max_model_len or model.max_position)
     if group.draft_tokens:
         yield from _drafting(engine, group, model=model, goal=goal)
     if group.two_batch_overlap:
         yield from _overlap(engine, group, model=model)
     if group.page_size is not None:
-        yield from _pages(engine, group, model=model, goal=goal, generation=generation)
+        yield from _pages(engine, group, model=model, goal=goal, sheet=sheet)
     if group.prefill_share_ratio is not None:
         yield from _sharing(engine, group, model=model)
 
@@ -59,12 +59,10 @@ def cache_kind(model: ModelSpec) -> CacheKind:
     return CacheKind.GROUPED if model.attention.kind == "gqa" else CacheKind.LATENT
 
 
-def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
-    """Say whether an NVIDIA device is known to have no tensor cores for such weights."""
-    is_nvidia = generation is not None and generation.vendor is Vendor.NVIDIA
-    if not is_nvidia or quantization not in HAVE_UNITS:
-        return False
-    return generation not in HAVE_UNITS[quantization]
+def lacks_units(goal: ServeGoal, sheet: Datasheet) -> bool:
+    """Say whether a device has no units that multiply the goal's weights."""
+    units = UNITS.get(goal.quantization)
+    return units is not None and units not in sheet.flop_per_s
 
 
 def _weights(
@@ -72,7 +70,7 @@ def _weights(
     group: Instances,
     goal: ServeGoal,
     *,
-    generation: Generation | None,
+    sheet: Datasheet | None,
 ) -> Iterator[str]:
     if goal.quantization not in engine.quantization:
         yield f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
@@ -80,11 +78,11 @@ def _weights(
     if goal.kv_cache_dtype not in engine.kv_cache_dtype:
         known = ", ".join(engine.kv_cache_dtype)
         yield f"kv_cache_dtype {goal.kv_cache_dtype} is not one of {known}"
-    if lacks_units(goal.quantization, generation=generation) and not engine.weight_only_fallback:
-        known = ", ".join(sorted(HAVE_UNITS[goal.quantization]))
-        yield f"quantization {goal.quantization} needs {known}, not {generation}"
     if goal.quantization in engine.no_deepep_quantization and group.a2a_backend in DEEPEP:
         yield f"a2a_backend {group.a2a_backend} does not feed experts in {goal.quantization}"
+    if sheet is not None and not engine.weight_only_fallback and lacks_units(goal, sheet):
+        units = UNITS[goal.quantization]
+        yield f"quantization {goal.quantization} needs {units} units, which {sheet.name} lacks"
 
 
 def _tokens(engine: ServingCapabilities, group: Instances, *, longest: int) -> Iterator[str]:
@@ -144,14 +142,16 @@ def _pages(
     *,
     model: ModelSpec,
     goal: ServeGoal,
-    generation: Generation | None,
+    sheet: Datasheet | None,
 ) -> Iterator[str]:
     page = group.page_size
     assert page is not None
     if engine.page_is_power_of_two and page & (page - 1):
         yield f"page_size {page} must be a power of two"
     legal = engine.pages.legal(
-        cache=cache_kind(model), generation=generation, dtype=goal.kv_cache_dtype
+        cache=cache_kind(model),
+        generation=None if sheet is None else sheet.generation,
+        dtype=goal.kv_cache_dtype,
     )
     if legal is not None and not legal.holds(page):
         yield f"page_size {page}: {legal}"

@@ -111,7 +111,7 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
             "KV caches pass through host memory to devices of another vendor. Both sides need the"
             " same MODEL, release and attention backend, which the connector compares."
         )
-    if known is not None and lacks_units(quantization, generation=known.generation):
+    if known is not None and lacks_units(verified.plan.goal, known):
         notes.append(
             f"{known.name} has no tensor cores for {quantization}: the engine dequantizes weights"
             " on the fly (Marlin), so prefill is slower than with native GEMMs."

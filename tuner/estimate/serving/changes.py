@@ -94,7 +94,7 @@ def manifest_refusals(
 ) -> tuple[str, ...]:
     """Return the release's refusals of an instance."""
     engine = release_on(inputs.goal, inputs.serving_pool.pool)
-    generation = inputs.serving_pool.machine.sheet.generation
+    sheet = inputs.serving_pool.machine.sheet
     groups = [to_plan_instances(inputs, option, setting)]
     lines: list[str] = []
     if inputs.launch.ffn_devices:
@@ -102,7 +102,7 @@ def manifest_refusals(
         if engine.afd is None:
             lines.append("it has no attention-FFN disaggregation; vllm 0.30.0+afd does")
         else:
-            pools = {inputs.serving_pool.pool.name: generation}
+            pools = {inputs.serving_pool.pool.name: sheet.generation}
             lines += afd_refusals(engine.afd, groups, generations=pools)
     for group in groups:
         lines += group_refusals(
@@ -111,7 +111,7 @@ def manifest_refusals(
             model=inputs.spec.model,
             goal=inputs.goal,
             devices_per_node=inputs.serving_pool.pool.devices_per_node,
-            generation=generation,
+            sheet=sheet,
         )
     return tuple(f"{engine.title}: {line}" for line in lines)
 

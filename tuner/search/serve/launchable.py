@@ -133,7 +133,7 @@ def release_refuses(option: Option, spec: ServeSpec, *, mode: Mode | None = None
         loads = option.iteration.loads
         if loads is None or option.degrees.expert != len(loads.slots_R):
             return "the placement is for another number of expert ranks"
-    groups, generation = to_instances(option, count=1), option.serving_pool.machine.sheet.generation
+    groups, sheet = to_instances(option, count=1), option.serving_pool.machine.sheet
     broken = [
         line
         for group in groups
@@ -143,13 +143,13 @@ def release_refuses(option: Option, spec: ServeSpec, *, mode: Mode | None = None
             model=spec.model,
             goal=spec.goal,
             devices_per_node=option.serving_pool.pool.devices_per_node,
-            generation=generation,
+            sheet=sheet,
         )
     ]
     if mode is not None and (lines := spec.target_refusals[mode]):
         return lines[0]
     if engine.afd is not None:
-        generations = {option.serving_pool.pool.name: generation}
+        generations = {option.serving_pool.pool.name: sheet.generation}
         broken += afd_refusals(engine.afd, groups, generations=generations)
     return f"{engine.title}: {broken[0]}" if broken else ""
 

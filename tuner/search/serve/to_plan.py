@@ -72,8 +72,8 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
         model=spec.model,
         goal=spec.goal,
         devices_per_node={pool.name: pool.devices_per_node for pool in spec.cluster.pools},
-        generations={
-            serving_pool.pool.name: serving_pool.machine.sheet.generation
+        sheets={
+            serving_pool.pool.name: serving_pool.machine.sheet
             for serving_pool in problem.serving_pools
         },
         releases=problem.kv_transfers.releases,
@@ -488,11 +488,12 @@ def plan_notes(problem: ServeProblem) -> Iterator[str]:
 
 def _unpacked(problem: ServeProblem) -> Iterator[str]:
     """Say which devices do not multiply the weights' type."""
-    wanted = problem.spec.goal.quantization
+    goal = problem.spec.goal
     for serving_pool in problem.serving_pools:
         sheet = serving_pool.machine.sheet
-        if lacks_units(wanted, generation=sheet.generation):
+        if lacks_units(goal, sheet):
             yield (
-                f"{serving_pool.pool.name}: {sheet.name} has no units for {wanted}; an engine that"
-                " serves it there unpacks weights as it reads them, which makes prompts slower"
+                f"{serving_pool.pool.name}: {sheet.name} has no units for {goal.quantization}; an"
+                " engine that serves it there unpacks weights as it reads them, which makes prompts"
+                " slower"
             )

@@ -12,7 +12,7 @@ from tests.tuner.engines.serving.testing import (
 from tests.tuner.models import example_model
 from tuner.catalog.serve_rules.rules import refusals
 from tuner.config.serve import ServeDecision
-from tuner.devices.datasheet import Generation
+from tuner.devices.catalogue import DEVICES, find_device
 from tuner.engines.serving.releases import ENGINES, engine_manifest
 from tuner.engines.vllm_afd.capabilities import AFD_PLUGIN, VLLM_0_30_AFD
 from tuner.spec.model import ModelSpec
@@ -29,7 +29,7 @@ def _refused(
     decision: ServeDecision,
     model: ModelSpec,
     *,
-    generation: Generation = Generation.HOPPER,
+    device: str = "h200-sxm",
     **goal: Any,
 ) -> str:
     plan = sample_serving(model, decision, goal=AFD_ENGINE | goal).plan
@@ -40,7 +40,7 @@ def _refused(
             model=model,
             goal=plan.goal,
             devices_per_node={pool.name: 8 for pool in plan.cluster.pools},
-            generations={pool.name: generation for pool in plan.cluster.pools},
+            sheets={pool.name: find_device(device) for pool in plan.cluster.pools},
         )
     )
 
@@ -87,8 +87,10 @@ def test_models_and_devices_without_support_are_refused() -> None:
     both = attention_expert(attention=DATA_TWO, expert={"devices": 4, **DATA_TWO, "ep": 4})
     assert _refused(both, DEEPSEEK) == ""
     assert "without sequence-parallel experts" in _refused(both, QWEN)
-    other = next(one for one in Generation if AFD_PLUGIN.connector(one) is None)
-    lines = _refused(attention_expert(), DEEPSEEK, generation=other)
+    other = next(
+        name for name, sheet in DEVICES.items() if AFD_PLUGIN.connector(sheet.generation) is None
+    )
+    lines = _refused(attention_expert(), DEEPSEEK, device=other)
     assert "no connector runs on" in lines
     assert "CAMP2pAFDConnector (Ascend 910C)" in lines
 

@@ -28,6 +28,7 @@ from tuner.catalog.serve_rules.models import (
 from tuner.catalog.serve_rules.rules import nodes_needed, refusals
 from tuner.catalog.serve_rules.steps import dispatch_tokens
 from tuner.config.serve import Role, ServeDecision
+from tuner.devices.catalogue import DEVICES
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_writers import emit_serving, unlaunchable
 from tuner.engines.serving.releases import (
@@ -66,6 +67,7 @@ DEEPSEEK, QWEN, MIXTRAL, DENSE, NEXT, OLMOE, KIMI = map(
 )
 ANY, APART = aggregated(), disaggregated()
 DRAFTS, SHARED = aggregated(draft_tokens=3), shared_device()
+SHEET_OF = {sheet.generation: sheet for sheet in DEVICES.values()}
 
 
 def _refused(
@@ -84,7 +86,7 @@ def _refused(
         model=model,
         goal=plan.goal,
         devices_per_node=dict.fromkeys(pools, 8),
-        generations={} if on is None else dict.fromkeys(pools, on),
+        sheets={} if on is None else dict.fromkeys(pools, SHEET_OF[on]),
     )
     return "\n".join(lines)
 
@@ -283,8 +285,16 @@ REFUSED: list[tuple[str, tuple[str, ...], ServeDecision, dict[str, Any]]] = [
     ),
     # Weights without units are refused, or unpacked.
     *(
-        (f"not {on}", ("trtllm",), ANY, {"on": on, "goal": {"quantization": quantization}})
-        for quantization, on in (("nvfp4", HOPPER), ("fp8_block", Generation.AMPERE))
+        (
+            f"quantization {quantization} needs {units} units, which {SHEET_OF[on].name} lacks",
+            ("trtllm",),
+            ANY,
+            {"on": on, "goal": {"quantization": quantization}},
+        )
+        for quantization, units, on in (
+            ("nvfp4", "fp4", HOPPER),
+            ("fp8_block", "fp8", Generation.AMPERE),
+        )
     ),
     *(
         (
