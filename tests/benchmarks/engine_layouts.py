@@ -32,7 +32,7 @@ from tests.expect import present
 from tuner import api
 from tuner.goals.verify import command_trials
 from tuner.plans.train import Plan
-from tuner.verify.evidence import corrected_step_s, factors
+from tuner.verify.measured_steps import corrected_step_s, factors
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.verification import Effort, Watcher
 

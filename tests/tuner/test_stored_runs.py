@@ -24,7 +24,7 @@ from tuner.api import machine_of
 from tuner.costs.residuals import SHIPPED, Residual
 from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import TRIALS_NAME
-from tuner.verify.evidence import corrected_step_s, factors, recalibrated_step_s
+from tuner.verify.measured_steps import corrected_step_s, factors, recalibrated_step_s
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.space import measured_prices
 

@@ -6,7 +6,7 @@ from tuner.cli.text import whole_text
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
-from tuner.estimate.records import Change, CheckpointEstimate, CheckpointRoom, Estimate
+from tuner.estimate.records import CheckpointEstimate, CheckpointRoom, Estimate, TrainingChange
 from tuner.report.breakdown import breakdown_table
 from tuner.report.content import Block, NamedValues, Paragraph, Table, named, size, word
 from tuner.report.memory_headroom import lost_starts_words
@@ -208,7 +208,7 @@ def _changes(estimate: Estimate) -> Iterator[Block]:
         )
 
 
-def _change(title: str, change: Change, estimate: Estimate) -> Table:
+def _change(title: str, change: TrainingChange, estimate: Estimate) -> Table:
     """Describe a change, with what to write into the launch and why."""
     remark = "" if estimate.fits else _remark(change, estimate)
     tie = ": a tie, measure both" if change.within_band and estimate.fits else ""
@@ -225,7 +225,7 @@ def _change(title: str, change: Change, estimate: Estimate) -> Table:
     )
 
 
-def _remark(change: Change, estimate: Estimate) -> str:
+def _remark(change: TrainingChange, estimate: Estimate) -> str:
     if change.within_band and estimate.fits:
         return "tie"
     is_close = change.peak_memory_bytes > CLOSE_RATIO * estimate.memory_limit_bytes
@@ -236,12 +236,12 @@ def _joined(words: tuple[str, ...]) -> str:
     return " and ".join((", ".join(words[:-1]), words[-1]) if words[1:] else words)
 
 
-def _gain(change: Change) -> str:
+def _gain(change: TrainingChange) -> str:
     word = "less" if change.gain_ratio >= 0 else "more"
     return f"{format_ratio(abs(change.gain_ratio))} {word}"
 
 
-def _environment(change: Change) -> str:
+def _environment(change: TrainingChange) -> str:
     """Name the variables that a change needs, e.g. `, with CUDA_DEVICE_MAX_CONNECTIONS=32`."""
     lines = (line.partition("  # ")[0] for line in change.environment)
     return "".join(f", {line.replace('export', 'with', 1)}" for line in lines)

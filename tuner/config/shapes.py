@@ -161,7 +161,7 @@ class ModelShape:
         return replace(self, csa_share=0.0, hca_share=0.0)
 
     @property
-    def residual(self) -> Numbers:
+    def residual_width(self) -> Numbers:
         """Width of what passes between layers: all streams."""
         return self.streams * self.hidden
 

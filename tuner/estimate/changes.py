@@ -39,7 +39,7 @@ from tuner.estimate.prices import (
     leaves_reserve,
     price_configurations,
 )
-from tuner.estimate.records import Change
+from tuner.estimate.records import TrainingChange
 from tuner.search.ratios import Ratios, is_tie
 from tuner.spec.refusals import refusals
 from tuner.spec.search import Search
@@ -58,9 +58,9 @@ _KEPT: Final = 24
 class Changes:
     """The result of the search."""
 
-    smallest: Change | None
-    best_pair: Change | None
-    by_knob: tuple[Change, ...]
+    smallest: TrainingChange | None
+    best_pair: TrainingChange | None
+    by_knob: tuple[TrainingChange, ...]
     num_tried: int
 
 
@@ -291,7 +291,7 @@ def _best_per_knob(
     return sorted(best, key=lambda change: change.priced.step_s)
 
 
-def _change(search: _Search, candidate: _PricedChange) -> Change:
+def _change(search: _Search, candidate: _PricedChange) -> TrainingChange:
     after = candidate.priced.configuration
     chosen, decision = (
         to_decision(configuration, search.setup.model)
@@ -299,7 +299,7 @@ def _change(search: _Search, candidate: _PricedChange) -> Change:
     )
     ratio = candidate.priced.step_s / search.baseline.step_s
     band = search.ratios.between(chosen, decision, ratio=ratio)
-    return Change(
+    return TrainingChange(
         what=tuple(_words(search, change, after) for change in candidate.knob_changes),
         lines=flag_lines(search.launch, search.baseline.configuration, after),
         step_time_s=candidate.priced.step_s,

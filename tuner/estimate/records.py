@@ -80,7 +80,7 @@ class Utilisation(Record):
     """FLOP/s of one device as Megatron-LM would print it in its log."""
 
 
-class Change(Record):
+class TrainingChange(Record):
     """One or two knobs at another setting, and the predicted effect."""
 
     what: tuple[str, ...]
@@ -224,13 +224,13 @@ class Estimate(LaunchEstimate):
     without one."""
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
-    smallest_change: Change | None
+    smallest_change: TrainingChange | None
     """The best change of one knob, or of two where no single one helps, or of more where a launch
     does not fit with two; absent when nothing in reach is predicted to be better by more than
     `least_gain_ratio`."""
-    best_pair: Change | None = None
+    best_pair: TrainingChange | None = None
     """Change of two knobs, where together they bring more than the smallest change."""
-    changes: tuple[Change, ...]
+    changes: tuple[TrainingChange, ...]
     """Best setting of every knob, best first; for a launch that does not fit also that of two
     knobs."""
     checkpoints: CheckpointEstimate | None = None

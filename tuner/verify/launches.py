@@ -20,8 +20,8 @@ from tuner.engines.targets import programs
 from tuner.errors import OutsideProfileError, StudyError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan
-from tuner.verify.evidence import slower_than
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher, never_hopeless
+from tuner.verify.measured_steps import slower_than
 from tuner.verify.records import Proposal, TrialRecord
 from tuner.verify.space import Price, TrainSpace
 

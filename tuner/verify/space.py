@@ -29,7 +29,7 @@ from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.spec.refusals import refusals
-from tuner.verify.evidence import measured_ratio
+from tuner.verify.measured_steps import measured_ratio
 from tuner.verify.records import AnyRecord, Decision, PricedPoint, TrialRecord
 
 STEP_ERROR: Final = 0.7

@@ -15,7 +15,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.plans.train import Plan, TrainPrediction, TrialSummary, VerifiedPlan
 from tuner.units import format_s
-from tuner.verify.evidence import (
+from tuner.verify.measured_steps import (
     ape,
     corrected_s,
     factors,

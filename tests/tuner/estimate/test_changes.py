@@ -29,7 +29,7 @@ from tuner.estimate.estimate import estimate, pricing_setup, shipped_residuals
 from tuner.estimate.knobs import knob_changes
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import price_configurations
-from tuner.estimate.records import Change, Estimate
+from tuner.estimate.records import Estimate, TrainingChange
 from tuner.estimate.registry import read_text
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
@@ -94,7 +94,7 @@ def changed(flags: Flags, lines: Iterable[str]) -> Flags:
     return result
 
 
-def all_changes(result: Estimate) -> list[Change]:
+def all_changes(result: Estimate) -> list[TrainingChange]:
     single = [result.smallest_change] if result.smallest_change else []
     return [*result.changes, *single, *([result.best_pair] if result.best_pair else [])]
 
@@ -192,7 +192,7 @@ def _estimated(spec: Spec) -> Estimate:
     return estimate(spec, launch, residuals=shipped_residuals())
 
 
-def _changes(result: Estimate) -> list[Change]:
+def _changes(result: Estimate) -> list[TrainingChange]:
     both = [one for one in (result.smallest_change, result.best_pair) if one is not None]
     return [*result.changes, *both]
 
@@ -404,7 +404,9 @@ def toml_lines(values: Nested, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key} = {json.dumps(value)}"
 
 
-def check(result: Estimate, spec: Spec, relaunch: Callable[[Change], LaunchSettings]) -> None:
+def check(
+    result: Estimate, spec: Spec, relaunch: Callable[[TrainingChange], LaunchSettings]
+) -> None:
     assert all_changes(result)
     setup = pricing_setup(spec, None)
     for change in all_changes(result):
@@ -422,7 +424,7 @@ def test_toml(spec_of: MakeSpec, name: str, model: str, nodes: int) -> None:
     text = (FOLDER / name).read_text()
     spec = spec_of(model, nodes=nodes)
 
-    def relaunch(change: Change) -> LaunchSettings:
+    def relaunch(change: TrainingChange) -> LaunchSettings:
         values = tomllib.loads(text)
         for line in change.lines:
             if line.startswith("remove "):
@@ -467,7 +469,7 @@ def test_json(spec_of: MakeSpec) -> None:
     for model, nodes, values in launches:
         spec = spec_of(model, nodes=nodes, device="h200-sxm")
 
-        def relaunch(change: Change, values: Nested = values) -> LaunchSettings:
+        def relaunch(change: TrainingChange, values: Nested = values) -> LaunchSettings:
             for line in change.lines:
                 values = pasted(values, line)
             return deepspeed.read(json.dumps(values), source="ds.json")
@@ -538,7 +540,7 @@ def test_arguments_of_a_trainer_and_the_json_beside_them(
             command = "NNODES=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml"
         return trainer.read(command, source="run.sh", beside=files.get)
 
-    def relaunch(change: Change) -> LaunchSettings:
+    def relaunch(change: TrainingChange) -> LaunchSettings:
         own, config = arguments, auto
         for line in change.lines:
             if line.startswith(('"', 'remove "')):

@@ -15,7 +15,7 @@ from tuner.estimate.configuration import build_configuration
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.estimate import estimate, pricing_setup, shipped_residuals
 from tuner.estimate.knobs import knob_changes
-from tuner.estimate.records import Change, Estimate
+from tuner.estimate.records import Estimate, TrainingChange
 from tuner.estimate.registry import read_launch
 from tuner.spec.spec import Spec
 
@@ -45,7 +45,7 @@ def _found(
     return estimate(spec, read_launch(str(path)), residuals=shipped_residuals())
 
 
-def _overlaps(result: Estimate) -> list[Change]:
+def _overlaps(result: Estimate) -> list[TrainingChange]:
     every = [*result.changes, result.smallest_change, result.best_pair]
     return [one for one in every if one is not None and "overlap the all-to-all" in one.what]
 

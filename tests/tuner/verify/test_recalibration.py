@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.expect import present
 from tests.tuner.verify.testing import Record
 from tuner.costs.residuals import residual_for
-from tuner.verify.evidence import factors, fitted_residual, recalibrated_step_s
+from tuner.verify.measured_steps import factors, fitted_residual, recalibrated_step_s
 from tuner.verify.records import TrialRecord
 
 Times = list[tuple[float, float]]

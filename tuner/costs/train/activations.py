@@ -170,7 +170,7 @@ def activation_bytes(
         np.asarray(strategies.sequence_parallel) > 0.0, strategies.tensor, 1.0
     )
     hidden = local_tokens * model.hidden * width
-    residual = local_tokens * model.residual * width
+    residual = local_tokens * model.residual_width * width
     whole = group * model.hidden * width
     attention = _attention(model, strategies, local_tokens, cp_output_copy_ratio)
     linear = _linear(model, strategies)
@@ -273,7 +273,7 @@ def _layer(
     partial: Numbers = 0.0,
 ) -> LayerBytes:
     hidden = local_tokens * model.hidden * strategies.element_bytes
-    kept_input = local_tokens * model.residual * strategies.element_bytes
+    kept_input = local_tokens * model.residual_width * strategies.element_bytes
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
     scales = 2.0 * SCORE_BYTES * local_tokens
     attention, network = parts.mixer.part, parts.network

@@ -193,7 +193,7 @@ def _by_stage(inputs: _Inputs, units: UnitCosts, stages: Stages, columns: int) -
 
 def _sent_bytes(inputs: _Inputs) -> Numbers:
     s = inputs.strategies
-    return s.element_bytes * s.tokens * inputs.model.residual / s.tensor
+    return s.element_bytes * s.tokens * inputs.model.residual_width / s.tensor
 
 
 def _pipeline_s(

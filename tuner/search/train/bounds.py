@@ -96,7 +96,7 @@ def _peak_s(problem: TrainProblem, times: PassTimes, pipeline: Floats) -> Floats
 
 def _boundaries_s(problem: TrainProblem, strategies: Strategies, allowed: Allowed) -> Numbers:
     s, constants = strategies, problem.constants
-    sent = s.element_bytes * s.tokens * problem.shape.residual / s.tensor
+    sent = s.element_bytes * s.tokens * problem.shape.residual_width / s.tensor
     best_s: Numbers = np.inf
     for order in allowed.rank_orders:
         group = groups(s, problem.hardware, order=tuple(order.split("-"))).boundary

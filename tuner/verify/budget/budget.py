@@ -20,8 +20,8 @@ from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.units import format_s
 from tuner.verify.budget.scale import Scale
-from tuner.verify.evidence import measured_ratio, measured_s
 from tuner.verify.launches import WARMUP_STEPS, TrialJob, TrialJobs
+from tuner.verify.measured_steps import measured_ratio, measured_s
 from tuner.verify.records import Proposal, TrialRecord
 
 START_UP_S: Final = {True: 20.0, False: 180.0}

@@ -32,7 +32,7 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
-from tuner.verify.evidence import ape, is_tie, median_if_all
+from tuner.verify.measured_steps import ape, is_tie, median_if_all
 
 FAILED_RATIO: Final = 0.01
 """The share that the strictest SLO percentile, P99, leaves out."""

@@ -34,14 +34,14 @@ def _simulate(
     problem: ServeProblem, groups: Sequence[InstanceGroup], router: RouterChoice
 ) -> SimulationResult:
     goal, demand = problem.spec.goal, problem.demand
-    if _is_routed(groups, router):
+    if _are_simulated_together(groups, router):
         return simulate_routed_mode(
             groups, router=router, kv_transfers=problem.kv_transfers, goal=goal, demand=demand
         )
     return simulate_aggregated_mode(groups, goal=goal, demand=demand)
 
 
-def _is_routed(groups: Sequence[InstanceGroup], router: RouterChoice) -> bool:
+def _are_simulated_together(groups: Sequence[InstanceGroup], router: RouterChoice) -> bool:
     """Return whether instances must be simulated together.
 
     One instance leaves a router no choice, unless it chooses among ranks; with one kind served

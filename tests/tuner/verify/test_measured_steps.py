@@ -3,7 +3,7 @@
 import pytest
 
 from tests.tuner.verify.testing import Record
-from tuner.verify.evidence import median_error_s, slower_than
+from tuner.verify.measured_steps import median_error_s, slower_than
 
 NOISY_S = (1.9, 2.0, 2.0, 2.0, 2.1)
 """Quartiles 1.95 and 2.05: the median's error is 1.2533 * 0.1 / 1.349 / sqrt(5) = 0.0415 s."""

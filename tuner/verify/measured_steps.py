@@ -128,7 +128,7 @@ def median_if_all(values: Iterable[float | None]) -> float | None:
 
 HOPELESS_MARGIN_RATIO: Final = 0.10
 """Twice the 5 % by which steps of one decision vary between launches
-(tuner/verify/evidence.py)."""
+(tuner/verify/measured_steps.py)."""
 
 HOPELESS_STEPS: Final = 3
 """Minimum for an interquartile range."""
