@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.tuner.models import example_model
@@ -24,6 +25,7 @@ from tuner.search.serve.options import (
     device_memory_bytes,
     drop_dominated,
     price_options,
+    step_seconds,
 )
 
 ROLES = (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
@@ -137,6 +139,57 @@ def test_drafting_is_tried_beside_none() -> None:
     ) == pytest.approx(best(plain, Role.DECODE))
     launched = [to_instance_group(option, count=1).draft_tokens for option in drafted.options]
     assert set(launched) == {0, 2}
+
+
+def decisions(option: Option) -> dict[str, object]:
+    """What is decided of an instance, by name."""
+    iteration, degrees = option.iteration, option.degrees
+    return {
+        **{name: getattr(degrees, name) for name in degrees.__dataclass_fields__},
+        "role": option.role,
+        "pool": option.serving_pool.pool.name,
+        "a2a_backend": iteration.a2a_backend,
+        "drafting": iteration.drafting,
+        "two_batch_overlap": iteration.two_batch_overlap,
+        "budget": TokenBudget(tokens=option.step_tokens, is_chunked=option.is_chunked),
+    }
+
+
+def test_a_decision_is_priced_alone_as_among_others() -> None:
+    # Budgets and roles share the prices of steps, and a step's batches are priced in one array.
+    asked = demand(slo={"ttft": {"p90": 2.0}, "tpot": {"p90": 0.05}})
+    overlapped = frozenset({A2aBackend.NORMAL, A2aBackend.LOW_LATENCY})
+    place = serving_pool("h200-sxm")
+    found = found_of(
+        place, asked, a2a_backends=A2A_BACKENDS, drafting=DRAFTING, overlapped=overlapped
+    )
+    value_of = {pair: option for option in found.options for pair in decisions(option).items()}
+    assert {"a2a_backend", "drafting", "two_batch_overlap", "budget", "role"} <= {
+        name
+        for name, _ in value_of
+        if len({value for other, value in value_of if other == name}) > 1
+    }
+    for option in dict.fromkeys(value_of.values()):
+        decided, iteration = decisions(option), option.iteration
+        alone = found_of(
+            place,
+            asked,
+            budgets=(decided["budget"],),
+            drafting=iteration.drafting,
+            a2a_backends=(iteration.a2a_backend,),
+            overlapped=frozenset({iteration.a2a_backend} if iteration.two_batch_overlap else ()),
+        )
+        assert [
+            (same.rate_per_s, same.ttft_s, same.tpot_s, same.kv_tokens)
+            for same in alone.options
+            if decisions(same) == decided and same.running == option.running
+        ] == [(option.rate_per_s, option.ttft_s, option.tpot_s, option.kv_tokens)], decided
+        batches = np.array([1.0, option.running])
+        both_s = step_seconds(iteration, batches, asked)
+        for batch, step_s in zip(batches, both_s, strict=True):
+            assert step_seconds(iteration, np.array([batch]), asked) == pytest.approx([step_s])
+        assert found.slowest_tpot_s <= option.tpot_s or option.role is Role.PREFILL
+        assert found.slowest_ttft_s <= option.ttft_s or option.role is Role.DECODE
 
 
 def best(found: Options, role: Role) -> float:
