@@ -1,14 +1,14 @@
 """Tokens drafted ahead and checked in one step: how many are kept, and what drafts them.
 
-    k tokens drafted   a acceptance   tau tokens that a step yields on average
-    tau = 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)
+    k tokens drafted   a_j acceptance of the j-th   tau tokens that a step yields on average
+    tau = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_k, with one a for all (1 - a^(k+1)) / (1 - a)
 
 A step checks k + 1 tokens of every running sequence: the one that is certain and k drafts. Those up
 to the first that is refused are kept, and the check itself yields one more.
 
 Source: Leviathan et al., Fast Inference from Transformers via Speculative Decoding
-(arXiv:2211.17192), expected number of generated tokens; drafts are taken as accepted independently
-of each other, as there.
+(arXiv:2211.17192), expected number of generated tokens; drafts of a position are taken as accepted
+independently of what was accepted in other steps, as there.
 
 The drafter is one layer that reads the model's last hidden state beside the embedding of the next
 token, and ends in the model's own head:
@@ -25,8 +25,11 @@ Not covered: trees of drafts, drafters of several layers, vocabularies that were
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
+from operator import mul
 
 from tuner.costs.serve.decoder import Decoder, Layers
+from tuner.units import format_ratio
 
 JOINED_INPUTS = 2
 """Hidden state and embedding, which a product of 2 h to h joins."""
@@ -47,14 +50,15 @@ class Drafting:
 
     draft_tokens: int
     """Tokens that are drafted before each step for each sequence."""
-    acceptance: float
-    """Share of drafts that are kept where all before them were."""
+    acceptance: float | tuple[float, ...]
+    """Share of drafts that are kept where all before them were: of all, or of each position; later
+    positions have the last one's."""
     method: DraftMethod = DraftMethod.MTP
 
     def __post_init__(self) -> None:
         if self.draft_tokens < 1:
             raise ValueError(f"draft_tokens {self.draft_tokens} must be at least 1")
-        if not 0.0 <= self.acceptance <= 1.0:
+        if not self.rates or not all(0.0 <= rate <= 1.0 for rate in self.rates):
             raise ValueError(f"acceptance {self.acceptance} must lie in 0..1")
 
     @property
@@ -63,9 +67,21 @@ class Drafting:
         return self.draft_tokens + 1
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """The stated shares, by position."""
+        return self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,)
+
+    @property
+    def yields(self) -> tuple[float, ...]:
+        """Chances that a step yields at least 1, 2, ..., k + 1 tokens."""
+        last = len(self.rates) - 1
+        drafted = (self.rates[min(position, last)] for position in range(self.draft_tokens))
+        return tuple(accumulate(drafted, mul, initial=1.0))
+
+    @property
     def tokens_per_step(self) -> float:
         """Tokens that a sequence gets from a step on average."""
-        return math.fsum(self.acceptance**kept for kept in range(self.checked_tokens))
+        return math.fsum(self.yields)
 
     @property
     def overshoot_tokens(self) -> float:
@@ -74,11 +90,16 @@ class Drafting:
         Model:   (E[X^2] / E[X] - 1) / 2, X the tokens of a step: mean residual life of a renewal
                  process of whole steps (Feller, An Introduction to Probability Theory, vol. 2, XI)
         """
-        # P(X >= j) = a^(j-1), so E[X^2] = sum of (2 j - 1) a^(j-1).
-        square = math.fsum(
-            (2 * kept + 1) * self.acceptance**kept for kept in range(self.checked_tokens)
-        )
+        # E[X^2] = sum of (2 j - 1) P(X >= j).
+        square = math.fsum((2 * kept + 1) * ratio for kept, ratio in enumerate(self.yields))
         return 0.5 * (square / self.tokens_per_step - 1.0)
+
+
+def acceptance_words(acceptance: float | tuple[float, ...]) -> str:
+    """Say which share of drafted tokens is kept, by position where several are stated."""
+    rates = acceptance if isinstance(acceptance, tuple) else (acceptance,)
+    words = ", ".join(format_ratio(rate, digits=0) for rate in rates)
+    return words if len(rates) == 1 else f"{words} (by position)"
 
 
 def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:

@@ -6,6 +6,7 @@ from tuner.catalog.serve_rules.steps import lacks_units
 from tuner.config.serve import Instances, Role
 from tuner.config.serve_words import router_words
 from tuner.costs.serve.bands import NEW_PAIR, PUBLISHED
+from tuner.costs.serve.speculative import acceptance_words
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serving.shape import (
     GroupShape,
@@ -31,7 +32,7 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
     speculative = plan.goal.speculative
     if speculative is not None and any(group.draft_tokens for group in verified.decision.instances):
         lines.append(
-            f"Expected if {format_ratio(speculative.acceptance, digits=0)} of the tokens drafted by"
+            f"Expected if {acceptance_words(speculative.acceptance)} of the tokens drafted by"
             f" {speculative.method} are accepted, which depends on the texts."
         )
     if verified.decision.router is not None:

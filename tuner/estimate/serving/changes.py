@@ -12,7 +12,7 @@
     another all-to-all, or two-batch overlap               the same devices
     one redundant expert more or fewer on every rank       the same devices, with recorded expert
                                                            loads
-    drafts, or none                                        the same devices, where the spec states
+    more or fewer drafts, or none                          the same devices, where the spec states
                                                            the acceptance
     chunked prefill                                        the same devices
     the largest share of memory that fits, or an fp8 cache where the cache limits the launch
@@ -208,9 +208,7 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[LaunchCha
     yield from _copies(inputs, now)
     if inputs.launch.role is Role.PREFILL:
         return
-    if (speculative := inputs.goal.speculative) is not None:
-        tokens = 0 if now.draft_tokens else speculative.draft_tokens
-        yield _moved(now, "drafts", draft_tokens=tokens)
+    yield from _drafts(inputs, now)
     # A batch beyond what memory holds, or beyond the closed loop's concurrency, has no effect.
     option = price_option(inputs, now)
     max_running = int(most_running(option.kv_tokens, inputs.demand, traits=option.iteration.traits))
@@ -223,6 +221,16 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[LaunchCha
     for running in dict.fromkeys((min(2 * used, max_running), max_running, used // 2)):
         if running not in (0, used):
             yield _moved(now, "batch", " sequences a rank", before=used, running=running)
+
+
+def _drafts(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[LaunchChange]:
+    """Yield more, fewer and no drafted tokens, where their acceptance is stated."""
+    speculative = inputs.goal.speculative
+    if speculative is None:
+        return
+    for tokens in range(max(now.draft_tokens, speculative.draft_tokens) + 1):
+        if tokens != now.draft_tokens:
+            yield _moved(now, "drafts", draft_tokens=tokens)
 
 
 def _even_copies(inputs: EstimateInputs, degrees: InstanceDegrees) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.costs.serve.speculative import acceptance_words
 from tuner.prices.serve.machine import LOAD
 from tuner.search.reasons import zero_experts_note
 from tuner.search.serve.choices import Choices
@@ -28,9 +29,9 @@ def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Itera
     if drafting is not None:
         yield (
             f"{drafting.draft_tokens} drafted tokens,"
-            f" {format_ratio(drafting.acceptance, digits=0)} of them kept where"
+            f" {acceptance_words(drafting.acceptance)} of them kept where"
             f" all before were, make {drafting.tokens_per_step:.3g} tokens of a step; instances"
-            " with and without them were priced"
+            " with them, with fewer and without were priced"
         )
 
 

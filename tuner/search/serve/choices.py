@@ -6,7 +6,7 @@ chunked prefill is on are priced both ways where a budget holds the longest requ
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
@@ -35,7 +35,7 @@ class Choices:
 
     budgets: tuple[TokenBudget, ...]
     drafting: Drafting | None = None
-    """Drafting that is tried beside steps without any; None: not tried."""
+    """The deepest drafting that is tried, beside fewer tokens and none; None: not tried."""
     a2a_backends: tuple[A2aBackend, ...] = (A2aBackend.LEAST,)
     """All-to-all backends that are tried with attention-data ranks; without, only the first."""
     overlapped: frozenset[A2aBackend] = frozenset()
@@ -51,12 +51,17 @@ class Choices:
         self, degrees: InstanceDegrees
     ) -> Iterator[tuple[Drafting | None, A2aBackend, bool]]:
         """Yield drafting, the all-to-all, and whether two half batches overlap."""
-        drafts = (None,) if self.drafting is None else (None, self.drafting)
         a2a_backends = self.a2a_backends if degrees.attention_data > 1 else (self.a2a_backends[0],)
-        for drafting, a2a_backend in product(drafts, a2a_backends):
+        for drafting, a2a_backend in product(self._draftings(), a2a_backends):
             yield drafting, a2a_backend, False
             if degrees.attention_data > 1 and a2a_backend in self.overlapped:
                 yield drafting, a2a_backend, True
+
+    def _draftings(self) -> Iterator[Drafting | None]:
+        yield None
+        if self.drafting is not None:
+            for tokens in range(1, self.drafting.draft_tokens + 1):
+                yield replace(self.drafting, draft_tokens=tokens)
 
 
 def engine_budgets(traits: EngineTraits, *, longest: int) -> tuple[TokenBudget, ...]:

@@ -63,15 +63,19 @@ class Engine(Record):
     memory rules count."""
 
 
+_Rate = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
 class Speculative(Record):
     """Speculative decoding (Leviathan et al., arXiv:2211.17192)."""
 
     method: Literal["mtp", "eagle"] = "mtp"
     """`mtp`: the model's multi-token-prediction layers; `eagle`: a separate draft layer."""
     draft_tokens: Annotated[Count, Field(le=16)]
-    """Most draft tokens per step."""
-    acceptance: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Acceptance rate of a draft token, given that all before it were accepted."""
+    """Most draft tokens per step; a plan chooses how many."""
+    acceptance: _Rate | Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=16)]
+    """Acceptance rate of a draft token, given that all before it were accepted: one for all, or a
+    list by position, whose last holds for later ones too."""
 
 
 Mode = Literal[

@@ -28,6 +28,11 @@ def test_tokens_of_a_step_follow_the_published_formula() -> None:
     assert Drafting(draft_tokens=4, acceptance=0.8).tokens_per_step == pytest.approx(3.3616)
     assert Drafting(draft_tokens=4, acceptance=0.0).tokens_per_step == 1.0
     assert Drafting(draft_tokens=4, acceptance=1.0).tokens_per_step == 5.0
+    # By position: 1 + 0.8 + 0.8 * 0.5 + 0.8 * 0.5 * 0.5, the last rate for the third, too.
+    by_position = Drafting(draft_tokens=3, acceptance=(0.8, 0.5))
+    assert by_position.tokens_per_step == pytest.approx(2.4)
+    same = Drafting(draft_tokens=3, acceptance=(0.7, 0.7, 0.7))
+    assert same.overshoot_tokens == pytest.approx(DRAFTING.overshoot_tokens)
 
 
 @settings(deadline=None, max_examples=40)
