@@ -240,11 +240,11 @@ def _drafting(cells: Cells) -> Drafting | None:
         return None
     if drafts > MOST_DRAFTS:
         raise MissingError(f"draft_tokens {drafts} is more than {MOST_DRAFTS}")
-    _text(cells, "draft_acceptance")
     method = cells.get("draft_method", "").strip().lower() or DraftMethod.MTP.value
     if method not in {known.value for known in DraftMethod}:
         raise MissingError(f"draft_method {method[:20]!r} is none that is modelled")
-    acceptance = _ratio(cells, "draft_acceptance")
+    words = _text(cells, "draft_acceptance").split(";")
+    acceptance = tuple(_ratio({"draft_acceptance": word}, "draft_acceptance") for word in words)
     return Drafting(draft_tokens=drafts, acceptance=acceptance, method=DraftMethod(method))
 
 

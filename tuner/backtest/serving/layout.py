@@ -24,7 +24,8 @@ COLUMNS: Final[Mapping[str, str]] = {
     "prefill_*, decode_*": "the degrees of either side of a disaggregated launch, and num_workers",
     "prefix_hit": "optional: share of every prompt that is in the prefix cache",
     "draft_tokens": "optional: tokens drafted before each step; blank: none",
-    "draft_acceptance": "conditional acceptance rate of a draft token, with draft_tokens",
+    "draft_acceptance": "conditional acceptance rate of a draft token, with draft_tokens; by "
+    "position joined by ;",
     "draft_method": "mtp or eagle; blank: mtp",
     "harness": "name of the load driver: errors and factors are kept apart by it; blank: other",
     "length_ratio": "shortest prompt and output as a share of isl and osl; blank: 0.95",
