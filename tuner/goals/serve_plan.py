@@ -1,6 +1,7 @@
 """Deployments as functions, for the command line and for notebooks."""
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from tuner.engines.serving.releases import ENGINE_TRAITS, release_on
 from tuner.errors import SpecError
 from tuner.goals.profiles import is_plan_of, stored_profile
 from tuner.goals.serve_kernels import installed_notes, kernel_hashes
-from tuner.goals.serve_spec import read_serve_spec
+from tuner.goals.serve_spec import goals_by_formats, read_serve_spec
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
 from tuner.plans.folder import read_verified_as
@@ -109,7 +110,55 @@ def plan_deployment(
     lookups: Lookups | None = None,
     residual: ServeResidual | None = None,
 ) -> Deployed:
-    """Plan what a spec that was read describes; raises as `deploy` does."""
+    """Plan what a spec describes, in the best of its formats; raises as `deploy` does."""
+    goals = goals_by_formats(spec.goal, spec.model, spec.cluster)
+    shared = replace(settings, time_limit_s=settings.time_limit_s / len(goals))
+    made = [
+        _plan_formats(
+            replace(spec, goal=goal),
+            profiles,
+            settings=shared,
+            lookups=lookups,
+            residual=residual,
+        )
+        for goal in goals
+    ]
+    best = min(made, key=_least)
+    others = tuple(f"{_served(plan.plan)}; not chosen" for plan in made if plan is not best)
+    noted = best.plan.provenance.model_copy(
+        update={"notes": (*best.plan.provenance.notes, *others)}
+    )
+    return replace(best, plan=best.plan.model_copy(update={"provenance": noted}))
+
+
+def _least(made: Deployed) -> float:
+    """Return what the goal minimises."""
+    predicted, decision = made.plan.predicted, made.plan.decision
+    if predicted is None or decision is None:
+        return math.inf
+    value = {"rate": -predicted.requests_per_s, "cost": predicted.cost_per_hour or 0.0}
+    return value.get(made.plan.goal.objective, float(decision.num_devices))
+
+
+def _served(plan: ServePlan) -> str:
+    """Say what a plan's formats come to."""
+    formats = f"{plan.goal.quantization} weights and a {plan.goal.kv_cache_dtype} cache"
+    if plan.predicted is None or plan.decision is None:
+        return f"{formats} do not serve the goal"
+    return (
+        f"{formats}: {format_counted(plan.decision.num_devices, 'device')},"
+        f" {plan.predicted.requests_per_s:.4g} requests/s"
+    )
+
+
+def _plan_formats(
+    spec: ServeSpec,
+    profiles: Sequence[Path],
+    *,
+    settings: SearchSettings,
+    lookups: Lookups | None,
+    residual: ServeResidual | None,
+) -> Deployed:
     priced_pools = price_serving_pools(
         spec, profiles, needs_profile=lookups is None, residual=residual
     )

@@ -33,6 +33,8 @@ def planned_keys(plan: ServePlan, keys: Keys, used: Path) -> PlannedSpec:
         goal["routing"]["path"] = str(stored.routing.path.absolute())
     if stored.placement is not None:
         goal["placement"] = str(stored.placement.absolute())
+    if goal.pop("formats", None):
+        goal |= {"quantization": stored.quantization, "kv_cache_dtype": stored.kv_cache_dtype}
     use_planned_profiles(keys, plan.cluster)
     sources = plan.provenance.profile_source
     name_used_profiles(

@@ -41,16 +41,26 @@ def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
     _check_lengths(goal, model, source)
     _check_prices(goal, file.cluster, source)
     releases = _releases(goal, file.cluster, source)
+    goals = goals_by_formats(goal, model, file.cluster)
     return ServeSpec(
         path=path,
         model_path=file.model,
         model=model,
         cluster=file.cluster,
-        goal=_with_cache(goal, model, file.cluster),
+        goal=goals[0].model_copy(update={"formats": goal.formats}),
         emit=file.emit,
         releases=releases,
         target_refusals={mode: target_refusals(file.emit, mode) for mode in get_args(Mode)},
         release=release,
+    )
+
+
+def goals_by_formats(goal: ServeGoal, model: ModelSpec, cluster: Cluster) -> tuple[ServeGoal, ...]:
+    """Return a goal for each pair of formats that its spec leaves open, in the spec's order."""
+    stated = [formats.model_dump(exclude_none=True) for formats in goal.formats]
+    return tuple(
+        _with_cache(goal.model_copy(update=formats | {"formats": ()}), model, cluster)
+        for formats in stated or [{}]
     )
 
 

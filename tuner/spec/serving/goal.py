@@ -88,6 +88,19 @@ devices (semi-PD, Nexus). prefill_offload: only long prompts are prefilled on an
 (Prefill-as-a-Service)."""
 
 
+Quantization = Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "fp8_block_mxfp4", "int4"]
+CacheType = Literal["bf16", "fp8"]
+
+
+class ServedFormats(Record):
+    """Formats of weights and cache whose quality is good enough."""
+
+    quantization: Quantization
+    """Type of the weights, as `goal.quantization`."""
+    kv_cache_dtype: CacheType | None = None
+    """Type of keys and values in the cache; absent: `auto` of the first pool's engine."""
+
+
 class ServeGoal(Record):
     """A deployment."""
 
@@ -100,13 +113,14 @@ class ServeGoal(Record):
     islands."""
     traffic: Traffic
     slo: Slo = Slo()
-    quantization: Literal[
-        "bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "fp8_block_mxfp4", "int4"
-    ] = "bf16"
+    quantization: Quantization = "bf16"
     """Type of the weights; mxfp4: experts only, the rest in bf16, as gpt-oss is published, or in
     block-scaled fp8, as DeepSeek-V4 is; int4: experts only, as Kimi-K2.5 is."""
-    kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
+    kv_cache_dtype: CacheType = "bf16"
     """Type of keys and values in the cache; absent: `auto` of the first pool's engine."""
+    formats: Annotated[tuple[ServedFormats, ...], Field(max_length=8)] = ()
+    """Formats whose quality is good enough, in the order of preference: the plan takes the first of
+    those that serve best. Empty: `quantization` and `kv_cache_dtype`."""
     max_model_len: Count | None = None
     """Most tokens of one request; absent: the model's limit."""
     objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"
@@ -139,6 +153,13 @@ class ServeGoal(Record):
         if is_replayed or any(name in traffic for name in ("concurrency", "rate")):
             return data
         return data | {"traffic": traffic | {"rate": SHAPE_RATE}}
+
+    @model_validator(mode="after")
+    def _formats_are_stated_once(self) -> "ServeGoal":
+        stated = {"quantization", "kv_cache_dtype"} & self.model_fields_set
+        if self.formats and stated:
+            raise ValueError(f"'formats' states {min(stated)}, too; leave one of them out")
+        return self
 
     @model_validator(mode="after")
     def _rate_is_of_an_open_load(self) -> "ServeGoal":
