@@ -181,6 +181,6 @@ def test_a_row_may_state_drafts_and_prefix_hits(row: Row) -> None:
         number=1,
     )
     assert result.prefix_ratio == 0.4
-    assert result.drafting == Drafting(draft_tokens=2, acceptance=0.7, method=DraftMethod.EAGLE)
+    assert result.drafting == Drafting(draft_tokens=2, acceptance=(0.7,), method=DraftMethod.EAGLE)
     with pytest.raises(MissingError, match="draft_method 'guess' is none that is modelled"):
         parse_launch(row(draft_tokens="2", draft_acceptance="1", draft_method="guess"), number=1)
