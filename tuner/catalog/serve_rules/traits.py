@@ -141,6 +141,9 @@ class MemoryRule:
     """Share where a launch states none; None: `own_memory_ratio` of the engine's read.py."""
     sampler_bytes: float
     """Bytes of one logit of one sequence, at the sampler's peak."""
+    draft_bytes: float | None = None
+    """The same of one logit of a draft, of which the profiling step checks one a sequence, however
+    many are drafted; None: `sampler_bytes` of all that are."""
     counts_graphs: bool = False
     """CUDA graphs are measured before the cache is made."""
     counts_communicators: bool = False

@@ -11,7 +11,8 @@
                                                       before and behind, one of them reused; f for
                                                       2 f ungated, h a latent width if any
     sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
-                                                      vocabulary; b by engine (traits.py)
+                                                      vocabulary; b by engine (traits.py), which may
+                                                      count one draft only
     graphs       = 0.4 MiB of every captured batch and layer
 
 Sources: what is alive at once is read off the engines' layers; engines run experts in chunks of
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
+from tuner.catalog.serve_rules.traits import MemoryRule
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -143,7 +145,7 @@ def step_reserve(
         activation_bytes,
         iteration,
         tokens=float(max(step_tokens, running * checked)),
-        sampler_bytes=rule.sampler_bytes,
+        logit_bytes=_logit_bytes(rule, drafts=checked - 1),
         hidden_states=2 if rule.compiles else 3,
     )
     activations = steps(running=float(min(running, step_tokens)))
@@ -229,12 +231,20 @@ def activation_bytes(
     *,
     tokens: float,
     running: float,
-    sampler_bytes: float,
+    logit_bytes: float,
     hidden_states: int = 2,
 ) -> float:
-    """Return the peak bytes of activations in a step of so many tokens of a rank."""
+    """Return the peak bytes of activations in a step of so many tokens of a rank.
+
+    Args:
+        iteration: the instance.
+        tokens: of the step.
+        running: sequences of the rank.
+        logit_bytes: of one word of the vocabulary, for each sequence and its drafts.
+        hidden_states: beside the widest kernel.
+    """
     decoder = iteration.decoder
-    sampler = running * iteration.checked_tokens * decoder.vocab * sampler_bytes
+    sampler = running * decoder.vocab * logit_bytes
     widest, dense = _widths(decoder.layers, iteration.degrees.attention_tensor)
     largest = max(
         tokens * ELEMENT_BYTES * widest,
@@ -243,6 +253,13 @@ def activation_bytes(
         sampler,
     )
     return hidden_states * decoder.streams * ELEMENT_BYTES * tokens * decoder.hidden + largest
+
+
+def _logit_bytes(rule: MemoryRule, *, drafts: int) -> float:
+    """Return the bytes of one word of the vocabulary, for one sequence and its drafts."""
+    if rule.draft_bytes is None:
+        return rule.sampler_bytes * (1 + drafts)
+    return rule.sampler_bytes + rule.draft_bytes * min(drafts, 1)
 
 
 @lru_cache(maxsize=64)

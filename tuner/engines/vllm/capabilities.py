@@ -106,6 +106,10 @@ _RECENT: Final = MemoryRule(
     share=MemoryFractionKind.OF_DEVICE,
     ratio=0.92,
     sampler_bytes=14.0,
+    # v1/worker/gpu_model_runner.py, `_dummy_sampler_run`: one draft of each sequence. Logs of 0.14
+    # (github.com/tomasruizt/vllm-scripts) have one cache for 1 to 8 drafts: 11.72 GiB of Qwen3-32B
+    # (TP 1, 1,024 sequences), 2.05 of Llama-3.3-70B (TP 2, 256).
+    draft_bytes=14.0,
     counts_graphs=True,
     wants_whole_length=True,
     # vllm-project/vllm#38270, of March 2026: config/compilation.py.

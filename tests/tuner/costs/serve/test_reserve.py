@@ -61,11 +61,11 @@ BASE = iteration(LLAMA_8B, BF16)
 
 def test_activations_of_a_dense_model_by_hand() -> None:
     # 8192 tokens: two streams of 4096 and three rows of 14336, at two bytes.
-    found = activation_bytes(BASE, tokens=8192.0, running=1.0, sampler_bytes=38.0)
+    found = activation_bytes(BASE, tokens=8192.0, running=1.0, logit_bytes=38.0)
     assert found == 8192 * 2 * (2 * 4096 + 3 * 14336)
     # A Llama-3.1-8B with 20,000 tokens a step peaks 2.07 GiB above its weights (issue 10517); its
     # release compiled nothing, so that the loop over layers kept the input of the one that ran.
-    long = activation_bytes(BASE, tokens=20_000.0, running=1.0, sampler_bytes=38.0, hidden_states=3)
+    long = activation_bytes(BASE, tokens=20_000.0, running=1.0, logit_bytes=38.0, hidden_states=3)
     assert long == pytest.approx(2.07 * GIB, rel=0.01)
 
 
