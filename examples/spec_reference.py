@@ -89,8 +89,11 @@ def _objects_of(schema: Schema, field: Schema) -> Iterator[tuple[Schema, str]]:
 
 def _alternatives(schema: Schema, field: Schema) -> tuple[Schema, ...]:
     """Return what a key may be, references followed; whether it may be absent is left out."""
-    actual = (_followed(schema, part) for part in field.get("anyOf", field.get("oneOf", (field,))))
-    return tuple(part for part in actual if part.get("type") != "null")
+    parts = field.get("anyOf", field.get("oneOf"))
+    if parts is None:
+        actual = _followed(schema, field)
+        return () if actual.get("type") == "null" else (actual,)
+    return tuple(kind for part in parts for kind in _alternatives(schema, part))
 
 
 def _followed(schema: Schema, part: Schema) -> Schema:

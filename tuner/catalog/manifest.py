@@ -164,6 +164,11 @@ class Capabilities:
     recompute_per_stage: bool = True
     activation_offload: Conditions | None = None
     """Saved activations can be offloaded to host memory; None: never."""
+    packing: frozenset[str] = frozenset()
+    """Rules by which documents are packed into rows whose attention keeps them apart
+    (tuner/costs/train/packing.py); empty: none are."""
+    packing_needs_single_rows: bool = False
+    """Packed rows need micro-batches of one row, and no CUDA graphs."""
     largest_chunks: int = LARGEST_CHUNKS
     """Largest chunk count."""
     chunks_per_stage: bool = True

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from tuner.catalog.manifest import Capabilities
 from tuner.catalog.saved_bytes import SavedBytes
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.lengths import LengthLaw
 from tuner.spec.tune import Adapters
 
 
@@ -26,6 +28,9 @@ class Target:
     saved_bytes: Callable[[Adapters | None, int, str], SavedBytes]
     """Function that returns bytes of a parameter in checkpoints, by what is trained, the zero_stage
     and the precision."""
+    tuning_documents: Callable[[ModelSpec, Adapters | None], LengthLaw | None] | None = None
+    """Function that returns the lengths of the documents that its files train on unless the goal
+    states any, where the program packs them; None: its files name no documents."""
     emitter: str = "emit"
     """Function of write.py: (verified) -> tuple of EmittedFile."""
 

@@ -23,6 +23,12 @@ class Strategies:
     """Sequences of one micro-batch on one data-parallel replica."""
     num_microbatches: Numbers
     """Micro-batches of a step on one pipeline."""
+    document: Numbers = 0.0
+    """Tokens of the document that a token of a packed row is in, mean, at which causal attention
+    computes as many pairs; 0: a sequence is one document."""
+    attended: Numbers = 0.0
+    """Keys that a query of a packed row attends to, mean over tokens and attention layers; 0: a
+    sequence is one document."""
     tensor: Numbers = 1.0
     context: Numbers = 1.0
     pipeline: Numbers = 1.0

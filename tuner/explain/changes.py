@@ -128,7 +128,12 @@ def _rate(value_bytes_per_s: float) -> str:
 def _of_goal(
     _spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes, *, name: str, words: str
 ) -> None:
-    _count(keys["goal"], name, change, notes, words)
+    of = keys["goal"]
+    if isinstance(of[name], dict):
+        # A batch in documents, rows or tokens.
+        of, (name,) = of[name], of[name]
+        words = f"{name} a step"
+    _count(of, name, change, notes, words)
 
 
 def _request_rate(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:

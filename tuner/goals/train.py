@@ -23,6 +23,7 @@ from tuner.goals.wanted_sizes import train_sizes
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
+from tuner.spec.documents import LengthFile
 from tuner.spec.spec_file import Keys
 from tuner.verify.records import Verified
 
@@ -43,6 +44,8 @@ def _spec(plan: Plan, keys: Keys, used: Path) -> PlannedSpec:
     goal = keys["goal"]
     if goal.get("routing"):
         goal["routing"] = {**goal["routing"], "path": str(used / "routing.json")}
+    if isinstance(plan.goal.sequence_lengths, LengthFile):
+        goal["sequence_lengths"] = str(used / "lengths.csv")
     if (goal.get("reliability") or {}).get("log"):
         goal["reliability"]["log"]["path"] = str(used / "failures.json")
     return PlannedSpec(

@@ -1,9 +1,9 @@
 """Files beside `plan.json` in the folder of a training plan (tuner/plans/folder.py).
 
     used/         the spec, the model's config, the routing record, the failure log's counts, the
-                  link matrix of pool N in `links-N.csv`, and the profile in `profile/`; where
-                  several pools have one, each in `profiles/N/` with N the pool's position in the
-                  spec, from 0
+                  lengths of documents in `lengths.csv`, the link matrix of pool N in
+                  `links-N.csv`, and the profile in `profile/`; where several pools have one, each
+                  in `profiles/N/` with N the pool's position in the spec, from 0
     fewer-nodes/  a folder of the same kind, of the layout for one node less; only where the job
                   goes on without a spare node
 
@@ -32,7 +32,9 @@ from tuner.plans.folder import (
 )
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.search.train.fewer_nodes import FewerNodesPlan
+from tuner.spec.documents import LengthFile
 from tuner.spec.files import LARGEST_FILE_BYTES
+from tuner.spec.length_files import lengths_csv
 from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec
 from tuner.verify.records import Verified
@@ -134,6 +136,8 @@ def _used(spec: Spec) -> dict[str, bytes]:
     }
     if spec.goal.routing is not None:
         used["routing.json"] = routing_json(spec.goal.routing.path)
+    if spec.documents is not None and isinstance(spec.goal.sequence_lengths, LengthFile):
+        used["lengths.csv"] = lengths_csv(spec.documents).encode()
     if spec.failures is not None:
         used["failures.json"] = spec.failures.model_dump_json().encode()
     for number, pool in enumerate(spec.cluster.pools):

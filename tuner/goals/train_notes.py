@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from profilers.records import Profile
 from tuner.catalog.programs import background_checkpoint_obstacle
 from tuner.config.host_memory import RENAMED, STATED_AS
+from tuner.costs.train.attention import packed_columns
+from tuner.costs.train.columns_of import shape_of_model
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.targets import programs
 from tuner.faults.failure_rates import observed_rates
@@ -23,6 +25,7 @@ from tuner.plans.train import Plan
 from tuner.report.run_section import run_notes
 from tuner.search.reasons import MEMORY_LIMIT, unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
+from tuner.search.train.build_problem import packed_rows
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_bytes_per_s, format_counted, format_ratio, format_s
@@ -39,6 +42,7 @@ def analytic_notes(
     notes = []
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    notes += _rows_notes(spec)
     if spec.model.moe is not None and spec.model.moe.zero_experts:
         notes.append(zero_experts_note(spec.model.moe))
     notes += _reliability_notes(
@@ -56,6 +60,29 @@ def analytic_notes(
     else:
         notes.append("planned on the device's datasheet only: the error band is wide")
     return tuple(notes)
+
+
+def _rows_notes(spec: Spec) -> Iterator[str]:
+    """Yield how documents lie in rows, and what attention computes of them."""
+    rows = packed_rows(spec)
+    if rows is None:
+        return
+    columns = packed_columns(shape_of_model(spec.model, mtp_layers=0), rows)
+    if spec.documents is None:
+        yield (
+            f"the launch packs the samples that its recipe names, some"
+            f" {rows.capacity / rows.documents_per_row:.0f} tokens each; state the lengths of yours"
+            " (goal.sequence_lengths)"
+        )
+    yield (
+        f"a row of {rows.capacity:,} tokens holds {rows.documents_per_row:.1f} documents and is"
+        f" {format_ratio(rows.fill_ratio)} full ({rows.rule}); a token is in a document of"
+        f" {columns['document']:,.0f} tokens on average, and documents do not attend to each other"
+    )
+    if spec.documents is not None:
+        size = spec.goal.global_batch_size
+        documents = size * rows.documents_per_row
+        yield f"a step of {size:,} rows is {documents:,.0f} documents on average"
 
 
 def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:

@@ -412,8 +412,8 @@ def refuse_unpriced(spec: Spec) -> None:
     """Refuse what this version cannot price, and what a target of the spec cannot launch.
 
     Raises:
-        SpecError: several pools, latent attention, or a model or precision that a target lacks,
-            or adapters beside frozen weights that a target keeps in its own way.
+        SpecError: several pools, latent attention, documents in rows, a model or precision that a
+            target lacks, or adapters beside frozen weights that a target keeps in its own way.
     """
     if len(spec.cluster.pools) > 1:
         names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
@@ -425,6 +425,11 @@ def refuse_unpriced(spec: Spec) -> None:
         raise SpecError(
             f"model: {spec.model.architecture} has multi-head latent attention, which a "
             "profile of the reference step cannot price; name the pool's 'device' and no profile"
+        )
+    if spec.documents is not None:
+        raise SpecError(
+            "goal.sequence_lengths: a profile of the reference step prices whole sequences; leave"
+            " it out, or name the pool's 'device' and no profile"
         )
     refuse_unlaunchable(spec)
     _refuse_unpriced_adapters(spec)

@@ -269,7 +269,7 @@ def active_parameters(model: ModelSpec) -> int:
     return num_parameters(model) - round(model.num_moe_layers * idle * one_expert_parameters(model))
 
 
-def attended_tokens(*, sequence_length: int, window: int | None) -> float:
+def attended_tokens(*, sequence_length: float, window: int | None) -> float:
     """Average over positions of the tokens that a query attends to, itself included.
 
     Without window (S + 1) / 2; with window W < S: (W (W + 1) / 2 + (S - W) W) / S.
@@ -282,7 +282,7 @@ def attended_tokens(*, sequence_length: int, window: int | None) -> float:
 def attention_core_flop_per_token(
     model: ModelSpec,
     *,
-    sequence_length: int,
+    sequence_length: float,
     windowed: bool = False,
     compressor: Compressor | None = None,
     shares_index: bool = False,
@@ -313,7 +313,7 @@ def attention_core_flop_per_token(
     return 2 * attention.num_heads * width * tokens + scores
 
 
-def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> ForwardFlop:
+def forward_flop_per_token(model: ModelSpec, *, sequence_length: float) -> ForwardFlop:
     """FLOPs of one token's forward pass, by component; see the module for what counts."""
     moe, hidden, attention = model.moe, model.hidden_size, model.attention
     dense_layers = model.layers.count(LayerKind.DENSE)
@@ -381,7 +381,7 @@ def _connections_flop(model: ModelSpec) -> float:
 
 
 def training_flop_per_token(
-    model: ModelSpec, *, sequence_length: int, mtp_layers: int = 0
+    model: ModelSpec, *, sequence_length: float, mtp_layers: int = 0
 ) -> float:
     """FLOPs of forward and backward pass of one token: three times the forward pass.
 

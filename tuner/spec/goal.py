@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from profilers.records import Record
+from tuner.spec.documents import BatchSize, SequenceLengths, TooLong
 from tuner.spec.failure_log import StatedLog
 from tuner.spec.fields import (
     Bytes,
@@ -306,9 +307,15 @@ class TrainGoal(Record):
     kind: Literal["train"]
     """Always `train`."""
     sequence_length: Count
-    """Tokens of one sequence."""
+    """Tokens of one sequence; with `sequence_lengths`, of one packed row."""
     global_batch_size: Count
-    """Sequences of one optimizer step."""
+    """Sequences of one optimizer step; with `sequence_lengths`, packed rows."""
+    sequence_lengths: SequenceLengths | None = None
+    """Lengths of the documents, which are packed into rows of `sequence_length` tokens and attend
+    to themselves alone: a file, or a law such as `{kind: lognormal, mean: 1024, cv: 1.5}`; absent:
+    every sequence is one document."""
+    too_long: TooLong = TooLong.CUT
+    """Treatment of documents that are longer than `sequence_length`."""
     tokens: Number | None = None
     """Tokens of the whole run, for its duration and price."""
     precision: Precision = Precision.BF16
@@ -330,6 +337,14 @@ class TrainGoal(Record):
     """Time lost to a start that runs out of memory, seconds, replanning and requeueing included;
     absent: 4 hours (tuner/search/train/memory_risk.py)."""
 
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what plans did not have before documents had lengths, where they have none."""
+        values: dict[str, Any] = serialize(self)
+        if self.sequence_lengths is None:
+            del values["sequence_lengths"], values["too_long"]
+        return values
+
     @property
     def adapters(self) -> Adapters | None:
         """The adapters that are trained; None: all weights."""
@@ -339,3 +354,11 @@ class TrainGoal(Record):
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step."""
         return self.sequence_length * self.global_batch_size
+
+
+class StatedTrainGoal(TrainGoal):
+    """A training run: pretraining or fine-tuning."""
+
+    global_batch_size: BatchSize  # type: ignore[assignment]  # a spec is resolved to sequences
+    """Sequences of one optimizer step, or `{documents: N}`, `{rows: N}` or `{tokens: N}`, which
+    become the nearest number of rows that data-parallel ranks divide well."""

@@ -8,9 +8,10 @@ from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 from profilers.records import Record
 from tuner.catalog.programs import Programs
 from tuner.spec.cluster import Cluster
+from tuner.spec.documents import Documents
 from tuner.spec.failure_log import FailureLog
 from tuner.spec.fields import FilePath, Name, one_or_many
-from tuner.spec.goal import TrainGoal
+from tuner.spec.goal import StatedTrainGoal, TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord
 from tuner.spec.search import Search
@@ -28,7 +29,7 @@ class SpecFile(Record):
     model: FilePath
     """An unmodified Hugging Face `config.json`, or the folder that holds it."""
     cluster: Cluster
-    goal: TrainGoal
+    goal: StatedTrainGoal
     search: Search = Search()
     emit: Targets = ("reference",)
     """Names of the targets to write launch files for; they also limit the search."""
@@ -57,6 +58,8 @@ class Spec(Record):
     model: ModelSpec
     cluster: Cluster
     goal: TrainGoal
+    documents: InstanceOf[Documents] | None = None
+    """The documents of `goal.sequence_lengths` as they are trained; None: every sequence is one."""
     routing: RoutingRecord | None = None
     """The recording in `goal.routing`; None assumes balanced experts."""
     failures: FailureLog | None = None

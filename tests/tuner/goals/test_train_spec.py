@@ -365,3 +365,49 @@ def test_files_of_others_may_have_aliases_and_several_documents() -> None:
     ]
     with pytest.raises(SpecError, match="another document"):
         parse_yaml("a: 1\n---\nb: 2\n", source="file")
+
+
+# Documents of unequal length.
+
+DOCUMENTS = (
+    TEXT.replace("models/config.json", str(MODELS / "qwen3-30b-a3b"))
+    .replace("emit: [megatron-lm, slurm]", "emit: [torchtitan]")
+    .replace(
+        "    - name: h200\n      profile: profiles/h200-sxm\n",
+        "    - name: h200\n      device: h200-sxm\n",
+    )
+    .replace("  precision: bf16\n", "  precision: bf16\n  sequence_lengths: lengths.csv\n")
+)
+
+
+def test_a_batch_in_documents_or_tokens_becomes_rows(folder: Path) -> None:
+    (folder / "lengths.csv").write_text("tokens,count\n100,600\n1000,400\n6000,2\n")
+    # 460 tokens a document and 4,096 a row: 8.7 documents with those that continue.
+    for stated, rows in (
+        ("{rows: 123}", 123),
+        ("77", 77),
+        ("{tokens: 1000000}", 256),
+        ("{documents: 5000}", 576),
+        ("{documents: 5}", 1),
+    ):
+        text = DOCUMENTS.replace("global_batch_size: 1024", f"global_batch_size: {stated}")
+        spec = read_text(folder, text)
+        assert spec.goal.global_batch_size == rows, stated
+        assert present(spec.documents).longest == 6000
+
+
+def test_what_documents_cannot_be_is_refused_in_one_line(folder: Path) -> None:
+    (folder / "lengths.csv").write_text("tokens\n100\n90000\n")
+    batch, named = "global_batch_size: 1024", "sequence_lengths: lengths.csv"
+    for change, words in (
+        ((batch, "global_batch_size: {}"), "goal.global_batch_size: nothing is stated"),
+        ((batch, "global_batch_size: {rows: 1, tokens: 5}"), "rows and tokens is stated"),
+        ((batch, "global_batch_size: {documents: 0}"), "goal.global_batch_size.documents: "),
+        ((batch, "global_batch_size: {tokens: 20}"), "20 is 0.00 of a row of 4,096 tokens"),
+        ((named, "sequence_lengths: {kind: lognormal}"), "lognormal lengths need 'mean'"),
+        ((named, "sequence_lengths: {path: gone.csv}"), "gone.csv: cannot be read"),
+        ((named, "sequence_lengths: 5"), "goal.sequence_lengths: 5 where a mapping belongs"),
+        (("sequence_length: 4096", "sequence_length: 65536"), "65,536 tokens are kept"),
+    ):
+        with refused(SpecError, words):
+            read_text(folder, DOCUMENTS.replace(*change))

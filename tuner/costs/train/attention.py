@@ -26,6 +26,7 @@ from tuner.config.columns import Numbers, Strategies
 from tuner.config.shapes import ModelShape
 from tuner.costs.train.adapter_blocks import adapter_blocks
 from tuner.costs.train.adapters import attention_matrices
+from tuner.costs.train.packing import PackedRows
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -152,15 +153,14 @@ def _indexer(setting: BlockInputs) -> Block:
     merges = np.greater(m.csa_ratio, 0.0)
     queries = gemm(setting, s.tokens, heads * m.index_dim, np.maximum(m.q_lora_rank, 1.0))
     keys = gemm(setting, s.tokens, np.where(merges, 0.0, m.index_dim) + heads, m.hidden)
-    every = s.sequence * (s.sequence + 1.0) / 2.0
-    entries = s.sequence * mean_entries(
-        s.sequence, ratio=np.maximum(m.csa_ratio, 1.0), limit=s.sequence
-    )
-    pairs = s.micro_batch * np.where(merges, entries, every) / s.context
+    document, documents = _documents(s)
+    every = document * (document + 1.0) / 2.0
+    entries = document * mean_entries(document, ratio=np.maximum(m.csa_ratio, 1.0), limit=document)
+    pairs = documents * np.where(merges, entries, every) / s.context
     scores = attention(
         pairs=pairs,
-        batch=s.micro_batch,
-        sequence=s.sequence,
+        batch=documents,
+        sequence=document,
         heads=heads,
         kv_heads=1.0,
         head_dim=m.index_dim,
@@ -180,19 +180,20 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
     """Attention over the sequence, with so many launches where its kernel is fused."""
     m, s, constants = setting.model, setting.strategies, setting.constants
     heads = m.heads / s.tensor
-    sequences = s.micro_batch
-    pairs = sequences * _mean_pairs(m, s) / s.context
+    document, documents = _documents(s)
+    attended = s.micro_batch * s.sequence * s.attended
+    pairs = np.where(attended, attended, documents * mean_pairs(m, document)) / s.context
     # A ring computes a part of the keys at each step; sparse attention gathers all of them first.
     has_ring = np.equal(m.index_heads, 0.0)
     forward = attention(
         pairs=pairs,
-        batch=sequences,
-        sequence=s.sequence,
+        batch=documents,
+        sequence=document,
         heads=heads,
         kv_heads=np.maximum(m.kv_heads / s.tensor, 1.0),
         head_dim=m.head_dim,
         value_dim=m.value_dim,
-        queries=sequences * s.sequence / np.where(has_ring, 1.0, s.context),
+        queries=s.micro_batch * s.sequence / np.where(has_ring, 1.0, s.context),
     )
     # Windows of a few tiles and attention sinks leave the kernels' fast path.
     slower = np.where(
@@ -222,25 +223,42 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
     )
 
 
-def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
-    """Pairs that are computed per sequence and head, averaged over the attention layers.
+def _documents(s: Strategies) -> tuple[Numbers, Numbers]:
+    """Return tokens of a document, and documents of a micro-batch."""
+    document = np.where(s.document, s.document, s.sequence)
+    return document, s.micro_batch * s.sequence / document
+
+
+def packed_columns(m: ModelShape, rows: PackedRows) -> dict[str, float]:
+    """Return the columns of packed rows: what their block-diagonal causal masks leave.
+
+    Padding at the end of a row attends to nothing.
+    """
+    slots = float(rows.num_rows * rows.capacity)
+    causal = float(rows.total_R(lambda tokens: tokens * (tokens + 1.0) / 2.0).sum())
+    pairs = float(rows.total_R(lambda tokens: np.asarray(mean_pairs(m, tokens))).sum())
+    return {"document": 2.0 * causal / slots - 1.0, "attended": pairs / slots}
+
+
+def mean_pairs(m: ModelShape, document: Numbers) -> Numbers:
+    """Pairs that are computed per document and head, averaged over the attention layers.
 
     A window counts one tile wider, since a tile of queries reads the keys of all of them.
     """
-    every = s.sequence * (s.sequence + 1.0) / 2.0
-    picked = np.where(np.greater(m.index_heads, 0.0), m.index_top_k, s.sequence)
-    every = np.minimum(every, _near_pairs(picked, s.sequence))
-    near = _near_pairs(m.window + TILE, s.sequence)
-    chunk = np.clip(m.window, 1.0, s.sequence)
-    near = np.where(np.greater(m.window_is_chunk, 0.0), s.sequence * (chunk + 1.0) / 2.0, near)
+    every = document * (document + 1.0) / 2.0
+    picked = np.where(np.greater(m.index_heads, 0.0), m.index_top_k, document)
+    every = np.minimum(every, _near_pairs(picked, document))
+    near = _near_pairs(m.window + TILE, document)
+    chunk = np.clip(m.window, 1.0, document)
+    near = np.where(np.greater(m.window_is_chunk, 0.0), document * (chunk + 1.0) / 2.0, near)
     pairs = m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
     for share, ratio, limit in (
         (m.csa_share, m.csa_ratio, m.index_top_k),
-        (m.hca_share, m.hca_ratio, s.sequence),
+        (m.hca_share, m.hca_ratio, document),
     ):
         if is_any(share):
-            entries = mean_entries(s.sequence, ratio=np.maximum(ratio, 1.0), limit=limit)
-            pairs = pairs + share * s.sequence * entries
+            entries = mean_entries(document, ratio=np.maximum(ratio, 1.0), limit=limit)
+            pairs = pairs + share * document * entries
     return pairs
 
 

@@ -33,6 +33,7 @@ Fields of overrides and of `LoRA`, and names of recipes were compared with the t
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tuner.catalog.manifest import restricted
@@ -43,9 +44,20 @@ from tuner.engines.megatron_lm.capabilities import (
     WITH_0_17,
     saved_bytes,
 )
+from tuner.engines.megatron_lm.core import Core
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.spec.features import ModelFeature
-from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, GATE_UP, JOINED_INPUTS, QKV, SPLIT_INPUTS
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.lengths import LengthKind, LengthLaw
+from tuner.spec.tune import (
+    ADAPTER_TARGETS,
+    EXPERTS,
+    GATE_UP,
+    JOINED_INPUTS,
+    QKV,
+    SPLIT_INPUTS,
+    Adapters,
+)
 
 _UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) | {
     ModelFeature.QK_NORM_UNWEIGHTED,
@@ -56,6 +68,20 @@ _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 _FUSED: Final = frozenset({QKV, GATE_UP, JOINED_INPUTS, SPLIT_INPUTS})
 _RANK_SPLITTING: Final = frozenset(ADAPTER_TARGETS) - {"o_proj", "out_proj", "down_proj"}
 
+_PACKING: Final = frozenset({"first_fit_shuffle", "first_fit_decreasing"})
+
+SQUAD: Final = LengthLaw(kind=LengthKind.LOGNORMAL, mean=180, cv=0.45)
+"""Tokens of a sample of SQuAD 1.1, a paragraph with a question and its answer: our estimate, from
+some 130 words. In rows of thousands of tokens attention is as good as nothing, whatever it is."""
+
+
+def _tuning_documents(core: Core, model: ModelSpec, adapters: Adapters | None) -> LengthLaw | None:
+    """Return the samples of a recipe of adapters, which are packed; other recipes pack nothing."""
+    from tuner.engines.megatron_bridge.write import adapter_recipe
+
+    return SQUAD if adapter_recipe(model, adapters, core=core) else None
+
+
 _WITH_0_18: Final = replace(
     MEGATRON_0_18,
     in_process_restart_zero_stages=frozenset(),
@@ -63,6 +89,8 @@ _WITH_0_18: Final = replace(
     fused_layers=_FUSED,
     adapter_dtypes=frozenset({"bf16"}),
     rank_splitting_targets=_RANK_SPLITTING,
+    packing=_PACKING,
+    packing_needs_single_rows=True,
 )
 _WITH_0_16: Final = replace(
     MEGATRON_0_16,
@@ -72,6 +100,8 @@ _WITH_0_16: Final = replace(
     fused_layers=_FUSED,
     adapter_dtypes=frozenset({"bf16"}),
     rank_splitting_targets=_RANK_SPLITTING,
+    packing=_PACKING,
+    packing_needs_single_rows=True,
 )
 
 BRIDGE_26_06: Final = replace(
@@ -102,13 +132,18 @@ BRIDGE_26_02: Final = replace(
 
 TARGETS: Final = (
     Target(
-        capabilities=BRIDGE_26_06, family="nemo", software="megatron-2026", saved_bytes=saved_bytes
+        capabilities=BRIDGE_26_06,
+        family="nemo",
+        software="megatron-2026",
+        saved_bytes=saved_bytes,
+        tuning_documents=partial(_tuning_documents, Core.V0_18),
     ),
     Target(
         capabilities=BRIDGE_26_04,
         family="nemo",
         software="megatron-2026",
         saved_bytes=saved_bytes,
+        tuning_documents=partial(_tuning_documents, Core.V0_17),
         emitter="emit_26_04",
     ),
     Target(
@@ -116,6 +151,7 @@ TARGETS: Final = (
         family="nemo",
         software="megatron-2025",
         saved_bytes=saved_bytes,
+        tuning_documents=partial(_tuning_documents, Core.V0_16),
         emitter="emit_26_02",
     ),
 )

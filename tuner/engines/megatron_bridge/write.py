@@ -48,6 +48,7 @@ from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import ModelSpec, QkNorm
+from tuner.spec.tune import Adapters
 
 Override = tuple[str, Value]
 """Path of a field from the configuration's root, and its value."""
@@ -173,7 +174,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     exact, nearest = _recipe(plan.model, core=core)
     schedule = checkpoint_schedule(verified, removes_old=True)
     shape, is_local = launch_shape(plan, decision), has_local(schedule)
-    recipe = _adapter_recipe(plan.model, plan.goal, core=core) or exact or nearest
+    recipe = adapter_recipe(plan.model, plan.goal.adapters, core=core) or exact or nearest
     named = bool(exact) or core is not Core.V0_16 or nearest != _PLAIN
     said = (
         *statement(verified, schedule=schedule),
@@ -271,7 +272,7 @@ def _program(
     lora = lora_arguments(model, goal, core=core)
     start = _PRETRAIN if lora is None else _FINETUNE
     words = "".join(f"    {name}={value!r},\n" for name, value in (lora or {}).items())
-    finetunes = bool(_adapter_recipe(model, goal, core=core))
+    finetunes = bool(adapter_recipe(model, goal.adapters, core=core))
     return _TRAIN.format(
         precision=precision,
         in_fp32=decision.gradient_bytes == 4,
@@ -293,7 +294,7 @@ def overrides(
     precision = decision.fp8_recipe or goal.precision.value
     fields = decision_fields(model, decision, precision=precision, core=core)
     is_exact = bool(_recipe(model, core=core)[0])
-    finetunes = bool(_adapter_recipe(model, goal, core=core))
+    finetunes = bool(adapter_recipe(model, goal.adapters, core=core))
     if not is_exact:
         fields = model_fields(model) | fields
     if core is not Core.V0_18:
@@ -332,10 +333,10 @@ def _recipe(model: ModelSpec, *, core: Core) -> tuple[str, str]:
     return exact, _PLAIN
 
 
-def _adapter_recipe(model: ModelSpec, goal: TrainGoal, *, core: Core) -> str:
+def adapter_recipe(model: ModelSpec, adapters: Adapters | None, *, core: Core) -> str:
     """Return the recipe that trains adapters of the model; empty: there is none, or need."""
     exact, _ = _recipe(model, core=core)
-    if goal.adapters is None or not exact or exact in _WITHOUT_ADAPTERS:
+    if adapters is None or not exact or exact in _WITHOUT_ADAPTERS:
         return ""
     return exact.removesuffix(_PRETRAINING) + _WITH_ADAPTERS[core]
 

@@ -19,6 +19,9 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
   parallelism it refuses (`models/qwen3_5/parallelize.py`). No model has Mamba-2, Kimi delta
   attention, sparse or chunked attention, layers that are a mixer or a network alone, or experts
   without weights.
+- Text is one stream of tokens, cut into sequences, and masks keep its documents apart by positions
+  that begin anew (`hf_datasets/text_datasets.py`; `models/common/attention.py`); not so the `sdpa`
+  of processors.
 - fp8 and MTP are part of a model's code there, not of the configuration.
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
@@ -71,6 +74,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     zero_stages=frozenset({0, 2, 3}),
     shard_ranks_zero_stages=frozenset({2, 3}),
     gradient_bytes=frozenset({4}),
+    packing=frozenset({"wrapped"}),
     ddp_bucket_size=False,
     synchronizes_every_microbatch=True,
     # enable_cpu_offload also moves parameters and gradients, which is not priced.
@@ -122,6 +126,7 @@ ON_PROCESSORS: Final = replace(
     TORCHTITAN_0_3,
     pipeline=False,
     context_parallel=False,
+    packing=frozenset(),
     pinned_checkpoints=False,
     dispatchers=frozenset({"alltoall"}),
     cuda_graphs=frozenset({"none"}),

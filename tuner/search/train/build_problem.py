@@ -14,11 +14,13 @@ from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
 from tuner.config.shapes import number, single
 from tuner.config.tune_columns import stack_of, tune_columns
 from tuner.costs.train.adapters import num_adapter_parameters
+from tuner.costs.train.attention import packed_columns
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
+from tuner.costs.train.packing import RULES, PackedRows, pack_rows
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
 from tuner.prices.ops import Prices
@@ -26,6 +28,7 @@ from tuner.prices.train.constants import Software
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import priced_release, regime_of
 from tuner.spec.cluster import Pool
+from tuner.spec.documents import documents_of_law
 from tuner.spec.goal import TWO_LEVELS
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec
@@ -103,6 +106,8 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     memory_family = target.memory_family or target.family
     routing, record = spec.goal.routing, spec.routing
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
+    shape = shape_of_model(spec.model, mtp_layers=mtp)
+    rows = packed_rows(spec)
     _refuse_precision(spec, priced_pool.sheet)
     _refuse_dispatcher(spec)
     _refuse_host_checkpoints(spec)
@@ -116,7 +121,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         hardware = priced_pool.measured.linked(hardware, constants)
     return TrainProblem(
         model=spec.model,
-        shape=shape_of_model(spec.model, mtp_layers=mtp),
+        shape=shape,
         hardware=hardware,
         constants=constants,
         software=regime.software,
@@ -132,11 +137,13 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         sequence_length=spec.goal.sequence_length,
         global_batch_size=spec.goal.global_batch_size,
         capabilities=capabilities,
-        limits=_limits(spec),
+        limits=_limits(spec, is_packed=rows is not None),
         precision=spec.goal.precision.value,
         linear_bytes=1.0 if precision.is_narrow else 0.0,
         gradient_bytes=float(gradient_bytes),
         tuned=tuned,
+        rows=rows,
+        packed={} if rows is None else packed_columns(shape, rows),
         expert_imbalance=(
             None
             if routing is None or record is None
@@ -144,6 +151,34 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         ),
         price_per_device_hour=priced_pool.pool.price_per_device_hour,
     )
+
+
+def packed_rows(spec: Spec) -> PackedRows | None:
+    """Pack the documents of the goal, or those of the data set that its files name.
+
+    None: every sequence is one document, for all that is known.
+
+    Raises:
+        SpecError: the goal has documents, and a target does not keep those of a row apart.
+    """
+    able, capacity = spec.programs.capabilities(), spec.goal.sequence_length
+    rule = next((name for name in RULES if name in able.packing), None)
+    documents, usual = spec.documents, spec.programs.first.tuning_documents
+    if usual is not None:
+        law = usual(spec.model, spec.goal.adapters)
+        rule = None if law is None else rule
+        documents = documents or (None if law is None else documents_of_law(law))
+    if spec.documents is not None and rule is None:
+        packing = [
+            name for name, target in spec.programs.known.items() if target.capabilities.packing
+        ]
+        raise SpecError(
+            f"goal.sequence_lengths: {' and '.join(able.names)} lets documents of a row attend to"
+            f" each other, or does not pack; {', '.join(packing)} keep them apart"
+        )
+    if documents is None or rule is None:
+        return None
+    return pack_rows(documents, rule=rule, capacity=capacity, too_long=spec.goal.too_long)
 
 
 def tuned_columns(spec: Spec) -> dict[str, float]:
@@ -238,7 +273,7 @@ def _gradient_bytes(spec: Spec) -> int:
     return launchable[0]
 
 
-def _limits(spec: Spec) -> Limits:
+def _limits(spec: Spec, *, is_packed: bool) -> Limits:
     """Leave out what no published run prices, unless the user names it.
 
     That is offloading to host memory, and in models with experts CUDA graphs of a whole iteration,
@@ -250,7 +285,27 @@ def _limits(spec: Spec) -> Limits:
     }
     if spec.model.moe is not None and requested.cuda_graph is None:
         defaults["cuda_graph"] = ("none", "partial")
+    if is_packed and spec.programs.capabilities().packing_needs_single_rows:
+        defaults |= _single_rows(spec)
     return requested.model_copy(update=defaults)
+
+
+def _single_rows(spec: Spec) -> dict[str, object]:
+    """Return the limits of a target that packs micro-batches of one row alone.
+
+    Padded to whole sequences, documents that the goal does not state may have others if asked for.
+    """
+    needed: dict[str, object] = {"micro_batch_size": 1, "cuda_graph": "none"}
+    for name, value in tuple(needed.items()):
+        requested = getattr(spec.search, name)
+        if requested is not None and value not in requested:
+            if spec.documents is None:
+                return {}
+            raise SpecError(
+                f"search.{name}: packed rows (goal.sequence_lengths) need {value} in"
+                f" {', '.join(spec.emit)}, and {', '.join(map(str, requested))} is asked for"
+            )
+    return {name: (value,) for name, value in needed.items()}
 
 
 def planned_devices(spec: Spec, pool: Pool) -> int:

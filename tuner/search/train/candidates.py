@@ -94,6 +94,7 @@ def to_strategies(
 ) -> Strategies:
     """Return candidates as inputs of the analytic formulas."""
     rows = {name: candidates.rows[name].astype(np.float64) for name in FIELD_OF_DEGREE}
+    chosen = _option_columns(options, candidates.options)
     mean, p99 = _imbalance(problem, candidates.rows["expert"])
     has_sequence = problem.capabilities.sequence_parallel
     return Strategies(
@@ -107,8 +108,12 @@ def to_strategies(
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
         **rows,
-        **_option_columns(options, candidates.options),
+        **chosen,
         **problem.tuned,
+        **problem.packed_columns(
+            micro_batch=rows["micro_batch"],
+            has_graphs=chosen["partial_graph"] + chosen["full_graph"],
+        ),
     )
 
 

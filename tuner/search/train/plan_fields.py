@@ -61,7 +61,7 @@ from tuner.search.train.search_result import (
     solution_fields,
 )
 from tuner.search.train.ties import tied_rows
-from tuner.spec.accounting import num_parameters, training_flop_per_token
+from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import NEVER_FAILS, TrainGoal
 from tuner.spec.spec import Spec
@@ -370,11 +370,7 @@ def predict_step(
     per_device = tokens / devices
     low_s, high_s = step_s * band[0], step_s * band[1]
     peaks = tuple(round(float(peak)) for peak in peak_bytes)
-    flop = tokens * training_flop_per_token(
-        problem.model,
-        sequence_length=problem.sequence_length,
-        mtp_layers=int(problem.shape.mtp_layers),
-    )
+    flop = tokens * problem.flop_per_token
     return TrainPrediction(
         step_time_s=step_s,
         step_time_s_band=(low_s, high_s),

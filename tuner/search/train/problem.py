@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from tuner.catalog.manifest import Capabilities
+from tuner.config.columns import Numbers
 from tuner.config.shapes import Hardware, ModelShape
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.memory_constants import MemoryConstants
+from tuner.costs.train.packing import PackedRows
 from tuner.prices.ops import Prices
 from tuner.prices.train.constants import Constants, Software
+from tuner.spec.accounting import training_flop_per_token
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search
 
@@ -50,12 +55,34 @@ class TrainProblem:
     price_per_device_hour: float | None = None
     tuned: Mapping[str, float] = field(default_factory=dict)
     """Columns of what is trained, where it is not all weights of an engine's own layers."""
+    rows: PackedRows | None = None
+    """Rows that documents are packed into; None: a sequence is one document."""
+    packed: Mapping[str, float] = field(default_factory=dict)
+    """Columns of packed rows."""
     usable_memory_ratio: float = 0.95
     """`memory_limit_bytes` as a share of what the device has."""
     host_limit_bytes: float | None = None
     """Bytes of a node's memory that a plan may use beside the devices'; None: not known."""
     devices_per_node: int = 8
     """Consecutive ranks that share a node."""
+
+    @property
+    def flop_per_token(self) -> float:
+        """Model FLOPs of a step over its tokens, those of padding included, which has none."""
+        classes = ((float(self.sequence_length), 1.0),) if self.rows is None else self.rows.classes
+        mtp_layers = int(self.shape.mtp_layers)
+        return sum(
+            share
+            * training_flop_per_token(self.model, sequence_length=length, mtp_layers=mtp_layers)
+            for length, share in classes
+        )
+
+    def packed_columns(self, *, micro_batch: Numbers, has_graphs: Numbers) -> dict[str, Numbers]:
+        """Return the columns of packed rows; 0 where each document is padded to a sequence."""
+        packs: Numbers = 1.0
+        if self.capabilities.packing_needs_single_rows:
+            packs = np.equal(micro_batch, 1.0) * np.equal(has_graphs, 0.0) * 1.0
+        return {name: value * packs for name, value in self.packed.items()}
 
     @property
     def dispatch_bytes(self) -> float:

@@ -67,7 +67,7 @@ _OPTIONAL: Final = {LengthKind.EMPIRICAL: ("weights",)}
 
 
 class LengthLaw(Record):
-    """Distribution of the tokens of a prompt or an output."""
+    """Distribution of the tokens of a prompt, an output or a document."""
 
     kind: LengthKind
     low: Tokens | None = None

@@ -113,16 +113,21 @@ def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:
     imbalance = problem.expert_imbalance
     experts = decision.expert_model_parallel_size
     mean, p99 = (1.0, 1.0) if imbalance is None else imbalance.of_degree(experts)
+    strategies = strategies_of(
+        decision,
+        sequence_length=problem.sequence_length,
+        global_batch_size=problem.global_batch_size,
+    )
     return replace(
-        strategies_of(
-            decision,
-            sequence_length=problem.sequence_length,
-            global_batch_size=problem.global_batch_size,
-        ),
+        strategies,
         linear_bytes=problem.linear_bytes,
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
         **problem.tuned,
+        **problem.packed_columns(
+            micro_batch=strategies.micro_batch,
+            has_graphs=strategies.partial_graph + strategies.full_graph,
+        ),
     )
 
 
