@@ -10,6 +10,7 @@ from typing import Final
 CAUSES: Final[Mapping[str, str]] = {
     # A training step.
     "bubble": "pipeline bubble",
+    "rows": "waiting for unequal rows",
     "once": "gradient reduction and optimizer",
     "expert": "exposed all-to-all",
     "tensor": "exposed TP communication",

@@ -65,6 +65,36 @@ class RankAtRisk(Record):
     """Bytes of all memory of one of its devices."""
 
 
+class RowPrediction(Record):
+    """Rows that documents are packed into, and the seconds that they lose.
+
+    Seconds are means over simulated steps.
+    """
+
+    rule: str
+    """Packing rule (tuner/costs/train/packing.py)."""
+    fill_ratio: Probability
+    """Share of the tokens of a row that are no padding."""
+    documents_per_row: float
+    """Documents of a row, mean."""
+    document_tokens: float
+    """Tokens of the document that a token is in, mean over tokens."""
+    step_time_s_p10: Seconds
+    """Seconds of the step that one of ten steps does not exceed, by its rows."""
+    step_time_s_p90: Seconds
+    """Seconds of the step that nine of ten steps do not exceed, by their rows."""
+    padding_s: Seconds
+    """Seconds of a step that are spent on padding."""
+    waiting_s: float
+    """Seconds of a step that ranks wait for the most expensive rows of others: in every micro-batch
+    where they share experts, otherwise once."""
+    order_s: float
+    """Seconds of a step that the order of unequal micro-batches adds to the pipeline."""
+    sorted_step_time_s: Seconds
+    """Seconds of a step whose rows are sorted: those of equal cost in one micro-batch, small ones
+    at both ends of the pipeline."""
+
+
 class TrainPrediction(Record):
     """The predicted performance of a decision."""
 
@@ -113,13 +143,16 @@ class TrainPrediction(Record):
     """Forecast of the whole run, failures included."""
     host_memory: HostMemory | None = None
     """Memory that the job takes of a node beside the devices'; absent where nothing takes any."""
+    rows: RowPrediction | None = None
+    """Packed rows and what they lose; absent where every sequence is one document."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what plans did not have before hosts were counted, where nothing is."""
+        """Leave out what plans did not have before hosts and rows were counted, where none are."""
         values: dict[str, Any] = serialize(self)
-        if self.host_memory is None:
-            values.pop("host_memory", None)
+        for name in ("host_memory", "rows"):
+            if getattr(self, name) is None:
+                values.pop(name, None)
         return values
 
     @model_validator(mode="after")

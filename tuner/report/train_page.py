@@ -8,7 +8,7 @@ from tuner.config.train import TrainDecision
 from tuner.config.train_words import degrees, knobs, short_decision, train_words, unequal_words
 from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import NodeOrder, SinglePoolBaseline, StagePlacement
-from tuner.plans.train import Certificate, Plan, TrainPrediction
+from tuner.plans.train import Certificate, Plan, RowPrediction, TrainPrediction
 from tuner.report.candidates import candidates_figure, rivals_table
 from tuner.report.content import (
     NO_EVIDENCE,
@@ -176,8 +176,10 @@ def _headline(
 def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     """Say what is trained, with which degrees, stages and knobs, and where."""
     model, goal = plan.model, plan.goal
+    rows = None if plan.predicted is None else plan.predicted.rows
+    length = goal.sequence_length if rows is None else rows.document_tokens
     flop = training_flop_per_token(
-        model, sequence_length=goal.sequence_length, mtp_layers=decision.mtp_num_layers
+        model, sequence_length=length, mtp_layers=decision.mtp_num_layers
     )
     unequal = unequal_words(decision, global_batch_size=goal.global_batch_size)
     token = named(
@@ -281,9 +283,40 @@ def _step(plan: Plan, decision: TrainDecision, predicted: TrainPrediction) -> Se
                 ("simulated", maybe(seconds, simulated_s, key="predicted.played_step_time_s")),
                 depth=Depth.MORE,
             ),
+            _rows(plan.goal, predicted.rows) if predicted.rows else None,
             step_breakdown_figure(plan, predicted),
             timeline_figure(plan, predicted),
             stage_time_figure(decision, predicted),
+        ),
+    )
+
+
+def _rows(goal: TrainGoal, rows: RowPrediction) -> NamedValues:
+    """Say how documents lie in rows, and what a step loses for them."""
+    documents = goal.global_batch_size * rows.documents_per_row
+    return named(
+        (
+            "documents",
+            f"{documents:,.0f} a step, {rows.documents_per_row:.1f} a row of"
+            f" {goal.sequence_length:,} tokens ({rows.rule}), {format_ratio(rows.fill_ratio)} full;"
+            f" a token's has {rows.document_tokens:,.0f} tokens on average",
+        ),
+        (
+            "by its rows",
+            f"eight of ten steps take {format_s(rows.step_time_s_p10)} to"
+            f" {format_s(rows.step_time_s_p90)}",
+        ),
+        (
+            "of a step",
+            f"padding takes {format_s(rows.padding_s)}, waiting for the most expensive rows"
+            f" {format_s(rows.waiting_s)}, the order of micro-batches {format_s(rows.order_s)}",
+        ),
+        (
+            "sorted",
+            f"{format_s(rows.sorted_step_time_s)} a step if each step's rows were sorted before"
+            " training, which no target does: expensive rows together, cheap ones at both ends of"
+            " the pipeline; it keeps what a step trains on, and a resumed run needs the same rows"
+            " a step and data-parallel size",
         ),
     )
 

@@ -68,8 +68,6 @@ _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 _FUSED: Final = frozenset({QKV, GATE_UP, JOINED_INPUTS, SPLIT_INPUTS})
 _RANK_SPLITTING: Final = frozenset(ADAPTER_TARGETS) - {"o_proj", "out_proj", "down_proj"}
 
-_PACKING: Final = frozenset({"first_fit_shuffle", "first_fit_decreasing"})
-
 SQUAD: Final = LengthLaw(kind=LengthKind.LOGNORMAL, mean=180, cv=0.45)
 """Tokens of a sample of SQuAD 1.1, a paragraph with a question and its answer: our estimate, from
 some 130 words. In rows of thousands of tokens attention is as good as nothing, whatever it is."""
@@ -89,7 +87,7 @@ _WITH_0_18: Final = replace(
     fused_layers=_FUSED,
     adapter_dtypes=frozenset({"bf16"}),
     rank_splitting_targets=_RANK_SPLITTING,
-    packing=_PACKING,
+    packing=frozenset({"first_fit_shuffle"}),
     packing_needs_single_rows=True,
 )
 _WITH_0_16: Final = replace(
@@ -100,7 +98,7 @@ _WITH_0_16: Final = replace(
     fused_layers=_FUSED,
     adapter_dtypes=frozenset({"bf16"}),
     rank_splitting_targets=_RANK_SPLITTING,
-    packing=_PACKING,
+    packing=frozenset({"first_fit_shuffle"}),
     packing_needs_single_rows=True,
 )
 

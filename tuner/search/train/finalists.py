@@ -52,6 +52,7 @@ from tuner.search.train.search_result import (
 )
 from tuner.search.train.space_size import by_facts
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
+from tuner.simulate.rows import RowSteps, simulate_rows
 from tuner.units import format_ratio, format_s
 
 MOST_OPTIONS = 12
@@ -198,11 +199,25 @@ def layout_problem(search: SearchOutcome, variants: Candidates) -> LayoutProblem
 
 
 def simulated_s(detail: Detail) -> float:
-    """Simulate the schedule of a decision, if possible; costs once per step come on top."""
-    pipeline = _pipeline(detail)
+    """Simulate the schedule of a decision, if possible; costs once per step come on top.
+
+    So does what ranks wait for rows that cost more than the mean row.
+    """
+    pipeline, steps = _pipeline(detail), row_steps(detail)
+    lost_s = 0.0 if steps is None else steps.lost_s
     if pipeline is None:
-        return _step_s(detail)
-    return simulate_step(pipeline).step_s + float(np.max(detail.step.once_s))
+        return _step_s(detail) + lost_s
+    return simulate_step(pipeline).step_s + float(np.max(detail.step.once_s)) + lost_s
+
+
+def row_steps(detail: Detail, *, are_sorted: bool = False) -> RowSteps | None:
+    """Simulate steps of rows that cost unequal seconds; None where all are alike.
+
+    The schedule is 1F1B or interleaved, also where weight gradients fill the bubble.
+    """
+    if detail.rows is None:
+        return None
+    return simulate_rows(detail.rows, _schedule(detail), are_sorted=are_sorted)
 
 
 def unsettled_notes(detail: Detail) -> tuple[str, ...]:
@@ -226,19 +241,23 @@ def unsettled_notes(detail: Detail) -> tuple[str, ...]:
 
 def _pipeline(detail: Detail) -> Pipeline | None:
     """The pipeline to simulate; None if the simulation does not cover it."""
+    pipeline = _schedule(detail)
+    # Only the closed form covers weight gradients in the bubble.
+    has_bubble = not np.any(np.asarray(detail.strategies.zero_bubble) > 0.0)
+    return pipeline if has_bubble and can_simulate(pipeline) else None
+
+
+def _schedule(detail: Detail) -> Pipeline:
+    """Return the pipeline without weight gradients of their own."""
     step, s = detail.step, detail.strategies
-    if np.any(np.asarray(s.zero_bubble) > 0.0):
-        # Only the closed form covers weight gradients in the bubble.
-        return None
     devices = int(np.max(s.pipeline))
-    pipeline = Pipeline(
+    return Pipeline(
         forward_s_S=tuple(float(t) for t in step.forward_s_SC[:, 0]),
         backward_s_S=tuple(float(t) for t in step.backward_s_SC[:, 0]),
         num_devices=devices,
         num_microbatches=int(np.max(s.num_microbatches)),
         send_s=float(np.max(step.boundary_s)) if devices > 1 else 0.0,
     )
-    return pipeline if can_simulate(pipeline) else None
 
 
 def _units(search: SearchOutcome, variants: Candidates) -> MemoryUnits:

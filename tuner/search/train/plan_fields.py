@@ -29,6 +29,7 @@ from tuner.plans.train import (
     ParetoPoint,
     Preference,
     Roomier,
+    RowPrediction,
     StagePrediction,
     TrainPrediction,
 )
@@ -37,7 +38,7 @@ from tuner.search.ratios import Ratios
 from tuner.search.to_plan import to_alternative
 from tuner.search.train.build_problem import PricedPool, adapter_parameters
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.finalists import simulated_s
+from tuner.search.train.finalists import row_steps, simulated_s
 from tuner.search.train.gradient_buckets import saved_s, with_best_bucket
 from tuner.search.train.headroom_search import NO_HEADROOM, Headroom
 from tuner.search.train.memory_risk import (
@@ -153,6 +154,10 @@ class PlanFormatter:
         step_s = max(number(detail.step.step_s), simulated_s or 0.0)
         problem = self.search.problem
         seconds = detail.step.by_cause(simulated_s=step_s)
+        rows = predict_rows(problem, detail, step_s=step_s)
+        if rows is not None:
+            lost_s = max(0.0, min(rows.waiting_s + rows.order_s, seconds["bubble"]))
+            seconds |= {"bubble": seconds["bubble"] - lost_s, "rows": lost_s}
         jobs, reliability = failure_model(self.spec, self.priced_pool, detail.strategies)
         pool = self.priced_pool.pool
         run = forecast_run(
@@ -182,6 +187,7 @@ class PlanFormatter:
             stages=stage_predictions(detail),
             run=run,
             host_memory=self._host_memory(detail, copies_on_hosts(run, jobs)),
+            rows=rows,
         )
 
     def _host_memory(self, detail: Detail, copies: float) -> HostMemory | None:
@@ -339,6 +345,28 @@ class PlanFormatter:
             )
             for index in pareto_front(self.search)[:MOST_PARETO]
         )
+
+
+def predict_rows(problem: TrainProblem, detail: Detail, *, step_s: float) -> RowPrediction | None:
+    """Predict the rows of a step; None where every sequence is one document."""
+    rows, steps = problem.rows, row_steps(detail)
+    in_order = row_steps(detail, are_sorted=True)
+    if rows is None or steps is None or in_order is None:
+        return None
+    even_s = step_s - steps.lost_s
+    p10_s, p90_s = even_s + np.quantile(steps.lost_s_B, (0.1, 0.9))
+    return RowPrediction(
+        rule=rows.rule,
+        fill_ratio=rows.fill_ratio,
+        documents_per_row=rows.documents_per_row,
+        document_tokens=float(rows.total_R(np.square).sum() / rows.tokens_D.sum()),
+        step_time_s_p10=float(p10_s),
+        step_time_s_p90=float(p90_s),
+        padding_s=step_s * (1.0 - rows.fill_ratio),
+        waiting_s=steps.waiting_s,
+        order_s=steps.order_s,
+        sorted_step_time_s=even_s + in_order.lost_s,
+    )
 
 
 def predict_step(

@@ -6,7 +6,7 @@ decisions without their layouts: `candidate_bound_s` bounds every layout of a de
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,9 @@ import numpy as np
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE
+from tuner.config.microbatches import spanned_replicas
 from tuner.config.shapes import Stages, taken
+from tuner.costs.train.attention import mean_pairs
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.plans.train import Certificate
@@ -32,6 +34,7 @@ from tuner.search.train.layouts import layers_of_stages, to_stages
 from tuner.search.train.memory import take_units, unit_memory
 from tuner.search.train.options import OptionSpace, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
+from tuner.simulate.rows import RowCosts
 
 LAYOUT: Final = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
 """Columns of a row that make its layout, as tuner/search/layout_groups.py lists them."""
@@ -127,6 +130,8 @@ class Detail:
     memory: MemoryPrice
     piece: TimePiece | None = None
     """Inputs of its time; None where it is not priced again."""
+    rows: RowCosts | None = None
+    """Costs of the rows of a step; None where all are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -205,12 +210,39 @@ def price_in_layout(search: SearchOutcome, candidate: Candidates, stages: Stages
     piece = next(time_pieces(search.options, batch))
     units, unit_of = unit_memory(problem, batch.strategies, candidate)
     strategies = taken(batch.strategies, np.array([0]))
+    step = assemble_step(problem, piece, stages)
     return Detail(
         piece=piece,
         strategies=strategies,
         stages=stages,
-        step=assemble_step(problem, piece, stages),
+        step=step,
+        rows=_row_costs(search, candidate, stages, step),
         memory=assemble_memory(take_units(units, unit_of), strategies, stages),
+    )
+
+
+def _row_costs(
+    search: SearchOutcome, candidate: Candidates, stages: Stages, step: StepPrice
+) -> RowCosts | None:
+    """Price the rows of a candidate, whose seconds are linear in the pairs of attention."""
+    problem = search.problem
+    if problem.rows is None:
+        return None
+    doubled = {name: 2.0 * value for name, value in problem.packed.items()}
+    batch = price_batch(replace(problem, packed=doubled), search.options, candidate)
+    more = assemble_step(problem, next(time_pieces(search.options, batch)), stages)
+    mean_s, more_s = (float((s.forward_s_SC + s.backward_s_SC).sum()) for s in (step, more))
+    pairs_R = problem.rows.total_R(lambda tokens: np.asarray(mean_pairs(problem.shape, tokens)))
+    at = {name: int(column[0]) for name, column in candidate.rows.items()}
+    return RowCosts(
+        cost_R=1.0 + (more_s / mean_s - 1.0) * (pairs_R / pairs_R.mean() - 1.0),
+        data=at["data"],
+        micro_batch=at["micro_batch"],
+        spanned=int(
+            spanned_replicas(
+                ranks=at["tensor"] * at["context"], group=at["expert"] * at["expert_tensor"]
+            )
+        ),
     )
 
 

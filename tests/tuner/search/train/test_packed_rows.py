@@ -9,6 +9,7 @@ import pytest
 
 from tests.expect import present
 from tests.tuner.models import MODELS
+from tests.tuner.search.train.testing import planned
 from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.goals.train_spec import read_spec
@@ -85,3 +86,23 @@ def test_targets_that_cannot_keep_documents_apart_are_refused(tmp_path: Path) ->
     ):
         with pytest.raises(SpecError, match=re.escape(words)):
             problem(tmp_path, goal, emit=emit, **limits)
+
+
+def test_a_plan_says_what_its_rows_lose(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    law = LAW.replace("mean: 480", "mean: 2000").replace("cv: 1.5", "cv: 3")
+    text = SPEC.replace("GOAL", law).replace("TARGET", "torchtitan").replace("MODEL", "olmoe-1b-7b")
+    path.write_text(text + "search: {pipeline_model_parallel_size: 2, data_parallel_size: 8}\n")
+    plan = planned(read_spec(path))
+    predicted = present(plan.predicted)
+    rows = present(predicted.rows)
+    assert rows.rule == "wrapped"
+    assert rows.fill_ratio > 0.99
+    assert rows.step_time_s_p10 < predicted.step_time_s < rows.step_time_s_p90
+    # Ranks that share experts wait in every micro-batch, and sorted rows do less.
+    assert rows.waiting_s > 0.0
+    assert rows.sorted_step_time_s < predicted.step_time_s
+    assert sum(predicted.breakdown_s.values()) == pytest.approx(predicted.step_time_s)
+    lost_s = rows.waiting_s + rows.order_s
+    assert predicted.breakdown_s["rows"] == pytest.approx(lost_s)
+    assert predicted.mfu_ratio is not None
