@@ -65,6 +65,19 @@ class RankAtRisk(Record):
     """Bytes of all memory of one of its devices."""
 
 
+class WiderRows(Record):
+    """Rows of more tokens that take less time for as many documents."""
+
+    tokens: Size
+    """Tokens of a row."""
+    rows: Size
+    """Rows of a step, the nearest number that the layout divides."""
+    step_time_s: Seconds
+    """Seconds for as many documents as a step of the plan has."""
+    peak_memory_bytes: Size
+    """Peak memory of the device with the highest peak, bytes."""
+
+
 class RowPrediction(Record):
     """Rows that documents are packed into, and the seconds that they lose.
 
@@ -93,6 +106,9 @@ class RowPrediction(Record):
     sorted_step_time_s: Seconds
     """Seconds of a step whose rows are sorted: those of equal cost in one micro-batch, small ones
     at both ends of the pipeline."""
+    wider: WiderRows | None = None
+    """The fastest rows of two, four or eight times the tokens, in the plan's layout; absent where
+    none fit and are faster."""
 
 
 class TrainPrediction(Record):

@@ -318,6 +318,13 @@ def _rows(goal: TrainGoal, rows: RowPrediction) -> NamedValues:
             " the pipeline; it keeps what a step trains on, and a resumed run needs the same rows"
             " a step and data-parallel size",
         ),
+        (
+            "longer rows",
+            rows.wider
+            and f"{rows.wider.rows:,} rows of {rows.wider.tokens:,} tokens would take"
+            f" {format_s(rows.wider.step_time_s)} for as many documents, and"
+            f" {format_bytes(rows.wider.peak_memory_bytes)} of a device",
+        ),
     )
 
 

@@ -16,7 +16,9 @@ from tuner.config.columns import Strategies
 from tuner.config.host_memory import COPIES, STATED_AS, HostMemory, host_memory
 from tuner.config.shapes import number, single
 from tuner.config.train import TrainDecision
+from tuner.costs.train.attention import packed_columns
 from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
+from tuner.costs.train.packing import pack_rows
 from tuner.errors import SpecError
 from tuner.faults.forecast import RunForecast, TrainingRun, copies_on_hosts, forecast
 from tuner.faults.goodput import goodput_step_s
@@ -32,6 +34,7 @@ from tuner.plans.train import (
     RowPrediction,
     StagePrediction,
     TrainPrediction,
+    WiderRows,
 )
 from tuner.search.layout_groups import layout_of, num_runners_up
 from tuner.search.ratios import Ratios
@@ -58,12 +61,14 @@ from tuner.search.train.search_result import (
     SearchOutcome,
     cost_of_step,
     pareto_front,
+    price_in_layout,
     price_solution,
     solution_fields,
 )
 from tuner.search.train.ties import tied_rows
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
+from tuner.spec.documents import histogram
 from tuner.spec.goal import NEVER_FAILS, TrainGoal
 from tuner.spec.spec import Spec
 from tuner.units import format_s
@@ -72,6 +77,9 @@ MOST_TIES = 16
 """Alternatives inside the error band that are listed, where there are as many."""
 
 MOST_PARETO = 16
+
+WIDER = (2, 4, 8)
+"""Multiples of a row's tokens that are tried for the same documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -313,6 +321,41 @@ class PlanFormatter:
             fastest_expected_step_s=with_buckets_s(choice.fastest_expected_s, choice.fastest),
             fastest_out_of_memory_probability=fastest_chance,
             fastest_tried_first_step_s=tried_first_s,
+        )
+
+    def with_wider_rows(self, predicted: TrainPrediction, best: PricedDecision) -> TrainPrediction:
+        """Add the fastest longer rows for the same documents, in the layout of a decision."""
+        problem, at = self.search.problem, best.decision
+        if predicted.rows is None or problem.rows is None:
+            return predicted
+        documents = histogram(problem.rows.tokens_D, np.ones(len(problem.rows.tokens_D)))
+        wider, step_s = None, predicted.step_time_s
+        turn = at.micro_batch_size * at.data_parallel_size
+        if at.virtual_pipeline_model_parallel_size > 1:
+            turn *= at.pipeline_model_parallel_size
+        for factor in WIDER:
+            exact = problem.global_batch_size / factor
+            batch = max(1, round(exact / turn)) * turn
+            tokens = factor * problem.sequence_length
+            rows = pack_rows(documents, rule=problem.rows.rule, capacity=tokens)
+            changed = replace(
+                problem,
+                sequence_length=tokens,
+                global_batch_size=batch,
+                rows=rows,
+                packed=packed_columns(problem.shape, rows),
+            )
+            search = replace(self.search, problem=changed)
+            detail = price_in_layout(search, best.candidate, best.detail.stages)
+            peak, took_s = detail.memory.total_PC.max(), number(detail.step.step_s)
+            took_s = exact / batch * max(took_s, simulated_s(detail))
+            if peak <= problem.memory_limit_bytes and took_s < step_s:
+                step_s = took_s
+                wider = WiderRows(
+                    tokens=tokens, rows=batch, step_time_s=took_s, peak_memory_bytes=round(peak)
+                )
+        return predicted.model_copy(
+            update={"rows": predicted.rows.model_copy(update={"wider": wider})}
         )
 
     def simulated_prediction(self, best: PricedDecision) -> TrainPrediction:

@@ -136,7 +136,7 @@ def make_analytic_plan(
     # Before other searches, whose extrapolations are not the plan's.
     provenance = with_extrapolation_notes(with_notes(provenance, notes), problem, rests_on)
     deadline = settings.begin()
-    predicted = formatter.simulated_prediction(best)
+    predicted = formatter.with_wider_rows(formatter.simulated_prediction(best), best)
     refuse_impossible_checkpoints(spec.goal, predicted)
     room = formatter.roomier(choice)
     chance = predicted.out_of_memory_probability or 0.0

@@ -106,3 +106,16 @@ def test_a_plan_says_what_its_rows_lose(tmp_path: Path) -> None:
     lost_s = rows.waiting_s + rows.order_s
     assert predicted.breakdown_s["rows"] == pytest.approx(lost_s)
     assert predicted.mfu_ratio is not None
+
+
+def test_a_plan_names_longer_rows_that_take_less_time(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    text = SPEC.replace("GOAL", f"{LORA}\n  {LAW}").replace("TARGET", "megatron-bridge")
+    path.write_text(text.replace("MODEL", "qwen3-30b-a3b"))
+    predicted = present(planned(read_spec(path)).predicted)
+    # Micro-batches of one row of 4,096 tokens wait for the host.
+    wider = present(present(predicted.rows).wider)
+    assert wider.tokens in (8192, 16384, 32768)
+    assert wider.step_time_s < 0.8 * predicted.step_time_s
+    assert max(predicted.peak_memory_bytes) < wider.peak_memory_bytes
+    assert wider.peak_memory_bytes <= present(predicted.memory_limit_bytes)
