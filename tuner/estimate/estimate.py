@@ -55,7 +55,7 @@ from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.spec.tune import adapters_words
-from tuner.units import format_bytes, format_flop_per_s
+from tuner.units import format_bytes, format_flop_per_s, format_ratio
 
 Advise = Callable[..., Changes]
 
@@ -237,6 +237,8 @@ def pricing_setup(
         measured=measured,
         engine=spec.goal.engine,
         adapters=spec.goal.adapters,
+        documents=spec.documents,
+        too_long=spec.goal.too_long,
         loss_prices=loss_prices(spec.goal),
     )
 
@@ -297,10 +299,11 @@ def launch_utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Util
     precision = PRECISION_OF[configuration.priced_precision]
     kind, peak = matmul_peak_type(setup.sheet, precision), matmul_peak(setup.sheet, precision)
     device_s = priced.step_s * configuration.devices
-    needed = model_flop(configuration, setup.model)
+    rows, columns = setup.rows(configuration) or (None, {})
+    needed = model_flop(configuration, setup.model, rows=rows)
     if setup.adapters is not None:
         needed -= frozen_flop(configuration, setup.model)
-    recomputed = recomputed_flop(configuration, setup.model)
+    recomputed = recomputed_flop(configuration, setup.model, document=columns.get("document"))
     return Utilisation(
         mfu_ratio=needed / (device_s * peak),
         hfu_ratio=(needed + recomputed) / (device_s * peak),
@@ -343,6 +346,22 @@ def _data_s(priced: PricedConfiguration, setup: PricingSetup) -> float:
     return priced.seconds("once_s") - fast.seconds("once_s") + priced.seconds("sharding_s")
 
 
+def _rows_note(configuration: Configuration, setup: PricingSetup) -> str:
+    """Say how the documents of the goal lie in the launch's sequences."""
+    packed = setup.rows(configuration)
+    if packed is None:
+        return (
+            "goal.sequence_lengths has no effect: the launch pads documents, or lets those of a"
+            " sequence attend to each other, so that every sequence is priced as one document"
+        )
+    rows, columns = packed
+    return (
+        f"a row holds {rows.documents_per_row:.1f} documents and is {format_ratio(rows.fill_ratio)}"
+        f" full ({rows.rule}), a token in a document of {columns['document']:,.0f} tokens on"
+        " average; what ranks wait for each other's rows is not priced here, but by moetune plan"
+    )
+
+
 def _notes(
     spec: Spec, configuration: Configuration, setup: PricingSetup, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
@@ -353,6 +372,8 @@ def _notes(
         notes.append("gradients are sharded, so every micro-batch reduces them")
     if configuration.priced_precision == "fp32":
         notes.append(FP32_NOTE)
+    if setup.documents is not None:
+        notes.append(_rows_note(configuration, setup))
     if said := setup.release(configuration).note:
         notes.append(said)
     if setup.residuals is None:

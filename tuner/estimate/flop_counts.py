@@ -16,6 +16,7 @@ Not covered: what kernels execute beyond that (masked blocks, padding, idle expe
 from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.costs.train.packing import PackedRows
 from tuner.estimate.configuration import Configuration
 from tuner.spec.accounting import (
     attention_weights,
@@ -36,10 +37,12 @@ VOCABULARY_MULTIPLE: Final = 128
 """Megatron-LM's --make-vocab-size-divisible-by."""
 
 
-def model_flop(config: Configuration, model: ModelSpec) -> float:
-    """Model FLOPs of one step."""
-    return _tokens(config) * training_flop_per_token(
-        model, sequence_length=config.sequence, mtp_layers=config.mtp_layers
+def model_flop(config: Configuration, model: ModelSpec, *, rows: PackedRows | None = None) -> float:
+    """Model FLOPs of one step, of which padding of packed rows has none."""
+    classes = ((float(config.sequence), 1.0),) if rows is None else rows.classes
+    return _tokens(config) * sum(
+        share * training_flop_per_token(model, sequence_length=length, mtp_layers=config.mtp_layers)
+        for length, share in classes
     )
 
 
@@ -50,14 +53,16 @@ def frozen_flop(config: Configuration, model: ModelSpec) -> float:
     return _tokens(config) * (forward.total - forward.attention_core - forward.linear_scan)
 
 
-def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
-    """Recomputed FLOPs of one step.
+def recomputed_flop(
+    config: Configuration, model: ModelSpec, *, document: float | None = None
+) -> float:
+    """Recomputed FLOPs of one step, of documents of so many tokens; None: of whole sequences.
 
     torchtitan's per-operation checkpointing keeps attention and every second GEMM, in eager mode
     grouped ones excepted.
     """
     forward = forward_flop_per_token(
-        with_mtp(model, config.mtp_layers), sequence_length=config.sequence
+        with_mtp(model, config.mtp_layers), sequence_length=document or config.sequence
     )
     if config.recompute is Recompute.FULL:
         recomputed = config.recompute_ratio * (forward.total - forward.head)

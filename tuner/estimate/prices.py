@@ -23,6 +23,7 @@ from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.shapes import Hardware, ModelShape, Stages, stacked
 from tuner.config.tune_columns import stack_of, tune_columns
+from tuner.costs.train.attention import packed_columns
 from tuner.costs.train.calibration import Regime, Residuals, StepBand, constants_of
 from tuner.costs.train.columns_of import (
     PRECISION_OF,
@@ -37,6 +38,7 @@ from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import OF_FAMILY, MemoryConstants, memory_constants
+from tuner.costs.train.packing import PackedRows, pack_rows
 from tuner.costs.train.prices import CAUSES_IN_PASSES, MemoryPrice, StepPrice
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
@@ -62,6 +64,7 @@ from tuner.search.train.regimes import (
     step_band,
 )
 from tuner.spec.cluster import Pool
+from tuner.spec.documents import Documents, TooLong
 from tuner.spec.goal import TrainEngine
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
@@ -107,6 +110,11 @@ class PricingSetup:
     """The collectives that the profile measured are used."""
     stretch: float = 1.0
     """Factor on extrapolated times, to measure their weight."""
+    documents: Documents | None = None
+    """Documents of the goal; None: every sequence is one."""
+    too_long: TooLong = TooLong.CUT
+    packed: dict[tuple[str, int], tuple[PackedRows, dict[str, float]]] = field(default_factory=dict)
+    """Filled while pricing: rows and their columns, by rule and capacity."""
     extrapolation_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Filled while pricing: number of extrapolated shapes and of all shapes, by operation."""
     extrapolated_collectives: dict[str, str] = field(default_factory=dict)
@@ -165,6 +173,17 @@ class PricingSetup:
             has_experts=self.model.moe is not None,
             band=self.band(configuration).edges,
         )
+
+    def rows(self, configuration: Configuration) -> tuple[PackedRows, dict[str, float]] | None:
+        """Return the rows of a configuration and their columns; None: a sequence is a document."""
+        if self.documents is None or not configuration.packing:
+            return None
+        key = configuration.packing, configuration.sequence
+        if key not in self.packed:
+            rule, capacity = key
+            rows = pack_rows(self.documents, rule=rule, capacity=capacity, too_long=self.too_long)
+            self.packed[key] = rows, packed_columns(model_shape(configuration, self), rows)
+        return self.packed[key]
 
     def hardware(self, precision: GemmPrecision) -> Hardware:
         """Return the machine, with the peak that the linear layers run at."""
@@ -384,6 +403,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         sequential_experts=float(config.sequential_experts and config.has_experts),
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
+        **({} if (rows := setup.rows(config)) is None else rows[1]),
         **{
             # Megatron keeps 8-bit weights twice, as they are and transposed.
             "weight_bytes": 2.0 if is_low else wide,

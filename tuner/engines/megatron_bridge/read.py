@@ -25,6 +25,7 @@ _SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer", "che
 """Sections of Bridge's configuration whose fields are Megatron-LM's flags."""
 _PRECISION: Final = re.compile(r"get_mixed_precision_config\(\s*[\"']([\w]{1,80})[\"']")
 _GRADIENTS: Final = re.compile(r"grad_reduce_in_fp32\s*=\s*(True|False)\b")
+_PACKS: Final = re.compile(r"packed_sequence_size\b.*=\s*\S|enable_offline_packing=[Tt]rue")
 _RECIPES: Final = {
     "bf16_with_fp8_delayed_scaling_mixed": "delayed",
     "bf16_with_fp8_current_scaling_mixed": "tensorwise",
@@ -75,7 +76,9 @@ def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
     values |= _implied(values)
     values = over_recipe(values | _precision(program))
     read_settings = settings_of(Flags(source=source, values=values, notes=_notes(program)))
-    return read_settings.model_copy(update={"spelled": _SPELLED})
+    is_packed = _PACKS.search(f"{text}\n{program}") and "packed_sequence_specs=null" not in text
+    packing = "first_fit_shuffle" if is_packed else ""
+    return read_settings.model_copy(update={"spelled": _SPELLED, "packing": packing})
 
 
 def holds_container(text: str) -> bool:
@@ -99,7 +102,18 @@ def read_container(text: str, *, source: str) -> LaunchSettings:
     if "save" not in values:
         del implied["save"]
     given = Flags(source=source, values=values | implied, notes=())
-    return settings_of(given).model_copy(update={"spelled": _SPELLED, "deprecated": ()})
+    update = {"spelled": _SPELLED, "deprecated": (), "packing": _packing(raw.get("dataset"))}
+    return settings_of(given).model_copy(update=update)
+
+
+def _packing(dataset: object) -> str:
+    """Name the rule by which a data set is packed: by the keys of v0.5.0, or of v0.6.0."""
+    for name in ("packed_sequence_specs", "offline_packing_specs"):
+        specs = dataset.get(name) if isinstance(dataset, dict) else None
+        size = specs.get("packed_sequence_size") if isinstance(specs, dict) else None
+        if isinstance(size, int) and size > 0:
+            return "first_fit_shuffle"
+    return ""
 
 
 def _words(value: str) -> tuple[str, ...]:

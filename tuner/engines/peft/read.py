@@ -240,6 +240,22 @@ def _is_packed(given: Sections, program: TrainerProgram) -> bool:
     return joins or True in stated
 
 
+def _packing(given: Sections, program: TrainerProgram) -> str:
+    """Name the rule by which documents are packed and kept apart.
+
+    TRL's `bfd` does so under flash attention alone, its `wrapped` never (1.10.0,
+    trainer/sft_trainer.py); LLaMA-Factory's `neat_packing` does (0.9.6).
+    """
+    if program is FACTORY:
+        return "knapsack" if given.value("neat_packing") is True else ""
+    is_apart = program is TRL and given.value("packing") is True
+    is_apart = is_apart and given.value("packing_strategy") in (
+        *(None, "bfd", "bfd_split", "bfd-requeue"),
+    )
+    is_apart = is_apart and "flash" in str(given.value("attn_implementation"))
+    return "best_fit_decreasing" if is_apart else ""
+
+
 _LIGER_LOGIT_BYTES: Final = 0.25
 """Liger-Kernel multiplies by the head and takes the loss of one chunk of tokens at a time, cut into
 vocabulary over hidden size, 20 to 60 (ops/fused_linear_cross_entropy.py of 0.5.10)."""
@@ -263,6 +279,7 @@ def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> d
         "devices_per_node": shared.devices_per_node,
         "sequence": given.number(length, default=1) if length else None,
         "samples_vary": program is not OWN_LOOP and not _is_packed(given, program),
+        "packing": _packing(given, program),
         "tune": _tune(given, program),
         "moments_bytes": 2 if given.value("optim") in _ADAMW_8BIT else None,
         "flash_attention": not any(kernel in ("disabled", "eager") for kernel in kernels),

@@ -159,6 +159,9 @@ class LaunchSettings(Record):
     """Tokens of one sequence; absent: the spec's."""
     samples_vary: bool = False
     """A sequence is one sample, as long as it is, and `sequence` the longest that it may be."""
+    packing: str = ""
+    """Rule by which documents are packed into sequences that keep them apart
+    (tuner/costs/train/packing.py); empty: none, or documents attend to each other."""
     micro_batch: Count = 1
     micro_batch_follows: bool = False
     """The micro-batch is not stated; it follows from batch, accumulation and devices."""

@@ -250,6 +250,8 @@ def _settings(
         "sequence_parallel": tensor > 1
         and given.is_on("parallelism.enable_sequence_parallel", default=True),
         "sequence": given.number(SPELLED["sequence"], default=2048),
+        # Of text; masks keep its documents apart.
+        "packing": "wrapped",
         "micro_batch": micro_batch,
         "global_batch": _global_batch(given),
         "zero_stage": zero_stage,
