@@ -54,12 +54,13 @@ def _device_names(incomplete: str) -> Iterator[str]:
 
 def _target_names(incomplete: str) -> Iterator[str]:
     """Complete the last name of a list with commas."""
+    from tuner.catalog.serve_rules.autoscalers import AUTOSCALERS
     from tuner.engines.placement.targets import PLACE_TARGETS
     from tuner.engines.serve_writers import SERVE_EMITTERS
     from tuner.engines.targets import TARGETS
 
     before, comma, last = incomplete.rpartition(",")
-    names = dict.fromkeys((*TARGETS, *SERVE_EMITTERS, *PLACE_TARGETS))
+    names = dict.fromkeys((*TARGETS, *SERVE_EMITTERS, *AUTOSCALERS, *PLACE_TARGETS))
     return (f"{before}{comma}{name}" for name in names if name.startswith(last))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_args
 
+from tuner.catalog.serve_rules.autoscalers import AUTOSCALERS
 from tuner.draft.draft import (
     HEAD,
     MACHINES,
@@ -62,7 +63,7 @@ def _released(known: FieldValues) -> str:
 
 def _emit_serving(text: str, values: FieldValues) -> None:
     for name in parse_targets(text):
-        check_one_of("emit", tuple(SERVE_EMITTERS))(name, values)
+        check_one_of("emit", (*SERVE_EMITTERS, *AUTOSCALERS))(name, values)
         engine = values.get("engine", "").partition("@")[0]
         if name in ENGINES and name != engine:
             raise SpecError(f"--emit: {name!r} is another engine than {engine!r}; keep one")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+from tuner.catalog.serve_rules.autoscalers import AUTOSCALERS
 from tuner.catalog.serve_rules.rules import refusals
 from tuner.engines.files import EmittedFile
 from tuner.engines.serving.islands import FRONT, front_files, island_parts, of_pools_used
@@ -92,7 +93,8 @@ def emit_serving(
     """
     if target not in SERVE_EMITTERS:
         raise UnknownTargetError(
-            f"emit: {target!r} is no serving target; there are {', '.join(SERVE_EMITTERS)}"
+            f"emit: {target!r} is no serving target; there are"
+            f" {', '.join((*SERVE_EMITTERS, *AUTOSCALERS))}"
         )
     engine = verified.plan.goal.engine.name
     if target in ENGINES and target != engine:
@@ -136,6 +138,7 @@ def emit_all_serving(
     return {
         target: emit_serving(target, verified, placement=placement)
         for target in dict.fromkeys((*brought, *named))
+        if target not in AUTOSCALERS  # Their objects are beside those of Kubernetes.
     }
 
 

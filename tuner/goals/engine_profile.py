@@ -8,6 +8,7 @@ reached (tuner/calibrate/engine_rates.py).
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +177,9 @@ def _points(
     lengths = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
     pasts = [past for past in PASTS if past + MOST_OUTPUTS <= longest] or [max(longest // 4, 1)]
     try:
+        begun_s = time.monotonic()
         with starter.started(launch):
+            start_up_s = time.monotonic() - begun_s
             key = starter.environment.get("OPENAI_API_KEY", "")
             client = StepClient(
                 url=launch.url,
@@ -188,6 +191,7 @@ def _points(
             for tokens in lengths:
                 client.prompt_point(tokens)
             return {
+                "start_up_s": start_up_s,
                 "prompts": tuple(client.prompt_point(tokens) for tokens in lengths),
                 "decodes": tuple(
                     client.decode_point(sequences, past)

@@ -370,6 +370,7 @@ def _profiled_pool(
     if steps is not None and release is not None and _is_of(steps, release):
         rated = ServingMachine(sheet=sheet, tables=None, engines=ENGINE_TRAITS)
         machine: ServingMachine = reached_machine(rated, fit_rates(steps, rated))
+        start_up_s = steps.start_up_s
     else:
         machine = ProfiledMachine(
             sheet=sheet,
@@ -377,12 +378,14 @@ def _profiled_pool(
             engines=ENGINE_TRAITS,
             curves=fit_rows(profile.measurements),
         )
+        start_up_s = None
     return ServingPool(
         pool=pool,
         machine=machine,
         memory_bytes=float(memory_bytes),
         source=PROFILE,
         profile=path,
+        start_up_s=start_up_s,
         residual=_residual(folder, release) if release is not None else None,
         conversions=conversion_prices((path,), device=CPU.name),
     )

@@ -1,8 +1,10 @@
 """Reader of specs whose goal is `serve`: from a file to a `ServeSpec` with its model."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
+from tuner.catalog.serve_rules.autoscalers import AUTOSCALERS
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serving.releases import ENGINE_TRAITS, ENGINES, releases_by_pool, target_refusals
 from tuner.errors import SpecError, UnknownTargetError
@@ -41,6 +43,7 @@ def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
     _check_lengths(goal, model, source)
     _check_prices(goal, file.cluster, source)
     releases = _releases(goal, file.cluster, source)
+    _check_autoscaler(file, releases.values(), source)
     goals = goals_by_formats(goal, model, file.cluster)
     return ServeSpec(
         path=path,
@@ -101,6 +104,36 @@ def _check_prices(goal: ServeGoal, cluster: Cluster, source: str) -> None:
             f"{source}: goal.objective: cost needs the price of every pool; state"
             f" price_per_device_hour of {free[0]!r}, or choose goodput or devices"
         )
+
+
+def _check_autoscaler(
+    file: ServeSpecFile, releases: Iterable[ServingCapabilities], source: str
+) -> None:
+    """Refuse an autoscaler that has nothing to scale, or no load to go by."""
+    goal, named = file.goal, [name for name in AUTOSCALERS if name in file.emit]
+    if not named:
+        if goal.autoscaler is not None:
+            raise SpecError(
+                f"{source}: goal.autoscaler: emit names none; add {' or '.join(AUTOSCALERS)}"
+            )
+        return
+    name = named[0]
+    unread = [release.title for release in releases if release.load_metrics is None]
+    rules = {
+        f"{' and '.join(named)} would both set the number of instances; keep one": len(named) > 1,
+        f"{name} scales the instances of kubernetes; write [kubernetes, {name}]": "kubernetes"
+        not in file.emit,
+        f"{name} adds instances by running and waiting requests, and what is emitted for"
+        f" {''.join(unread[:1])} exports no count of them; serve with vllm or sglang": unread,
+        f"{name} needs goal.slo, which says how many requests an instance holds": not (
+            goal.slo.is_stated
+        ),
+        f"{name} needs an open load (goal.traffic.rate, with an arrival where there is a trace):"
+        " its requests in flight say how many instances are needed": goal.traffic.rate is None
+        or goal.traffic.is_replayed,
+    }
+    if refusal := next((rule for rule, is_broken in rules.items() if is_broken), None):
+        raise SpecError(f"{source}: emit: {refusal}")
 
 
 def _check_lengths(goal: ServeGoal, model: ModelSpec, source: str) -> None:

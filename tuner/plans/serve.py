@@ -16,6 +16,7 @@ from tuner.config.serve import (
     ServeDecision,
 )
 from tuner.costs.serve.residual import ServeResidual
+from tuner.plans.autoscaling import Autoscaling
 from tuner.plans.goal_plan import GoalCertificate, GoalPlan, GoalProvenance
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
@@ -296,6 +297,8 @@ class ServePlan(GoalPlan):
     prefix_reuse: PrefixReuse | None = None
     """Prefix cache hits on the chosen instances; None where no trace names the blocks of its
     prompts."""
+    autoscaling: Autoscaling | None = None
+    """Triggers and bounds of the autoscaler in `emit`; None without one."""
     pareto: tuple[FrontPoint, ...] = ()
     """Pareto fronts of the throughput of a device against the speed of one request, mode by mode,
     slow users first."""
@@ -320,3 +323,14 @@ class VerifiedServing(Record):
     """Results of launches of the deployment, one line; stated in or beside every emitted file."""
     is_part: bool = False
     """The plan's cluster has only those pools that serve; others were left out of it."""
+
+    @property
+    def autoscaling(self) -> Autoscaling | None:
+        """Return the autoscaler of the planned instances; None without one, or for others.
+
+        A launch may have won with other instances, whose load was not simulated.
+        """
+        is_planned = self.plan.decision is not None and (
+            self.decision.instances == self.plan.decision.instances
+        )
+        return self.plan.autoscaling if is_planned else None

@@ -75,7 +75,7 @@ def serve_report(plan: ServePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
             section(
                 "decision",
                 "What to launch",
-                named(*decision_facts(decision, predicted.prefix_hits)),
+                named(*decision_facts(decision, predicted.prefix_hits), *_autoscaler(plan)),
                 goal,
                 instances_figure(plan, decision),
             ),
@@ -94,6 +94,11 @@ def serve_report(plan: ServePlan, evidence: Evidence = NO_EVIDENCE) -> Report:
             provenance_section(plan.provenance),
         ),
     )
+
+
+def _autoscaler(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
+    if plan.autoscaling is not None:
+        yield "autoscaler", word("; ".join(plan.autoscaling.words()))
 
 
 def _devices_used(plan: ServePlan, decision: ServeDecision) -> str:

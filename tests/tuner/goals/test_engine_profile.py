@@ -46,6 +46,7 @@ def test_steps_are_measured_stored_and_planned_with(tmp_path: Path, profile: Pat
     assert read_engine_steps(profile) == steps
     assert [one.tensor_parallel for one in steps.launches] == [1, 2]
     for launch in steps.launches:
+        assert 0.0 < present(launch.start_up_s) < 60.0
         assert [one.tokens for one in launch.prompts] == [16, 64, 256, 960]
         assert all(min(one.seconds) >= 0.05 for one in launch.prompts)
         gaps = [statistics.median(one.seconds) for one in launch.decodes]
@@ -57,6 +58,9 @@ def test_steps_are_measured_stored_and_planned_with(tmp_path: Path, profile: Pat
     assert present(after.predicted).tpot_s.mean >= 0.008
     low, high = present(after.predicted).ttft_s_band
     assert high / low < 2.5
+    scaled = deployment(tmp_path, emit=["vllm", "kubernetes", "keda"])
+    scaling = present(api.deploy(scaled, profiles=profile).plan.autoscaling)
+    assert scaling.start_up_s == steps.start_up_s
     drop_engine_steps(profile)
     assert api.deploy(spec, profiles=profile).plan.predicted == present(before.predicted)
 

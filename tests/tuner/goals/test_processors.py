@@ -1,6 +1,6 @@
 """A deployment on processors: priced on their profile, emitted for vLLM's build for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def written(path: Path, *, goal: dict[str, Any], emit: list[str]) -> Path:
     return path
 
 
-def deployment(tmp_path: Path, **changes: Any) -> Path:
+def deployment(tmp_path: Path, *, emit: Sequence[str] = ("vllm", "local"), **changes: Any) -> Path:
     goal = {
         "kind": "serve",
         "engine": {"name": "vllm"},
@@ -48,7 +48,7 @@ def deployment(tmp_path: Path, **changes: Any) -> Path:
         "slo": {"ttft": {"p90": "5s"}, "tpot": {"p90": "500ms"}},
         "max_model_len": 1024,
     }
-    return written(tmp_path / "spec.yaml", goal=goal | changes, emit=["vllm", "local"])
+    return written(tmp_path / "spec.yaml", goal=goal | changes, emit=list(emit))
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,15 @@ def read(folder: Path, **changes: str) -> ServeSpec:
         "links": "",
         "traffic": "{rate: 5/s, input_tokens: 2000, output_tokens: 300}",
         "extra": "objective: devices",
+        "engine": "vllm",
+        "emit": "",
     } | changes
     spec = folder / "spec.yaml"
     spec.write_text(
         f"schema_version: 1\nmodel: {MIXTRAL}\n"
         f"cluster: {{pools: [{given['pools']}], links: [{given['links']}]}}\n"
-        f"goal:\n  kind: serve\n  engine: {{name: vllm}}\n  traffic: {given['traffic']}\n"
-        f"  {given['extra']}\n"
+        f"goal:\n  kind: serve\n  engine: {{name: {given['engine']}}}\n"
+        f"  traffic: {given['traffic']}\n  {given['extra']}\nemit: [{given['emit']}]\n"
     )
     return read_serve_spec(spec)
 
@@ -39,6 +41,7 @@ def read(folder: Path, **changes: str) -> ServeSpec:
 TWO = (
     "{name: a, device: h100-sxm, devices_per_node: 8}, {name: b, device: h20, devices_per_node: 8}"
 )
+SCALED = "slo: {ttft: {p90: 1s}, tpot: {p90: 50ms}}"
 LINK = "bandwidth: 100Gbit/s, latency: 1us}"
 
 
@@ -73,6 +76,41 @@ LINK = "bandwidth: 100Gbit/s, latency: 1us}"
         (
             {"pools": TWO, "links": f"{{between: [a, b], {LINK}, {{between: [b, a], {LINK}"},
             "'a' and 'b' are joined twice; keep one",
+        ),
+        (
+            {"emit": "vllm, keda", "extra": SCALED},
+            "emit: keda scales the instances of kubernetes; write [kubernetes, keda]",
+        ),
+        (
+            {"emit": "kubernetes, hpa, keda", "extra": SCALED},
+            "emit: keda and hpa would both set the number of instances; keep one",
+        ),
+        (
+            {"emit": "kubernetes, aibrix", "extra": SCALED, "engine": "trtllm"},
+            "what is emitted for trtllm 1.3.0rc27 exports no count of them",
+        ),
+        ({"emit": "kubernetes, hpa"}, "emit: hpa needs goal.slo"),
+        (
+            {
+                "emit": "kubernetes, hpa",
+                "extra": SCALED,
+                "traffic": "{concurrency: 8, input_tokens: 2000, output_tokens: 300}",
+            },
+            "emit: hpa needs an open load",
+        ),
+        (
+            {"extra": f"{SCALED}\n  autoscaler: {{start_up: 1min}}"},
+            "goal.autoscaler: emit names none; add keda or hpa or aibrix",
+        ),
+        *(
+            ({"extra": f"autoscaler: {{{key}: {stated}}}"}, f"goal.autoscaler{said}")
+            for key, stated, said in (
+                ("start_up", "-5s", ".start_up: '-5s' must not be negative"),
+                ("start_up", "0s", ": start_up 0 s is not between 1.00 s and 6.00 h"),
+                ("start_up", "9h", ": start_up 9.00 h is not between 1.00 s and 6.00 h"),
+                ("node_provisioning", "2d", ": node_provisioning 2.00 d is not between"),
+                ("kv_usage", "0%", ".kv_usage"),
+            )
         ),
     ],
 )

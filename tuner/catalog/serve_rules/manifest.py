@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.catalog.serve_rules.afd import AfdCapabilities
+from tuner.catalog.serve_rules.autoscalers import LoadMetrics
 from tuner.catalog.serve_rules.kv_cache import (
     CacheKind,
     Connector,
@@ -164,6 +165,8 @@ class ServingCapabilities:
     """Page sizes of the KV cache are powers of two."""
     chunk_needs_whole_pages: bool = False
     """Prefill chunks are whole pages."""
+    load_metrics: LoadMetrics | None = None
+    """Load that its emitted server exports; None: none that an autoscaler reads."""
     afd: AfdCapabilities | None = None
     """Attention-FFN disaggregation; None: not supported."""
 

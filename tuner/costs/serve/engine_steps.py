@@ -55,6 +55,9 @@ class LaunchSteps(Record):
     tensor_parallel: Instances
     prompts: Annotated[tuple[PromptPoint, ...], Field(min_length=1)]
     decodes: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]
+    start_up_s: Positive | None = None
+    """Seconds from the start of the command until a request was answered; None: in files of
+    earlier releases."""
 
 
 class EngineSteps(Record):
@@ -69,6 +72,12 @@ class EngineSteps(Record):
     """Command that started the server."""
     model: ModelSpec
     launches: Annotated[tuple[LaunchSteps, ...], Field(min_length=1, max_length=16)]
+
+    @property
+    def start_up_s(self) -> float | None:
+        """Seconds of the longest start-up; None where none was measured."""
+        measured = [launch.start_up_s for launch in self.launches]
+        return max((seconds for seconds in measured if seconds is not None), default=None)
 
 
 def read_engine_steps(profile: Path) -> EngineSteps | None:

@@ -21,6 +21,13 @@ from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.autoscalers import (
+    PORT_NAME,
+    autoscaler_files,
+    check_scalable,
+    disruption_budget,
+    with_drain,
+)
 from tuner.engines.launchers.benchmark import (
     TRACE_FORM,
     benchmark_aiperf_bash,
@@ -82,9 +89,11 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     """Return the objects of the deployment and of its benchmark.
 
     Raises:
-        UnknownTargetError: the engine's instances need MPI across machines.
+        UnknownTargetError: the engine's instances need MPI across machines, or an autoscaler could
+            not add to them.
     """
-    app = app_name(verified)
+    check_scalable(verified)
+    app, is_scaled = app_name(verified), verified.autoscaling is not None
     files, machine = engine_files(verified, placement), one_machine(verified)
     shapes = group_shapes(verified)
     engine = verified.plan.goal.engine.name
@@ -98,6 +107,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *((config_map(f"{app}-files", files=files),) if files else ()),
         *(_instances(verified, shape, placement, app=app, files=bool(files)) for shape in shapes),
         *(_service(verified, shape, app=app) for shape in shapes),
+        *(disruption_budget(shape, app=app) for shape in shapes if is_scaled),
         *(_router(verified, app=app) if needs_router(verified) else ()),
     ]
     if machine is not None:
@@ -128,6 +138,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
                 objects=[benchmark_job(verified, requests, url=f"http://{_entrance(verified)}")],
             ),
         ),
+        *autoscaler_files(verified, app=app),
         *requests_files(requests),
     )
 
@@ -203,14 +214,16 @@ def _instances(
         resource=vendor_traits(verified, shape.group).resource,
         files=f"{app}-files" if files else None,
     ) | placed_on(verified, shape.group.pool)
+    spec = with_drain(verified, shape, spec)
     metadata: Object = {"labels": labels} | _annotations(verified, shape)
+    replicas = {} if verified.autoscaling is not None else {"replicas": shape.group.count}
     if shape.nodes == 1:
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name, "labels": labels},
             "spec": {
-                "replicas": shape.group.count,
+                **replicas,
                 # A rolling update would request more devices than the plan has.
                 "strategy": {"type": "Recreate"},
                 "selector": {"matchLabels": labels},
@@ -225,7 +238,7 @@ def _instances(
         "kind": "LeaderWorkerSet",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "replicas": shape.group.count,
+            **replicas,
             "leaderWorkerTemplate": {
                 "size": shape.nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",
@@ -261,7 +274,10 @@ def _container(
         "image": group_release(verified, shape.group).image,
         "command": ["bash", "-c", script],
         "env": variables(values),
-        "ports": [{"containerPort": _port(shape)}],
+        "ports": [
+            {"containerPort": _port(shape)}
+            | ({"name": PORT_NAME} if verified.autoscaling is not None else {})
+        ],
     }
 
 

@@ -41,10 +41,11 @@ ROUTER_PORT: Final = 8000
 
 
 def needs_router(verified: VerifiedServing) -> bool:
-    """Say whether there is more than one instance, or a choice among an instance's ranks."""
+    """Say whether there is or will be more than one instance, or a choice among ranks."""
     router = verified.decision.router
     has_choice = router is not None and router.ranks is not None
-    return has_choice or sum(group.count for group in verified.decision.instances) > 1
+    is_scaled = verified.autoscaling is not None
+    return has_choice or is_scaled or sum(group.count for group in verified.decision.instances) > 1
 
 
 def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None = None) -> str:

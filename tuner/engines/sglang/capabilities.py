@@ -65,6 +65,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.place_rules import DispatchOffer, PlaceTarget
+from tuner.catalog.serve_rules.autoscalers import LoadMetrics
 from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.catalog.serve_rules.models import EVERY, ZERO_EXPERTS, ServedModels
 from tuner.catalog.serve_rules.routers import (
@@ -289,6 +290,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "--disaggregation-transfer-backend",
             "--dist-init-addr",
             "--enable-eplb",
+            "--enable-metrics",
             "--enable-pdmux",
             "--enable-two-batch-overlap",
             "--ep-dispatch-algorithm",
@@ -390,6 +392,19 @@ SGLANG_0_5_23: Final = ServingCapabilities(
         }
     ),
     chunk_needs_whole_pages=True,
+    load_metrics=LoadMetrics(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        queues={
+            "prefill": ("sglang:num_prefill_inflight_queue_reqs",),
+            "decode": (
+                "sglang:num_decode_prealloc_queue_reqs",
+                "sglang:num_decode_transfer_queue_reqs",
+            ),
+        },
+        kv_usage="sglang:token_usage",
+        option="--enable-metrics",
+    ),
 )
 
 SGLANG_0_5_23_ROCM: Final = replace(

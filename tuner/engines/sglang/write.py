@@ -70,6 +70,7 @@ def server(
         *(_sharing(shape) if group.prefill_share_ratio is not None else ()),
         *_disaggregation(verified, group, manifest=manifest),
         *_placement(verified, shape, placement),
+        *_metrics(verified, manifest),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
     )
@@ -81,6 +82,11 @@ def server(
         },
         before=_SPREAD if shape.nodes > 1 else "",
     )
+
+
+def _metrics(verified: VerifiedServing, manifest: ServingCapabilities) -> Iterator[str]:
+    if verified.autoscaling is not None and manifest.load_metrics is not None:
+        yield manifest.load_metrics.option
 
 
 _SPREAD = f"""\

@@ -63,6 +63,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.catalog.place_rules import IN_TURN, PlaceTarget
+from tuner.catalog.serve_rules.autoscalers import LoadMetrics
 from tuner.catalog.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.catalog.serve_rules.models import (
     COMPRESSED,
@@ -336,6 +337,12 @@ VLLM_0_33: Final = ServingCapabilities(
     overlap_backends=DEEPEP,
     overlap_needs_attention_dp=True,
     overlap_takes_context=False,  # vllm 0.33.0, config/vllm.py
+    # v1/metrics/loggers.py; the share of the cache was `vllm:gpu_cache_usage_perc` before 0.11.
+    load_metrics=LoadMetrics(
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        kv_usage="vllm:kv_cache_usage_perc",
+    ),
 )
 
 VLLM_0_33_ROCM: Final = replace(

@@ -101,6 +101,8 @@ class Demand:
     longest_input: int
     longest_output: int
     """Tokens of a prompt and of an output that all but one request in a hundred stay within."""
+    most_output: int
+    """Tokens of the longest output: of a law, one in nine million is longer."""
     most_tokens: int
     """Largest number of tokens of one request, as the model or the goal limits it."""
     held_tokens: float
@@ -193,6 +195,7 @@ def build_demand(goal: ServeGoal, *, longest: int) -> Demand:
         computed_tokens=max(means[0] * (1.0 - traffic.prefix_hit), 1.0),
         longest_input=longest_input,
         longest_output=max(min(tails[1], longest - longest_input), 1),
+        most_output=int(output_lengths.max()),
         most_tokens=longest,
         held_tokens=float(weight @ (prompt_lengths + output_lengths)),
         past_tokens=float(weight @ (prompt_lengths + 0.5 * output_lengths)),

@@ -33,6 +33,7 @@ from itertools import product
 from typing import Final, Literal
 
 from profilers.kv_transfer.shards import CacheDegrees
+from tuner.catalog.serve_rules.autoscalers import AUTOSCALERS
 from tuner.catalog.serve_rules.kv_cache import CacheKind, Connector, NodeLink
 from tuner.catalog.serve_rules.kv_refusals import (
     KvSide,
@@ -62,7 +63,7 @@ from tuner.spec.serving.spec import ServeSpec
 Path = Literal["device", "host"]
 Side = tuple[str, int | None, CacheDegrees]
 """Pool of an instance, tokens of its pages and ranks that keep its cache."""
-CONTAINER_PER_INSTANCE: Final = frozenset({"dynamo"})
+CONTAINER_PER_INSTANCE: Final = frozenset({"dynamo", *AUTOSCALERS})
 """Targets that start every instance in a container of its own."""
 
 

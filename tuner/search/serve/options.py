@@ -99,6 +99,8 @@ class ServingPool:
     """Corrections from launches of the engine on these devices; None: no launches."""
     profile: Path | None = None
     """Profile that describes the devices, where they have no datasheet."""
+    start_up_s: float | None = None
+    """Seconds from the start of the engine until it takes requests; None: not measured."""
 
     @property
     def measured_bands(self) -> Bands | None:

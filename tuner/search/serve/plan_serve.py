@@ -12,6 +12,7 @@ from tuner.plans.serve import (
     ServePlan,
     ServeProvenance,
 )
+from tuner.search.serve.autoscaling import plan_autoscaling
 from tuner.search.serve.causes import explain_no_solution
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.demand import PrefixHits
@@ -76,7 +77,7 @@ def make_serve_plan(
     """Plan a deployment.
 
     Raises:
-        SpecError: the traffic cannot be read.
+        SpecError: the traffic cannot be read, or an autoscaler's limits do not hold the decision.
     """
     started_s = settings.clock()
     problem, solutions, reuse = _answered(spec, serving_pools, settings)
@@ -106,12 +107,13 @@ def make_serve_plan(
     predicted = with_reuse(to_prediction(best, problem), reuse, problem.hits)
     notes = (*notes, *plan_cautions(best, problem), *unseen_hits(predicted))
     provenance = provenance.model_copy(update={"notes": notes})
+    decision = to_decision(best, problem)
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,
         goal=problem.spec.goal,
         emit=spec.emit,
-        decision=to_decision(best, problem),
+        decision=decision,
         predicted=predicted,
         certificate=to_certificate(best, problem, solutions, solve_s=solve_s),
         binding_constraint=binding_constraint(best, problem),
@@ -120,6 +122,7 @@ def make_serve_plan(
         unlaunchable=tuple(unlaunchable(problem, solutions)),
         modes=_mode_table(solutions, problem),
         prefix_reuse=reuse,
+        autoscaling=plan_autoscaling(problem, decision, best.groups),
         pareto=pareto_front(problem, solutions),
         provenance=provenance,
     )

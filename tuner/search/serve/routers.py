@@ -16,9 +16,10 @@ A policy must be one of every stack that the spec names (`emit`), with every eng
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from tuner.catalog.serve_rules.autoscalers import named_autoscaler
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.catalog.serve_rules.routers import (
     RouterCapabilities,
@@ -127,6 +128,9 @@ def router_choices(
         is_one_count=is_one_count,
         most_kinds=MOST_KINDS,
     )
+    if named_autoscaler(targets) is not None:
+        # Instances that were just added are idle beside busy ones, and have a common target.
+        return (replace(by_load, mixed_policy=load, most_kinds=1),)
     one_kind = RouterChoice(
         policy=plain,
         mixed_policy=plain,
@@ -222,6 +226,7 @@ def to_serve_router(
     goal: ServeGoal,
     *islands: Sequence[tuple[Role, int]],
     is_counted: bool = False,
+    is_scaled: bool = False,
     ranks: int = 1,
 ) -> ServeRouter | None:
     """Return the router of a decision; None where it has no choice.
@@ -232,6 +237,7 @@ def to_serve_router(
         islands: of each, role and number of each kind of its instances.
         is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
             prefix is followed from half its length on, or from there.
+        is_scaled: an autoscaler adds to instances that are alone in their role, too.
         ranks: of attention data parallelism, of instances that requests go to first.
     """
     kinds = [_first_counts(groups) for groups in islands]
@@ -241,6 +247,8 @@ def to_serve_router(
         sum(count for _, count in groups) - sum(counts)
         for groups, counts in zip(islands, kinds, strict=True)
     )
+    if is_scaled:
+        first, last = max(first, 2), 2 * min(last, 1)
     if first <= 1 and last <= 1:
         return None
     # Some routers refuse to choose from one, and none needs to.

@@ -427,14 +427,14 @@ def corrected_result(
     if goal.traffic.concurrency is not None:
         # A closed loop: as many requests run whatever they take (Little's law).
         further = max(tokens / max(rate, 1e-12) - 1.0, 0.0)
-        before_s = _mean_request_s(simulated.ttft_s_R, simulated.tpot_s_R, further=further)
-        scale = before_s / _mean_request_s(ttft_s_R, tpot_s_R, further=further)
+        before_s = mean_request_s(simulated.ttft_s_R, simulated.tpot_s_R, further=further)
+        scale = before_s / mean_request_s(ttft_s_R, tpot_s_R, further=further)
         rate, tokens = rate * scale, tokens * scale
     return to_simulation_result(ttft_s_R, tpot_s_R, goal=goal, rate=rate, tokens=tokens)
 
 
-def _mean_request_s(ttft_s_R: Floats, tpot_s_R: Floats, *, further: float) -> float:
-    """Seconds of a mean request with so many tokens after its first."""
+def mean_request_s(ttft_s_R: Floats, tpot_s_R: Floats, *, further: float) -> float:
+    """Return the seconds of a mean request with so many tokens after its first."""
     tpot_s = float(tpot_s_R.mean()) if len(tpot_s_R) else 0.0
     return max(float(ttft_s_R.mean()) + further * tpot_s, 1e-12)
 

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 
+from tuner.catalog.serve_rules.autoscalers import named_autoscaler
 from tuner.catalog.serve_rules.rules import is_disaggregated, refusals
 from tuner.catalog.serve_rules.steps import lacks_units
 from tuner.catalog.serve_rules.vendor_pairs import portable_backend
@@ -121,6 +122,7 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
                 for island in dict.fromkeys(group.island for group in groups)
             ),
             is_counted=problem.hits is not None,
+            is_scaled=named_autoscaler(problem.spec.emit) is not None,
             ranks=_equal_ranks(groups),
         ),
         islands=tuple(

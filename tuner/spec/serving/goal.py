@@ -5,9 +5,10 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, ValidationInfo, model_validator
 
 from profilers.records import Record
-from tuner.spec.fields import Count, FilePath, Name, PositiveSeconds, SpecFolder
+from tuner.spec.fields import Count, FilePath, Name, PositiveSeconds, Seconds, Share, SpecFolder
 from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
+from tuner.units import format_s
 
 SHAPE_RATE: Final = "1/s"
 """Placeholder rate of traffic whose rate is the objective."""
@@ -101,6 +102,38 @@ class ServedFormats(Record):
     """Type of keys and values in the cache; absent: `auto` of the first pool's engine."""
 
 
+START_UPS_S: Final = (1.0, 6.0 * 3600.0)
+"""Shortest and longest start-up of an instance, or of a machine, that is believed."""
+
+
+class Autoscaler(Record):
+    """Limits of the autoscaler that `emit` names."""
+
+    at_least: Count | None = None
+    """Fewest instances of each role; absent: 2, or 1 where the plan has a single one."""
+    start_up: Seconds | None = None
+    """Time from the start of an instance until it takes requests; absent: as the profile's suite
+    `engine` measured it."""
+    node_provisioning: Seconds = 0.0
+    """Time until a machine for a new instance is there; 0: it is kept."""
+    kv_usage: Share | None = None
+    """Share of the KV cache in use above which instances are added, too; refused where the planned
+    instances never reach it."""
+
+    @model_validator(mode="after")
+    def _is_believable(self) -> "Autoscaler":
+        low, high = START_UPS_S
+        for name in ("start_up", "node_provisioning"):
+            stated_s = getattr(self, name)
+            if (stated_s and not low <= stated_s <= high) or (name, stated_s) == ("start_up", 0.0):
+                raise ValueError(
+                    f"{name} {format_s(stated_s)} is not between {format_s(low)} and"
+                    f" {format_s(high)}; state what the engine's log or `moetune profile --suite"
+                    " engine` shows"
+                )
+        return self
+
+
 class ServeGoal(Record):
     """A deployment."""
 
@@ -135,6 +168,8 @@ class ServeGoal(Record):
     """Recorded expert loads; absent: those of the kernel tables, as the plan notes."""
     spare_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Capacity headroom, as a share of the traffic's needs."""
+    autoscaler: Autoscaler | None = None
+    """Limits of the autoscaler that `emit` names; absent: the defaults of each."""
     placement: FilePath | None = None
     """Expert placement plan for the recorded routing, emitted with the deployment."""
 
