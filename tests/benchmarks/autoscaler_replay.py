@@ -44,7 +44,7 @@ from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.simulate.serving.batching import EngineRank, Rules
 from tuner.simulate.serving.client import client_observed_ttft_s, engine_client, engine_rules
-from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.load import Requests, SentRequests, Served
 from tuner.simulate.serving.steps import StepTimes
 from tuner.spec.serving.traces import trace_chunks
 
@@ -72,6 +72,8 @@ class ControlLoop:
 
     def count(self, now_s: float, load: float, current: int) -> int:
         """Return the instances for a load, of which there are so many now."""
+        if not self.proposed:
+            self.proposed.append((now_s, current))
         wanted = current
         if abs(load / (self.target * current) - 1.0) > TOLERANCE:
             wanted = math.ceil(load / self.target)
@@ -129,9 +131,14 @@ class Deployment:
     draining: list[Instance] = field(default_factory=list)
     ranks: list[EngineRank] = field(default_factory=list)
     paid_s: float = 0.0
-    seen: float = 0.0
-    """Load at the scrape before."""
+    seen: float | None = None
+    """Load at the scrape before; None before the first."""
     most: int = 0
+    sent: SentRequests = field(init=False)
+    """Lengths that all ranks look up."""
+
+    def __post_init__(self) -> None:
+        self.sent = SentRequests.of(self.requests)
 
     def start(self, now_s: float, *, ready_s: float) -> None:
         """Start an instance."""
@@ -139,26 +146,15 @@ class Deployment:
             times=self.times,
             rules=self.rules,
             observe=None,
-            inputs=self.inputs,
-            outputs=self.outputs,
+            inputs=self.sent.inputs,
+            outputs=self.sent.outputs,
             delays_s=[],
-            prefilled_elsewhere=self.elsewhere,
-            cached=self.cached,
+            prefilled_elsewhere=self.sent.prefilled_elsewhere,
+            cached=self.sent.cached,
         )
         self.ranks.append(rank)
         self.serving.append(Instance(rank=rank, begun_s=now_s, ready_s=ready_s))
         self.most = max(self.most, len(self.serving))
-
-    inputs: list[int] = field(init=False)
-    outputs: list[int] = field(init=False)
-    cached: list[int] = field(init=False)
-    elsewhere: list[bool] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.inputs = self.requests.input_R.tolist()
-        self.outputs = self.requests.output_R.tolist()
-        self.cached = self.requests.cached
-        self.elsewhere = self.requests.prefilled_elsewhere
 
     def advance(self, now_s: float) -> None:
         """Let every instance serve until then."""
@@ -183,8 +179,10 @@ class Deployment:
             self.paid_s += now_s - instance.begun_s
         if self.loop is None:
             return
-        wanted = self.loop.count(now_s, self.seen, len(self.serving))
-        self.seen = self.load()
+        seen, self.seen = self.seen, self.load()
+        if seen is None:
+            return
+        wanted = self.loop.count(now_s, seen, len(self.serving))
         for _ in range(wanted - len(self.serving)):
             self.start(now_s, ready_s=now_s + self.start_up_s)
         for _ in range(len(self.serving) - wanted):

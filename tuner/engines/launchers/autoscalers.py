@@ -131,6 +131,8 @@ def autoscaler_files(verified: VerifiedServing, *, app: str) -> tuple[EmittedFil
     notes = (
         *(f"{words[0].upper()}{words[1:]}." for words in scaling.words()),
         *_NOTES[scaling.autoscaler],
+        f"The PodMonitor is for Prometheus' operator; others scrape /metrics of the servers at port"
+        f" {FIRST_PORT} every {SCRAPE_S:.0f} s.",
         "Then: kubectl apply -f autoscaler.yaml, after deployment.yaml",
     )
     objects = [

@@ -122,6 +122,11 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     notes = (
         *pod_notes(verified),
         *placement_notes(verified, placement),
+        *(
+            ("The autoscaler was planned for other instances than these, whose number is fixed.",)
+            if verified.plan.autoscaling is not None and not is_scaled
+            else ()
+        ),
         "Then: kubectl apply -f deployment.yaml",
     )
     requests = mounted_requests(verified)

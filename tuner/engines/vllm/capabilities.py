@@ -337,7 +337,7 @@ VLLM_0_33: Final = ServingCapabilities(
     overlap_backends=DEEPEP,
     overlap_needs_attention_dp=True,
     overlap_takes_context=False,  # vllm 0.33.0, config/vllm.py
-    # v1/metrics/loggers.py; the share of the cache was `vllm:gpu_cache_usage_perc` before 0.11.
+    # v1/metrics/loggers.py; `vllm:gpu_cache_usage_perc` is gone (vllm-project/vllm#29330).
     load_metrics=LoadMetrics(
         running="vllm:num_requests_running",
         waiting="vllm:num_requests_waiting",

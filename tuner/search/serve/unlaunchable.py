@@ -6,7 +6,8 @@ lifts it (`Lack`), and the problem is solved again with it by the search that pl
     a KV transfer           between instances that the connector refuses
     an AFD unit             of sizes that the plugin refuses
     a router with weights   routers of prefill and decode instances, and Dynamo's frontend, have
-                            none: unequal instances get as many outstanding requests each
+                            none: unequal instances get as many outstanding requests each; nor has
+                            an autoscaler a target for unequal ones
     two vendors             each way round, prefill on the one and decode on the other, whatever it
                             takes: every rule between vendors is listed
 """
@@ -17,6 +18,7 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from tuner.catalog.serve_rules.autoscalers import named_autoscaler
 from tuner.catalog.serve_rules.routers import router_with
 from tuner.catalog.serve_rules.rules import is_disaggregated
 from tuner.config.serve import Role
@@ -144,7 +146,7 @@ def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) 
 def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Lack]:
     """Yield modes whose routers know no weights; for sessions they would look for prefixes too."""
     spec = problem.spec
-    goal = spec.goal
+    goal, autoscaler = spec.goal, named_autoscaler(spec.emit)
     stacks = stack_routers(spec.emit, spec.releases.values())
     routed = sorted(mode for mode in set(goal.modes) if load_mode(mode).is_routed)
     for mode in () if has_sessions(goal) else routed:
@@ -155,7 +157,7 @@ def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Lack]:
                 for stack in stacks
                 if router_with(stack, WEIGHTED, is_disaggregated=splits_roles) is None
             ),
-            "",
+            f"{autoscaler} counts one kind of instances a role" if autoscaler else "",
         )
         router = RouterChoice(
             policy=RouterPolicy.LEAST_REQUESTS,

@@ -14,6 +14,12 @@ from tuner.plans.serve import ServePlan
 EMIT = "vllm, kubernetes, keda"
 
 
+CHAT = (
+    "{rate: 17/s, input_tokens: {kind: lognormal, mean: 1260, cv: 1.0},"
+    " output_tokens: {kind: lognormal, mean: 209, cv: 0.7}}"
+)
+
+
 def scaled_plan(
     folder: Path, *, limits: str = "", modes: str = "aggregated", **fields: str
 ) -> ServePlan:
@@ -91,6 +97,15 @@ def test_a_share_of_the_cache_that_is_reached_fires_too(tmp_path: Path) -> None:
     plan = scaled_plan(tmp_path, limits="kv_usage: 1%")
     assert scaling(plan).kv_usage == 0.01
     assert "and above 1 % of the KV cache" in [*scaling(plan).words()][1]
+
+
+def test_what_one_kind_of_instances_costs_is_said(tmp_path: Path) -> None:
+    plan = scaled_plan(
+        tmp_path, model="qwen3-30b-a3b", traffic=CHAT, slo="{ttft: {p90: 1s}, tpot: {p90: 25ms}}"
+    )
+    (lack,) = plan.unlaunchable
+    assert lack.feature.endswith("keda counts one kind of instances a role")
+    assert lack.gain_ratio > 0.1
 
 
 def test_without_an_autoscaler_nothing_is_said(tmp_path: Path) -> None:
