@@ -7,8 +7,10 @@ The objects pass JSON Schemas that were written from their documentation
 import re
 import subprocess
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -99,11 +101,12 @@ def scaled_serving(
     *,
     engine: str = "vllm",
     kv_usage: float | None = None,
+    devices: Mapping[str, str] = MappingProxyType({}),
     **changes: Any,
 ) -> VerifiedServing:
     """Return a plan of round numbers whose instances an autoscaler counts."""
     verified = sample_serving(
-        model, decision, engine=engine, emit=(engine, "kubernetes", autoscaler)
+        model, decision, engine=engine, emit=(engine, "kubernetes", autoscaler), devices=devices
     )
     scaling = Autoscaling(
         autoscaler=autoscaler,
@@ -347,6 +350,10 @@ def test_refuses_where_new_instances_would_get_no_requests(deepseek: ModelSpec) 
     stages = stages_beside(stage_machines=1)
     with pytest.raises(UnknownTargetError, match="all instances share a container"):
         _files(scaled_serving(deepseek, stages, "keda"))
+    apart = disaggregated(connector="ascend", decode={"devices": 8, "attention_dp": 8, "ep": 8})
+    verified = scaled_serving(deepseek, apart, "hpa", devices={"h100": "ascend-910b"})
+    with pytest.raises(UnknownTargetError, match=r"load balance proxy .* reads addresses once"):
+        _files(verified)
 
 
 def test_words_say_what_fires_and_how_long_it_takes() -> None:
