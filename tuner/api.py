@@ -7,7 +7,8 @@
     explain, what_ifs, what_if     why a plan was chosen; the plan under other limits
     compare                        differences between plans of one goal, and which is better
     estimate, estimate_serving     price an existing launch
-    backtest, backtest_serving     compare predictions with measured runs
+    backtest, backtest_serving,    compare predictions with measured runs
+    backtest_rl
     verify, verify_place           launch candidates and choose by measurement
     verify_serve                   the same for deployments
     report, rendered               a report on a plan, and its text
@@ -27,6 +28,7 @@ a test runs it. Machines are measured by `profilers.session`.
 
 from profilers.store import read_profile as read_profile
 from tuner.backtest.tables import backtest as backtest
+from tuner.backtest.tables import backtest_rl as backtest_rl
 from tuner.backtest.tables import backtest_serving as backtest_serving
 from tuner.engines.megatron_lm.checkpoint import permute_checkpoint as permute_checkpoint
 from tuner.engines.megatron_lm.checkpoint import read_permutation as read_permutation

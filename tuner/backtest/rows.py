@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -137,6 +137,17 @@ def read_bytes(path: Path) -> bytes:
         ) from error
     except OSError as error:
         raise SpecError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def has_columns(path: Path, columns: Collection[str]) -> bool:
+    """Return whether the first line of a table names all these columns.
+
+    Raises:
+        SpecError: the file is absent or too large.
+    """
+    first = read_bytes(path).partition(b"\n")[0]
+    names = {name.strip() for name in first.decode("utf-8-sig", errors="replace").split(",")}
+    return set(columns) <= names
 
 
 def table_digest(path: Path) -> str:

@@ -14,6 +14,8 @@ from tuner.paths import AnyPath, to_paths
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from tuner.backtest.rl.records import RlBacktest
+
 
 def backtest(
     runs: "AnyPath | DataFrame",
@@ -59,6 +61,23 @@ def backtest_serving(
     with _file(runs) as file:
         rows = read_cells(file)
     return backtest_cells(rows, profiles=to_paths(profiles))
+
+
+def backtest_rl(runs: "AnyPath | DataFrame") -> "RlBacktest":
+    """Predict measured steps of reinforcement learning and report the errors.
+
+    Args:
+        runs: table of measured steps, CSV or a data frame.
+
+    Raises:
+        SpecError: the table is unreadable.
+    """
+    from tuner.backtest.rl.prediction import backtest_steps
+    from tuner.backtest.serving.rows import read_cells
+
+    with _file(runs) as file:
+        rows = read_cells(file)
+    return backtest_steps(rows)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from tuner.report.content import Block, Notes, Paragraph, Table, words_table
 if TYPE_CHECKING:
     # Each command imports its own.
     from tuner.backtest.records import Backtest, Errors
+    from tuner.backtest.rl.records import RlBacktest, RlErrors
     from tuner.backtest.serving.records import Metric, ServingBacktest
     from tuner.calibrate.records import CalibrationReport
     from tuner.calibrate.serving_stored import ServingCalibration
@@ -80,6 +81,30 @@ def serving_text(backtest: "ServingBacktest") -> str:
         Paragraph(text=estimated) if listed else None,
         left_out((row.id, row.source, row.reason) for row in backtest.rows),
     )
+
+
+def rl_text(backtest: "RlBacktest") -> str:
+    """Return errors with the residuals that ship and with those of other models."""
+    bands = ", ".join(f"{name} {factor:.2f}" for name, factor in backtest.band_factors.items())
+    fitted = ", ".join(f"{name} {value:.4g}" for name, value in backtest.fitted.items())
+    return whole_text(
+        *_rl_errors("with the residuals that ship", backtest.shipped),
+        *_rl_errors("with residuals of the table's other models", backtest.held_out),
+        Paragraph(text=f"fitted to this table: {fitted or 'nothing'}"),
+        Paragraph(text=f"band of 80 %, up and down by a factor of: {bands}"),
+        left_out((row.id, row.source, row.reason) for row in backtest.rows),
+    )
+
+
+def _rl_errors(title: str, errors: "RlErrors | None") -> Iterator[Block]:
+    if errors is None:
+        return
+    groups = {**errors.placements, **errors.releases, **errors.models}
+    yield errors_table(title, groups, has_best=False)
+    order = errors.order
+    text = f"inside a band made without their model: {percent(errors.coverage_ratio)} of steps"
+    ordered = f"; {order.pairs} pairs over 10 % apart, ordered {percent(order.ordered_ratio)}"
+    yield Paragraph(text=text + ordered * bool(order.pairs))
 
 
 def calibration_text(report: "ServingCalibration") -> str:

@@ -7,7 +7,7 @@ launches.py parses them and names what is missing, row by row.
 from pathlib import Path
 from typing import Final
 
-from tuner.backtest.rows import read_bytes, read_lines
+from tuner.backtest.rows import has_columns, read_lines
 from tuner.backtest.serving.launches import Cells
 
 MEASURED: Final = ("silicon_ttft_ms", "silicon_tpot_ms")
@@ -20,9 +20,7 @@ def is_serving_table(path: Path) -> bool:
     Raises:
         SpecError: the file is absent or too large.
     """
-    first = read_bytes(path).partition(b"\n")[0]
-    names = {name.strip() for name in first.decode("utf-8-sig", errors="replace").split(",")}
-    return set(MEASURED) <= names
+    return has_columns(path, MEASURED)
 
 
 def read_cells(path: Path) -> tuple[Cells, ...]:

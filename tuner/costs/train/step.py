@@ -169,6 +169,14 @@ class _Inputs:
     groups: Groups
 
 
+def forward_pipeline_s(price: StepPrice, strategies: Strategies) -> Numbers:
+    """Return the seconds of the forward passes of a step's micro-batches alone."""
+    forward_PC = per_device(price.forward_s_SC, strategies)
+    sent_s = (strategies.pipeline - 1.0) * price.boundary_s
+    total: Numbers = _critical_path_s(forward_PC, forward_PC, strategies) + sent_s
+    return total
+
+
 def _num_columns(inputs: _Inputs, units: UnitCosts, stages: Stages) -> int:
     """Number of columns: the length of whichever input is an array."""
     costs = [getattr(units, kind) for kind in KINDS]

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from profilers.records import Record
+from tuner.bisection import bisect
 from tuner.spec.fields import Number
 
 LARGEST_TOKENS: Final = 2**21
@@ -39,6 +40,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _STANDARD: Final = NormalDist()
+MEAN_FACTOR: Final = 50.0
+"""Largest mean before truncation, in limits, of a law that is asked for by its truncated mean."""
+HALVINGS: Final = 50
 
 
 class LengthKind(StrEnum):
@@ -134,6 +138,20 @@ def mean_tokens(law: LengthLaw) -> float:
     if law.kind is LengthKind.FIXED:
         return min(_required(law.mean), law.most)
     return _skewed_mean(law)
+
+
+def law_with_mean(mean: float, *, cv: float, most: int) -> LengthLaw:
+    """Return the lognormal law whose mean is as stated once lengths are truncated."""
+
+    def law(whole_mean: float) -> LengthLaw:
+        return LengthLaw(kind=LengthKind.LOGNORMAL, mean=whole_mean, cv=cv, most=most)
+
+    if mean >= most:
+        return LengthLaw(kind=LengthKind.FIXED, mean=most)
+    longest = min(MEAN_FACTOR * most, float(LARGEST_TOKENS))
+    return law(
+        bisect(lambda tried: mean_tokens(law(tried)) >= mean, mean, longest, halvings=HALVINGS)
+    )
 
 
 def quantile_tokens(law: LengthLaw, *, ratio: float) -> float:

@@ -1,0 +1,1 @@
+"""Backtests of published steps of reinforcement learning."""

@@ -1,0 +1,1 @@
+"""Costs of reinforcement learning beyond a training step: packing, forward passes, switches."""

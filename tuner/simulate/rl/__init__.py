@@ -1,0 +1,1 @@
+"""A step of reinforcement learning: rollout, forward passes, training, switch."""
