@@ -22,6 +22,7 @@ KINDS: Final[Mapping[str, str]] = {
     "spec": "Training",
     "serve-spec": "Serving",
     "place-spec": "Placement of experts",
+    "rl-spec": "Reinforcement learning",
 }
 """Name of a schema to the title of its chapter."""
 
@@ -29,7 +30,7 @@ OPENING: Final = """\
 # Spec reference
 
 Written by `python examples/spec_reference.py` from the schemas that `moetune schema spec`,
-`serve-spec` and `place-spec` print; do not edit it by hand.
+`serve-spec`, `place-spec` and `rl-spec` print; do not edit it by hand.
 
 A spec is one YAML file, and its paths are relative to it. Quantities carry their unit, as the type
 shows: `400Gbit/s`, `80GiB`, `10min`, `20/s`. A list of one may be written without brackets. Where

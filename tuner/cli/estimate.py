@@ -22,6 +22,10 @@ def command(
 
     Step time or latency, memory, and the smallest changes that make it better.
     """
-    from tuner.spec.kind import goal_kind
+    from tuner.errors import SpecError
+    from tuner.spec.kind import ONLY_ESTIMATED, goal_kind
 
-    commands_of(goal_kind(spec)).estimate(spec, options)
+    kind = goal_kind(spec)
+    if options.log is not None and kind != ONLY_ESTIMATED:
+        raise SpecError(f"--log: timers are compared where goal.kind is {ONLY_ESTIMATED}")
+    commands_of(kind).estimate(spec, options)

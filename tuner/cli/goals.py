@@ -127,6 +127,10 @@ class EstimateOptions:
             "the name of a group. Default: both, of one prefill and one decode group."
         ),
     ] = None
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Reinforcement learning: log of a run, whose phase timers are compared."),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False
 
 
@@ -297,8 +301,10 @@ class GoalCommands(Protocol):
 def commands_of(kind: str | None) -> GoalCommands:
     """Return the module of a goal; what is of no goal is refused where training is read."""
     from tuner.goals.registry import kind_or_first
+    from tuner.spec.kind import ONLY_ESTIMATED
 
-    return cast(GoalCommands, import_module(f"tuner.cli.{kind_or_first(kind)}"))
+    name = kind if kind == ONLY_ESTIMATED else kind_or_first(kind)
+    return cast(GoalCommands, import_module(f"tuner.cli.{name}"))
 
 
 def draft_of(kind: str | None) -> "Draft":

@@ -30,6 +30,8 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "serve-plan": "tuner.plans.serve:ServePlan",
     "serve-verified": "tuner.verify.deployments.records:ServeVerified",
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",
+    "rl-spec": "tuner.spec.rl:RlSpecFile",
+    "rl-estimate": "tuner.estimate.rl.records:RlEstimate",
     "rl-backtest": "tuner.backtest.rl.records:RlBacktest",
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
     "calibration": "tuner.calibrate.records:CalibrationReport",

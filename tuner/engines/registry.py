@@ -34,6 +34,9 @@ TRAIN_ENGINES: Final = (
 SERVE_ENGINES: Final = (*get_args(EngineName), "vllm_afd", "vllm_ascend")
 """Folders; a release with a plugin comes after those without, so that it must be named."""
 
+RL_ENGINES: Final = ("verl", "nemo_rl")
+"""Folders of frameworks of reinforcement learning whose launches are read."""
+
 
 def engine_file(folder: str, name: str) -> ModuleType:
     """Import a file of an engine's folder."""

@@ -256,7 +256,8 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 }
 
 
-def _memory_constants(config: Configuration, setup: PricingSetup) -> MemoryConstants:
+def launch_memory_constants(config: Configuration, setup: PricingSetup) -> MemoryConstants:
+    """Return what is known of the memory of a configuration's software."""
     software = Software(SOFTWARE_OF[config.engine].software)
     known = memory_constants([software], [_memory_family(config, setup)])
     known = replace(known, keeps_exchanged=0.0) if config.drops_exchanged else known
@@ -276,7 +277,7 @@ def _price_uniform(
     precision = PRECISION_OF[uniform[0].priced_precision]
     hardware = setup.hardware(precision)
     strategies = stacked([to_strategies(config, setup) for config in uniform])
-    stages = stages_of_layouts(setup.model, [_layout(config) for config in uniform])
+    stages = stages_of_layouts(setup.model, [stage_layout(config) for config in uniform])
     constants = constants_of([setup.regime(uniform[0])], setup.residuals)
     prices, machine = prices_and_hardware(uniform[0], setup)
     step = price_step(
@@ -289,7 +290,7 @@ def _price_uniform(
         order=tuple(uniform[0].rank_order.split("-")),
     )
     memory = price_memory(
-        shape, strategies, hardware, stages, constants=_memory_constants(uniform[0], setup)
+        shape, strategies, hardware, stages, constants=launch_memory_constants(uniform[0], setup)
     )
     host_C = np.zeros(len(uniform))
     if setup.host_limit_bytes is not None:
@@ -311,8 +312,8 @@ def uneven_load_bytes(config: Configuration, setup: PricingSetup) -> npt.NDArray
         model_shape(config, setup),
         stacked([to_strategies(config, setup)]),
         setup.hardware(PRECISION_OF[config.priced_precision]),
-        stages_of_layouts(setup.model, [_layout(config)]),
-        constants=_memory_constants(config, setup),
+        stages_of_layouts(setup.model, [stage_layout(config)]),
+        constants=launch_memory_constants(config, setup),
     )[: config.pipeline]
 
 
@@ -321,7 +322,7 @@ def host_parts(
 ) -> Mapping[str, npt.NDArray[np.float64]]:
     """Bytes of a node's memory by what each configuration offloads there."""
     strategies = stacked([to_strategies(config, setup) for config in uniform])
-    stages = stages_of_layouts(setup.model, [_layout(config) for config in uniform])
+    stages = stages_of_layouts(setup.model, [stage_layout(config) for config in uniform])
     return _host_parts(uniform, setup, strategies, stages)
 
 
@@ -335,7 +336,7 @@ def _host_parts(
         strategies,
         setup.hardware(PRECISION_OF[first.priced_precision]),
         stages,
-        constants=_memory_constants(first, setup),
+        constants=launch_memory_constants(first, setup),
         devices_per_node=setup.pool.devices_per_node,
         inside_C=np.array([pipeline_inside(config.rank_order) for config in uniform]),
     )
@@ -465,7 +466,8 @@ def _memory_family(config: Configuration, setup: PricingSetup) -> str:
     return target.memory_family or target.family
 
 
-def _layout(config: Configuration) -> tuple[StageLayers, ...]:
+def stage_layout(config: Configuration) -> tuple[StageLayers, ...]:
+    """Return the contents of every stage."""
     return tuple(
         StageLayers(
             layers=stage.layers,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tuner.errors import SpecError
 from tuner.paths import AnyPath, to_paths
@@ -15,7 +15,11 @@ from tuner.paths import AnyPath, to_paths
 if TYPE_CHECKING:
     from tuner.engines.reading.serve_launch import ServingLaunch
     from tuner.estimate.records import Estimate
+    from tuner.estimate.rl.records import RlEstimate
     from tuner.estimate.serving.records import ServingEstimate
+
+LONGEST_LOG: Final = 256 * 2**20
+"""Largest log of a run."""
 
 
 def estimate(
@@ -139,3 +143,36 @@ def estimate_serving(
         raise SpecError(f"--instances {instances}: of which half? name it with --role")
     second = priced(replace(partner, counterpart=replace(parsed_launch, counterpart=None)))
     return priced(parsed_launch).model_copy(update={"other": second})
+
+
+def estimate_rl(
+    spec_path: AnyPath, *, launch: str, log: AnyPath | None = None, calibrated: bool = True
+) -> "RlEstimate":
+    """Price a launch of reinforcement learning.
+
+    Args:
+        spec_path: the YAML file: model, cluster and lengths.
+        launch: a launch file, or the command itself.
+        log: of a run of it, with phase timers; None: there is none.
+        calibrated: whether datasheets are corrected by the residuals that ship.
+
+    Raises:
+        SpecError: the spec, the launch or the log is unusable.
+    """
+    spec_path = Path(spec_path)
+    from tuner.estimate.rl.estimate import estimate_step
+    from tuner.estimate.rl.registry import read_rl_launch
+    from tuner.estimate.rl.setup import build_inputs
+    from tuner.estimate.rl.timers import read_timers
+    from tuner.spec.files import read_small_text, shown_path
+    from tuner.spec.huggingface.read import read_model
+    from tuner.spec.rl import RlSpecFile
+    from tuner.spec.spec_file import read_spec_keys, validate_spec
+
+    file = validate_spec(read_spec_keys(spec_path), spec_path, RlSpecFile)
+    inputs = build_inputs(file, path=spec_path, model=read_model(file.model), calibrated=calibrated)
+    measured, steps = None, 0
+    if log is not None:
+        text = read_small_text(Path(log), what="log", most_bytes=LONGEST_LOG)
+        measured, steps = read_timers(text, source=shown_path(Path(log)))
+    return estimate_step(inputs, read_rl_launch(launch), measured=measured, timed_steps=steps)

@@ -13,6 +13,7 @@ from tuner.spec.failure_log import FailureLog, read_failure_log
 from tuner.spec.files import shown_path, shown_value
 from tuner.spec.goal import StatedTrainGoal, TrainGoal
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.kind import ONLY_ESTIMATED
 from tuner.spec.length_files import read_documents
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord, read_routing
@@ -72,6 +73,11 @@ def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
         raise SpecError(
             f"{source}: goal.kind: {kind!r} is a goal of `moetune plan`; here a 'train' goal is"
             " needed"
+        )
+    if kind == ONLY_ESTIMATED:
+        raise SpecError(
+            f"{source}: goal.kind: {kind!r} is not planned; `moetune estimate` prices a launch of"
+            " it, with --launch"
         )
     if kind is not None and kind != "train":
         known = ", ".join(("train", *OTHER_GOALS))

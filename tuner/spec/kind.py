@@ -1,9 +1,13 @@
 """Kind of a spec's goal, found before the rest of the spec is read."""
 
 from pathlib import Path
+from typing import Final
 
 from tuner.spec.files import read_small_text, shown_path
 from tuner.spec.yaml_text import parse_yaml
+
+ONLY_ESTIMATED: Final = "rl"
+"""Goal whose launches are estimated, and which is not planned."""
 
 
 def goal_kind(path: Path) -> str | None:

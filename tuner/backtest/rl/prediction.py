@@ -21,7 +21,7 @@ from tuner.backtest.records import Errors
 from tuner.backtest.rl.records import RlBacktest, RlBacktestRow, RlErrors, RlOrder
 from tuner.backtest.rl.runs import Cells, RlRun, UnpredictedError, parse_run
 from tuner.calibrate.fit import Problem, fit, group_blocks
-from tuner.costs.rl.residuals import BAND_FACTORS, GENERIC, SHIPPED, RlResiduals
+from tuner.costs.rl.residuals import BAND_FACTORS, GENERIC, PLAIN, SHIPPED, RlResiduals
 from tuner.simulate.rl.step import Phases
 
 GAP_S: Final = 4e-3
@@ -85,11 +85,10 @@ def _read(cells: Cells) -> RlRun | str:
 
 
 def _price(run: RlRun) -> PricedRun:
-    plain = RlResiduals(decode_gap_s=0.0, pass_factor=1.0)
     return PricedRun(
         run=run,
-        plain=run.step.phases(plain),
-        gapped=run.step.phases(replace(plain, decode_gap_s=GAP_S)),
+        plain=run.step.phases(PLAIN),
+        gapped=run.step.phases(replace(PLAIN, decode_gap_s=GAP_S)),
     )
 
 

@@ -4,7 +4,7 @@
                  tokens; bins are dealt to the ranks, which all run as many
     balanced     ranks have as many tokens each, and divide them evenly into as few micro-batches as
                  stay within the budget
-    padded       so many sequences a micro-batch, each as long as the longest of the update
+    counted      so many sequences a micro-batch, as long as they are
 
 Attention of packed sequences is causal inside each, so that tokens attend to what sequences of
 E[l^2] / E[l] tokens would, l of them long.
@@ -31,8 +31,13 @@ class PackingRule(StrEnum):
     """Whole sequences in bins, first fit of decreasing lengths."""
     BALANCED = "balanced"
     """Equal tokens for ranks and micro-batches."""
-    PADDED = "padded"
-    """A stated number of sequences, padded to the longest."""
+    COUNTED = "counted"
+    """A stated number of sequences, without padding."""
+
+    @property
+    def counts_sequences(self) -> bool:
+        """Return whether a budget's size is a number of sequences."""
+        return self is PackingRule.COUNTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class TokenBudget:
 
     rule: PackingRule
     size: int
-    """Tokens of a micro-batch, or sequences where they are padded."""
+    """Tokens of a micro-batch, or sequences where they are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +65,9 @@ def pack(length_N: Ints, budget: TokenBudget, *, ranks: int) -> MicroBatches:
     total = float(length_N.sum())
     attended = float(np.square(length_N.astype(np.float64)).sum()) / total
     match budget.rule:
-        case PackingRule.PADDED:
-            longest = float(length_N.max())
+        case PackingRule.COUNTED:
             count = math.ceil(len(length_N) / (ranks * budget.size))
-            tokens, attended = budget.size * longest, longest
+            tokens = total / ranks / count
         case PackingRule.BALANCED:
             count = math.ceil(total / ranks / budget.size)
             tokens = total / ranks / count

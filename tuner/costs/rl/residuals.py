@@ -32,6 +32,8 @@ class RlResiduals:
         return self.release_factors.get(release, 1.0)
 
 
+PLAIN: Final = RlResiduals(decode_gap_s=0.0, pass_factor=1.0)
+"""Steps as serving and training alone price them."""
 GENERIC: Final = RlResiduals(decode_gap_s=3e-3, pass_factor=1.3)
 """Where fits start and what they are held to."""
 SHIPPED: Final = RlResiduals(

@@ -104,6 +104,7 @@ _TEXTS: Final[Mapping[str, str]] = {
 """A file of settings, or a program in Python."""
 _AS_MEGATRON: Final = "give its parallelism and batch as Megatron-LM's flags"
 _ACTOR: Final = "give the parallelism and batch of the trained model as Megatron-LM's flags"
+_AS_RL: Final = "for both halves of a step state goal.kind: rl"
 _TRAINER: Final = (
     "give its batch, length and sharding as a command of Transformers' Trainer, e.g. torchrun "
     "train.py --per_device_train_batch_size 1 --deepspeed zero3.json"
@@ -140,8 +141,8 @@ _INSTEAD: Final[Mapping[str, str]] = {
         ),
         _MEASURED,
     ),
-    "verl": f"{_ACTOR}, or the rollout's engine as its server's command",
-    "NeMo-RL": "give policy.megatron_cfg as Megatron-LM's flags",
+    "verl": f"{_AS_RL}, {_ACTOR}, or the rollout's engine as its server's command",
+    "NeMo-RL": f"{_AS_RL}, or give policy.megatron_cfg as Megatron-LM's flags",
     "NeMo": f"{_AS_MEGATRON} (model.tensor_model_parallel_size is --tensor-model-parallel-size), "
     "or a Megatron-Bridge file",
     "a recipe of Megatron-Bridge": "give what it resolves to: the ConfigContainer.yaml that"

@@ -15,7 +15,7 @@ from tuner.backtest.rl.prediction import (
 )
 from tuner.backtest.rl.runs import UnpredictedError, parse_run
 from tuner.cli.app import app
-from tuner.costs.rl.residuals import SHIPPED, RlResiduals
+from tuner.costs.rl.residuals import PLAIN, SHIPPED, RlResiduals
 from tuner.simulate.rl.step import RlPlacement
 
 BASE = {
@@ -65,11 +65,10 @@ def cells(**changed: str) -> Mapping[str, str]:
 
 def priced(row: Mapping[str, str]) -> PricedRun:
     run = parse_run(row)
-    plain = RlResiduals(decode_gap_s=0.0, pass_factor=1.0)
     return PricedRun(
         run=run,
-        plain=run.step.phases(plain),
-        gapped=run.step.phases(replace(plain, decode_gap_s=4e-3)),
+        plain=run.step.phases(PLAIN),
+        gapped=run.step.phases(replace(PLAIN, decode_gap_s=4e-3)),
     )
 
 

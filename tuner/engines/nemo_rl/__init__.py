@@ -1,0 +1,1 @@
+"""NeMo-RL: reinforcement learning on Megatron and vLLM, configured by YAML."""

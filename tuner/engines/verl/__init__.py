@@ -1,0 +1,1 @@
+"""verl: reinforcement learning on Megatron and vLLM or SGLang, configured by Hydra."""
