@@ -160,6 +160,7 @@ def estimate_rl(
         SpecError: the spec, the launch or the log is unusable.
     """
     spec_path = Path(spec_path)
+    from tuner.costs.rl.residuals import PLAIN, SHIPPED
     from tuner.estimate.rl.estimate import estimate_step
     from tuner.estimate.rl.registry import read_rl_launch
     from tuner.estimate.rl.setup import build_inputs
@@ -170,7 +171,13 @@ def estimate_rl(
     from tuner.spec.spec_file import read_spec_keys, validate_spec
 
     file = validate_spec(read_spec_keys(spec_path), spec_path, RlSpecFile)
-    inputs = build_inputs(file, path=spec_path, model=read_model(file.model), calibrated=calibrated)
+    inputs = build_inputs(
+        file.goal,
+        file.cluster,
+        read_model(file.model),
+        residuals=SHIPPED if calibrated else PLAIN,
+        calibrated=calibrated,
+    )
     measured, steps = None, 0
     if log is not None:
         text = read_small_text(Path(log), what="log", most_bytes=LONGEST_LOG)

@@ -12,32 +12,26 @@ discarded groups), is refused, and the reason says why.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from tuner.backtest.columns import device_hardware
+from profilers.steps.config import Recompute
 from tuner.backtest.known_models import find_model
 from tuner.backtest.serving.launches import ASYNCHRONOUS, SEQUENCE_S, release_version
-from tuner.backtest.stages import divide_layers, stage_columns
-from tuner.config.columns import Strategies
-from tuner.config.shapes import ModelShape, number
+from tuner.backtest.stages import divide_layers
 from tuner.costs.rl.packing import PackingRule, TokenBudget
-from tuner.costs.rl.trainer import Trainer
+from tuner.costs.rl.residuals import PLAIN
 from tuner.costs.rl.weight_sync import SyncPath
-from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.iteration import Iteration
-from tuner.costs.train.calibration import Regime, constants_of, kind_of_model, shipped
-from tuner.costs.train.columns_of import shape_of_model
-from tuner.costs.train.memory_constants import memory_constants
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
-from tuner.engines.serving.releases import ENGINE_TRAITS
-from tuner.errors import UnknownDeviceError
-from tuner.prices.serve.machine import ServingMachine
-from tuner.prices.train.constants import GemmPrecision, Software
-from tuner.simulate.rl.rollout import RolloutSide, draw_batch
-from tuner.simulate.rl.step import RlPlacement, RlStep, Updates
+from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
+from tuner.engines.reading.rl_launch import RlLaunch
+from tuner.errors import SpecError, UnknownDeviceError
+from tuner.estimate.rl.setup import build_inputs, price_step_of
+from tuner.simulate.rl.step import RlPlacement, RlStep
+from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
+from tuner.spec.rl import RlGoal
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, law_with_mean
 
 SYSTEM: Final = "NeMo-RL"
@@ -59,6 +53,11 @@ MEMORY_RATIO: Final = {RlPlacement.COLOCATED: 0.6, RlPlacement.DISAGGREGATED: 0.
 """`gpu_memory_utilization` of the recipes where a row states none."""
 MOST_RUNNING: Final = 256
 """Sequences of a rank at once: vLLM's default for an engine that a framework embeds."""
+FULL_RECOMPUTE: Final[Mapping[str, Any]] = {
+    "recompute": Recompute.FULL,
+    "recompute_method": "uniform",
+    "recompute_layers": 1,
+}
 PROMPT_TOKENS: Final = 200
 RESPONSE_CV: Final = 0.8
 SAMPLES: Final = 16
@@ -106,39 +105,33 @@ def parse_run(cells: Cells) -> RlRun:
     if model is None:
         raise UnpredictedError(f"model {cells['model'][:40]!r} is none of examples/models")
     device = _device(_text(cells, "device"))
-    placement = PLACEMENTS[cells["mode"]]
-    release = next(iter(_RELEASE.findall(cells.get("source", ""))), "")
-    precision = GemmPrecision.MXFP8 if "fp8" in cells.get("other", "") else GemmPrecision.BF16
     prompts, samples, assumed = _batch_sizes(cells)
     longest, mean = _tokens(cells, "max_tokens"), _tokens(cells, "mean_tokens")
-    batch = draw_batch(
-        prompts=prompts,
-        samples=samples,
-        prompt_tokens=LengthLaw(kind=LengthKind.FIXED, mean=PROMPT_TOKENS),
-        response_tokens=law_with_mean(mean, cv=RESPONSE_CV, most=longest),
+    inputs = build_inputs(
+        RlGoal(
+            kind="rl",
+            prompt_tokens=LengthLaw(kind=LengthKind.FIXED, mean=PROMPT_TOKENS),
+            response_tokens=law_with_mean(mean, cv=RESPONSE_CV, most=longest),
+        ),
+        _cluster(cells, device),
+        model,
+        residuals=PLAIN,
+        calibrated=True,
     )
-    sequence = TokenBudget(rule=PackingRule.FIRST_FIT, size=longest + PROMPT_TOKENS)
-    updates = prompts * samples // min(_count(cells, "train_batch"), prompts * samples)
-    trainer = _trainer(cells, model, device, precision)
-    step = RlStep(
-        placement=placement,
-        versions=float(_optional(cells, "staleness")),
-        release=f"{SYSTEM} {release}".strip(),
-        batch=batch,
-        trainer=trainer,
-        train_budget=sequence,
-        forward_budget=sequence,
-        updates=Updates(mini_batches=updates),
-        side=_rollout_side(cells, model, device, precision, release),
-        path=SyncPath.PACKED,
-        offload_bytes=0.0,
-    )
+    launch = _launch(cells, model, device, prompts=prompts, samples=samples, longest=longest)
+    try:
+        priced = price_step_of(launch, inputs)
+        if priced.memory.train_bytes > device.memory_bytes:
+            recomputed = launch.trainer.model_copy(update=FULL_RECOMPUTE)
+            priced = price_step_of(replace(launch, trainer=recomputed), inputs)
+    except SpecError as error:
+        raise UnpredictedError(str(error)) from error
     return RlRun(
         id=cells.get("id", ""),
-        source=step.release,
-        model=model.name or cells["model"],
+        source=launch.framework,
+        model=model.name,
         measured_s=_number(cells, "step_s"),
-        step=_fitting(step, device),
+        step=priced.step,
         assumed=(*assumed, "prompts", "length law", "micro-batches", "recompute"),
     )
 
@@ -163,102 +156,99 @@ def _check_kind(cells: Cells) -> None:
         raise UnpredictedError("turns and tools of an agent are not stated")
     if algorithm.startswith("DAPO"):
         raise UnpredictedError("DAPO discards groups and generates others; how many is not stated")
+    for name, engine in (("train_engine", "megatron"), ("rollout_engine", "vllm")):
+        if cells.get(name, "") != engine:
+            raise UnpredictedError(f"{name} {cells.get(name, '')[:40]!r} is not {engine}")
 
 
-def _fitting(step: RlStep, device: Datasheet) -> RlStep:
-    """Return the step with full recomputation where none does not fit, and with its offload."""
-    micro = step.update_batches()
-    trainer = step.trainer
-    if float(trainer.memory(micro).total_PC.max()) > device.memory_bytes:
-        trainer = replace(trainer, strategy=replace(trainer.strategy, recompute_full=1.0))
-    state = trainer.memory(micro)
-    is_colocated = step.placement is RlPlacement.COLOCATED
-    moved = float((state.weights_PC + state.optimizer_PC).max()) if is_colocated else 0.0
-    return replace(step, trainer=trainer, offload_bytes=moved)
+def _cluster(cells: Cells, device: Datasheet) -> Cluster:
+    """Return as many nodes as both sides take."""
+    sides = [_count(cells, name) for name in ("train_devices", "rollout_devices")]
+    is_colocated = PLACEMENTS[cells["mode"]] is RlPlacement.COLOCATED
+    devices = max(sides) if is_colocated else sum(sides)
+    per_node = min(device.devices_per_node, devices)
+    pool = {"name": "table", "device": device.name, "devices_per_node": per_node}
+    return Cluster.model_validate({"pools": [{**pool, "nodes": -(-devices // per_node)}]})
+
+
+def _launch(
+    cells: Cells, model: ModelSpec, device: Datasheet, *, prompts: int, samples: int, longest: int
+) -> RlLaunch:
+    """Return a row as a launch, with the settings of NeMo-RL's recipes where it has none."""
+    placement = PLACEMENTS[cells["mode"]]
+    is_colocated = placement is RlPlacement.COLOCATED
+    release = next(iter(_RELEASE.findall(cells.get("source", ""))), "")
+    engine, step_tokens = ENGINE_OF_RELEASE.get(release, ENGINE_OF_RELEASE["0.7"])
+    tensor = _degrees(cells, "rollout_layout").get("TP", 1)
+    stated = _RATIO.search(cells.get("rollout_layout", ""))
+    is_narrow = "fp8" in cells.get("other", "")
+    update = min(_count(cells, "train_batch"), prompts * samples)
+    sequence = TokenBudget(rule=PackingRule.FIRST_FIT, size=longest + PROMPT_TOKENS)
+    return RlLaunch(
+        source=cells.get("id", ""),
+        framework=f"{SYSTEM} {release}".strip(),
+        trainer=_trainer(cells, model, update=update, sequence=sequence.size, is_narrow=is_narrow),
+        placement=placement,
+        versions=0.0 if is_colocated else _optional(cells, "staleness"),
+        devices_per_node=device.devices_per_node,
+        rollout_devices=_count(cells, "rollout_devices"),
+        prompts=prompts,
+        samples=samples,
+        samples_per_update=update,
+        longest_prompt=PROMPT_TOKENS,
+        longest_response=longest,
+        train_budget=sequence,
+        forward_budget=sequence,
+        recomputes_old=True,
+        has_reference=True,
+        has_critic=False,
+        engine="vllm",
+        engine_release=engine,
+        weight_format="fp8_block" if is_narrow else "bf16",
+        sequence_s=SEQUENCE_S if release_version(engine) < ASYNCHRONOUS else 0.0,
+        degrees=InstanceDegrees(attention_tensor=tensor, moe_tensor=tensor),
+        memory_ratio=float(stated.group(1)) if stated else MEMORY_RATIO[placement],
+        most_running=MOST_RUNNING,
+        step_tokens=step_tokens,
+        is_eager=False,
+        sleeps=True,
+        sleep_keeps_weights=is_colocated,
+        path=SyncPath.PACKED,
+        bucket_bytes=0.0,
+        offloads_weights=is_colocated,
+        offloads_optimizer=is_colocated,
+        offloads_reference=True,
+        spelled={},
+    )
 
 
 def _trainer(
-    cells: Cells, model: ModelSpec, device: Datasheet, precision: GemmPrecision
-) -> Trainer:
-    if cells.get("train_engine", "") != "megatron":
-        raise UnpredictedError(f"train_engine {cells.get('train_engine', '')[:40]!r}")
-    shape = shape_of_model(model, mtp_layers=0)
+    cells: Cells, model: ModelSpec, *, update: int, sequence: int, is_narrow: bool
+) -> LaunchSettings:
     degrees = _degrees(cells, "train_layout")
-    tensor, context, pipeline = (degrees.get(name, 1) for name in ("TP", "CP", "PP"))
-    devices = _count(cells, "train_devices")
-    data, rest = divmod(devices, tensor * context * pipeline)
-    if rest or not data:
-        raise UnpredictedError(f"train_layout does not divide {devices} train_devices")
-    expert = degrees.get("EP", 1) if number(shape.experts) else 1
-    if (tensor * context * data) % expert:
-        ranks = tensor * context * data
-        raise UnpredictedError(f"EP {expert} does not divide the {ranks} ranks of a stage")
-    counts, counts_embedding = divide_layers(_layers(shape), num_stages=pipeline)
-    regime = Regime(
-        device=device.name,
-        generation=device.generation,
-        precision=precision,
-        software=Software.MEGATRON_2025,
-        family="nemo",
-        model_kind=kind_of_model(has_experts=bool(number(shape.experts))),
-    )
-    return Trainer(
-        shape=shape,
-        strategy=Strategies(
-            sequence=1.0,
-            micro_batch=1.0,
-            num_microbatches=1.0,
-            tensor=float(tensor),
-            context=float(context),
-            pipeline=float(pipeline),
-            data=float(data),
-            expert=float(expert),
-            sequence_parallel=float(tensor > 1),
-            gradient_bytes=2.0,
-            embedding_loss_as_layers=float(counts_embedding),
+    counts, _ = divide_layers(model.num_layers, num_stages=degrees.get("PP", 1))
+    last = len(counts) - 1
+    return LaunchSettings(
+        engine=TrainingEngine.MEGATRON,
+        source=cells.get("id", ""),
+        devices=_count(cells, "train_devices"),
+        tensor=degrees.get("TP", 1),
+        context=degrees.get("CP", 1),
+        pipeline=degrees.get("PP", 1),
+        expert=degrees.get("EP", 1) if model.moe else 1,
+        expert_tensor=1,
+        layout=tuple(
+            StageContent(layers=count, embedding=stage == 0, loss=stage == last)
+            for stage, count in enumerate(counts)
         ),
-        hardware=device_hardware(device, precision),
-        constants=constants_of([regime], shipped()),
-        memory_constants=memory_constants([regime.software], families=[regime.family]),
-        stages=stage_columns(shape, counts),
-    )
-
-
-def _layers(shape: ModelShape) -> int:
-    return int(number(shape.dense_layers) + number(shape.moe_layers))
-
-
-def _rollout_side(
-    cells: Cells, model: ModelSpec, device: Datasheet, precision: GemmPrecision, release: str
-) -> RolloutSide:
-    if cells.get("rollout_engine", "") != "vllm":
-        raise UnpredictedError(f"rollout_engine {cells.get('rollout_engine', '')[:40]!r}")
-    tensor = _degrees(cells, "rollout_layout").get("TP", 1)
-    devices = _count(cells, "rollout_devices")
-    if devices % tensor:
-        raise UnpredictedError(f"TP {tensor} does not divide {devices} rollout_devices")
-    engine, step_tokens = ENGINE_OF_RELEASE.get(release, ENGINE_OF_RELEASE["0.7"])
-    traits = ENGINE_TRAITS["vllm"]
-    weights = "fp8_block" if precision.is_narrow else "bf16"
-    stated = _RATIO.search(cells.get("rollout_layout", ""))
-    return RolloutSide(
-        iteration=Iteration(
-            decoder=decoder_of(model),
-            formats=Formats(
-                attention=weights, output=weights, ffn=weights, experts=weights, kv="bf16"
-            ),
-            degrees=InstanceDegrees(attention_tensor=tensor, moe_tensor=tensor),
-            traits=traits,
-            machine=ServingMachine(sheet=device, tables=None, engines=ENGINE_TRAITS),
-            sequence_s=SEQUENCE_S if release_version(engine) < ASYNCHRONOUS else 0.0,
-            stream_s=traits.rank_stream_s(1),
-            release=engine,
-        ),
-        instances=devices // tensor,
-        step_tokens=step_tokens,
-        most_running=MOST_RUNNING,
-        memory_ratio=float(stated.group(1)) if stated else MEMORY_RATIO[PLACEMENTS[cells["mode"]]],
-        memory_bytes=float(device.memory_bytes),
+        sequence_parallel=degrees.get("TP", 1) > 1,
+        sequence=sequence,
+        global_batch=update,
+        fp8_recipe="blockwise" if is_narrow else "",
+        gradient_bytes=2,
+        zero_stage=1,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
     )
 
 

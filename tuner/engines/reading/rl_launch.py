@@ -53,6 +53,12 @@ class RlLaunch:
     has_critic: bool
 
     engine: str
+    engine_release: str = ""
+    """Release of the engine; empty: the newest."""
+    weight_format: str = "bf16"
+    """Format of all weights of the engine."""
+    sequence_s: float = 0.0
+    """Host seconds per running sequence and decode step, where a release schedules none ahead."""
     degrees: InstanceDegrees
     memory_ratio: float
     most_running: int
@@ -113,9 +119,10 @@ def mistakes(launch: RlLaunch, model: ModelSpec) -> Iterator[str]:
             f" ({name('samples_per_update')}); the nearest that divides is"
             f" {nearest_divisor(samples, update)}"
         )
-    ranks = (launch.trainer.tensor, launch.trainer.context, launch.trainer.pipeline)
-    data = (launch.trainer.devices or 0) // (ranks[0] * ranks[1] * ranks[2])
-    if data and min(update, samples) % data:
+    trainer = launch.trainer
+    ranks = trainer.tensor * trainer.context * trainer.pipeline
+    data, rest = divmod(trainer.devices or 0, ranks)
+    if data and not rest and min(update, samples) % data:
         yield (
             f"{name('samples_per_update')}: {min(update, samples)} samples of an update are not"
             f" divisible by {data} data-parallel ranks; the nearest multiple is"

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.costs.rl.residuals import PLAIN, SHIPPED, RlResiduals
+from tuner.costs.rl.residuals import RlResiduals
 from tuner.costs.rl.trainer import Trainer
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.iteration import Iteration
@@ -33,9 +33,10 @@ from tuner.prices.serve.machine import ServingMachine
 from tuner.simulate.rl.memory import Residency, RlMemory, moved_bytes, price_memory_of_step
 from tuner.simulate.rl.rollout import Batch, RolloutSide, draw_batch
 from tuner.simulate.rl.step import RlPlacement, RlStep, Updates
+from tuner.spec.cluster import Cluster
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
-from tuner.spec.rl import RlSpecFile
+from tuner.spec.rl import RlGoal
 from tuner.spec.serving.lengths import LengthLaw, mean_tokens
 from tuner.spec.spec import Spec
 
@@ -44,7 +45,7 @@ from tuner.spec.spec import Spec
 class RlInputs:
     """A spec with its model, ready to price launches."""
 
-    file: RlSpecFile
+    goal: RlGoal
     train_spec: Spec
     """The spec as a trainer's launch is priced on it."""
     setup: PricingSetup
@@ -67,7 +68,9 @@ class PricedStep:
     memory: RlMemory
 
 
-def build_inputs(file: RlSpecFile, *, path: Path, model: ModelSpec, calibrated: bool) -> RlInputs:
+def build_inputs(
+    goal: RlGoal, cluster: Cluster, model: ModelSpec, *, residuals: RlResiduals, calibrated: bool
+) -> RlInputs:
     """Return what launches are priced with.
 
     Raises:
@@ -75,20 +78,20 @@ def build_inputs(file: RlSpecFile, *, path: Path, model: ModelSpec, calibrated: 
     """
     train_spec = Spec.model_validate(
         {
-            "path": path,
-            "model_path": file.model,
+            "path": Path(),
+            "model_path": Path(),
             "model": model,
-            "cluster": file.cluster,
+            "cluster": cluster,
             "goal": TrainGoal(kind="train", sequence_length=1, global_batch_size=1),
             "programs": programs(("megatron-lm",)),
         }
     )
-    residuals = shipped_residuals() if calibrated else None
+    corrections = shipped_residuals() if calibrated else None
     return RlInputs(
-        file=file,
+        goal=goal,
         train_spec=train_spec,
-        setup=pricing_setup(train_spec, residuals),
-        residuals=SHIPPED if calibrated else PLAIN,
+        setup=pricing_setup(train_spec, corrections),
+        residuals=residuals,
     )
 
 
@@ -183,7 +186,7 @@ def _trainer(configuration: Configuration, setup: PricingSetup) -> Trainer:
 
 def _batch(launch: RlLaunch, inputs: RlInputs) -> Batch:
     """Draw lengths by the goal's laws, cut at the launch's limits."""
-    goal = inputs.file.goal
+    goal = inputs.goal
     prompt = goal.prompt_tokens
     if launch.longest_prompt:
         prompt = _cut(prompt, launch.longest_prompt)
@@ -205,15 +208,20 @@ def _cut(law: LengthLaw, longest: int) -> LengthLaw:
 
 def _side(launch: RlLaunch, inputs: RlInputs) -> RolloutSide:
     setup, traits = inputs.setup, ENGINE_TRAITS[launch.engine]
+    weights = launch.weight_format
     return RolloutSide(
         iteration=Iteration(
             decoder=replace(decoder_of(inputs.model), vision_elements=0),
-            formats=Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16"),
+            formats=Formats(
+                attention=weights, output=weights, ffn=weights, experts=weights, kv="bf16"
+            ),
             degrees=launch.degrees,
             traits=traits,
             machine=ServingMachine(sheet=setup.sheet, tables=None, engines=ENGINE_TRAITS),
             stream_s=traits.rank_stream_s(launch.degrees.attention_data),
+            sequence_s=launch.sequence_s,
             is_eager=launch.is_eager,
+            release=launch.engine_release,
         ),
         instances=launch.rollout_devices // launch.degrees.devices,
         step_tokens=launch.step_tokens,

@@ -54,6 +54,11 @@ class RlMemory:
     """Tokens that the caches of a rank hold; not above 0 where weights leave no room."""
 
     @property
+    def train_bytes(self) -> float:
+        """Return the peak of an update."""
+        return sum(self.device["train"].values())
+
+    @property
     def peak_bytes(self) -> float:
         """Return the most that a device holds at any moment."""
         return max(sum(parts.values()) for parts in self.device.values())
