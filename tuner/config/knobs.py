@@ -3,8 +3,8 @@
 A row says what a knob is to every part that treats knobs alike: the columns of the analytic
 formulas (tuner/config/candidates.py), its words (tuner/config/train_words.py), the axis of the
 search with its limits, and which configurations run the same kernels. A plain knob is named nowhere
-else but in the value (tuner/config/train.py), the columns, the short words, the spec's `search`,
-the engines and its formula.
+else but in the value (tuner/config/train.py), the columns, the spec's `search`, the engines and its
+formula.
 
 Degrees and what differs from stage to stage (layout, recomputation level, chunks) are no knobs.
 """
@@ -58,10 +58,12 @@ class Knob:
     """Words of the knob in a sentence, with `{}` for the value; empty: it is worded elsewhere."""
     usual: tuple[Value, ...] = (False,)
     """Values that no sentence names."""
+    short: str = ""
+    """Word of the knob in a cell, with `{}` for the value; empty: it is worded elsewhere."""
+    is_offload: bool = False
+    """It moves something to host memory."""
     overlap: str = ""
     """Abbreviation of what overlaps, e.g. `a2a`."""
-    host: str = ""
-    """Abbreviation of what moves to host memory, e.g. `optimizer`; empty: nothing does."""
     turn_on: str = ""
     """Words of switching it on in an existing launch; empty: that is not proposed."""
     turn_off: str = ""
@@ -93,6 +95,10 @@ class Knob:
         """Name a value; empty where it is usual."""
         return "" if value in self.usual else self.words.format(value)
 
+    def short_of(self, value: Value) -> str:
+        """Name a value in a cell; empty where it is usual."""
+        return "" if value in self.usual else self.short.format(value)
+
 
 KNOBS: Final = (
     Knob(
@@ -110,6 +116,7 @@ KNOBS: Final = (
     Knob(
         field="dispatcher",
         words="dispatcher {}",
+        short="{}",
         usual=("alltoall",),
         columns={"is_deepep": "deepep", "is_hybridep": "hybridep"},
         choices=PRICED_DISPATCHERS,
@@ -117,7 +124,7 @@ KNOBS: Final = (
         is_of_dispatch=True,
         changes_kernels=True,
     ),
-    Knob(field="shard_ranks", changes_kernels=True),
+    Knob(field="shard_ranks", usual=(None,), short="shard{}", changes_kernels=True),
     Knob(
         field="a2a_overlap",
         words="overlapped all-to-all",
@@ -144,6 +151,7 @@ KNOBS: Final = (
     Knob(
         field="ddp_bucket_size",
         words="gradient buckets of {} parameters",
+        short="bucket{}",
         usual=(None,),
         columns={"bucket_parameters": None},
     ),
@@ -160,6 +168,7 @@ KNOBS: Final = (
     Knob(
         field="gradient_bytes",
         words="bf16 gradients",
+        short="bf16-grads",
         usual=(4,),
         columns={"gradient_bytes": None},
         changes_kernels=True,
@@ -167,7 +176,8 @@ KNOBS: Final = (
     Knob(
         field="optimizer_offload",
         words="optimizer state in host memory",
-        host="optimizer",
+        short="host-optimizer",
+        is_offload=True,
         columns={"optimizer_offload": None},
         choices=SWITCH,
         changes_kernels=True,
@@ -175,7 +185,8 @@ KNOBS: Final = (
     Knob(
         field="activation_offload",
         words="activations in host memory",
-        host="activations",
+        short="host-activations",
+        is_offload=True,
         columns={"activation_offload": None},
         choices=SWITCH,
         changes_kernels=True,
@@ -183,6 +194,7 @@ KNOBS: Final = (
     Knob(
         field="schedule",
         words="a zero-bubble schedule",
+        short="zero-bubble",
         usual=(None, "1f1b", "interleaved"),
         columns={"zero_bubble": "zero_bubble"},
         choices=("1f1b", "interleaved", "zero_bubble"),
@@ -192,6 +204,7 @@ KNOBS: Final = (
     Knob(
         field="cuda_graph",
         words="CUDA graphs {}",
+        short="graphs:{}",
         usual=("none",),
         columns={"partial_graph": "partial", "full_graph": "full_iteration"},
         choices=("none", "partial", "full_iteration"),
@@ -199,23 +212,25 @@ KNOBS: Final = (
         never_worse=(("none", "full_iteration"), ("partial", "full_iteration")),
         changes_kernels=True,
     ),
-    Knob(field="fp8_recipe", words="precision {}", usual=("",), changes_kernels=True),
-    Knob(field="mtp_num_layers"),
+    Knob(field="fp8_recipe", words="precision {}", short="{}", usual=("",), changes_kernels=True),
+    Knob(field="mtp_num_layers", short="mtp{}"),
     Knob(
         field="rank_order",
         words="rank order {}",
+        short="{}",
         usual=(DEFAULT_RANK_ORDER,),
         choices=(DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER),
     ),
     Knob(
         field="ends_as_layers",
         words="embedding and loss counted as layers",
+        short="ends-as-layers",
         columns={"embedding_loss_as_layers": None},
     ),
 )
 """The knobs, in the order in which a sentence names them."""
 
-OFFLOADS: Final = tuple(knob.field for knob in KNOBS if knob.host)
+OFFLOADS: Final = tuple(knob.field for knob in KNOBS if knob.is_offload)
 """Fields of knobs that move something to host memory; their columns have the same names."""
 
 

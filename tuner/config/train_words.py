@@ -19,7 +19,6 @@ from itertools import groupby
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.catalog.manifest import DEFAULT_RANK_ORDER
 from tuner.config.knobs import KNOBS
 from tuner.config.train import TrainDecision
 
@@ -218,28 +217,16 @@ def _short_recompute(d: TrainDecision) -> str:
 
 
 def _short_knobs(d: TrainDecision) -> Iterator[str]:
-    uneven = len(set(d.pipeline_layout)) > 1
+    if len(set(d.pipeline_layout)) > 1:
+        yield f"layers:{runs(d.pipeline_layout)}"
+    # Tensor parallelism usually comes with sequence parallelism.
+    if d.sequence_parallel != (d.tensor_model_parallel_size > 1):
+        yield "sp" if d.sequence_parallel else "no-sp"
     overlapped = "+".join(knob.overlap for knob in KNOBS if knob.overlap and getattr(d, knob.field))
-    tokens = {
-        f"layers:{runs(d.pipeline_layout)}": uneven,
-        # Tensor parallelism usually comes with sequence parallelism.
-        "sp" if d.sequence_parallel else "no-sp": (
-            d.sequence_parallel != (d.tensor_model_parallel_size > 1)
-        ),
-        f"shard{d.shard_ranks}": d.shard_ranks is not None,
-        d.dispatcher: d.dispatcher != "alltoall",
-        f"overlap:{overlapped}": bool(overlapped),
-        f"bucket{d.ddp_bucket_size}": d.ddp_bucket_size is not None,
-        "zero-bubble": d.schedule == "zero_bubble",
-        f"graphs:{d.cuda_graph}": d.cuda_graph != "none",
-        d.fp8_recipe: bool(d.fp8_recipe),
-        f"mtp{d.mtp_num_layers}": d.mtp_num_layers > 0,
-        "bf16-grads": d.gradient_bytes == 2,
-        **{f"host-{knob.host}": getattr(d, knob.field) for knob in KNOBS if knob.host},
-        d.rank_order: d.rank_order != DEFAULT_RANK_ORDER,
-        "ends-as-layers": d.ends_as_layers,
-    }
-    yield from (token for token, is_set in tokens.items() if is_set)
+    together = f"overlap:{overlapped}" * bool(overlapped)
+    yield from dict.fromkeys(
+        together if knob.overlap else knob.short_of(getattr(d, knob.field)) for knob in KNOBS
+    )
 
 
 def _shown(name: str, decision: TrainDecision) -> str:

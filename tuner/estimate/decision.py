@@ -6,7 +6,7 @@ A share of recomputed layers becomes a whole number of layers of every stage, as
 from typing import Literal
 
 from profilers.steps.config import Recompute
-from tuner.config.knobs import FIELD_OF_DEGREE, KNOBS
+from tuner.config.knobs import FIELD_OF_DEGREE, KNOBS, OFFLOADS
 from tuner.config.train import TrainDecision
 from tuner.estimate.configuration import Configuration
 from tuner.spec.model import ModelSpec
@@ -23,6 +23,7 @@ def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
     return TrainDecision.model_validate(
         same
         | {field: getattr(config, column) for column, field in FIELD_OF_DEGREE.items()}
+        | {name: getattr(config, f"{name}_ratio") > 0.0 for name in OFFLOADS}
         | {
             "expert_data_parallel_size": config.expert_data,
             "shard_ranks": config.ranks_per_copy or None,
@@ -37,8 +38,6 @@ def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
             "fp8_recipe": config.priced_precision if config.fp8_recipe else "",
             "schedule": _schedule(config),
             "cuda_graph": config.cuda_graph.value,
-            "optimizer_offload": config.optimizer_offload_ratio > 0.0,
-            "activation_offload": config.activation_offload_ratio > 0.0,
             "ends_as_layers": any(config.embedding_loss_layers),
         }
     )

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tuner.catalog.target import Target
 from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
+from tuner.config.knobs import OFFLOADS
 from tuner.config.shapes import Hardware, ModelShape, Stages, stacked
 from tuner.config.tune_columns import stack_of, tune_columns
 from tuner.costs.train.attention import packed_columns
@@ -398,9 +399,8 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         logit_bytes=config.logit_bytes,
         dropout=float(config.dropout),
         overlap_tensor=float(config.overlap_tensor),
-        optimizer_offload=config.optimizer_offload_ratio,
         parameter_offload=float(config.parameter_offload),
-        activation_offload=config.activation_offload_ratio,
+        **{name: getattr(config, f"{name}_ratio") for name in OFFLOADS},
         sequential_experts=float(config.sequential_experts and config.has_experts),
         expert_imbalance=mean,
         expert_imbalance_p99=p99,

@@ -104,7 +104,7 @@ def host_bytes(
 ) -> Floats:
     """Bytes of a node's memory that each candidate offloads."""
     strategies, needed_C = to_strategies(problem, options, candidates), np.zeros(len(candidates))
-    moved_C = needed_C + strategies.optimizer_offload + strategies.activation_offload
+    moved_C = needed_C + sum(getattr(strategies, name) for name in OFFLOADS)
     orders = np.array([pipeline_inside(str(order)) for order in options.choices["rank_order"]])
     inside_C, chosen = orders[candidates.options["rank_order"]], np.flatnonzero(moved_C > 0.0)
     for at, pipeline, virtual in pieces_of_layouts(candidates.taken(chosen), layers_PC[:, chosen]):
