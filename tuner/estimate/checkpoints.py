@@ -358,18 +358,15 @@ def _jobs(run: LaunchedRun) -> Jobs:
 
 def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> RunForecast:
     spec, pool, sheet = run.spec, run.setup.pool, run.setup.sheet
-    strategies = single(to_strategies(run.priced.configuration, run.setup))
-    zero_stage, jobs = round(number(strategies.zero_stage)), _jobs(replace(run, stated=stated))
+    jobs = _jobs(replace(run, stated=stated))
     profile = None if run.setup.measured is None else run.setup.measured.profile
     host = host_level(
         stated,
+        strategies=single(to_strategies(run.priced.configuration, run.setup)),
+        programs=programs(("megatron-lm",)),
         pool=pool,
         nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
         profile=profile,
-        obstacle=programs(("megatron-lm",)).host_checkpoint_obstacle(
-            zero_stage=zero_stage,
-            offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
-        ),
     )
     model = resolved(
         stated,

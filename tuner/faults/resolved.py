@@ -7,8 +7,10 @@ from typing import Final, Literal
 import numpy as np
 
 from profilers.records import Profile
+from tuner.catalog.programs import Programs
 from tuner.catalog.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.config.columns import Numbers, Strategies
+from tuner.config.shapes import number
 from tuner.errors import SpecError
 from tuner.faults.measured import (
     host_memory_rates,
@@ -99,19 +101,21 @@ def resolved(
 def host_level(
     stated: Reliability,
     *,
+    strategies: Strategies,
+    programs: Programs,
     pool: Pool,
     nic_bytes_per_s: float,
     profile: Profile | None,
-    obstacle: str,
 ) -> HostLevel | None:
     """Return the level on hosts that a spec asks for; None where it asks for shared storage alone.
 
     Args:
         stated: in the spec.
+        strategies: the decision, as a column.
+        programs: that keep the copies.
         pool: whose nodes hold the copies.
         nic_bytes_per_s: of one NIC, where no profile has what a node sends to others.
         profile: of the pool, which knows the memory of a node.
-        obstacle: why the engine cannot keep copies on hosts; empty: it can.
     """
     checkpoint = stated.checkpoint
     if not checkpoint.keeps_host_copies:
@@ -127,7 +131,10 @@ def host_level(
         together_ratio=stated.lost_together,
         is_optional=checkpoint.levels == "auto",
         interval_s=checkpoint.host_interval,
-        obstacle=obstacle,
+        obstacle=programs.host_checkpoint_obstacle(
+            zero_stage=round(number(strategies.zero_stage)),
+            offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from tuner.config.columns import Strategies
 from tuner.engines.targets import programs
 from tuner.errors import SpecError
 from tuner.faults.level_seconds import obstacle
-from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
+from tuner.faults.reliability import HostLevel, Jobs, read_s, stall_s, write_s
 from tuner.faults.resolved import (
     HOST_MEMORY_BYTES_PER_S,
     USUAL_NODE_BYTES_PER_S,
@@ -54,6 +54,17 @@ def _profile(*rows: Measurement) -> Profile:
 def _row(kind: str, time_s: float, *, operation: str = "storage") -> Measurement:
     case = Case(operation=operation, kind=kind, axes={"bytes": 10**9})
     return Measurement(case=case, times_s=(time_s,))
+
+
+def _level(stated: Reliability, profile: Profile | None) -> HostLevel | None:
+    return host_level(
+        stated,
+        strategies=_strategies(),
+        programs=programs(("megatron-lm",)),
+        pool=POOL,
+        nic_bytes_per_s=5e10,
+        profile=profile,
+    )
 
 
 RESOLVED = resolved(STATED, host_bytes_per_s=5e10, profile=None)
@@ -156,7 +167,7 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
         (profile, (2e9, 4e9)),
         (None, (HOST_MEMORY_BYTES_PER_S["save"], HOST_MEMORY_BYTES_PER_S["load"])),
     ):
-        level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=measured, obstacle="")
+        level = _level(both, measured)
         assert level is not None
         assert (level.save_bytes_per_s, level.load_bytes_per_s) == expected
         assert level.node_bytes_per_s == 5e10 * POOL.nics
@@ -167,7 +178,7 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
     machine = sending.header.machine.model_copy(update={"nodes": 2, "world": 16})
     header = sending.header.model_copy(update={"machine": machine})
     sending = sending.model_copy(update={"header": header})
-    level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=sending, obstacle="")
+    level = _level(both, sending)
     assert present(level).node_bytes_per_s == pytest.approx(8e10)
 
 
@@ -188,9 +199,7 @@ def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> No
     ):
         checkpoint = Checkpoint(levels=TWO_LEVELS, host_memory=stated)
         both = STATED.model_copy(update={"checkpoint": checkpoint})
-        host = present(
-            host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=profile, obstacle="")
-        )
+        host = present(_level(both, profile))
         assert host.memory_bytes == memory
         model = resolved(both, host_bytes_per_s=5e10, profile=profile, host=host)
         left_out = obstacle(jobs, model, replicas=0, step_s=1.0)

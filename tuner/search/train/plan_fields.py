@@ -566,13 +566,11 @@ def failures_on_pool(
     limit = pool.host_limit_bytes(profile)
     host = host_level(
         stated,
+        strategies=strategies,
+        programs=spec.programs,
         pool=pool,
         nic_bytes_per_s=nic_bytes_per_s,
         profile=profile,
-        obstacle=spec.programs.host_checkpoint_obstacle(
-            zero_stage=zero_stage,
-            offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
-        ),
     )
     return jobs, resolved(
         stated,
