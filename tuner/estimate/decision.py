@@ -37,7 +37,6 @@ def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
             "mtp_num_layers": config.mtp_layers,
             "fp8_recipe": config.priced_precision if config.fp8_recipe else "",
             "schedule": _schedule(config),
-            "cuda_graph": config.cuda_graph.value,
             "ends_as_layers": any(config.embedding_loss_layers),
         }
     )

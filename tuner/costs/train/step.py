@@ -242,7 +242,7 @@ def _once_s(
 
     Collectives overlap with the longest passes.
     """
-    s, constants, machine = inputs.strategies, inputs.constants, inputs.hardware
+    s, constants = inputs.strategies, inputs.constants
     reduction_s = _reduction_s(inputs, parameters, inputs.groups.shared)
     parameter_gather_s = _parameter_gather_s(inputs, parameters, inputs.groups.shared)
     if is_any(experts):
@@ -254,14 +254,28 @@ def _once_s(
     visible_s = in_buckets(_visible_s(reduction_s, backward_s, s.overlap_gradients, exposed))
     exposed = _exposed(inputs, constants.parameter_exposed_ratio)
     visible_s = visible_s + _visible_s(parameter_gather_s, forward_s, s.overlap_parameters, exposed)
-    sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
-    parts = of_one_copy(inputs.groups.shared, copies).ranks
-    expert_parts = of_one_copy(inputs.groups.expert_data, copies).ranks
+    update_s = optimizer_step_s(
+        s, inputs.groups, inputs.hardware, constants, parameters=parameters, experts=experts
+    )
+    return visible_s + update_s + constants.step_fixed_s
+
+
+def optimizer_step_s(
+    strategies: Strategies,
+    groups: Groups,
+    hardware: Hardware,
+    constants: Constants,
+    *,
+    parameters: Numbers,
+    experts: Numbers,
+) -> Numbers:
+    """Price the optimizer on a device's share of its stage's parameters, experts' apart."""
+    sharded, copies = np.greater(strategies.zero_stage, 0.0), num_copies(strategies)
+    parts = of_one_copy(groups.shared, copies).ranks
+    expert_parts = of_one_copy(groups.expert_data, copies).ranks
     local = np.where(sharded, parameters / parts, parameters)
     local = local + np.where(sharded, experts / expert_parts, experts)
-    each_s = optimizer_s(s.optimizer_offload, machine, constants)
-    total: Numbers = visible_s + local * each_s + constants.step_fixed_s
-    return total
+    return local * optimizer_s(strategies.optimizer_offload, hardware, constants)
 
 
 def _bucketed_reduction_s(

@@ -28,7 +28,7 @@ from tuner.arrays import Floats, Ints
 from tuner.config.columns import Numbers, Strategies
 from tuner.config.shapes import ModelShape, Stages, taken
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.step import assemble
+from tuner.costs.train.step import assemble, optimizer_step_s
 from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.prices.train.collectives import (
     MEGATRON_ORDER,
@@ -40,7 +40,6 @@ from tuner.prices.train.collectives import (
     num_copies,
     of_one_copy,
 )
-from tuner.prices.train.host_link import optimizer_s
 from tuner.search.train.candidates import (
     TIME_AXES,
     TIME_DEGREES,
@@ -458,8 +457,8 @@ def per_step_bound_s(
     problem: TrainProblem, strategies: Strategies, units: UnitCosts, order: tuple[str, ...]
 ) -> Numbers:
     """Lower bound on the costs once per step of every candidate, in seconds."""
-    s, constants, machine = strategies, problem.constants, problem.hardware
-    laid = groups(s, machine, order=order)
+    s, constants = strategies, problem.constants
+    laid = groups(s, problem.hardware, order=order)
     dense = sum_over_layers(problem.shape, units, "trained") / s.pipeline
     experts = sum_over_layers(problem.shape, units, "expert_trained") / s.pipeline
     reduction_s = _gradient_reduction_s(problem, s, dense, laid.shared)
@@ -473,13 +472,10 @@ def per_step_bound_s(
     ) + all_gather_total_s * np.where(
         np.greater(s.overlap_parameters, 0.0), constants.parameter_exposed_ratio, 1.0
     )
-    is_sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
-    parts = of_one_copy(laid.shared, copies).ranks
-    expert_parts = of_one_copy(laid.expert_data, copies).ranks
-    local = np.where(is_sharded, dense / parts, dense)
-    local = local + np.where(is_sharded, experts / expert_parts, experts)
-    each_s = optimizer_s(s.optimizer_offload, machine, constants)
-    return visible_s + local * each_s + constants.step_fixed_s
+    update_s = optimizer_step_s(
+        s, laid, problem.hardware, constants, parameters=dense, experts=experts
+    )
+    return visible_s + update_s + constants.step_fixed_s
 
 
 def sum_over_layers(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:

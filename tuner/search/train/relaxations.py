@@ -76,18 +76,11 @@ ONE_OF_SCHEDULES: Final[Mapping[str, str]] = {
 }
 """Features that are one member of the manifest's `schedules`."""
 
-FEATURE_KNOBS: Final = tuple(knob for knob in KNOBS if knob.is_feature)
-
-
-def _has(field: str, able: Capabilities) -> bool:
-    return getattr(able, field) is not None
-
-
 FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "context parallelism": ("context_parallel",),
     "interleaved schedule": ("virtual_pipeline",),
     "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
-    **{knob.words: (knob.field,) for knob in FEATURE_KNOBS},
+    **{knob.words: (knob.field,) for knob in KNOBS if knob.is_feature},
     "dispatchers deepep and hybridep": ("dispatchers", "dispatchers_with_pipeline"),
     "dispatch in fp8 with block scales, combine in bf16 (DeepSeek-V3)": ("fp8_dispatch",),
     "expert tensor parallelism": ("expert_tensor_parallel",),
@@ -116,26 +109,17 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Features that a target may lack, in words, and the fields of its manifest that say so."""
 
-_HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
-    "context parallelism": lambda able: able.context_parallel,
+_FORMS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "interleaved schedule": lambda able: able.virtual_pipeline and "interleaved" in able.schedules,
     "zero-bubble schedule": lambda able: "zero_bubble" in able.schedules,
-    **{knob.words: partial(_has, knob.field) for knob in FEATURE_KNOBS},
     "dispatchers deepep and hybridep": lambda able: bool(able.dispatchers & {"deepep", "hybridep"}),
-    "expert tensor parallelism": lambda able: able.expert_tensor_parallel,
-    "parallel folding": lambda able: able.expert_folding,
     "ZeRO sharding": lambda able: bool(able.zero_stages - {0}),
-    "sharding over part of the ranks (HSDP)": lambda able: bool(able.shard_ranks_zero_stages),
     "chunked experts": lambda able: able.largest_chunks > 1,
     "recomputation": lambda able: bool(able.recompute - {Recompute.NONE}),
     "CUDA graphs": lambda able: bool(able.cuda_graphs - {"none"}),
-    "offloading": lambda able: bool(able.activation_offload or able.optimizer_offload_zero_stages),
     "uneven stages": lambda able: able.uneven_layout,
-    "overlapped gradient reduction and parameter all-gather": lambda able: (
-        able.overlap_grad_reduce or able.overlap_param_gather
-    ),
 }
-"""Whether a target has a feature in any form."""
+"""Whether a target has a feature in any form, where not every value of its fields says so."""
 
 
 def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
@@ -442,7 +426,9 @@ def unlaunchable(
 
 def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
     """Return the condition of a target's refusal; empty where it has the feature in no form."""
-    if feature not in _HAS or not _HAS[feature](able):
+    fields = (getattr(able, name) for name in FEATURES.get(feature, ()))
+    has_it = _FORMS[feature](able) if feature in _FORMS else any(fields)
+    if not has_it:
         return ""
     words = step_s.words if isinstance(step_s, Worded) else ""
     return words or "stages without layers"
