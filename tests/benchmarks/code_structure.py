@@ -8,7 +8,8 @@
                           one goal, a comparison with a goal's name, a table by their names
     knobs in engines      files of `tuner/engines/` and `tuner/catalog/` that name one knob, the
                           median (`Knob.field` of training, fields of serving's `Instances`)
-    knobs elsewhere       the same for all other files
+    knobs elsewhere       the same for all other files; of training's alone, by identifiers and
+                          strings as all the others, and by identifiers alone
     files of a mode       files that name a mode of serving, by an identifier, an import, a string
                           or their own name: the median over the modes, and the most
     path to a price       product functions on the longest stack from `tuner.api.plan` to the price
@@ -157,21 +158,29 @@ def _knob_files(trees: Mapping[str, ast.Module]) -> Measures:
     """Count the files that name a knob, inside and outside `engines/`: the median of each."""
     named = {file: _identifiers(tree) for file, tree in trees.items()}
     inside = {file for file in named if file.startswith(("tuner/engines/", "tuner/catalog/"))}
-    counts = [
-        (
-            sum(knob in named[file] for file in inside),
-            sum(knob in named[file] for file in named.keys() - inside),
-        )
-        for knob in _knobs(trees)
-    ]
+    outside = named.keys() - inside
+    training, serving = _knobs(trees)
+    inner, outer = (
+        {
+            knob: sum(knob in named[file] for file in files)
+            for knob in dict.fromkeys((*training, *serving))
+        }
+        for files in (inside, outside)
+    )
+    words = {file: _identifiers(trees[file], with_constants=False) for file in outside}
+    by_identifier = [sum(knob in words[file] for file in outside) for knob in training]
     return {
-        "knobs": len(counts),
-        "knobs in engines": round(median(one for one, _ in counts)),
-        "knobs elsewhere": round(median(one for _, one in counts)),
+        "knobs": len(outer),
+        "knobs in engines": round(median(inner.values())),
+        "knobs elsewhere": round(median(outer.values())),
+        "training knobs elsewhere": round(median(outer[knob] for knob in training)),
+        "by identifiers": round(median(by_identifier)),
+        "most by identifiers": max(by_identifier),
     }
 
 
-def _knobs(trees: Mapping[str, ast.Module]) -> list[str]:
+def _knobs(trees: Mapping[str, ast.Module]) -> tuple[list[str], list[str]]:
+    """Name the knobs of training and of serving."""
     training = [
         str(keyword.value.value)
         for node in ast.walk(trees["tuner/config/knobs.py"])
@@ -186,7 +195,7 @@ def _knobs(trees: Mapping[str, ast.Module]) -> list[str]:
         for one in node.body
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
     ]
-    return [*training, *(field for field in serving if field not in NO_KNOBS)]
+    return training, [field for field in serving if field not in NO_KNOBS]
 
 
 def _mode_files(trees: Mapping[str, ast.Module]) -> Measures:
@@ -241,8 +250,8 @@ def _modes(trees: Mapping[str, ast.Module]) -> list[str]:
     ]
 
 
-def _identifiers(tree: ast.Module) -> set[Any]:
-    """Return the names, attributes, arguments and constants of a file."""
+def _identifiers(tree: ast.Module, *, with_constants: bool = True) -> set[Any]:
+    """Return the names, attributes and arguments of a file, and its constants."""
     return {
         value
         for node in ast.walk(tree)
@@ -250,7 +259,7 @@ def _identifiers(tree: ast.Module) -> set[Any]:
             getattr(node, "attr", None),
             getattr(node, "id", None),
             getattr(node, "arg", None),
-            node.value if isinstance(node, ast.Constant) else None,
+            node.value if with_constants and isinstance(node, ast.Constant) else None,
         )
     }
 

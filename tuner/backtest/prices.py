@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun, RunColumns, stack_runs
+from tuner.config.knobs import searched
 from tuner.config.shapes import taken
 from tuner.costs.train.calibration import Regime, kind_of_model
 from tuner.costs.train.memory import price_memory
@@ -35,15 +36,10 @@ BEYOND_LAYERS: Final = (
     "pipeline",
     "virtual_pipeline",
     "data",
-    "zero_stage",
     "shard_ranks",
-    "overlap_gradients",
     "bucket_parameters",
-    "overlap_parameters",
     "embedding_loss_as_layers",
-    "zero_bubble",
-    "optimizer_offload",
-    "activation_offload",
+    *(column for knob in searched() if not knob.is_of_dispatch for column in knob.columns),
 )
 """Fields that no layer's cost depends on (tuner/costs/train/units.py)."""
 

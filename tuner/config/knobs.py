@@ -86,6 +86,8 @@ class Knob:
     under the same name."""
     changes_kernels: bool = False
     """The layers run other kernels, or on other sizes."""
+    changes_memory: bool = False
+    """A device holds other bytes."""
 
     def columns_of(self, value: Value) -> dict[str, float]:
         """Return the columns of a value."""
@@ -106,6 +108,7 @@ KNOBS: Final = (
         columns={"zero_stage": None},
         choices=(0, 1, 2, 3),
         changes_kernels=True,
+        changes_memory=True,
     ),
     Knob(
         field="sequence_parallel",
@@ -123,6 +126,7 @@ KNOBS: Final = (
         of_experts=True,
         is_of_dispatch=True,
         changes_kernels=True,
+        changes_memory=True,
     ),
     Knob(field="shard_ranks", usual=(None,), short="shard{}", changes_kernels=True),
     Knob(
@@ -181,6 +185,7 @@ KNOBS: Final = (
         columns={"optimizer_offload": None},
         choices=SWITCH,
         changes_kernels=True,
+        changes_memory=True,
     ),
     Knob(
         field="activation_offload",
@@ -190,6 +195,7 @@ KNOBS: Final = (
         columns={"activation_offload": None},
         choices=SWITCH,
         changes_kernels=True,
+        changes_memory=True,
     ),
     Knob(
         field="schedule",
@@ -211,6 +217,7 @@ KNOBS: Final = (
         is_of_dispatch=True,
         never_worse=(("none", "full_iteration"), ("partial", "full_iteration")),
         changes_kernels=True,
+        changes_memory=True,
     ),
     Knob(field="fp8_recipe", words="precision {}", short="{}", usual=("",), changes_kernels=True),
     Knob(field="mtp_num_layers", short="mtp{}"),

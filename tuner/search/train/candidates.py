@@ -16,7 +16,7 @@ import numpy as np
 from tuner.arrays import Floats, Ints
 from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
-from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
+from tuner.config.knobs import FIELD_OF_DEGREE, searched
 from tuner.config.microbatches import most_microbatches
 from tuner.search.train.degrees import Table, take_rows
 from tuner.search.train.options import DISPATCH_AXES, RECOMPUTE_AXES, OptionSpace, RecomputeChoice
@@ -29,9 +29,9 @@ TIME_DEGREES: Final = ("tensor", "context", "expert", "expert_tensor", "micro_ba
 TIME_AXES: Final = (*RECOMPUTE_AXES, *DISPATCH_AXES)
 MEMORY_DEGREES: Final = (*TIME_DEGREES, "data")
 MEMORY_AXES: Final = (
-    *("zero_stage", "recompute", "chunks", "dispatcher", "cuda_graph"),
-    *OFFLOADS,
+    *RECOMPUTE_AXES,
     "sharding",
+    *(knob.field for knob in searched() if knob.changes_memory),
 )
 
 

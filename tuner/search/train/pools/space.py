@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from tuner.arrays import Ints
+from tuner.config.knobs import OFFLOADS
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Table, filter_legal, take_rows
 from tuner.search.train.option_table import OptionTable
@@ -47,8 +48,7 @@ SEVERAL: Final = 2
 PLAIN: Final[Mapping[str, tuple[Choice, ...]]] = {
     "zero_stage": (0, 1),
     "chunks": (1,),
-    "optimizer_offload": (False,),
-    "activation_offload": (False,),
+    **dict.fromkeys(OFFLOADS, (False,)),
 }
 """Choices that are searched on an axis without a limit from the user."""
 
