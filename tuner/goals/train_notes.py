@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 from profilers.records import Profile
 from tuner.catalog.programs import background_checkpoint_obstacle
 from tuner.config.host_memory import RENAMED, STATED_AS
-from tuner.costs.train.attention import packed_columns
-from tuner.costs.train.columns_of import shape_of_model
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.targets import programs
 from tuner.faults.failure_rates import observed_rates
@@ -63,26 +61,16 @@ def analytic_notes(
 
 
 def _rows_notes(spec: Spec) -> Iterator[str]:
-    """Yield how documents lie in rows, and what attention computes of them."""
+    """Say which documents are packed where the goal states none, and what is not priced."""
     rows = packed_rows(spec)
-    if rows is None:
-        return
-    columns = packed_columns(shape_of_model(spec.model, mtp_layers=0), rows)
-    if spec.documents is None:
+    if rows is not None and spec.documents is None:
         yield (
             f"the launch packs the samples that its recipe names, some"
             f" {rows.capacity / rows.documents_per_row:.0f} tokens each; state the lengths of yours"
             " (goal.sequence_lengths)"
         )
-    yield (
-        f"a row of {rows.capacity:,} tokens holds {rows.documents_per_row:.1f} documents and is"
-        f" {format_ratio(rows.fill_ratio)} full ({rows.rule}); a token is in a document of"
-        f" {columns['document']:,.0f} tokens on average, and documents do not attend to each other"
-    )
-    if spec.documents is not None:
-        size = spec.goal.global_batch_size
-        documents = size * rows.documents_per_row
-        yield f"a step of {size:,} rows is {documents:,.0f} documents on average"
+    if rows is not None and len(spec.cluster.pools) > 1:
+        yield "waits for rows that cost more than others are not priced over several pools"
 
 
 def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:

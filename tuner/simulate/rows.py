@@ -24,9 +24,9 @@ from tuner.simulate.pipeline import BACKWARD, FORWARD, Pipeline, passes
 
 BATCHES: Final = 32
 """Steps that are drawn."""
-GROUPS: Final = 8
+GROUPS: Final = 4
 """Expert groups with the most work, one of which ends last."""
-PASSES: Final = 1_500
+PASSES: Final = 1_000
 """Passes of a pipeline that are simulated, for all steps at a time."""
 
 
@@ -96,7 +96,7 @@ def simulate_rows(rows: RowCosts, pipeline: Pipeline, *, are_sorted: bool = Fals
     devices, m = pipeline.num_devices, pipeline.num_microbatches
     if devices > 1:
         turns = PASSES // (2 * len(pipeline.forward_s_S) * devices)
-        m = min(m, max(4, turns) * devices)
+        m = min(m, max(2, turns) * devices)
     short, ratio = replace(pipeline, num_microbatches=m), pipeline.num_microbatches / m
     groups, most_work = list[Floats](), list[float]()
     for cost_R in rows.drawn_B(batches=BATCHES, microbatches=m):

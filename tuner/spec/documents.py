@@ -183,10 +183,6 @@ class Documents:
         rest_K = tokens_K - whole_K * longest if too_long is TooLong.SPLIT else tokens_K * ~is_long
         return histogram(np.append(rest_K, longest), np.append(count_K, float(whole_K @ count_K)))
 
-    def padded(self, multiple: int) -> "Documents":
-        """Return the documents padded to a multiple of so many tokens."""
-        return histogram(-(-self.tokens_K // multiple) * multiple, self.count_K)
-
     def drawn(self, count: int, rng: np.random.Generator) -> Ints:
         """Draw lengths in random order, each length as often as its share says, up to one."""
         cumulative_K = np.cumsum(self.count_K) / self.count

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from profilers.files import NotRegularError, require_regular
 from tuner.arrays import Floats, Ints
 from tuner.errors import SpecError
 from tuner.spec.documents import Documents, LengthFile, histogram
@@ -38,10 +37,6 @@ PIECE: Final = 65_536
 """Documents whose lengths are merged at a time."""
 ROWS_DECODED: Final = 1024
 """Rows of token ids in memory at a time."""
-MOST_BYTES: Final = 2**44
-"""Largest file, which is read piece by piece."""
-LONGEST_LINE: Final = 2**26
-"""Characters of one line, a document."""
 
 COLUMNS: Final = ("tokens", "length", "input_ids", "text")
 """Names of the column that is read unless one is stated."""
@@ -69,7 +64,6 @@ def read_documents(stated: LengthFile) -> Documents:
     merged: Documents | None = None
     records = 0
     with _refused(shown):
-        require_regular(stated.path, most_bytes=MOST_BYTES)
         for tokens, count in reader(stated):
             records += len(tokens)
             if records > MOST_RECORDS:
@@ -92,8 +86,6 @@ def _refused(shown: str) -> Iterator[None]:
     """Turn what can be wrong with a file into one line."""
     try:
         yield
-    except (IsADirectoryError, NotRegularError) as error:
-        raise SpecError(f"goal.sequence_lengths: {shown}: not a file") from error
     except OSError as error:
         reason = error.strerror or one_line(str(error))
         raise SpecError(f"goal.sequence_lengths: {shown}: cannot be read: {reason}") from error
@@ -113,7 +105,7 @@ def _check(tokens: Ints, *, first: int) -> None:
 
 def _csv(stated: LengthFile) -> Iterator[Piece]:
     with stated.path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(_short_lines(file))
+        lines = csv.reader(file)
         head, at = next((line for line in lines if line), []), (0, 1)
         if head and not any(_WHOLE.fullmatch(cell.strip()) for cell in head):
             names = [cell.strip() for cell in head]
@@ -143,7 +135,7 @@ def _whole(value: Any, number: int, *, what: str = "number of tokens") -> int:
 def _json_lines(stated: LengthFile) -> Iterator[Piece]:
     encode = None if stated.tokenizer is None else _encoder(stated.tokenizer)
     with stated.path.open(encoding="utf-8-sig") as file:
-        numbered = ((n, line) for n, line in enumerate(_short_lines(file), 1) if line.strip())
+        numbered = ((n, line) for n, line in enumerate(file, 1) if line.strip())
         yield from _pieces((_json_length(line, n, stated, encode), 1) for n, line in numbered)
 
 
@@ -182,13 +174,6 @@ def _encoder(path: Path) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text).ids)
 
 
-def _short_lines(lines: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"line {number} is longer than {LONGEST_LINE:,} characters")
-        yield line
-
-
 def _pieces(pairs: Iterable[tuple[int, int]]) -> Iterator[Piece]:
     """Gather lengths and their counts to arrays."""
     while piece := tuple(islice(pairs, PIECE)):
@@ -209,7 +194,8 @@ def _column(names: Iterable[str], stated: LengthFile) -> str:
 
 
 def _parquet(stated: LengthFile) -> Iterator[Piece]:
-    pq = _arrow_module("parquet")
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(stated.path) as file:
         name = _column(file.schema_arrow.names, stated)
         yield from _arrow_pieces(
@@ -218,7 +204,8 @@ def _parquet(stated: LengthFile) -> Iterator[Piece]:
 
 
 def _arrow(stated: LengthFile) -> Iterator[Piece]:
-    ipc = _arrow_module("ipc")
+    from pyarrow import ipc
+
     with stated.path.open("rb") as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
@@ -228,18 +215,6 @@ def _arrow(stated: LengthFile) -> Iterator[Piece]:
             map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
         )
         yield from _arrow_pieces(batch.column(name) for batch in batches)
-
-
-def _arrow_module(name: str) -> Any:
-    """Import a part of pyarrow."""
-    from importlib import import_module
-
-    try:
-        return import_module(f"pyarrow.{name}")
-    except ImportError as error:
-        raise ValueError(
-            "the format needs the package pyarrow (pip install pyarrow), or write a .csv"
-        ) from error
 
 
 def _arrow_pieces(columns: "Iterator[pa.Array]") -> Iterator[Piece]:
