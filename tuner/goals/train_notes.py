@@ -69,8 +69,12 @@ def _rows_notes(spec: Spec) -> Iterator[str]:
             f" {rows.capacity / rows.documents_per_row:.0f} tokens each; state the lengths of yours"
             " (goal.sequence_lengths)"
         )
-    if rows is not None and len(spec.cluster.pools) > 1:
-        yield "waits for rows that cost more than others are not priced over several pools"
+    if rows is not None:
+        yield (
+            "waits for rows that cost more than others are not priced over several pools"
+            if len(spec.cluster.pools) > 1
+            else "the bound knows no waits for rows that cost more than others; the gap holds them"
+        )
 
 
 def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
