@@ -1,7 +1,7 @@
 """Sequences of one update divided into micro-batches of every data-parallel rank.
 
-    first fit    sequences, the longest first, go into the first bin with room for them, of so many
-                 tokens; bins are dealt to the ranks, which all run as many
+    first fit    sequences, the longest first, go into bins of so many tokens with room for them;
+                 bins are dealt to the ranks, which all run as many
     balanced     ranks have as many tokens each, and divide them evenly into as few micro-batches as
                  stay within the budget
     counted      so many sequences a micro-batch, as long as they are
@@ -16,12 +16,13 @@ Letters: N sequences, B bins.
 """
 
 import math
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from tuner.arrays import Floats, Ints
+from tuner.arrays import Ints
 
 
 class PackingRule(StrEnum):
@@ -79,11 +80,14 @@ def pack(length_N: Ints, budget: TokenBudget, *, ranks: int) -> MicroBatches:
 
 
 def num_bins(length_N: Ints, *, room: int) -> int:
-    """Return the bins of first-fit decreasing; a longer sequence has a bin to itself."""
-    left_B: Floats = np.full(len(length_N), float(room))
-    used = 0
-    for length in np.sort(length_N)[::-1].tolist():
-        place = int(np.argmax(left_B[: used + 1] >= min(length, room)))
-        left_B[place] -= min(length, room)
-        used = max(used, place + 1)
-    return used
+    """Return the bins that decreasing lengths fill; a longer sequence has a bin to itself.
+
+    Each goes into the fullest bin that has room, which takes as many bins as the first with room to
+    within a few, and is found by bisection.
+    """
+    left: list[int] = []
+    for length in np.minimum(np.sort(length_N)[::-1], room).tolist():
+        place = bisect_left(left, length)
+        rest = (left.pop(place) if place < len(left) else room) - length
+        insort(left, rest)
+    return len(left)

@@ -20,7 +20,13 @@ from tuner.costs.rl.packing import PackingRule, TokenBudget
 from tuner.costs.rl.weight_sync import SyncPath
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.hydra import merged, override_values, resolved, yaml_values
-from tuner.engines.reading.rl_launch import RlLaunch, token_budget, trainer_settings
+from tuner.engines.reading.rl_launch import (
+    RlLaunch,
+    optional_number,
+    share,
+    token_budget,
+    trainer_settings,
+)
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
@@ -182,7 +188,7 @@ def read(text: str, *, source: str, beside: Beside) -> RlLaunch:
         epochs=sections.number("grpo.ppo_epochs", default=1),
         longest_prompt=0,
         longest_response=longest,
-        max_model_len=sections.value(f"{_ENGINE}max_model_len"),
+        max_model_len=optional_number(sections, f"{_ENGINE}max_model_len"),
         train_budget=_budget(sections, "train_mb_tokens", longest=longest, sequences=micro),
         forward_budget=_budget(sections, "logprob_mb_tokens", longest=longest, sequences=forward),
         recomputes_old=not sections.is_on("loss_fn.force_on_policy_ratio"),
@@ -196,7 +202,7 @@ def read(text: str, *, source: str, beside: Beside) -> RlLaunch:
             expert=max(expert, tensor) if expert > 1 else 1,
             pipeline=sections.number(f"{_ENGINE}pipeline_parallel_size", default=1),
         ),
-        memory_ratio=float(sections.value(f"{_ENGINE}gpu_memory_utilization")),
+        memory_ratio=share(sections, f"{_ENGINE}gpu_memory_utilization"),
         most_running=sections.number(f"{_KWARGS}max_num_seqs", default=MOST_RUNNING),
         step_tokens=sections.number(f"{_KWARGS}max_num_batched_tokens", default=STEP_TOKENS),
         is_eager=sections.is_on(f"{_ENGINE}enforce_eager"),

@@ -6,6 +6,9 @@ names; `samples_per_update` sequences are an optimizer step of it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import ValidationError
 
 from tuner.costs.rl.packing import PackingRule, TokenBudget
 from tuner.costs.rl.weight_sync import SyncPath
@@ -17,7 +20,11 @@ from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
 from tuner.errors import SpecError
 from tuner.simulate.rl.step import RlPlacement
+from tuner.spec.complaint import complaint
 from tuner.spec.model import ModelSpec
+
+MOST_SAMPLES: Final = 65_536
+"""Responses of a step, at most: simulating more takes minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,8 @@ def mistakes(launch: RlLaunch, model: ModelSpec) -> Iterator[str]:
     """Yield what the launch cannot run with, in a line each."""
     samples, update, name = launch.all_samples, launch.samples_per_update, launch.name
     said = f"{name('prompts')} {launch.prompts} * {name('samples')} {launch.samples} = {samples}"
+    if samples > MOST_SAMPLES:
+        yield f"{said} samples are more than the {MOST_SAMPLES} of a step that are simulated"
     if update > samples:
         yield (
             f"{name('samples_per_update')}: an update of {update} samples is more than {said};"
@@ -137,6 +146,12 @@ def mistakes(launch: RlLaunch, model: ModelSpec) -> Iterator[str]:
         yield f"{said} exceed the {model.max_position} positions of {model.name}; shorten one"
     elif launch.max_model_len is not None and longest > launch.max_model_len:
         yield f"{said} exceed {name('max_model_len')} {launch.max_model_len}; raise it"
+    tensor, heads = launch.degrees.attention_tensor, model.attention.num_heads
+    if heads % tensor:
+        yield (
+            f"{name('degrees')} {tensor} does not divide {heads} heads; the nearest that does is"
+            f" {nearest_divisor(heads, tensor)}"
+        )
     if launch.rollout_devices % launch.degrees.devices:
         yield (
             f"{launch.rollout_devices} devices that roll out are not divisible by the"
@@ -159,6 +174,9 @@ def trainer_settings(
         keys: setting by flag.
         more: flags that the framework sets itself.
         spelled: the launch's spelling of fields.
+
+    Raises:
+        SpecError: a setting cannot be read.
     """
     values = {flag: words for flag, key in keys.items() if (words := _words(sections.value(key)))}
     on = {flag for flag, words in values.items() if words == ("true",)}
@@ -167,7 +185,10 @@ def trainer_settings(
         **{flag: () if flag in on else words for flag, words in values.items()},
     }
     kept = {flag: words for flag, words in given.items() if words != ("false",)}
-    read = settings_of(Flags(source=sections.source, values=kept, notes=()))
+    try:
+        read = settings_of(Flags(source=sections.source, values=kept, notes=()))
+    except ValidationError as error:
+        raise SpecError(f"{sections.source}: {complaint(error, model=LaunchSettings)}") from error
     return read.model_copy(update={"spelled": {**read.spelled, **spelled}})
 
 
@@ -179,6 +200,23 @@ def _words(value: object) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple(map(str, value))
     return (str(value),)
+
+
+def optional_number(sections: Sections, name: str) -> int | None:
+    """Return a whole number; None where it is not set."""
+    return None if sections.value(name) is None else sections.number(name, default=1)
+
+
+def share(sections: Sections, name: str) -> float:
+    """Return a share above 0, up to 1.
+
+    Raises:
+        SpecError: the value is none.
+    """
+    value = sections.value(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
+        raise SpecError(f"{sections.source}: {name} {str(value)[:40]} is no share above 0, up to 1")
+    return float(value)
 
 
 def token_budget(

@@ -19,7 +19,13 @@ from tuner.costs.rl.weight_sync import SyncPath
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.reading.hydra import merged, override_values, resolved, value_at, yaml_values
-from tuner.engines.reading.rl_launch import RlLaunch, token_budget, trainer_settings
+from tuner.engines.reading.rl_launch import (
+    RlLaunch,
+    optional_number,
+    share,
+    token_budget,
+    trainer_settings,
+)
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
@@ -181,11 +187,11 @@ def read(text: str, *, source: str, beside: Beside) -> RlLaunch:
         epochs=sections.number(f"{_ACTOR}ppo_epochs", default=1),
         longest_prompt=prompt,
         longest_response=response,
-        max_model_len=sections.value(f"{_ROLLOUT}max_model_len"),
+        max_model_len=optional_number(sections, f"{_ROLLOUT}max_model_len"),
         train_budget=token_budget(
             is_packed=dynamic,
             tokens=tokens * context,
-            sequences=sections.value(f"{_ACTOR}ppo_micro_batch_size_per_gpu"),
+            sequences=optional_number(sections, f"{_ACTOR}ppo_micro_batch_size_per_gpu"),
             rule=PackingRule.BALANCED,
             said=f"{source}: {_ACTOR}ppo_micro_batch_size_per_gpu",
         ),
@@ -193,7 +199,7 @@ def read(text: str, *, source: str, beside: Beside) -> RlLaunch:
             is_packed=sections.is_on(f"{_ROLLOUT}log_prob_use_dynamic_bsz", default=dynamic),
             tokens=context
             * sections.number(f"{_ROLLOUT}log_prob_max_token_len_per_gpu", default=tokens),
-            sequences=sections.value(f"{_ROLLOUT}log_prob_micro_batch_size_per_gpu"),
+            sequences=optional_number(sections, f"{_ROLLOUT}log_prob_micro_batch_size_per_gpu"),
             rule=PackingRule.BALANCED,
             said=f"{source}: {_ROLLOUT}log_prob_micro_batch_size_per_gpu",
         ),
@@ -205,7 +211,7 @@ def read(text: str, *, source: str, beside: Beside) -> RlLaunch:
             f"{_ROLLOUT}name", default="vllm", choices=("vllm", "sglang", "trtllm")
         ),
         degrees=_engine_degrees(sections),
-        memory_ratio=_share(sections, f"{_ROLLOUT}gpu_memory_utilization"),
+        memory_ratio=share(sections, f"{_ROLLOUT}gpu_memory_utilization"),
         most_running=sections.number(f"{_ROLLOUT}max_num_seqs", default=256),
         step_tokens=sections.number(f"{_ROLLOUT}max_num_batched_tokens", default=8192),
         is_eager=sections.is_on(f"{_ROLLOUT}enforce_eager"),
@@ -318,13 +324,6 @@ def _engine_degrees(sections: Sections) -> InstanceDegrees:
         )
     # The number of ranks is what counts: engines take TP * DP whatever is stated.
     return InstanceDegrees(attention_tensor=tensor, attention_data=data, expert=tensor * data)
-
-
-def _share(sections: Sections, name: str) -> float:
-    value = sections.value(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
-        raise SpecError(f"{sections.source}: {name} {str(value)[:40]} is no share above 0, up to 1")
-    return float(value)
 
 
 def _further_flags(values: Mapping[str, Any]) -> dict[str, str]:

@@ -108,11 +108,12 @@ def test_what_a_row_does_not_say_is_its_reason() -> None:
         ({"mean_tokens": ""}, "mean_tokens is blank"),
         ({"mean_tokens": "150"}, "no length of a response"),
         ({"train_devices": "15"}, "15 devices are not divisible by"),
-        ({"rollout_layout": "TP3"}, "not divisible by the 3 of an engine"),
+        ({"rollout_layout": "TP3"}, "3 does not divide 32 heads"),
         ({"train_engine": "fsdp2"}, "train_engine 'fsdp2' is not megatron"),
         ({**EXPERTS, "train_layout": "EP64"}, "expert 64"),
         ({"prompts_per_step": ""}, "prompts_per_step is blank"),
         ({"train_batch": "2.5"}, "no whole number"),
+        ({"prompts_per_step": "100000"}, "more than the 65536"),
     ):
         try:
             parse_run(cells(**changed))

@@ -122,6 +122,14 @@ REFUSED: dict[str, Callable[[], str]] = {
     ),
     "has no naive": lambda: f"{VERL} trainer.v1.trainer_mode=separate_async",
     "is missing; without it": lambda: VERL.replace("use_dynamic_bsz=True", "use_dynamic_bsz=False"),
+    "max_model_len 'long' is not a whole": lambda: (
+        f"{VERL} actor_rollout_ref.rollout.max_model_len=long"
+    ),
+    "optimizer-offload-fraction": lambda: (
+        f"{VERL} +actor_rollout_ref.actor.optim.override_optimizer_config"
+        ".optimizer_offload_fraction=2"
+        " +actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True"
+    ),
     "no share above 0": lambda: f"{VERL} actor_rollout_ref.rollout.gpu_memory_utilization=60",
     "is not a whole number": lambda: f"{VERL} data.train_batch_size=many",
     "no launch of reinforcement learning": lambda: "vllm serve model",
@@ -181,7 +189,9 @@ def test_mistakes_name_the_value_the_rule_and_the_nearest_that_works() -> None:
         ),
         ("data.max_response_length=100000", "exceed the 40960 positions"),
         (f"data.max_response_length=3000 {rollout}max_model_len=2048", "exceed"),
-        (f"{rollout}tensor_model_parallel_size=3", "not divisible by the 3 of an engine"),
+        (f"{rollout}tensor_model_parallel_size=3", "3 does not divide 32 heads"),
+        (f"{rollout}tensor_model_parallel_size=16", "not divisible by the 16 of an engine"),
+        ("data.train_batch_size=131072", "more than the 65536 of a step"),
     ):
         found = mistakes_of(more)
         if not any(words in reason for reason in found):
