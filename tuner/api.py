@@ -6,7 +6,8 @@
     place, write_place_plan        the same for an expert placement
     explain, what_ifs, what_if     why a plan was chosen; the plan under other limits
     compare                        differences between plans of one goal, and which is better
-    estimate, estimate_serving     price an existing launch
+    estimate, estimate_serving,    price an existing launch
+    estimate_rl
     backtest, backtest_serving,    compare predictions with measured runs
     backtest_rl
     verify, verify_place           launch candidates and choose by measurement
@@ -38,6 +39,7 @@ from tuner.explain.other_limits import what_if as what_if
 from tuner.explain.other_limits import what_ifs as what_ifs
 from tuner.explain.report import report as report
 from tuner.goals.estimate import estimate as estimate
+from tuner.goals.estimate import estimate_rl as estimate_rl
 from tuner.goals.estimate import estimate_serving as estimate_serving
 from tuner.goals.place_folder import write_place_plan as write_place_plan
 from tuner.goals.place_plan import Placed as Placed
