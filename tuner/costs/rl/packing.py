@@ -16,13 +16,13 @@ Letters: N sequences, B bins.
 """
 
 import math
-from bisect import bisect_left, insort
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from tuner.arrays import Ints
+from tuner.costs.train.packing import first_fit_decreasing
 
 
 class PackingRule(StrEnum):
@@ -80,14 +80,5 @@ def pack(length_N: Ints, budget: TokenBudget, *, ranks: int) -> MicroBatches:
 
 
 def num_bins(length_N: Ints, *, room: int) -> int:
-    """Return the bins that decreasing lengths fill; a longer sequence has a bin to itself.
-
-    Each goes into the fullest bin that has room, which takes as many bins as the first with room to
-    within a few, and is found by bisection.
-    """
-    left: list[int] = []
-    for length in np.minimum(np.sort(length_N)[::-1], room).tolist():
-        place = bisect_left(left, length)
-        rest = (left.pop(place) if place < len(left) else room) - length
-        insort(left, rest)
-    return len(left)
+    """Return the bins of first-fit decreasing; a longer sequence has a bin to itself."""
+    return len(first_fit_decreasing(np.minimum(length_N, room).tolist(), room))
