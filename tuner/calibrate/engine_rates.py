@@ -1,10 +1,8 @@
 """Fits the rates that an engine reaches to the steps that launches of it showed.
 
-    minimise  sum_i w_i (log predicted_i / measured_i)^2 + (0.1 / 2)^2 sum_k x_k^2
-
-over the logarithms x_k of nine rates (tuner/prices/serve/reached.py) over what the profile of the
-device says. The weak second term keeps a rate that no step shows near the profile's. Points far off
-count linearly (pseudo-Huber), because one disturbed step must not bend all rates.
+The residuals of tuner/calibrate/gauss_newton.py are log(predicted / measured) of every point, the
+factors those of nine rates (tuner/prices/serve/reached.py) over what the profile of the device
+says. Their weak priors keep a rate that no step shows near the profile's.
 
 What is predicted is what plans predict: `prompt_step_s` and `step_s` of tuner/costs/serve.
 
@@ -17,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.calibrate.gauss_newton import fit_factors
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.engine_steps import EngineSteps
@@ -32,10 +31,6 @@ NOISE: Final = 0.1
 PRIOR: Final = 2.0
 """Prior standard deviation of the logarithm of a rate: a kernel may reach a seventh of what the
 profile's did."""
-NUDGE: Final = 1e-3
-LARGEST_STEP: Final = 0.7
-ROUNDS: Final = 60
-MOST_DAMPING: Final = 1e8
 
 HOST: Final = {"step_s": 2e-3, "tensor_step_s": 1e-3, "sequence_s": 1e-4, "request_s": 5e-3}
 """Seconds of Python's part of a step and of a request, before any step was seen."""
@@ -99,31 +94,5 @@ def fit_rates(steps: EngineSteps, machine: ServingMachine) -> ReachedRates:
         predicted_I = predicted_steps(steps, machine, rates_at(offset_K))
         return np.asarray((np.log(predicted_I) - log_measured_I) / NOISE)
 
-    def loss(residual_I: Floats, offset_K: Floats) -> float:
-        far = float(np.sum(np.sqrt(1.0 + residual_I**2) - 1.0))
-        return 2.0 * far + float(np.sum((offset_K / PRIOR) ** 2))
-
-    offset_K, damping = np.zeros(len(names)), 1e-2
-    for _ in range(ROUNDS):
-        now_I = residuals(offset_K)
-        weight_I = 1.0 / np.sqrt(1.0 + now_I**2)
-        slope_IK = np.stack(
-            [
-                (residuals(offset_K + NUDGE * unit_K) - now_I) / NUDGE
-                for unit_K in np.eye(len(names))
-            ],
-            axis=1,
-        )
-        normal_KK = slope_IK.T @ (weight_I[:, None] * slope_IK) + np.eye(len(names)) / PRIOR**2
-        gradient_K = slope_IK.T @ (weight_I * now_I) + offset_K / PRIOR**2
-        damped_KK = normal_KK + damping * np.diag(np.diag(normal_KK))
-        step_K = np.clip(-np.linalg.solve(damped_KK, gradient_K), -LARGEST_STEP, LARGEST_STEP)
-        if loss(residuals(offset_K + step_K), offset_K + step_K) < loss(now_I, offset_K):
-            offset_K, damping = offset_K + step_K, damping / 3.0
-            if float(np.max(np.abs(step_K))) < NUDGE:
-                break
-        else:
-            damping *= 4.0
-            if damping > MOST_DAMPING:
-                break
-    return rates_at(offset_K)
+    prior_K = np.full(len(names), PRIOR)
+    return rates_at(fit_factors(residuals, prior_K).offset_K)

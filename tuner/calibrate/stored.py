@@ -57,7 +57,7 @@ def calibration_files(profile: str, rows: Sequence[Row], *, runs: Path) -> Calib
     made = calibrate(rows, origin=f"fitted to {runs.name}: {sources}", data_sha256=digest)
     report = build_report(made, num_rows=len(rows))
     text = entries_json(report.residuals.model_dump(mode="json"))
-    files = {} if profile == DATASHEETS else _profile_files(Path(profile))
+    files = {} if profile == DATASHEETS else profile_files(Path(profile))
     return CalibrationFiles(report=report, files={**files, RESIDUALS: text.encode()})
 
 
@@ -76,7 +76,8 @@ def write_calibration(out: Path, made: CalibrationFiles) -> None:
     write_files(out.parent, {out.name: made.files[RESIDUALS]}, option="-o")
 
 
-def _profile_files(profile: Path) -> dict[str, bytes]:
+def profile_files(profile: Path) -> dict[str, bytes]:
+    """Return the files of a stored profile by name."""
     return {
         path.name: read_bounded(path, most_bytes=MAX_PROFILE_FILE_BYTES)
         for path in sorted(profile.iterdir())

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tuner.backtest.rl.records import RlBacktest, RlErrors
     from tuner.backtest.serving.records import Metric, ServingBacktest
     from tuner.calibrate.records import CalibrationReport
+    from tuner.calibrate.server_records import Coefficient, ServerCalibration
     from tuner.calibrate.serving_stored import ServingCalibration
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
@@ -121,6 +122,51 @@ def calibration_text(report: "ServingCalibration") -> str:
             for name, metric in held_out.items()
         ),
     )
+
+
+def server_text(made: "ServerCalibration") -> str:
+    """Return the corrections of a server's steps, and errors on the last third of its logs."""
+    errors, residual = made.errors, made.residual
+    rows = (
+        (
+            coefficient.name.replace("_", " "),
+            f"x {coefficient.factor:.3g}" if coefficient.is_identified else "not identified",
+            f"{coefficient.low:.3g} to {coefficient.high:.3g}",
+            _needed(coefficient),
+        )
+        for coefficient in made.coefficients
+    )
+    shown = {
+        "prompts, first tokens": (errors.ttft_before, errors.ttft_after),
+        "further tokens": (errors.tpot_before, errors.tpot_after),
+    }
+    return whole_text(
+        Paragraph(
+            text=f"{made.steps} steps and {made.requests} requests in {made.minutes:.1f} min of"
+            f" {residual.engine} {residual.release}, {residual.model} on {made.device}"
+            f" ({residual.layout}); prices: {made.kernels}"
+        ),
+        words_table("factors on predicted seconds", ("", "", "80 % interval", "wanted"), rows),
+        words_table(
+            "predicted over measured, last third, fitted to the rest",
+            ("", "before", "after"),
+            (
+                (name, *("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios))
+                for name, ratios in shown.items()
+            ),
+        ),
+        Paragraph(
+            text=f"bands with it: TTFT within a factor of {residual.ttft.spread:.2f} either way,"
+            f" TPOT of {residual.tpot.spread:.2f}"
+        ),
+        Notes(notes=made.notes) if made.notes else None,
+    )
+
+
+def _needed(coefficient: "Coefficient") -> str:
+    """Return what would identify a coefficient; empty where it is."""
+    minutes, load = coefficient.minutes_needed, coefficient.wanted_load
+    return f"{minutes:.0f} min of this load, or {load}" if minutes else load
 
 
 def _metric(name: str, metric: "Metric") -> Iterator[Table]:

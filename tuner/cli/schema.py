@@ -36,6 +36,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
     "calibration": "tuner.calibrate.records:CalibrationReport",
     "serving-calibration": "tuner.calibrate.serving_stored:ServingCalibration",
+    "server-calibration": "tuner.calibrate.server_records:ServerCalibration",
     "explained-plan": "tuner.goals.train:ExplainedPlan",
     "explained-place-plan": "tuner.goals.place:ExplainedPlacePlan",
     "explained-serve-plan": "tuner.goals.serve:ExplainedServePlan",

@@ -14,6 +14,7 @@ from profilers.store import holds_profile, read_header, read_profile
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.calibrate.engine_rates import fit_rates
+from tuner.calibrate.server_records import holds_server, read_server_calibration
 from tuner.catalog.serve_rules.manifest import ServingCapabilities
 from tuner.costs.serve.engine_steps import EngineSteps, read_engine_steps
 from tuner.costs.serve.kv_profile import conversion_prices
@@ -33,6 +34,7 @@ from tuner.plans.folder import read_verified_as
 from tuner.plans.proof import with_planning_time
 from tuner.plans.serve import ServePlan, ServeProvenance
 from tuner.prices.lookups import Lookups
+from tuner.prices.serve.corrections import UNCORRECTED
 from tuner.prices.serve.machine import ServingMachine
 from tuner.prices.serve.profiled import ProfiledMachine
 from tuner.prices.serve.reached import reached_machine
@@ -181,7 +183,7 @@ def _plan_formats(
             residual=priced_pools[0].residual,
             notes=(
                 *(() if spec.model.moe is None else _kernel_notes(priced_pools)),
-                *_measured_notes(priced_pools),
+                *_measured_notes(priced_pools, spec),
                 *installed_notes(sources, spec.cluster),
             ),
         ),
@@ -207,7 +209,7 @@ def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
             )
 
 
-def _measured_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
+def _measured_notes(priced_pools: Sequence[ServingPool], spec: ServeSpec) -> Iterator[str]:
     """Say what a profile of processors priced, and what launches corrected."""
     for priced in priced_pools:
         if priced.profile is not None and priced.machine.host is None:
@@ -219,11 +221,8 @@ def _measured_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
             yield f"{priced.pool.name}: priced by steps of the engine on these devices"
     residual = priced_pools[0].residual
     if residual is not None:
-        yield (
-            f"corrected by {format_counted(residual.num_deployments, 'deployment')} of"
-            f" {residual.engine} {residual.release}: TTFT x {residual.ttft.factor:.3g},"
-            f" TPOT x {residual.tpot.factor:.3g}"
-        )
+        release = spec.releases[priced_pools[0].pool.name].release
+        yield from residual.notes(release=release, model=spec.model.name)
 
 
 def price_serving_pools(
@@ -258,7 +257,16 @@ def price_serving_pools(
     known = {pool.residual for pool in priced} if residual is None else {residual}
     # Launches of one engine say nothing of deployments with another one beside it.
     common = next(iter(known)) if len(known) == 1 else None
-    return tuple(replace(pool, residual=common) for pool in priced)
+    return tuple(with_residual(pool, common) for pool in priced)
+
+
+def with_residual(pool: ServingPool, residual: ServeResidual | None) -> ServingPool:
+    """Return a pool whose steps and latencies are corrected."""
+    steps = UNCORRECTED if residual is None else residual.steps
+    machine = pool.machine
+    if machine.corrections != steps:
+        machine = replace(machine, corrections=steps)
+    return replace(pool, residual=residual, machine=machine)
 
 
 def price_serving_pool(
@@ -299,10 +307,24 @@ def price_serving_pool(
         )
     pool_profiles = () if pool.profile is None else (pool.profile,)
     if is_processor:
-        return _profiled_pool(
+        priced = _profiled_pool(
             pool, (*profiles, *pool_profiles), goal=goal, needs_profile=needs_profile
         )
+    else:
+        priced = _tabled_pool(pool, profiles, pool_profiles)
+    if goal is None or priced.residual is not None:
+        return with_residual(priced, priced.residual)
+    folders = (*profiles, *pool_profiles)
+    return with_residual(priced, _logged_residual(priced, folders, release_on(goal, pool)))
+
+
+def _tabled_pool(
+    pool: Pool, profiles: Sequence[Path], pool_profiles: Sequence[Path]
+) -> ServingPool:
+    """Price a pool of accelerators on tables of its device, else on its datasheet."""
+    sheet = pool.sheet
     profiles = tuple(map(stored_profile, profiles))
+    profiles = tuple(path for path in profiles if holds_profile(path) or not holds_server(path))
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:
         machine, origin = ServingMachine(sheet=sheet, tables=None, engines=ENGINE_TRAITS), DATASHEET
@@ -396,6 +418,29 @@ def _residual(folder: Path, release: ServingCapabilities) -> ServeResidual | Non
     verified = read_verified_as(ServeVerified, folder) if is_plan_of(folder, "serve") else None
     residual = None if verified is None else verified.residual
     return residual if residual is not None and _is_of(residual, release) else None
+
+
+def _logged_residual(
+    priced: ServingPool, profiles: Sequence[Path], release: ServingCapabilities
+) -> ServeResidual | None:
+    """Return what the logs of a server say of an engine on a pool; None where none are given.
+
+    Raises:
+        SpecError: they are over other prices.
+    """
+    for folder in profiles:
+        made = read_server_calibration(stored_profile(folder))
+        device = priced.machine.sheet.name
+        if made is None or (made.residual.engine, made.device) != (release.name, device):
+            continue
+        if made.kernels != priced.source:
+            raise SpecError(
+                f"--profile {str(folder)!r}: its corrections are over prices of {made.kernels}, and"
+                f" {priced.pool.name!r} is priced by {priced.source}; give the --profile that they"
+                " were made with besides"
+            )
+        return made.residual.of_release(release.release)
+    return None
 
 
 def _is_of(measured: EngineSteps | ServeResidual, release: ServingCapabilities) -> bool:

@@ -8,7 +8,7 @@ The model and the degrees say what was in a step, so that rates follow from its 
 """
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -25,6 +25,7 @@ MAX_BYTES: Final = 2**20
 SCHEMA_VERSION: Final = 1
 # 1: first release.
 
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 Positive = Annotated[float, Field(ge=1e-9, le=1e6)]
 Tokens = Annotated[int, Field(ge=1, le=2**31)]
 Instances = Annotated[int, Field(ge=1, le=2**16)]
@@ -86,21 +87,37 @@ def read_engine_steps(profile: Path) -> EngineSteps | None:
     Raises:
         ProfileUnreadableError: it is damaged.
     """
-    file = profile / NAME
+    return read_beside(
+        profile / NAME, EngineSteps, version=SCHEMA_VERSION, advice="measure the suite engine again"
+    )
+
+
+def read_beside(
+    file: Path, kind: type[AnyRecord], *, version: int, advice: str
+) -> AnyRecord | None:
+    """Read a record that lies beside a profile's tables; None where there is none.
+
+    Args:
+        file: the record's.
+        kind: its type.
+        version: of its schema, the newest known.
+        advice: what to do with a damaged one.
+
+    Raises:
+        ProfileUnreadableError: it is damaged.
+    """
     try:
         content = read_bounded(file, most_bytes=MAX_BYTES)
     except FileNotFoundError:
         return None
     except (OSError, TooLargeError) as error:
         raise ProfileUnreadableError(f"{file}: {error}") from error
-    if refusal := refusal_of_newer(content, known=SCHEMA_VERSION):
+    if refusal := refusal_of_newer(content, known=version):
         raise ProfileUnreadableError(f"{file}: {refusal}")
     try:
-        return EngineSteps.model_validate_json(content)
+        return kind.model_validate_json(content)
     except ValidationError as error:
-        raise ProfileUnreadableError(
-            f"{file}: {first_problem(error)}; measure the suite engine again"
-        ) from error
+        raise ProfileUnreadableError(f"{file}: {first_problem(error)}; {advice}") from error
 
 
 def drop_engine_steps(profile: Path) -> None:

@@ -268,7 +268,8 @@ class Iteration:
             for name in ("projections", "dense", "experts", "shared", "router", "exchange", "small")
         }
         for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
-            parts["projections"] = parts["projections"] + count * layer.projections_s(m_Q)
+            projections_Q = self.machine.corrections.linear * layer.projections_s(m_Q)
+            parts["projections"] = parts["projections"] + count * projections_Q
             for name, seconds_Q in self._layer(m_Q, group).items():
                 parts[name] = parts[name] + count * seconds_Q
         return parts
@@ -385,7 +386,8 @@ class Iteration:
             parts = self._layer(m_Q, group)
             passed_Q = count * parts.pop("exchange")
             compute_part_Q = count * (
-                layer.projections_s(m_Q) + np.sum(list(parts.values()), axis=0)
+                self.machine.corrections.linear * layer.projections_s(m_Q)
+                + np.sum(list(parts.values()), axis=0)
             )
             if group.has_experts:
                 compute_Q, all_to_all_Q = compute_Q + compute_part_Q, all_to_all_Q + passed_Q
@@ -399,6 +401,14 @@ class Iteration:
         )
 
     def _layer(self, m_Q: Floats, group: Layers) -> dict[str, Floats]:
+        """A layer beside its mixer's kernels, as corrected."""
+        links, linear = self.machine.corrections.links, self.machine.corrections.linear
+        return {
+            name: seconds_Q * (links if name == "exchange" else linear)
+            for name, seconds_Q in self._layer_parts(m_Q, group).items()
+        }
+
+    def _layer_parts(self, m_Q: Floats, group: Layers) -> dict[str, Floats]:
         """A layer beside its mixer's kernels: its network, and the communication of both."""
         nothing_Q = np.zeros_like(m_Q)
         parts = self._network(m_Q, group) if group.has_network else {}
@@ -540,16 +550,19 @@ class Iteration:
             rows_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
         )
         logits_Q = ELEMENT_BYTES * rows_Q * self.decoder.vocab
-        host = self.machine.host
-        host_Q = (self.sequence_s if host is None else host.sequence_s) * n_Q
-        return host_Q + gemm_Q + self._passed_s("all_gather", logits_Q, ranks)
+        host, corrections = self.machine.host, self.machine.corrections
+        sequence_s = self.sequence_s if host is None else host.sequence_s
+        host_Q = corrections.step * sequence_s * n_Q
+        gathered_Q = corrections.links * self._passed_s("all_gather", logits_Q, ranks)
+        return host_Q + corrections.linear * gemm_Q + gathered_Q
 
     def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         """Attention of all layers for one step of n sequences, drafts included."""
         total_Q = np.zeros_like(n_Q)
         for count, layer in self.attention_layers:
             total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
-        return total_Q + self.context_s(n_Q * self.checked_tokens)
+        passed_Q = self.context_s(n_Q * self.checked_tokens)
+        return self.machine.corrections.attention * total_Q + passed_Q
 
     def context_s(self, m_Q: Floats) -> Floats:
         """Return seconds of what all layers pass among context ranks for m tokens.
@@ -597,7 +610,8 @@ class Iteration:
         if self.drafter is not None:
             for count, layer in self.drafter.attention_layers:
                 total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
-            total_Q = total_Q + self.drafter.context_s(n_Q * self.checked_tokens)
+            passed_Q = self.drafter.context_s(n_Q * self.checked_tokens)
+            total_Q = self.machine.corrections.attention * total_Q + passed_Q
         return total_Q
 
     def prompt_s(self, s_Q: Floats) -> Floats:
@@ -605,12 +619,14 @@ class Iteration:
         total_Q = np.zeros_like(s_Q)
         for count, layer in self.attention_layers:
             total_Q = total_Q + count * layer.prompt_s(s_Q)
-        return total_Q * (SUSTAINED_FACTOR if self.machine.host is None else 1.0)
+        factor = self.machine.corrections.prompt_attention
+        return total_Q * factor * (SUSTAINED_FACTOR if self.machine.host is None else 1.0)
 
     def joined_s(self, m_Q: Floats) -> Floats:
         """The GEMM that joins hidden states and embeddings before a drafting layer."""
-        hidden = self.decoder.hidden
-        return self._gemm_s(m_Q, n=hidden, k=JOINED_INPUTS * hidden, dtype=self.formats.attention)
+        hidden, dtype = self.decoder.hidden, self.formats.attention
+        joined_Q = self._gemm_s(m_Q, n=hidden, k=JOINED_INPUTS * hidden, dtype=dtype)
+        return self.machine.corrections.linear * joined_Q
 
     def passed_s(self, m_Q: Floats) -> Floats:
         """Sends of hidden states from stage to stage in a step, all of them together.
@@ -624,7 +640,8 @@ class Iteration:
         is_inside = fits and self.degrees.stage_machines == 1
         width = self.decoder.streams * self.decoder.hidden
         moved_Q = ELEMENT_BYTES * m_Q * width / self.degrees.attention_tensor
-        return hops * self.machine.message_s(moved_Q, is_inside=is_inside)
+        factor = self.machine.corrections.links
+        return factor * hops * self.machine.message_s(moved_Q, is_inside=is_inside)
 
     @cached_property
     def memory_rule(self) -> MemoryRule:
@@ -634,11 +651,12 @@ class Iteration:
     @property
     def scheduler_s(self) -> float:
         """Return the seconds between two steps without prompts."""
-        host = self.machine.host
+        host, factor = self.machine.host, self.machine.corrections.step
         if host is None:
             gap_s = 0.0 if self.drafting is None else self.traits.draft_gap_s(self.release)
-            return self.traits.scheduler_s + gap_s + self._exposed_host_s
-        return host.step_s + (host.tensor_step_s if self.degrees.attention_tensor > 1 else 0.0)
+            return factor * (self.traits.scheduler_s + gap_s + self._exposed_host_s)
+        tensor_s = host.tensor_step_s if self.degrees.attention_tensor > 1 else 0.0
+        return factor * (host.step_s + tensor_s)
 
     @property
     def prompt_scheduler_s(self) -> float:
@@ -646,7 +664,8 @@ class Iteration:
         host = self.machine.host
         if host is not None:
             return self.scheduler_s
-        return self.traits.scheduler_s * self.traits.prompt_scheduler_ratio + self._exposed_host_s
+        own_s = self.traits.scheduler_s * self.traits.prompt_scheduler_ratio
+        return self.machine.corrections.step * (own_s + self._exposed_host_s)
 
     @property
     def nccl_ranks(self) -> int:

@@ -170,6 +170,7 @@ def on_share(iteration: Iteration, share: DeviceShare) -> SharedIteration:
         tables=whole.tables,
         engines=whole.engines,
         estimated=whole.estimated,
+        corrections=whole.corrections,
         share=share,
     )
     known = {field.name: getattr(iteration, field.name) for field in fields(Iteration)}

@@ -17,20 +17,25 @@ quantile of Student's distribution with v + n degrees of freedom. So a single la
 corrects, and the farther it is from what was predicted, the wider is the band. The three constants
 are from published launches (tests/benchmarks/serving_accuracy.py).
 
+The logs of a running server correct the steps themselves instead (`steps`), and capacity with them;
+the factors on latencies are over what such steps give.
+
 Not covered: which round a launch is of (four in four rounds count for more than four in one), and
-the search's prices: options are pruned and capacity is computed by uncorrected seconds; the
-simulated latencies, which decide whether SLOs hold, are corrected.
+the search's prices: options are pruned and capacity is computed without factors on latencies; the
+simulated latencies, which decide whether SLOs hold, have them.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.serve.bands import Bands, LatencyBand
+from tuner.prices.serve.corrections import UNCORRECTED, Factor, StepCorrections
+from tuner.units import format_counted
 
 PRIOR_LAUNCHES: Final = 1
 """Deployments that the prior mean is worth."""
@@ -40,6 +45,7 @@ STUDENT_80: Final = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.3
 """Quantiles of Student's distribution that hold four of five, by degrees of freedom from 1 on;
 beyond, 1.282 + 0.85 / degrees is within 0.5 %."""
 Metric = Literal["ttft", "tpot"]
+METRICS: Final[tuple[Metric, ...]] = ("ttft", "tpot")
 USUAL_LOG_SPREADS: Final[Mapping[Metric, float]] = {"ttft": 0.2, "tpot": 0.1}
 """Standard deviation of log(measured / predicted) among deployments of one engine on a device."""
 LEAST_SPREAD: Final = 1.05
@@ -48,7 +54,6 @@ LEAST_SPREAD: Final = 1.05
 MOST: Final = 30.0
 """Largest factor that is accepted (its inverse the smallest), and largest spread."""
 
-Factor = Annotated[float, Field(gt=0.0, lt=1e3, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=1.0, lt=1e3, allow_inf_nan=False)]
 
 
@@ -74,6 +79,38 @@ class ServeResidual(Record):
     ttft: LatencyResidual
     tpot: LatencyResidual
     num_deployments: Annotated[int, Field(ge=1)]
+    model: str = ""
+    """Model whose steps were corrected; empty: none were."""
+    layout: str = ""
+    """Layout of the server whose logs corrected them."""
+    steps: StepCorrections = UNCORRECTED
+    """Corrections of the steps that the latencies are predicted from."""
+
+    def notes(self, *, release: str, model: str) -> Iterator[str]:
+        """Say what is corrected, by which logs or launches, and what changed since."""
+        factors = {"TTFT": self.ttft.factor, "TPOT": self.tpot.factor}
+        if not self.model:
+            source = f"{format_counted(self.num_deployments, 'deployment')} of {self.engine}"
+            listed = ", ".join(f"{name} x {factor:.3g}" for name, factor in factors.items())
+            yield f"corrected by {source} {self.release}: {listed}"
+            return
+        factors = {**self.steps.model_dump(), **factors}
+        changed = {name: factor for name, factor in factors.items() if factor != 1.0}
+        listed = ", ".join(f"{name} x {factor:.3g}" for name, factor in changed.items())
+        yield (
+            f"steps corrected by logs of {self.model} ({self.layout}) on {self.engine}"
+            f" {self.release}: {listed.replace('_', ' ')}"
+        )
+        for name, before, now in (("release", self.release, release), ("model", self.model, model)):
+            if before != now:
+                yield f"the logs are of {name} {before}, not {now}"
+
+    def of_release(self, release: str) -> "ServeResidual":
+        """Return the corrections for a release; another one's bands are as wide as without logs."""
+        if release == self.release:
+            return self
+        spreads = {str(name): latency_residual((), metric=name, before=None) for name in METRICS}
+        return self.model_copy(update=spreads)
 
     @property
     def bands(self) -> Bands:
@@ -89,7 +126,7 @@ def latency_residual(
     Return None where factor or spread exceeds `MOST`: what was measured is something else.
     """
     logs = [math.log(ratio) for ratio in ratios]
-    middle = statistics.median(logs)
+    middle = statistics.median(logs or [0.0])
     weight, degrees = len(logs) + PRIOR_LAUNCHES, len(logs) + PRIOR_DEGREES
     few = degrees <= len(STUDENT_80)
     quantile = STUDENT_80[degrees - 1] if few else 1.282 + 0.85 / degrees

@@ -5,15 +5,19 @@ request's time after its first token divided by its further tokens, i.e. TPOT. W
 in `warmup_metrics`. `goodput` is present if SLOs were given, `error_request_count` if a request
 failed; a run that was cancelled or cut short says so and is refused.
 
-Source: aiperf/common/models/export_models.py, schema 1.4, AIPerf 0.13.0.
+`profile_export.jsonl` has a line of JSON a request, with its clock and its own metrics.
+
+Source: aiperf/common/models/export_models.py, schema 1.4, and record_models.py, AIPerf 0.13.0.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from tuner.engines.metrics.benchmark_result import Fields, document, first_problem
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
+from tuner.engines.metrics.observed import RequestRecord
 
 _CLIENT = "aiperf"
 _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
@@ -92,3 +96,26 @@ def _unit_s(metric: _Metric) -> float:
     if metric.unit not in _SECONDS:
         raise ValueError(f"not the JSON of {_CLIENT}: {metric.unit!r} is no unit of time")
     return _SECONDS[metric.unit]
+
+
+def exported_request(values: Mapping[str, Any]) -> RequestRecord | None:
+    """Return the request of a line of records; None of a warm-up, and of one that failed.
+
+    Raises:
+        ValueError: the line lacks a metric, or has it in no unit of time.
+    """
+    said, metrics = values["metadata"], values["metrics"]
+    if values.get("error") or said.get("was_cancelled"):
+        return None
+    if said.get("benchmark_phase", "profiling") != "profiling":
+        return None
+    ttft = metrics["time_to_first_token"]
+    if ttft["unit"] not in _SECONDS:
+        raise ValueError(f"{ttft['unit']!r} is no unit of time")
+    return RequestRecord(
+        arrival_s=said["request_start_ns"] * 1e-9,
+        input_tokens=int(metrics["input_sequence_length"]["value"]),
+        output_tokens=int(metrics["output_sequence_length"]["value"]),
+        ttft_s=ttft["value"] * _SECONDS[ttft["unit"]],
+        end_s=said["request_end_ns"] * 1e-9,
+    )

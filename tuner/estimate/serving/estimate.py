@@ -267,11 +267,20 @@ def _notes(
             f"memory and host seconds are those of {launch.engine} {inputs.release}, flags and"
             f" kernels those of {release_on(inputs.goal, inputs.serving_pool.pool).release}"
         )
+    yield from _corrections(inputs)
     yield from _logs_of_releases(inputs, option)
     yield from _beside(inputs, option, load)
     yield from _equal_outputs(inputs, option, load)
     if option.serving_pool.machine.estimated:
         yield f"from the datasheet: {', '.join(sorted(option.serving_pool.machine.estimated))}"
+
+
+def _corrections(inputs: EstimateInputs) -> Iterator[str]:
+    """Say what logs or launches of the engine on these devices corrected."""
+    residual, pool = inputs.serving_pool.residual, inputs.serving_pool.pool
+    if residual is not None:
+        release = inputs.release or release_on(inputs.goal, pool).release
+        yield from residual.notes(release=release, model=inputs.spec.model.name)
 
 
 def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:

@@ -116,7 +116,7 @@ def read_serving_launch(
     Raises:
         SpecError: no such file or engine, or a launch that cannot be read.
     """
-    source, text, folder = _text_of(launch)
+    source, text, folder = launch_text(launch)
 
     def beside(word: str) -> str | None:
         path = Path(word) if folder is None else folder / last_part(word)
@@ -135,7 +135,7 @@ def read_serving_launch(
     )
 
 
-def _text_of(launch: str) -> tuple[str, str, Path | None]:
+def launch_text(launch: str) -> tuple[str, str, Path | None]:
     """Return what messages call a launch, its text, and the folder of its file."""
     if is_command(launch, Path(launch)):
         if len(launch) > LONGEST_BYTES:
@@ -147,7 +147,7 @@ def _text_of(launch: str) -> tuple[str, str, Path | None]:
 
 def other_goal(launch: str, *, kind: str) -> str:
     """Say in what a launch and a spec's kind of goal differ; empty: in nothing that is seen."""
-    source, text, _ = _text_of(launch)
+    source, text, _ = launch_text(launch)
     if kind == "serve":
         says = "the launch trains, the spec serves; give a spec with goal.kind: train, or a server"
         return f"{source}: {says}" if starts_training(text) else ""

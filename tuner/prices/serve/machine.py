@@ -31,6 +31,7 @@ from tuner.prices.ops import Op
 from tuner.prices.peer_link import LAUNCH_S, STREAM_RATIO, peer_link
 from tuner.prices.rated_gemm import SUSTAINED_RATIO, gemm_share, rated_gemm_s, reached_share
 from tuner.prices.serve.attention_tables import measured_attention_s
+from tuner.prices.serve.corrections import UNCORRECTED, StepCorrections
 from tuner.prices.serve.curves import Floats, SizeCurve
 from tuner.prices.serve.network_collectives import network_collective_s
 from tuner.prices.serve.rated_attention import rated_decode_s, rated_prompt_s
@@ -217,6 +218,8 @@ class ServingMachine:
     load."""
     core_ratio: float = 1.0
     """Share of the time of a rank's cores in which its engine computes."""
+    corrections: StepCorrections = UNCORRECTED
+    """Factors that a running server showed on parts of its steps; iterations apply them."""
     estimated: set[str] = field(default_factory=set)
     """Operations that were priced from the datasheet; filled on use."""
     priced: dict[tuple[object, ...], Floats] = field(default_factory=dict, init=False, repr=False)

@@ -59,10 +59,10 @@ class ClientOverhead:
 
 def engine_client(iteration: Iteration) -> ClientOverhead:
     """Return the client of an engine."""
-    host = iteration.machine.host
+    host, factor = iteration.machine.host, iteration.machine.corrections.request
     if host is None:
-        return ClientOverhead(overhead_s=iteration.traits.client_s)
-    return ClientOverhead(overhead_s=host.request_s, waits_for_steps=False)
+        return ClientOverhead(overhead_s=factor * iteration.traits.client_s)
+    return ClientOverhead(overhead_s=factor * host.request_s, waits_for_steps=False)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:

@@ -23,6 +23,7 @@ from tuner.costs.serve.residual import Metric, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.engines.serving.releases import release_on
 from tuner.plans.serve import ServePlan
+from tuner.prices.serve.corrections import UNCORRECTED
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import (
@@ -283,6 +284,8 @@ def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidu
         tpot=tpot,
         num_deployments=(0 if before is None else before.num_deployments)
         + min(map(len, by_metric.values())),
+        model="" if before is None else before.model,
+        steps=UNCORRECTED if before is None else before.steps,
     )
 
 
