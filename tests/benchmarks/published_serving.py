@@ -32,6 +32,10 @@ Equal output lengths keep SGLang in lock-step: prompts go first, so all sequence
 and end at the same step and send the next burst, whose prompts then queue behind each other in
 every round. Only one pair (model, engine) shows lock-step; `as_unseen` predicts without it.
 
+Releases. SGLang's InferenceX rows without one are of the image that the recipes named on the day
+(configs/nvidia-master.yaml of that commit): 0.5.3rc1 until 2025-11-10, whose flags are what 0.5.5
+does by itself on Blackwell, then 0.5.5. A nightly build counts as the release that followed it.
+
 Formats are those of the quantised checkpoints (`quantization_config`, `hf_quant_config.json`).
 """
 
@@ -81,6 +85,10 @@ GENERATED_EXPERTS: Final = (0, 19)
 before."""
 TRITON_EXPERTS: Final = "vllm@0.19.0"
 """The table that measured them with Triton."""
+RELEASED: Final = (("20260223", "0.5.9"), ("20260405", "0.5.10"))
+"""Days on which wheels of SGLang were built that followed a nightly build."""
+UNNAMED: Final = "0.5.5"
+_NIGHTLY: Final = re.compile(r"nightly-dev-(?:cu\d+-)?(\d{8})")
 _INFERENCEX: Final = re.compile(r"^(db-dump|source_file=(\d{4}-\d\d-\d\d|kimi|qwen3\.5)[^/]*\.csv)")
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
 
@@ -157,6 +165,7 @@ def documented(cells: Cells) -> Cells:
     formats = checkpoint_formats(cells, decoder)
     return {
         **cells,
+        "backend_version": _release(cells),
         **stated,
         **({"formats": formats} if formats else {}),
         **_load(cells, decoder, sides[roles[0]], formats),
@@ -269,6 +278,17 @@ def checkpoint_formats(cells: Cells, decoder: Decoder) -> str:
             return f"bf16/bf16/bf16/int4_wo/{kv}"
         case _:
             return ""
+
+
+def _release(cells: Cells) -> str:
+    """Return the release that a row names, or that its day had."""
+    stated, source = cells.get("backend_version", ""), cells.get("silicon_data_source", "")
+    if cells.get("backend", "") != "sglang" or not _INFERENCEX.match(source):
+        return stated
+    build = _NIGHTLY.search(source)
+    if build is None:
+        return stated or UNNAMED
+    return next((name for day, name in RELEASED if build.group(1) < day), stated)
 
 
 def _load(cells: Cells, decoder: Decoder, degrees: Degrees, formats: str) -> dict[str, str]:

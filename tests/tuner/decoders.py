@@ -13,6 +13,7 @@ def shipped(folder: str) -> Decoder:
 
 
 DEEPSEEK_V3: Final = shipped("deepseek-v3")
+GLM_45: Final = shipped("glm-4.5")
 GLM_5: Final = shipped("glm-5")
 LLAMA_8B: Final = shipped("llama-3.1-8b")
 LLAMA_70B: Final = shipped("llama-3.1-70b")

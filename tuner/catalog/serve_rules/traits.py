@@ -115,6 +115,52 @@ class PromptGraphs:
         )
 
 
+class ExpertKernels(StrEnum):
+    """Kernels of routed experts that a device has a choice of."""
+
+    USUAL = ""
+    """Those that most engines run on the device."""
+    GENERATED = "generated"
+    """TensorRT-LLM's for Blackwell, routing among them."""
+    PORTABLE = "portable"
+    """Triton's and Marlin's, which were not made for Blackwell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKernels:
+    """Kernels that layers run, from one release of an engine on."""
+
+    since: tuple[int, ...] = (0,)
+    """Release from which on it is so."""
+    all_reduce: str = ""
+    """Engine whose all-reduce of small buffers it runs; empty: its own."""
+    fused_norms: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
+    """Devices, by class of the model, on which an all-reduce of TensorRT-LLM holds the norm behind
+    it: on one node, without attention data ranks and without dispatch of tokens."""
+    torch_routing: frozenset[tuple[str, int]] = frozenset()
+    """Classes of models and numbers of experts that PyTorch's kernels route to on CUDA."""
+    portable_experts: frozenset[str] = frozenset()
+    """Formats of experts that Triton's or Marlin's kernels multiply on Blackwell."""
+    generated_experts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Formats of a class's experts, of all under an empty name, that TensorRT-LLM's generated
+    kernels, which route themselves, multiply there instead."""
+    latent_kernels: int = 0
+    """Small kernels of compressed attention (MLA) beside the norm before it."""
+    delta_kernels: Mapping[str, int] = field(default_factory=dict)
+    """Kernels of a delta rule's mixer beside its norms, two GEMMs before it and one behind, its
+    convolution and its update, by class of the model."""
+
+    def expert_kernels(self, architecture: str, dtype: str, device: Generation) -> ExpertKernels:
+        """Return whose kernels multiply experts."""
+        generated = self.generated_experts
+        if device is not Generation.BLACKWELL:
+            return ExpertKernels.USUAL
+        if dtype in generated.get(architecture, generated.get("", ())):
+            return ExpertKernels.GENERATED
+        is_portable = dtype in self.portable_experts
+        return ExpertKernels.PORTABLE if is_portable else ExpertKernels.USUAL
+
+
 VISION_SUFFIX: Final = "ForConditionalGeneration"
 """End of the names of models with a vision tower, in transformers."""
 WITHOUT_VISION: Final = frozenset({"Llama4ForConditionalGeneration"})
@@ -221,6 +267,8 @@ class EngineTraits:
     draft_gaps_s: tuple[tuple[tuple[int, ...], float], ...] = ()
     """Seconds of the host between two steps with drafts, beyond `scheduler_s`, once it knows which
     of them were kept; by the release from which it is so, the newest first."""
+    layer_kernels: tuple[LayerKernels, ...] = (LayerKernels(),)
+    """Kernels of layers, the newest release first."""
     indexer_kernels: tuple[tuple[tuple[int, ...], int], ...] = (((0,), 4),)
     """Kernels of an indexer beside its GEMMs, scores and attention: norms, angles, rotations,
     scales, caching, the choice; by the release from which on, the newest first. SGLang 0.5.14's
@@ -293,6 +341,12 @@ class EngineTraits:
     def indexer_launches(self, release: str = "") -> float:
         """Return a release's count of `indexer_kernels`; the newest's where no number is named."""
         return _of_release(self.indexer_kernels, release)
+
+    def kernels(self, release: str = "") -> LayerKernels:
+        """Return a release's kernels of layers; the newest's where no number is named."""
+        number = _numbers(release)
+        since = (row for row in self.layer_kernels if not number or row.since <= number)
+        return next(since, self.layer_kernels[-1])
 
     def graphs_of_prompts(self, release: str = "") -> PromptGraphs | None:
         """Return those of a release; of the newest where none or no number is named."""

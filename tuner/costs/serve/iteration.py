@@ -36,7 +36,7 @@ from typing import Final
 import numpy as np
 
 from tuner.catalog.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
-from tuner.catalog.serve_rules.traits import EngineTraits, MemoryRule
+from tuner.catalog.serve_rules.traits import EngineTraits, ExpertKernels, LayerKernels, MemoryRule
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.decoder import LATENT_KINDS, AttentionKind, Decoder, Formats, Layers
@@ -46,7 +46,9 @@ from tuner.costs.serve.memory import connection_bytes, stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
+from tuner.devices.datasheet import Vendor
 from tuner.prices.ops import Op, gemm, memory_bound
+from tuner.prices.peer_link import LAUNCH_S
 from tuner.prices.serve.curves import Floats
 from tuner.prices.serve.machine import (
     BALANCED,
@@ -73,6 +75,13 @@ SQUARES_BYTES: Final = 8.0
 """Norms of queries and keys over the heads of all ranks: a kernel that sums a token's squares, in
 fp32, an all-reduce of both sums, and a kernel that scales (SGLang 0.5.8, models/minimax_m2.py,
 `MiniMaxM2RMSNormTP.forward_qk`; vLLM 0.33.0, the class of that name)."""
+FUSED_BY: Final = "trtllm"
+"""Engine whose all-reduce holds norms (FlashInfer's `trtllm_allreduce_fusion`)."""
+TORCH_ROUTING_S: Final = 28e-6
+TORCH_ROUTING_TOKEN_S: Final = 17e-9
+"""PyTorch's routing beyond that of one kernel: 36 us and 8 of DeepSeek-R1 (sgl-project/sglang, pull
+request 5371), and what it takes longer from 1,024 to 40,000 tokens (Kimi-K2, pull request 13374).
+"""
 SUM_BYTES: Final = 4.0
 """Bytes of a softmax's sum, by which partial outputs are joined."""
 CONNECTION_KERNELS: Final = 2
@@ -249,6 +258,20 @@ class Iteration:
             for group in self.decoder.layers
         )
 
+    @cached_property
+    def kernels(self) -> LayerKernels:
+        """Return the kernels that the engine's release runs."""
+        return self.traits.kernels(self.release)
+
+    @cached_property
+    def fuses_norms(self) -> bool:
+        """Whether each all-reduce holds the norm behind it."""
+        degrees, sheet = self.degrees, self.machine.sheet
+        devices = self.kernels.fused_norms.get(self.decoder.architecture, ())
+        is_dispatched = self.a2a_backend in (A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
+        is_plain = degrees.attention_tensor > degrees.attention_data == 1 and not is_dispatched
+        return is_plain and sheet.generation in devices and degrees.devices <= sheet.scale_up_domain
+
     @property
     def waits_for_ranks(self) -> bool:
         """Return whether a rank's step waits for prompts of other ranks with the same experts."""
@@ -418,6 +441,13 @@ class Iteration:
         if not group.has_mixer:
             return {"exchange": nothing_Q, "small": nothing_Q} | parts
         small = SMALL_MIXER if group.attention.linear is None else SMALL_LINEAR
+        more_s = 0.0
+        if group.attention.kind is AttentionKind.LATENT:
+            small += self.kernels.latent_kernels
+        if group.attention.kind is AttentionKind.GATED_DELTA:
+            more_s = LAUNCH_S * self.kernels.delta_kernels.get(self.decoder.architecture, 0)
+        if self.fuses_norms:
+            more_s -= (1 + group.has_network) * self.machine.small_s
         all_to_all_Q = self._reduced_s(m_Q) + parts.get("exchange", nothing_Q)
         if group.attention.norms_all_heads:
             small += SMALL_NORMS
@@ -425,7 +455,7 @@ class Iteration:
                 "all_reduce", SQUARES_BYTES * m_Q, self.degrees.attention_tensor
             )
             all_to_all_Q = all_to_all_Q + squares_Q
-        small_Q = self._small_s(m_Q, small) + parts.get("small", nothing_Q)
+        small_Q = self._small_s(m_Q, small) + more_s + parts.get("small", nothing_Q)
         return parts | {"exchange": all_to_all_Q, "small": small_Q}
 
     def _network(self, m_Q: Floats, group: Layers) -> dict[str, Floats]:
@@ -440,6 +470,8 @@ class Iteration:
             }
         experts = self.decoder.experts
         assert experts is not None  # Decoder refuses layers without either
+        name, device = self.decoder.architecture, self.machine.sheet.generation
+        kernels = self.kernels.expert_kernels(name, self.formats.experts, device)
         routed = routed_experts(
             self.decoder,
             self.formats,
@@ -450,14 +482,19 @@ class Iteration:
             # Second copies are placed where loads are uneven, to level them.
             load=BALANCED if self.redundant_experts else LOAD,
             copies=self.computed_copies,
+            kernels=kernels,
         )
+        router_Q = self._gemm_s(m_Q, n=experts.router_outputs, k=self.decoder.hidden, dtype="bf16")
+        is_generated, is_cuda = kernels is ExpertKernels.GENERATED, device.vendor is Vendor.NVIDIA
+        if is_cuda and not is_generated and (name, experts.num) in self.kernels.torch_routing:
+            router_Q = router_Q + TORCH_ROUTING_S + TORCH_ROUTING_TOKEN_S * m_Q
         seconds_by_part = {
             "experts": self._experts_s(m_Q, routed),
-            "router": self._gemm_s(
-                m_Q, n=experts.router_outputs, k=self.decoder.hidden, dtype="bf16"
-            ),
+            "router": router_Q,
             "exchange": self._moe_all_to_all_s(m_Q),
-            "small": self._small_s(m_Q, SMALL_MOE + (SMALL_ZERO if experts.zero else 0)),
+            "small": self._small_s(
+                m_Q, SMALL_MOE - is_generated + (SMALL_ZERO if experts.zero else 0)
+            ),
         }
         shared_Q = np.zeros_like(m_Q)
         if experts.shared_ffn:
@@ -538,9 +575,8 @@ class Iteration:
         return self._passed_s(kind, ELEMENT_BYTES * m_Q * self.decoder.hidden, ranks)
 
     def _passed_s(self, kind: str, moved_Q: Floats, ranks: int) -> Floats:
-        return self.machine.seconds(
-            collective(kind, moved_Q, ranks=ranks, software=self.traits.name)
-        )
+        software = FUSED_BY if self.fuses_norms else self.kernels.all_reduce or self.traits.name
+        return self.machine.seconds(collective(kind, moved_Q, ranks=ranks, software=software))
 
     def head_s(self, n_Q: Floats) -> Floats:
         """The head for n sequences, the gathering of its logits, and the host's work on them."""

@@ -3,6 +3,7 @@
 Letters: Q query points.
 """
 
+from tuner.catalog.serve_rules.traits import ExpertKernels
 from tuner.config.columns import Numbers
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.prices.ops import Op
@@ -25,6 +26,7 @@ def routed_experts(
     software: str,
     load: str,
     copies: float | None = None,
+    kernels: ExpertKernels = ExpertKernels.USUAL,
 ) -> Op:
     """Routed experts on the most-loaded rank, for tokens over all ranks that share them.
 
@@ -39,10 +41,13 @@ def routed_experts(
             rank holds the copies for its experts alone, as DeepEP's normal and low-latency kernels
             leave them.
         copies: of a token that experts compute, mean; None: those for experts with weights.
+        kernels: whose multiply them.
     """
     experts = decoder.experts
     assert experts is not None
-    ungated = {} if decoder.ffn_is_gated else {"matrices": decoder.matrices}
+    more: dict[str, Numbers] = {} if decoder.ffn_is_gated else {"matrices": decoder.matrices}
+    if kernels is not ExpertKernels.USUAL:
+        more[kernels] = 1.0
     return Op(
         operation="moe",
         kind=load,
@@ -56,6 +61,6 @@ def routed_experts(
             "experts": experts.num,
             "tensor": tensor,
             "expert": expert,
-            **ungated,
+            **more,
         },
     )

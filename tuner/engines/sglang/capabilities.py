@@ -77,6 +77,7 @@ from tuner.catalog.serve_rules.routers import (
 from tuner.catalog.serve_rules.traits import (
     Batching,
     EngineTraits,
+    LayerKernels,
     MemoryFractionKind,
     MemoryRule,
     PromptGraphs,
@@ -150,6 +151,123 @@ lists of models in configs/model_config.py. 0.5.18 to 0.5.22 were not read: the 
 0.5.17. Left out: prefill instances, LoRA, EPLB and caches on hosts, which have none up to 0.5.14,
 and Qwen3.5 on 0.5.15, which has none."""
 
+_FP8: Final = frozenset({"fp8", "fp8_block", "nvfp4"})
+_BF16: Final = _FP8 | {"bf16"}
+_FUSED_DEVICES: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
+_TORCH_ROUTING: Final = frozenset(
+    {
+        ("Glm4MoeForCausalLM", 128),
+        ("Glm4MoeForCausalLM", 160),
+        ("Glm4vMoeForConditionalGeneration", 128),
+    }
+)
+_QWEN_MIXERS: Final = {
+    "Qwen3NextForCausalLM": 1,
+    "Qwen3_5ForConditionalGeneration": 1,
+    "Qwen3_5MoeForConditionalGeneration": 1,
+}
+_DEEPSEEK_KERNELS: Final = dict.fromkeys(
+    ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), _FP8
+)
+_KERNELS: Final = LayerKernels(
+    since=(0, 5, 12),
+    fused_norms=dict.fromkeys(
+        (
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "Glm4MoeLiteForCausalLM",
+            "GptOssForCausalLM",
+            "KimiK25ForConditionalGeneration",
+            "Qwen3MoeForCausalLM",
+            "Qwen3_5ForConditionalGeneration",
+            "Qwen3_5MoeForConditionalGeneration",
+        ),
+        _FUSED_DEVICES,
+    ),
+    torch_routing=_TORCH_ROUTING,
+    portable_experts=frozenset({"bf16", "fp8", "fp8_block", "int4_wo"}),
+    generated_experts={
+        **_DEEPSEEK_KERNELS,
+        "KimiK25ForConditionalGeneration": _FP8 | {"int4_wo"},
+        "Glm4MoeForCausalLM": frozenset({"nvfp4"}),
+        "GptOssForCausalLM": frozenset({"mxfp4"}),
+        "Llama4ForConditionalGeneration": _FP8,
+        "Qwen3MoeForCausalLM": _BF16,
+        "Qwen3NextForCausalLM": _BF16,
+        "Qwen3VLMoeForConditionalGeneration": _BF16,
+        "Qwen3_5MoeForConditionalGeneration": _BF16,
+    },
+    latent_kernels=3,
+    delta_kernels=_QWEN_MIXERS,
+)
+_KERNELS_0_5_10: Final = replace(_KERNELS, since=(0, 5, 10), all_reduce="vllm")
+_KERNELS_0_5_9: Final = replace(
+    _KERNELS_0_5_10,
+    since=(0, 5, 9),
+    generated_experts={**_KERNELS.generated_experts, "KimiK25ForConditionalGeneration": _FP8},
+    fused_norms={
+        name: devices
+        for name, devices in _KERNELS.fused_norms.items()
+        if not name.startswith("Qwen3_5")
+    },
+    # Four GEMMs before the mixer, and copies of the decays and of the strengths.
+    delta_kernels=_QWEN_MIXERS | dict.fromkeys(_QWEN, 4),
+)
+_KERNELS_0_5_8: Final = replace(
+    _KERNELS_0_5_9,
+    since=(0, 5, 8),
+    fused_norms={
+        name: devices
+        for name, devices in _KERNELS_0_5_9.fused_norms.items()
+        if not name.startswith("Kimi")
+    },
+)
+_KERNELS_0_5_7: Final = replace(
+    _KERNELS_0_5_8,
+    since=(0, 5, 7),
+    fused_norms={**_KERNELS_0_5_8.fused_norms, "Glm4MoeLiteForCausalLM": frozenset()},
+    generated_experts={
+        name: formats - {"bf16"} for name, formats in _KERNELS_0_5_8.generated_experts.items()
+    },
+)
+_KERNELS_0_5_5: Final = replace(
+    _KERNELS_0_5_7,
+    since=(0, 5, 5),
+    fused_norms=dict.fromkeys(
+        ("DeepseekV3ForCausalLM", "GptOssForCausalLM"), frozenset({Generation.BLACKWELL})
+    ),
+)
+_KERNELS_0_5_4: Final = replace(
+    _KERNELS_0_5_5,
+    since=(0,),
+    torch_routing=_TORCH_ROUTING | {("DeepseekV3ForCausalLM", 384)},
+    generated_experts={
+        "DeepseekV3ForCausalLM": frozenset({"nvfp4"}),
+        "GptOssForCausalLM": frozenset({"mxfp4"}),
+    },
+)
+LAYER_KERNELS: Final = (
+    _KERNELS,
+    _KERNELS_0_5_10,
+    _KERNELS_0_5_9,
+    _KERNELS_0_5_8,
+    _KERNELS_0_5_7,
+    _KERNELS_0_5_5,
+    _KERNELS_0_5_4,
+)
+"""Wheels of 0.5.4, 0.5.6 to 0.5.10, 0.5.12, 0.5.14 and 0.5.17; 0.5.5 was not read and counts as
+0.5.6. Fused norms: server_args.py, `enable_flashinfer_allreduce_fusion`. Routing:
+layers/moe/topk.py, `biased_grouped_topk_gpu`, whose kernels want a power of two of experts without
+shared ones among them, or at most 32 in a group; GLM's shared expert is among them. Experts:
+server_args.py, `moe_runner_backend`, where it becomes "flashinfer_trtllm"; other formats in blocks
+of fp8, fp8 and bf16 are Triton's (layers/quantization/fp8.py, `create_moe_runner`). All-reduce:
+distributed/device_communicators/custom_all_reduce.py, whose older kernels are vLLM's; the second
+version is the default in 0.5.12 and not in 0.5.10. MLA: models/deepseek_v2.py,
+`forward_absorb_prepare`: norms of queries and keys, which run side by side, the rotation, and the
+store. Delta rules: models/qwen3_next.py and
+qwen3_5.py: one kernel splits what a GEMM gives; up to 0.5.9 Qwen3.5 has no such GEMM
+(`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`)."""
+
 _RECENT: Final = MemoryRule(
     since=(0, 5, 17),
     share=MemoryFractionKind.OF_FREE,
@@ -196,6 +314,7 @@ TRAITS: Final = EngineTraits(
     memory=(_RECENT, _SIZED, _OLDER),
     waits_for_host=True,
     prompt_graphs=PROMPT_GRAPHS,
+    layer_kernels=LAYER_KERNELS,
     indexer_kernels=(((0, 5, 14), 4), ((0,), 12)),
     shares_networks=True,
     fp8_caches={

@@ -83,6 +83,7 @@ from tuner.catalog.serve_rules.traits import (
     Batching,
     BlockRule,
     EngineTraits,
+    LayerKernels,
     MemoryFractionKind,
     MemoryRule,
     StateRule,
@@ -101,6 +102,27 @@ Types: `--mamba-ssm-cache-dtype auto` is the type of the model (layers/mamba/mam
 `_mamba_state_dtype`; vllm-project/vllm#34489), but where models/config.py reads another from
 config.json: for Nemotron-H and Qwen3.5, float32 in all published ones, and not for Qwen3-Next.
 States of KDA are float32 (`kda_state_dtype`)."""
+
+_FP4: Final = frozenset({"nvfp4", "mxfp4"})
+_FP8: Final = frozenset({"fp8", "fp8_block"})
+LAYER_KERNELS: Final = (
+    LayerKernels(
+        since=(0, 24),
+        portable_experts=frozenset({"int4_wo"}),
+        generated_experts={"": _FP4 | _FP8 | {"bf16"}},
+    ),
+    LayerKernels(
+        since=(0, 19),
+        portable_experts=frozenset({"int4_wo", "bf16"}),
+        generated_experts={"": _FP4 | _FP8},
+    ),
+    LayerKernels(
+        portable_experts=frozenset({"int4_wo", "bf16"}) | _FP8,
+        generated_experts={"": _FP4},
+    ),
+)
+"""Experts on Blackwell: 0.24's choices are those of aiconfigurator-core's `kernel_source`; in its
+table of 0.19 experts in bf16 are Triton's."""
 
 _RECENT: Final = MemoryRule(
     since=(0, 26),
@@ -144,6 +166,7 @@ TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
     step_tokens=8192,
     scheduler_s=1.0e-3,
+    layer_kernels=LAYER_KERNELS,
     draft_gaps_s=(((0, 19), 0.0), ((0, 14), 0.5e-3), ((0,), 1.5e-3)),
     graphs_in_pieces=frozenset({Vendor.HUAWEI}),
     exposed_host_s=7e-3,  # tuner/engines/sglang/capabilities.py has the steps.

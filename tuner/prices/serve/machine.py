@@ -157,16 +157,31 @@ experts (GLM-4.6, MiniMax-M2.5, Qwen3-235B, Step-3.5-Flash, ERNIE-4.5-21B), 1.6 
 attention (DeepSeek-R1, GLM-4.7-Flash), 3.8 and 4.9 with delta rules (Qwen3-Coder-Next,
 Kimi-Linear): sgl-cookbook, docs/autoregressive, P99 less median of the time between tokens at 16
 requests, SGLang 0.5.6 to 0.5.8 on B200, H200 and MI300X."""
-ALL_REDUCE_S: Final = 7e-6
-TWO_STAGE_S: Final = 6e-6
-TWO_STAGE_BYTES: Final = 2.0**18
+PUSHES: Final = frozenset({"sglang", "trtllm"})
+"""Engines whose all-reduce sends a small buffer to every rank at once, with flags in it; others'
+ranks wait for each other before and after they read."""
+ARRIVAL_S: Final = 1.8e-6
+"""Seconds that the ranks of a step wait for the last of them beside what an all-reduce takes alone:
+with 7 us in all those of vLLM on H100 and H200 are as published."""
+PUSH_S: Final[Mapping[Generation, float]] = {
+    Generation.HOPPER: 3.3e-6,
+    Generation.BLACKWELL: 5.2e-6,
+}
+ALL_REDUCE_S: Final[Mapping[Generation, float]] = {
+    Generation.AMPERE: 6.2e-6,
+    Generation.BLACKWELL: 7.5e-6,
+}
+USUAL_ALL_REDUCE_S: Final = 5.2e-6
+TWO_STAGE_S: Final[Mapping[Generation, float]] = {Generation.BLACKWELL: 17e-6}
+USUAL_TWO_STAGE_S: Final = 8e-6
+TWO_STAGE_BYTES: Final = 2.0**21
 OWN_BYTES_PER_S: Final = 350e9
-"""An engine's own all-reduce inside a CUDA graph: its start, what a second stage adds between
-more than two ranks, the buffer from which on it is paid in full, and the rate of its copies. Eight
-ranks take 5 to 8, 16 to 26, 21 to 29 and 34 to 47 us for 16 KiB, 512 KiB, 2 and 4 MiB on A100, H100
-and B200 with SGLang 0.5.9; SGLang 0.5.14, vLLM 0.24 and TensorRT-LLM 1.3.0rc20 are within half of
-it (aiconfigurator-core 0.12.0, custom_allreduce_perf). NCCL starts a pass in 5 us times log2 of the
-ranks (there, nccl_perf: 7 to 12 us for 4 ranks, 11 to 19 for 8)."""
+"""An engine's own all-reduce inside a CUDA graph: its start, what a second stage adds for eight
+ranks, the buffer, times the ranks, from which on it is paid in full, and the rate of its copies.
+Eight ranks take 7, 6, 8 us for 16 KiB and 20, 16, 26 for 512 KiB on A100, H100 and B200 with
+SGLang 0.5.10 or vLLM 0.24, 4 and 6 us for 16 KiB, 15 to 18 and 11 for 512 with SGLang 0.5.14 or
+TensorRT-LLM 1.3.0rc20 (aiconfigurator-core 0.12.0, custom_allreduce_perf). NCCL starts a pass in 5
+us times log2 of the ranks (there, nccl_perf: 7 to 12 us for 4 ranks, 11 to 19 for 8)."""
 PAIR: Final = 2
 LINKED_BYTES_PER_S: Final = 100e9
 """Devices with slower links than this sit on PCIe, where engines leave the all-reduce of more than
@@ -524,9 +539,14 @@ class ServingMachine:
         has_own = kind == "all_reduce" and self.sheet.generation.vendor is not Vendor.HUAWEI
         if not has_own or (ranks > PAIR and not is_linked):
             return np.asarray(nccl_Q)
-        stage_Q = TWO_STAGE_S * np.minimum(bytes_Q / TWO_STAGE_BYTES, 1.0) * (ranks > PAIR)
-        own_Q = ALL_REDUCE_S + stage_Q + moved_Q / min(rate, OWN_BYTES_PER_S)
-        return np.asarray(np.minimum(own_Q, nccl_Q))
+        generation = self.sheet.generation
+        stage_s = TWO_STAGE_S.get(generation, USUAL_TWO_STAGE_S) * (ranks > PAIR) * ranks / 8.0
+        stage_Q = stage_s * np.minimum(ranks * bytes_Q / TWO_STAGE_BYTES, 1.0) ** 3
+        start_s = ALL_REDUCE_S.get(generation, USUAL_ALL_REDUCE_S)
+        own_Q = start_s + stage_Q + moved_Q / min(rate, OWN_BYTES_PER_S)
+        if software in PUSHES and generation in PUSH_S:
+            own_Q = np.minimum(own_Q, PUSH_S[generation] + (ranks - 1.0) * bytes_Q / rate)
+        return np.asarray(np.minimum(ARRIVAL_S + own_Q, nccl_Q))
 
     def _measured_ranks(self, kind: str) -> set[int]:
         if self.tables is None:

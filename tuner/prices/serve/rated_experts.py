@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.catalog.serve_rules.traits import ExpertKernels
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.prices.ops import Op
 from tuner.prices.rated_gemm import reached_flop_per_s
@@ -65,6 +66,14 @@ RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {
 """Share of the peak by number format, of bf16's where weights are unpacked. What is left out counts
 as int4 where it is unpacked, as fp8 where a device multiplies it, and as bf16 else."""
 
+GENERATED_START_S: Final = {"fp8": 23e-6, "fp8_block": 23e-6}
+USUAL_GENERATED_START_S: Final = 19e-6
+PORTABLE_START_S: Final = 38e-6
+PORTABLE_RATIOS: Final = {"bf16": 0.2, "fp8": 0.17, "fp8_block": 0.1, "int4_wo": 0.1}
+"""Kernels that Blackwell has a choice of (`ExpertKernels` of traits.py): the start of those that
+TensorRT-LLM generates, longer where rows are quantised to fp8 first; start and shares of Triton's
+and Marlin's. Source: there, rows of vLLM 0.22 and 0.24 and of SGLang 0.5.14 by `kernel_source`."""
+
 
 def rated_experts_s(
     sheet: Datasheet,
@@ -95,7 +104,11 @@ def rated_experts_s(
         )
     ratios = RATIOS.get(sheet.generation, RATIOS[Generation.HOPPER])
     like = "fp8" if units != "bf16" else "bf16" if op.dtype == "bf16" else "int4_wo"
-    ratio = ratios.get(op.dtype, ratios.get(like, ratios["bf16"]))
+    ratio, start_s = ratios.get(op.dtype, ratios.get(like, ratios["bf16"])), START_S
+    if ExpertKernels.GENERATED in axes:
+        start_s = GENERATED_START_S.get(op.dtype, USUAL_GENERATED_START_S)
+    if ExpertKernels.PORTABLE in axes:
+        ratio, start_s = PORTABLE_RATIOS[op.dtype], PORTABLE_START_S
     rate = reached_flop_per_s(sheet, units, ratio)
     # What a read expert costs beside its bytes depends on no device's number of matrix units.
     flop_Q = 2.0 * weights * (copies_Q + EXTRA_ROWS * sheet.matrix_ratio * reached_Q)
@@ -103,4 +116,4 @@ def rated_experts_s(
     bytes_Q = bytes_Q + COPY_BYTES * copies_Q * (axes["hidden"] + ffn)
     if "/" not in op.kind:
         bytes_Q = bytes_Q + TOKEN_BYTES * axes.get("handled", tokens_Q) * axes["hidden"]
-    return np.asarray(START_S + flop_Q / rate + bytes_Q / sheet.memory_bytes_per_s)
+    return np.asarray(start_s + flop_Q / rate + bytes_Q / sheet.memory_bytes_per_s)

@@ -9,6 +9,7 @@ from tests.rows import each_row
 from tests.tuner.decoders import (
     DEEPSEEK_V3,
     GLM_5,
+    GLM_45,
     LLAMA_8B,
     LLAMA_70B,
     MINIMAX_M2,
@@ -16,13 +17,14 @@ from tests.tuner.decoders import (
 )
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.iteration import Iteration, sustained_factor
+from tuner.costs.serve.iteration import TORCH_ROUTING_S, Iteration, sustained_factor
 from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
 from tuner.engines.serving.releases import ENGINE_TRAITS
 from tuner.prices.ops import Op
 from tuner.prices.peer_link import LAUNCH_S
 from tuner.prices.serve.curves import Floats
-from tuner.prices.serve.machine import ALL_REDUCE_S, ServingMachine
+from tuner.prices.serve.machine import ARRIVAL_S, PUSH_S, ServingMachine
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
@@ -106,13 +108,14 @@ def test_norms_over_all_heads_meet_once_more_where_ranks_share_them() -> None:
     plain = replace(MINIMAX_M2.layers[0].attention, norms_all_heads=False)
     other = replace(MINIMAX_M2, layers=(replace(MINIMAX_M2.layers[0], attention=plain),))
     assert MINIMAX_M2.layers[0].attention.norms_all_heads
+    start_s = ARRIVAL_S + PUSH_S[Generation.HOPPER]
     for tensor, all_reduces in ((1, 0), (8, 1)):
         own, without = (
             iteration(one, attention_tensor=tensor, expert=tensor).linear_parts(ONE)
             for one in (MINIMAX_M2, other)
         )
         more_s = float((own["exchange"] - without["exchange"])[0])
-        assert more_s == pytest.approx(62 * all_reduces * ALL_REDUCE_S, rel=1e-3)
+        assert more_s == pytest.approx(62 * all_reduces * start_s, rel=1e-3)
         assert own["small"] > without["small"]
 
 
@@ -123,6 +126,35 @@ def test_an_indexer_has_the_kernels_of_the_engines_release() -> None:
         float(replace(own, release=release).decode_s(ONE, past)[0]) for release in ("0.5.8", "")
     )
     assert older - newest == pytest.approx(78 * 8 * LAUNCH_S)
+
+
+def test_layers_have_the_kernels_of_the_engines_release() -> None:
+    sheet = find_device("b200-sxm")
+
+    def parts(decoder: Decoder, release: str, experts: str) -> dict[str, float]:
+        own = replace(
+            iteration(decoder, attention_tensor=8, moe_tensor=8),
+            machine=ServingMachine(engines=ENGINE_TRAITS, sheet=sheet, tables=None),
+            formats=replace(FP8, experts=experts),
+            release=release,
+        )
+        return {name: float(seconds_Q[0]) for name, seconds_Q in own.linear_parts(ONE).items()}
+
+    # PyTorch routes for GLM-4.5's 89 layers of 160 experts, a kernel of its own for 256 in groups.
+    glm, like = parts(GLM_45, "0.5.6", "bf16"), parts(GLM_45, "0.5.7", "bf16")
+    assert glm["router"] == like["router"] > 89 * TORCH_ROUTING_S
+    # From 0.5.7 on all-reduces hold the norms, and are TensorRT-LLM's.
+    assert glm["small"] > like["small"]
+    assert glm["exchange"] > like["exchange"]
+    deepseek = parts(DEEPSEEK_V3, "0.5.6", "fp8_block")
+    assert deepseek["router"] < 58 * TORCH_ROUTING_S
+    # 0.5.4 leaves experts in blocks of fp8 to Triton, 0.5.6 has TensorRT-LLM's, which route.
+    older = parts(DEEPSEEK_V3, "0.5.4", "fp8_block")
+    assert older["experts"] - deepseek["experts"] > 58 * 15e-6
+    assert older["small"] > deepseek["small"]
+    # Qwen3.5's delta rules, 45 of 60 layers, have four GEMMs before them until 0.5.10.
+    qwens = [parts(QWEN35_397B, release, "fp8_block")["small"] for release in ("0.5.9", "0.5.10")]
+    assert qwens[0] - qwens[1] > 45 * 3 * LAUNCH_S
 
 
 def test_prompts_of_delta_rules_wait_longest_for_their_host() -> None:
