@@ -36,6 +36,10 @@ Releases. SGLang's InferenceX rows without one are of the image that the recipes
 (configs/nvidia-master.yaml of that commit): 0.5.3rc1 until 2025-11-10, whose flags are what 0.5.5
 does by itself on Blackwell, then 0.5.5. A nightly build counts as the release that followed it.
 
+Lengths. Images of SGLang with transformers 5, those from 0.5.10 on, broke the client's tokenizer of
+DeepSeek-R1, so that the server read 35,921 tokens for 7,140 (SemiAnalysisAI/InferenceX, pull
+requests 937 and, of 2026-05-15, 1381).
+
 Formats are those of the quantised checkpoints (`quantization_config`, `hf_quant_config.json`).
 """
 
@@ -88,6 +92,9 @@ TRITON_EXPERTS: Final = "vllm@0.19.0"
 RELEASED: Final = (("20260223", "0.5.9"), ("20260405", "0.5.10"))
 """Days on which wheels of SGLang were built that followed a nightly build."""
 UNNAMED: Final = "0.5.5"
+REREAD_RELEASE: Final = "0.5.10"
+REREAD_RATIO: Final = 35_921 / 7_140
+"""Release whose rows have longer prompts of DeepSeek-R1, and how much."""
 _NIGHTLY: Final = re.compile(r"nightly-dev-(?:cu\d+-)?(\d{8})")
 _INFERENCEX: Final = re.compile(r"^(db-dump|source_file=(\d{4}-\d\d-\d\d|kimi|qwen3\.5)[^/]*\.csv)")
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
@@ -162,10 +169,13 @@ def documented(cells: Cells) -> Cells:
         for role, degrees in sides.items()
         for name, degree in zip(names, degrees, strict=True)
     }
-    formats = checkpoint_formats(cells, decoder)
+    formats, release = checkpoint_formats(cells, decoder), _release(cells)
+    is_reread = decoder.name == "deepseek-v3" and release.startswith(REREAD_RELEASE)
+    if is_reread and cells["backend"] == "sglang" and _is_recipe(cells):
+        cells = {**cells, "isl": str(round(REREAD_RATIO * _number(cells, "isl")))}
     return {
         **cells,
-        "backend_version": _release(cells),
+        "backend_version": release,
         **stated,
         **({"formats": formats} if formats else {}),
         **_load(cells, decoder, sides[roles[0]], formats),
@@ -280,10 +290,14 @@ def checkpoint_formats(cells: Cells, decoder: Decoder) -> str:
             return ""
 
 
+def _is_recipe(cells: Cells) -> bool:
+    return bool(_INFERENCEX.match(cells.get("silicon_data_source", "")))
+
+
 def _release(cells: Cells) -> str:
     """Return the release that a row names, or that its day had."""
     stated, source = cells.get("backend_version", ""), cells.get("silicon_data_source", "")
-    if cells.get("backend", "") != "sglang" or not _INFERENCEX.match(source):
+    if cells.get("backend", "") != "sglang" or not _is_recipe(cells):
         return stated
     build = _NIGHTLY.search(source)
     if build is None:
@@ -294,7 +308,7 @@ def _release(cells: Cells) -> str:
 def _load(cells: Cells, decoder: Decoder, degrees: Degrees, formats: str) -> dict[str, str]:
     """Columns of the load and of the settings that only a recipe states."""
     engine = cells.get("backend", "")
-    if _INFERENCEX.match(cells.get("silicon_data_source", "")):
+    if _is_recipe(cells):
         return {
             "harness": Harness.INFERENCEX,
             "length_ratio": "0.8",
