@@ -40,9 +40,16 @@ def command(
     """
     from tuner.goals.registry import kind_or_first
     from tuner.spec.kind import goal_kind
+    from tuner.spec.serving.llama_cpp import is_llama_cpp
+    from tuner.spec.spec_file import read_spec_keys
 
     with _spec(spec, flags) as path:
         kind = kind_or_first(goal_kind(path))
+        if kind == "serve" and is_llama_cpp(read_spec_keys(path)):
+            from tuner.cli import llama_cpp
+
+            llama_cpp.plan(path, out=options.out, as_json=options.as_json)
+            return
         if options.solver is not None and kind != "train":
             raise SpecError(
                 f"--solver {options.solver}: a plan of goal.kind {kind!r} solves no layout; leave"

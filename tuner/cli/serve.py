@@ -18,6 +18,14 @@ OTHER_LAUNCHER: Final = ""
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
     """Price a server's launch and print it."""
+    from tuner.spec.serving.llama_cpp import is_llama_cpp
+    from tuner.spec.spec_file import read_spec_keys
+
+    if is_llama_cpp(read_spec_keys(spec)):
+        from tuner.cli import llama_cpp
+
+        llama_cpp.estimate(spec, launch=options.launch, as_json=options.as_json)
+        return
     from tuner.cli.progress import planning_progress
     from tuner.goals.estimate import estimate_serving
     from tuner.report.serving_estimate import serving_estimate_sections

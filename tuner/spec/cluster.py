@@ -27,6 +27,22 @@ class Host(Record):
     reserve: Bytes | None = None
     """Bytes of one machine that no job may take: operating system, processes, data loaders, cached
     files; absent: none."""
+    bandwidth: BytesPerSecond | None = None
+    """Rated bandwidth of that memory, all channels and sockets; for experts in host memory."""
+    read_rate: BytesPerSecond | None = None
+    """Measured rate at which the engine's threads read weights, which counts instead of a share of
+    `bandwidth`."""
+    cores: Count | None = None
+    """Physical cores of one machine."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what only experts in host memory need, where it is not stated."""
+        values: dict[str, Any] = serialize(self)
+        for name in ("bandwidth", "read_rate", "cores"):
+            if getattr(self, name) is None:
+                values.pop(name, None)
+        return values
 
     @model_validator(mode="after")
     def _leaves_some(self) -> Self:
