@@ -409,8 +409,8 @@ def _notes(spec: LlamaSpec) -> tuple[str, ...]:
         notes.insert(
             0,
             f"rates are those of rated bandwidth: half of 11 published ones lie within"
-            f" {MEDIAN_ERROR:.0%}, and two hosts of seven ran at a third"
-            f" ({1 / (1 + WORST_ERROR):.0%} at worst); state host.read_rate, as llama-bench measures it",
+            f" {MEDIAN_ERROR:.0%}, the worst of seven hosts ran at {1 / (1 + WORST_ERROR):.0%};"
+            " state host.read_rate, as llama-bench measures it",
         )
     if spec.machine.is_unified:
         notes.append(f"device and host share one memory of {format_bytes(spec.machine.host_bytes)}")

@@ -35,10 +35,10 @@ _SWITCHES: Final = {
     "whole_windows": ("--swa-full", ""),
 }
 _TURNED: Final = {"flash_attention": "-fa --flash-attn", "fits_itself": "-fit --fit"}
+_VALUED: Final = ("-ot --override-tensor -ts --tensor-split -lm --load-mode",)
 _REFUSED: Final = {
     "-sm --split-mode": "row and tensor splits are not priced; take layer",
     "-md --model-draft -hfd --spec-draft-model": "draft models are not priced; leave it out",
-    "-hf -hfr --hf-repo -mu --model-url": "the model is not on disk; name a file with -m",
     "--override-kv": "it changes the model's sizes; edit the file instead",
     "--rpc": "devices of other hosts are not priced; leave it out",
     "-ncffn --n-cpu-ffn": "dense layers on the host are not priced by it; take -ot",
@@ -149,7 +149,7 @@ def _server(program: str, words: Sequence[str]) -> LlamaLaunch:
             continue
         if word in ("-cmoe", "--cpu-moe"):
             values["host_expert_layers"] = ALL_LAYERS
-        elif word in _UNREAD_SWITCHES:
+        elif word in _UNREAD_SWITCHES or (word.startswith("--") and _lacks_value(word, rest)):
             ignored.append(word)
         elif not word.startswith("-") or not rest:
             raise SpecError(f"{shown_value(word)}: a flag's value is missing, or is no flag")
@@ -167,6 +167,12 @@ def _server(program: str, words: Sequence[str]) -> LlamaLaunch:
     values["fits_itself"] = values.get("fits_itself", True) and not is_placed
     settings = LlamaSettings(**values, overrides=tuple(overrides))
     return LlamaLaunch(program=program, settings=settings, ignored=tuple(ignored))
+
+
+def _lacks_value(word: str, rest: Sequence[str]) -> bool:
+    """Return whether a flag that is not known stands alone."""
+    known = " ".join((*_COUNTS.values(), *_WORDS.values(), *_TURNED.values(), *_VALUED)).split()
+    return word not in known and (not rest or re.match(r"-\D", rest[0]) is not None)
 
 
 def _parts(word: str) -> list[str]:

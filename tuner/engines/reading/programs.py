@@ -117,6 +117,11 @@ _INSTEAD: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         _STARTS, "its engine is not modelled; give a server of vLLM, SGLang or TensorRT-LLM"
     ),
+    **dict.fromkeys(
+        ("Ollama", "llama.cpp", "KTransformers"),
+        "with experts in host memory llama.cpp is priced: state goal.engine.name llama.cpp and a"
+        " GGUF file as model",
+    ),
     "NVIDIA NIM": "its image chooses engine and flags: give the server's command that its log has",
     **dict.fromkeys(("Nanotron", "Colossal-AI", "fairseq, Levanter or GPT-NeoX"), _AS_MEGATRON),
     **dict.fromkeys(("slime", "ROLL, AReaL or SkyRL"), _ACTOR),

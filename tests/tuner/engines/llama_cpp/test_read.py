@@ -17,6 +17,7 @@ from tuner.errors import SpecError
             "llama-server -m a.gguf -c 8192 -np 1 -ngl 99 --n-cpu-moe 20 -ub 2048 -t 8",
             {"context": 8192, "parallel": 1, "gpu_layers": 99, "host_expert_layers": 20},
         ),
+        ("llama-server -hf a/b --new-switch -c 512 --new 1", {"context": 512}),
         ("llama-server -m a.gguf", {"parallel": 4, "is_unified": True, "fits_itself": True}),
         ("llama-server -m a.gguf -np 2 -cmoe", {"parallel": 2, "is_unified": False}),
         ("llama-server -m a.gguf -cmoe", {"host_expert_layers": ALL_LAYERS, "fits_itself": False}),
