@@ -137,11 +137,11 @@ def _layer_devices(
     weights = settings.tensor_split[: len(shares)] or tuple(shares)
     if not shares or not sum(weights) > 0:
         return (HOST,) * count
-    ends = [end / sum(weights) for end in accumulate(weights)]
+    bounds = [end / sum(weights) for end in accumulate(weights)]
     active = min(settings.gpu_layers, count)
     first = count - active
     return tuple(
-        HOST if layer < first else f"CUDA{bisect_right(ends, (layer - first) / active)}"
+        HOST if layer < first else f"CUDA{bisect_right(bounds, (layer - first) / active)}"
         for layer in range(count)
     )
 
