@@ -20,7 +20,7 @@ import numpy as np
 from tests.benchmarks.bars import say
 from tests.benchmarks.published_serving import Harness, documented
 from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse_launch
-from tuner.backtest.serving.prediction import Predictor
+from tuner.backtest.serving.prediction import UNNAMED_RELEASE, Predictor
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
 from tuner.catalog.serve_rules.traits import Batching
@@ -76,6 +76,7 @@ def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
         degrees=degrees,
         traits=ENGINE_TRAITS[launch.engine],
         machine=machine,
+        release=launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE,
     )
     memory_bytes = float(machine.sheet.memory_bytes)
     pool = Pool(name="pool", device=machine.sheet.name, nodes=1, devices_per_node=degrees.devices)

@@ -152,8 +152,8 @@ class MoreMemory(Record):
 class LlamaPlanGoal(Record):
     """Goal of a plan."""
 
-    kind: Literal["serve"]
-    """Always `serve`."""
+    kind: Literal["llama.cpp"]
+    """Always `llama.cpp`: the plan is no deployment's, and no other command reads it."""
     engine: str
     """Name of the engine with its build."""
 
@@ -327,7 +327,7 @@ def plan(spec_path: Path, *, out: Path) -> LlamaPlan:
     runs = [launch for launch in launches[1:] if not launch.misfit][:TOP]
     files = {} if best.misfit else {FILE_NAME: script(best.settings, spec.file.model.absolute())}
     made = LlamaPlan(
-        goal=LlamaPlanGoal(kind="serve", engine=f"llama.cpp {BUILD}"),
+        goal=LlamaPlanGoal(kind="llama.cpp", engine=f"llama.cpp {BUILD}"),
         model=_model_name(spec),
         device=spec.device,
         spec_sha256=hashlib.sha256(spec.path.read_bytes()).hexdigest(),

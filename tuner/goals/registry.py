@@ -70,7 +70,8 @@ def goal_of_folder(folder: AnyPath) -> "AnyGoal":
     kind = plan_kind(folder)
     if kind is None or kind not in GOALS:
         raise PlanUnreadableError(
-            f"{folder / PLAN_NAME}: goal.kind {kind!r} is not one of {', '.join(GOALS)}; plan anew"
+            f"{folder / PLAN_NAME}: goal.kind {kind!r} is not one of {', '.join(GOALS)}, which this"
+            " command reads"
         )
     return load_goal(kind)
 

@@ -9,8 +9,9 @@ import yaml
 from tests import gguf_files
 from tests.expect import present, refused
 from tests.rows import each_row
-from tuner.errors import SpecError
+from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.llama_cpp import LlamaEstimate, estimate, plan
+from tuner.goals.registry import goal_of_folder
 
 Keys = Mapping[str, object]
 LAUNCH = "llama-server -m a.gguf -c 4096 -np 1 -ngl 99 -t 16"
@@ -90,6 +91,12 @@ def test_a_plan_is_the_fewest_host_layers_that_fit(tmp_path: Path, model: Path) 
     assert len(made.alternatives) == 3
     more = {gain.memory: gain.request_ratio for gain in made.more}
     assert more["device"] < 1 <= more["host"]
+
+
+def test_other_commands_say_that_they_do_not_read_its_plan(tmp_path: Path, model: Path) -> None:
+    plan(spec(tmp_path, model), out=tmp_path / "plan")
+    with refused(PlanUnreadableError, "goal.kind 'llama.cpp' is not one of"):
+        goal_of_folder(tmp_path / "plan")
 
 
 def test_more_experts_on_the_device_decode_faster(tmp_path: Path, model: Path) -> None:
