@@ -17,11 +17,11 @@ from tuner.engines.llama_cpp.rates import (
     DEVICE_SHARE,
     HOST_SHARE,
     MATRIX_SHARE,
-    Machine,
     Rates,
     rates,
 )
 from tuner.engines.llama_cpp.settings import ALL_LAYERS, LlamaSettings
+from tuner.prices.host_and_device import HostAndDevice
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.llama_cpp import LlamaGoal
 from tuner.units import format_bytes
@@ -35,7 +35,7 @@ MICRO_BATCHES: Final = (512, 1024, 2048, 4096, 8192)
 class LlamaMachine:
     """Memory and rates of the machine."""
 
-    rates: Machine
+    rates: HostAndDevice
     device_bytes: float
     """Bytes of the device that a launch may take; 0: there is none."""
     host_bytes: float
@@ -61,7 +61,7 @@ def machine_of(pool: Pool) -> LlamaMachine:
     usable = min(memory * pool.usable_memory_ratio, memory - MARGIN_BYTES)
     host_bytes = float(host.memory - (host.reserve or 0))
     return LlamaMachine(
-        rates=Machine(
+        rates=HostAndDevice(
             device_bytes_per_s=sheet.memory_bytes_per_s * DEVICE_SHARE,
             host_bytes_per_s=host.read_rate or (host.bandwidth or 0.0) * HOST_SHARE,
             link_bytes_per_s=sheet.host_bytes_per_s,

@@ -17,6 +17,7 @@ from typing import Final
 from tuner.engines.llama_cpp.memory import COPY_TOKENS, Memory, cache_token_bytes
 from tuner.engines.llama_cpp.model import EXPERTS, LlamaModel
 from tuner.engines.llama_cpp.settings import LlamaSettings
+from tuner.prices.host_and_device import HostAndDevice
 from tuner.spec.gguf import Tensor
 
 HOST_SHARE: Final = 0.48
@@ -28,24 +29,6 @@ MATRIX_SHARE: Final = 0.5
 SYNC_S: Final = 20e-6
 """Seconds for which device and host wait for each other in a layer whose experts are on the host;
 assumed, as the published rows fit without."""
-CORE_FLOP_PER_S: Final = 60e9
-"""FLOP/s of a core on quantized matrices; assumed, AVX2."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Rates of one host with one device, or with none."""
-
-    device_bytes_per_s: float
-    """Rate at which the device reads its memory in decode; 0: there is no device."""
-    host_bytes_per_s: float
-    """Rate at which the host's threads read experts."""
-    link_bytes_per_s: float
-    """Rate of copies from the host to the device."""
-    flop_per_s: float
-    """FLOP/s of the device in prefill."""
-    cores: int
-    """Physical cores of the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +66,7 @@ def rates(
     model: LlamaModel,
     settings: LlamaSettings,
     memory: Memory,
-    machine: Machine,
+    machine: HostAndDevice,
     *,
     running: int,
     depth: float,
@@ -113,17 +96,16 @@ def rates(
         host_bytes += cache_bytes
     else:
         device_bytes += cache_bytes
-    threads = min(settings.threads or machine.cores, machine.cores)
-    host_rate = machine.host_bytes_per_s * threads / machine.cores
-    device_s = device_bytes / machine.device_bytes_per_s if machine.device_bytes_per_s else 0.0
-    host_s = host_bytes / host_rate
+    threads = settings.threads or machine.cores
+    device_s = machine.device_read_s(device_bytes)
+    host_s = machine.host_read_s(host_bytes, threads=threads)
     sync_s = SYNC_S * len(host) if memory.devices else 0.0
     return Rates(
         decode_s=device_s + host_s + sync_s,
         device_s=device_s,
         host_s=host_s,
         sync_s=sync_s,
-        prefill_tokens_per_s=_prefill(model, settings, memory, machine, host_rate=host_rate),
+        prefill_tokens_per_s=_prefill(model, settings, memory, machine),
     )
 
 
@@ -152,12 +134,7 @@ def active_parameters(model: LlamaModel) -> float:
 
 
 def _prefill(
-    model: LlamaModel,
-    settings: LlamaSettings,
-    memory: Memory,
-    machine: Machine,
-    *,
-    host_rate: float,
+    model: LlamaModel, settings: LlamaSettings, memory: Memory, machine: HostAndDevice
 ) -> float:
     tokens = min(settings.micro_batch, settings.batch)
     host_bytes = sum(
@@ -165,12 +142,15 @@ def _prefill(
     )
     flop = 2.0 * active_parameters(model) * tokens
     copies = bool(memory.devices) and settings.offloads_batches and tokens >= COPY_TOKENS
-    threads = min(settings.batch_threads or settings.threads or machine.cores, machine.cores)
     if copies:
-        return tokens / (host_bytes / machine.link_bytes_per_s + flop / machine.flop_per_s)
+        return tokens / (machine.copied_s(host_bytes) + machine.device_work_s(flop))
+    reading = settings.threads or machine.cores
     host_flop = flop * _host_ratio(model, memory)
-    host_s = max(host_bytes / host_rate, host_flop / (CORE_FLOP_PER_S * threads))
-    device_s = (flop - host_flop) / machine.flop_per_s if memory.devices else 0.0
+    host_s = max(
+        machine.host_read_s(host_bytes, threads=reading),
+        machine.host_work_s(host_flop, threads=settings.batch_threads or reading),
+    )
+    device_s = machine.device_work_s(flop - host_flop) if memory.devices else 0.0
     return tokens / (host_s + device_s)
 
 
