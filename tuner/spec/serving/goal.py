@@ -2,10 +2,19 @@
 
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from profilers.records import Record
-from tuner.spec.fields import Count, FilePath, Name, PositiveSeconds, Seconds, Share, SpecFolder
+from tuner.spec.fields import (
+    Count,
+    FilePath,
+    Name,
+    PositiveSeconds,
+    Seconds,
+    Share,
+    SpecFolder,
+    one_or_many,
+)
 from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
 from tuner.units import format_s
@@ -74,7 +83,9 @@ class Speculative(Record):
     """`mtp`: the model's multi-token-prediction layers; `eagle`: a separate draft layer."""
     draft_tokens: Annotated[Count, Field(le=16)]
     """Most draft tokens per step; a plan chooses how many."""
-    acceptance: _Rate | Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=16)]
+    acceptance: Annotated[
+        tuple[_Rate, ...], Field(min_length=1, max_length=16), BeforeValidator(one_or_many)
+    ]
     """Acceptance rate of a draft token, given that all before it were accepted: one for all, or a
     list by position, whose last holds for later ones too."""
 
