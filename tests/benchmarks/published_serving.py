@@ -52,12 +52,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from tuner.backtest.cells import BLANK, Cells, MissingError
 from tuner.backtest.serving import launches
 from tuner.backtest.serving.launches import (
-    BLANK,
     SYSTEMS,
-    Cells,
-    MissingError,
     PublishedLaunch,
     find_decoder,
     parse_launch,

@@ -23,9 +23,10 @@ from tests.benchmarks.bars import is_missed, say
 from tests.benchmarks.published_serving import Harness, read_published
 from tests.benchmarks.serving_band_fit import METRICS, Regime, Row, interval_score, regimes_of
 from tests.benchmarks.serving_unseen import unseen_rows
+from tuner.backtest.cells import Cells, MissingError
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.backtest import predict_pairs
-from tuner.backtest.serving.launches import Cells, MissingError, OddError, parse_launch
+from tuner.backtest.serving.launches import OddError, parse_launch
 from tuner.backtest.serving.residuals import scale_latency
 from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
 from tuner.calibrate.serving import held_out

@@ -19,7 +19,8 @@ import numpy as np
 
 from tests.benchmarks.bars import say
 from tests.benchmarks.published_serving import Harness, documented
-from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse_launch
+from tuner.backtest.cells import MissingError
+from tuner.backtest.serving.launches import PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import UNNAMED_RELEASE, Predictor
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from profilers.files import read_bounded
 from profilers.records import Record
 from tuner.engines.llama_cpp.choice import (
     LlamaMachine,
@@ -26,10 +27,9 @@ from tuner.engines.llama_cpp.read import LlamaLaunch, read
 from tuner.engines.llama_cpp.settings import BUILD, LlamaSettings
 from tuner.engines.llama_cpp.write import FILE_NAME, options, script
 from tuner.errors import SpecError
-from tuner.estimate.registry import is_command
-from tuner.estimate.started import LONGEST_BYTES
+from tuner.estimate.serving.registry import launch_text
 from tuner.output import write_directory
-from tuner.spec.files import read_small_text, shown_path
+from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.gguf import read_gguf
 from tuner.spec.serving.llama_cpp import LlamaGoal, LlamaSpecFile
 from tuner.spec.spec_file import read_spec_keys, validate_spec
@@ -216,13 +216,7 @@ def estimate(spec_path: Path, *, launch: str) -> LlamaEstimate:
         SpecError: the spec or the launch is unusable.
     """
     spec = read_llama_spec(spec_path)
-    is_text = is_command(launch, Path(launch))
-    source = "the command" if is_text else shown_path(Path(launch))
-    text = (
-        launch
-        if is_text
-        else read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
-    )
+    source, text, _ = launch_text(launch)
     stated = read(text, source=source)
     if (
         stated.settings.threads > spec.machine.rates.cores
@@ -262,26 +256,18 @@ def _launched(stated: LlamaLaunch, spec: LlamaSpec) -> PricedLaunch:
 def _changes(now: PricedLaunch, spec: LlamaSpec) -> Iterator[LlamaChange]:
     """Yield launches with few options changed that run where this does not, or are faster."""
     settings, model, machine = now.settings, spec.model, spec.machine
-    refit = placed(model, settings, machine, spec.goal)
-    others = [refit, price(model, replace(settings, is_mapped=False), machine, spec.goal)]
-    others += [
-        placed(
-            model,
-            replace(settings, micro_batch=size, batch=max(settings.batch, size)),
-            machine,
-            spec.goal,
-        )
-        for size in (1024, 2048, 4096)
-    ]
-    others.append(placed(model, replace(settings, is_mapped=False), machine, spec.goal))
-    others.append(
-        placed(
-            model,
-            replace(settings, context=spec.goal.slot_tokens * settings.parallel),
-            machine,
-            spec.goal,
-        )
+    copied = replace(settings, is_mapped=False)
+    refitted = (
+        settings,
+        *(
+            replace(settings, micro_batch=size, batch=max(settings.batch, size))
+            for size in (1024, 2048, 4096)
+        ),
+        copied,
+        replace(settings, context=spec.goal.slot_tokens * settings.parallel),
     )
+    others = [placed(model, variant, machine, spec.goal) for variant in refitted]
+    others.append(price(model, copied, machine, spec.goal))
     runs = [
         launch
         for launch in others
@@ -330,7 +316,9 @@ def plan(spec_path: Path, *, out: Path) -> LlamaPlan:
         goal=LlamaPlanGoal(kind="llama.cpp", engine=f"llama.cpp {BUILD}"),
         model=_model_name(spec),
         device=spec.device,
-        spec_sha256=hashlib.sha256(spec.path.read_bytes()).hexdigest(),
+        spec_sha256=hashlib.sha256(
+            read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
+        ).hexdigest(),
         decision=None if best.misfit else _prediction(best, spec),
         infeasible=best.misfit,
         alternatives=tuple(

@@ -1,4 +1,4 @@
-"""What an autoscaler is told of a deployment: when instances are added, how many, after how long.
+"""Settings of an autoscaler for a deployment: when instances are added, how many, after how long.
 
 Running and waiting requests of an instance fire: at the most that the planned instances serve
 within the targets, Little's law says how many there are, and instances are added at `FILL_RATIO` of

@@ -61,8 +61,8 @@ _TILES: Final = np.array(
 TILE_ROWS, TILE_COLUMNS = _TILES[:, :1], _TILES[:, 1:2]
 TILE_SIZES = TILE_ROWS * TILE_COLUMNS
 TILE_LOSSES = TILE_SIZES * (1.0 / _TILES[:, 2:] - 1.0)
-"""What of a tile's time no matrix unit works, in elements: it takes as long where they are fewer
-(`reached_share`)."""
+"""Part of a tile's time in which no matrix unit works, in elements: it takes as long where they are
+fewer (`reached_share`)."""
 PARTS: Final = np.array([1.0, 2.0, 4.0, 8.0, 16.0])[:, None, None]
 
 RATIOS: Final[Mapping[Generation, Mapping[str, float]]] = {

@@ -68,7 +68,7 @@ def _file(value: object) -> object:
 
 
 class _OrPath:
-    """What a schema says of a file: an object, or its path alone."""
+    """Schema of a file: an object, or its path alone."""
 
     @classmethod
     def __get_pydantic_json_schema__(

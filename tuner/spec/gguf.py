@@ -139,11 +139,6 @@ class GgufFile:
         return {layer: tuple(tensors) for layer, tensors in layers.items()}
 
 
-def is_gguf(path: Path) -> bool:
-    """Return whether a model's path names a GGUF file."""
-    return path.suffix == ".gguf"
-
-
 def read_gguf(path: Path) -> GgufFile:
     """Read the header of a file, or of all shards when it is one of several.
 

@@ -12,7 +12,7 @@ LISTED = {
     "tuner/faults/reliability.py": "checkpoints to storage",
     "tuner/search/train/plan_fields.py": "the MFU of a plan",
 }
-RATE = re.compile(r"(bytes|flop)_per_s(_[A-Z]+)?$")
+RATE = re.compile(r"(bytes|flop)_per_s(_[A-Z]+)?$", re.IGNORECASE)
 
 
 def rates_divided_by(tree: ast.AST) -> list[int]:

@@ -16,10 +16,11 @@ from typing import Final
 import numpy as np
 
 from tuner.arrays import Floats
+from tuner.backtest.cells import Cells, MissingError
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.records import Errors
 from tuner.backtest.rl.records import RlBacktest, RlBacktestRow, RlErrors, RlOrder
-from tuner.backtest.rl.runs import Cells, RlRun, UnpredictedError, parse_run
+from tuner.backtest.rl.runs import RlRun, parse_run
 from tuner.calibrate.fit import Problem, fit, group_blocks
 from tuner.costs.rl.residuals import BAND_FACTORS, GENERIC, PLAIN, SHIPPED, RlResiduals
 from tuner.simulate.rl.step import Phases
@@ -80,7 +81,7 @@ def backtest_steps(rows: Sequence[Cells]) -> RlBacktest:
 def _read(cells: Cells) -> RlRun | str:
     try:
         return parse_run(cells)
-    except UnpredictedError as error:
+    except MissingError as error:
         return str(error)
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
+from tuner.backtest.cells import Cells, MissingError, count_of, number_of, optional_of, text_of
 from tuner.backtest.known_models import find_model
 from tuner.backtest.serving.launches import ASYNCHRONOUS, SEQUENCE_S, release_version
 from tuner.backtest.stages import divide_layers
 from tuner.costs.rl.packing import PackingRule, TokenBudget
 from tuner.costs.rl.residuals import PLAIN
-from tuner.costs.rl.weight_sync import SyncPath
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
@@ -28,6 +28,7 @@ from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingE
 from tuner.engines.reading.rl_launch import RlLaunch
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.estimate.rl.setup import build_inputs, price_step_of
+from tuner.prices.weight_sync import SyncPath
 from tuner.simulate.rl.step import RlPlacement, RlStep
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
@@ -67,12 +68,6 @@ _RELEASE: Final = re.compile(r"\bv(\d+\.\d+)")
 _GENERATED: Final = re.compile(r"gen batch (\d{1,7})\b")
 _TOKENS: Final = re.compile(r"(response )?(\d{1,7})(?:\.\d+)?")
 
-Cells = Mapping[str, str]
-
-
-class UnpredictedError(ValueError):
-    """A row is not predicted; the message is the reason."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RlRun:
@@ -98,13 +93,13 @@ def parse_run(cells: Cells) -> RlRun:
     """Read one row.
 
     Raises:
-        UnpredictedError: it lacks something, or has parts that it does not state.
+        MissingError: it lacks something, or has parts that it does not state.
     """
     _check_kind(cells)
-    model = find_model(_text(cells, "model"))
+    model = find_model(text_of(cells, "model"))
     if model is None:
-        raise UnpredictedError(f"model {cells['model'][:40]!r} is none of examples/models")
-    device = _device(_text(cells, "device"))
+        raise MissingError(f"model {cells['model'][:40]!r} is none of examples/models")
+    device = _device(text_of(cells, "device"))
     prompts, samples, assumed = _batch_sizes(cells)
     longest, mean = _tokens(cells, "max_tokens"), _tokens(cells, "mean_tokens")
     inputs = build_inputs(
@@ -125,12 +120,12 @@ def parse_run(cells: Cells) -> RlRun:
             recomputed = launch.trainer.model_copy(update=FULL_RECOMPUTE)
             priced = price_step_of(replace(launch, trainer=recomputed), inputs)
     except SpecError as error:
-        raise UnpredictedError(str(error)) from error
+        raise MissingError(str(error)) from error
     return RlRun(
         id=cells.get("id", ""),
         source=launch.framework,
         model=model.name,
-        measured_s=_number(cells, "step_s"),
+        measured_s=number_of(cells, "step_s"),
         step=priced.step,
         assumed=(*assumed, "prompts", "length law", "micro-batches", "recompute"),
     )
@@ -140,30 +135,30 @@ def _check_kind(cells: Cells) -> None:
     """Refuse rows of what is not modelled, or not stated.
 
     Raises:
-        UnpredictedError: it is such a row.
+        MissingError: it is such a row.
     """
     mode, algorithm = cells.get("mode", ""), cells.get("algorithm", "")
     if mode == "weight-sync only":
-        raise UnpredictedError("weight sync alone, no step")
+        raise MissingError("weight sync alone, no step")
     if not cells.get("step_s", "").strip():
-        raise UnpredictedError("step_s is blank")
+        raise MissingError("step_s is blank")
     if cells.get("system", "") != SYSTEM:
         name = cells.get("system", "")[:40]
-        raise UnpredictedError(f"{name!r} has no fitted steps: only {SYSTEM} states lengths")
+        raise MissingError(f"{name!r} has no fitted steps: only {SYSTEM} states lengths")
     if mode not in PLACEMENTS:
-        raise UnpredictedError(f"mode {mode[:40]!r} is none of {', '.join(PLACEMENTS)}")
+        raise MissingError(f"mode {mode[:40]!r} is none of {', '.join(PLACEMENTS)}")
     if "agentic" in algorithm or algorithm.startswith("SWE"):
-        raise UnpredictedError("turns and tools of an agent are not stated")
+        raise MissingError("turns and tools of an agent are not stated")
     if algorithm.startswith("DAPO"):
-        raise UnpredictedError("DAPO discards groups and generates others; how many is not stated")
+        raise MissingError("DAPO discards groups and generates others; how many is not stated")
     for name, engine in (("train_engine", "megatron"), ("rollout_engine", "vllm")):
         if cells.get(name, "") != engine:
-            raise UnpredictedError(f"{name} {cells.get(name, '')[:40]!r} is not {engine}")
+            raise MissingError(f"{name} {cells.get(name, '')[:40]!r} is not {engine}")
 
 
 def _cluster(cells: Cells, device: Datasheet) -> Cluster:
     """Return as many nodes as both sides take."""
-    sides = [_count(cells, name) for name in ("train_devices", "rollout_devices")]
+    sides = [count_of(cells, name) for name in ("train_devices", "rollout_devices")]
     is_colocated = PLACEMENTS[cells["mode"]] is RlPlacement.COLOCATED
     devices = max(sides) if is_colocated else sum(sides)
     per_node = min(device.devices_per_node, devices)
@@ -182,16 +177,16 @@ def _launch(
     tensor = _degrees(cells, "rollout_layout").get("TP", 1)
     stated = _RATIO.search(cells.get("rollout_layout", ""))
     is_narrow = "fp8" in cells.get("other", "")
-    update = min(_count(cells, "train_batch"), prompts * samples)
+    update = min(count_of(cells, "train_batch"), prompts * samples)
     sequence = TokenBudget(rule=PackingRule.FIRST_FIT, size=longest + PROMPT_TOKENS)
     return RlLaunch(
         source=cells.get("id", ""),
         framework=f"{SYSTEM} {release}".strip(),
         trainer=_trainer(cells, model, update=update, sequence=sequence.size, is_narrow=is_narrow),
         placement=placement,
-        versions=0.0 if is_colocated else _optional(cells, "staleness"),
+        versions=0.0 if is_colocated else optional_of(cells, "staleness"),
         devices_per_node=device.devices_per_node,
-        rollout_devices=_count(cells, "rollout_devices"),
+        rollout_devices=count_of(cells, "rollout_devices"),
         prompts=prompts,
         samples=samples,
         samples_per_update=update,
@@ -231,7 +226,7 @@ def _trainer(
     return LaunchSettings(
         engine=TrainingEngine.MEGATRON,
         source=cells.get("id", ""),
-        devices=_count(cells, "train_devices"),
+        devices=count_of(cells, "train_devices"),
         tensor=degrees.get("TP", 1),
         context=degrees.get("CP", 1),
         pipeline=degrees.get("PP", 1),
@@ -255,27 +250,27 @@ def _trainer(
 def _batch_sizes(cells: Cells) -> tuple[int, int, tuple[str, ...]]:
     """Return prompts, responses of each, and what of them is assumed."""
     if cells.get("prompts_per_step", "").strip():
-        return _count(cells, "prompts_per_step"), _count(cells, "samples_per_prompt"), ()
+        return count_of(cells, "prompts_per_step"), count_of(cells, "samples_per_prompt"), ()
     stated = _GENERATED.search(cells.get("other", ""))
     if stated is None or int(stated.group(1)) % SAMPLES:
-        raise UnpredictedError("prompts_per_step is blank")
+        raise MissingError("prompts_per_step is blank")
     return int(stated.group(1)) // SAMPLES, SAMPLES, ("samples_per_prompt",)
 
 
 def _tokens(cells: Cells, name: str) -> int:
     """Return tokens of a response: as stated, or of a sequence less the prompt."""
-    match = _TOKENS.fullmatch(_text(cells, name))
+    match = _TOKENS.fullmatch(text_of(cells, name))
     tokens = 0 if match is None else int(match.group(2))
     tokens -= PROMPT_TOKENS * (match is not None and match.group(1) is None)
     if tokens < 1:
-        raise UnpredictedError(f"{name} {cells[name][:40]!r} is no length of a response")
+        raise MissingError(f"{name} {cells[name][:40]!r} is no length of a response")
     return tokens
 
 
 def _degrees(cells: Cells, name: str) -> dict[str, int]:
-    stated = _DEGREE.findall(_text(cells, name).partition("(")[0])
+    stated = _DEGREE.findall(text_of(cells, name).partition("(")[0])
     if not stated:
-        raise UnpredictedError(f"{name} {cells[name][:40]!r} names no degree")
+        raise MissingError(f"{name} {cells[name][:40]!r} names no degree")
     return {degree: int(size) for degree, size in stated}
 
 
@@ -283,33 +278,4 @@ def _device(name: str) -> Datasheet:
     try:
         return find_device(DEVICES.get(name.lower(), name))
     except UnknownDeviceError:
-        raise UnpredictedError(f"device {name[:40]!r} is not known") from None
-
-
-def _text(cells: Cells, name: str) -> str:
-    text = cells.get(name, "").strip()
-    if not text:
-        raise UnpredictedError(f"{name} is blank")
-    return text
-
-
-def _number(cells: Cells, name: str) -> float:
-    text = _text(cells, name)
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value < 1e9:
-        raise UnpredictedError(f"{name} {text[:40]!r} is no number above 0")
-    return value
-
-
-def _count(cells: Cells, name: str) -> int:
-    value = _number(cells, name)
-    if value != int(value):
-        raise UnpredictedError(f"{name} {value:g} is no whole number")
-    return int(value)
-
-
-def _optional(cells: Cells, name: str) -> float:
-    return 0.0 if cells.get(name, "").strip() in ("", "0") else _number(cells, name)
+        raise MissingError(f"device {name[:40]!r} is not known") from None

@@ -7,12 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.backtest.serving.launches import (
-    Cells,
-    MissingError,
-    PublishedLaunch,
-    parse_launch,
-)
+from tuner.backtest.cells import Cells, MissingError
+from tuner.backtest.serving.launches import PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import MeanLatency, Predictor
 from tuner.backtest.serving.records import ServingBacktest, ServingBacktestRow
 from tuner.backtest.serving.residuals import apply_residuals, read_serving_residuals

@@ -14,6 +14,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from tuner.backtest.cells import (
+    Cells,
+    MissingError,
+    count_of,
+    number_of,
+    optional_of,
+    text_of,
+    whole_of,
+)
 from tuner.backtest.known_models import find_model
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
@@ -59,8 +68,6 @@ ASYNCHRONOUS: Final = (0, 14)
 MOST_CONCURRENCY: Final = 65_536
 LONGEST_TOKENS: Final = 1_048_576
 MOST_DRAFTS: Final = 16
-BLANK: Final = ("", "0", "0.0")
-"""Cells that mean that a degree is not set."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
 
 
@@ -129,15 +136,8 @@ class PublishedLaunch:
         return f"{self.system}|{self.engine}|{mode}"
 
 
-class MissingError(ValueError):
-    """A row cannot be read; the message says which column is missing or odd."""
-
-
 class OddError(MissingError):
     """Every column is there, and no engine runs what they say together."""
-
-
-Cells = Mapping[str, str]
 
 
 def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
@@ -146,13 +146,13 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     Raises:
         MissingError: a column that a prediction needs is blank, odd or not known.
     """
-    engine = _text(cells, "backend")
+    engine = text_of(cells, "backend")
     if engine not in ENGINE_TRAITS:
         raise MissingError(f"backend {engine[:40]!r} is none that is modelled")
-    system = _text(cells, "system")
+    system = text_of(cells, "system")
     if system not in SYSTEMS:
         raise MissingError(f"system {system[:40]!r} is not known")
-    path = _text(cells, "model_path")
+    path = text_of(cells, "model_path")
     decoder = find_decoder(path)
     if decoder is None:
         raise MissingError(
@@ -164,7 +164,7 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
         raise MissingError(
             f"silicon_data_source states no silicon_concurrency of 1 to {MOST_CONCURRENCY}"
         )
-    is_split = _text(cells, "mode") == "disagg"
+    is_split = text_of(cells, "mode") == "disagg"
     sides = tuple(
         _side(cells, role, decoder) for role in (("prefill_", "decode_") if is_split else ("",))
     )
@@ -182,15 +182,15 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
         concurrency=int(stated_concurrency.group(1)),
         harness=cells.get("harness", "").strip()[:40] or "other",
         sides=sides,
-        ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
-        tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
+        ttft_s=number_of(cells, "silicon_ttft_ms") * 1e-3,
+        tpot_s=number_of(cells, "silicon_tpot_ms") * 1e-3,
         prefix_ratio=_ratio(cells, "prefix_hit"),
         drafting=_drafting(cells),
         length_ratio=_ratio(cells, "length_ratio") or USUAL_LENGTH_RATIO,
-        poll_steps=_whole(cells, "poll_steps", default=1),
-        stream_steps=_optional(cells, "stream_steps"),
-        sequence_s=_optional(cells, "sequence_us") / 1e6 or _sequence_s(engine, release),
-        step_tokens=_whole(cells, "step_tokens", default=0) or None,
+        poll_steps=whole_of(cells, "poll_steps", default=1),
+        stream_steps=optional_of(cells, "stream_steps"),
+        sequence_s=optional_of(cells, "sequence_us") / 1e6 or _sequence_s(engine, release),
+        step_tokens=whole_of(cells, "step_tokens", default=0) or None,
         experts_table=cells.get("experts_table", "").strip(),
     )
 
@@ -235,7 +235,7 @@ def _sequence_s(engine: str, release: str) -> float:
 
 def _drafting(cells: Cells) -> Drafting | None:
     """Return the drafts that a row states; a blank is none."""
-    drafts = _whole(cells, "draft_tokens", default=0)
+    drafts = whole_of(cells, "draft_tokens", default=0)
     if drafts == 0:
         return None
     if drafts > MOST_DRAFTS:
@@ -243,21 +243,21 @@ def _drafting(cells: Cells) -> Drafting | None:
     method = cells.get("draft_method", "").strip().lower() or DraftMethod.MTP.value
     if method not in {known.value for known in DraftMethod}:
         raise MissingError(f"draft_method {method[:20]!r} is none that is modelled")
-    words = _text(cells, "draft_acceptance").split(";")
+    words = text_of(cells, "draft_acceptance").split(";")
     acceptance = tuple(_ratio({"draft_acceptance": word}, "draft_acceptance") for word in words)
     return Drafting(draft_tokens=drafts, acceptance=acceptance, method=DraftMethod(method))
 
 
 def _side(cells: Cells, role: str, decoder: Decoder) -> RoleWorkers:
-    workers = _count(cells, f"{role}num_workers") if role else 1
-    tensor = _count(cells, f"{role}tp_size")
-    data = _whole(cells, f"{role}attention_dp_size", default=1)
+    workers = count_of(cells, f"{role}num_workers") if role else 1
+    tensor = count_of(cells, f"{role}tp_size")
+    data = whole_of(cells, f"{role}attention_dp_size", default=1)
     heads = max(group.attention.heads for group in decoder.layers)
     if heads % tensor:
         raise OddError(f"{role}tp_size {tensor} does not divide {heads} heads")
     ranks = tensor * data
-    expert = _whole(cells, f"{role}moe_ep_size", default=1)
-    moe_tensor = _whole(cells, f"{role}moe_tp_size", default=max(ranks // expert, 1))
+    expert = whole_of(cells, f"{role}moe_ep_size", default=1)
+    moe_tensor = whole_of(cells, f"{role}moe_tp_size", default=max(ranks // expert, 1))
     if decoder.experts is None:
         moe_tensor, expert = ranks, 1
     elif moe_tensor * expert != ranks:
@@ -271,7 +271,7 @@ def _side(cells: Cells, role: str, decoder: Decoder) -> RoleWorkers:
             attention_data=data,
             moe_tensor=moe_tensor,
             expert=expert,
-            pipeline=_whole(cells, f"{role}pp_size", default=1),
+            pipeline=whole_of(cells, f"{role}pp_size", default=1),
         ),
         workers=workers,
     )
@@ -295,38 +295,8 @@ def _check_weights(
             )
 
 
-def _text(cells: Cells, name: str) -> str:
-    value = cells.get(name, "").strip()
-    if not value:
-        raise MissingError(f"{name} is blank")
-    return value
-
-
-def _number(cells: Cells, name: str) -> float:
-    text = _text(cells, name)
-    try:
-        value = float(text)
-    except ValueError:
-        raise MissingError(f"{name} {text[:40]!r} is not a number") from None
-    if not 0.0 < value < 1e9:
-        raise MissingError(f"{name} {text[:40]!r} is not above 0")
-    return value
-
-
-def _optional(cells: Cells, name: str) -> float:
-    """Return a number; blank: 0."""
-    return 0.0 if cells.get(name, "").strip() in BLANK else _number(cells, name)
-
-
-def _count(cells: Cells, name: str) -> int:
-    value = _number(cells, name)
-    if value != int(value):
-        raise MissingError(f"{name} {value:g} is not a whole number")
-    return int(value)
-
-
 def _length(cells: Cells, name: str) -> int:
-    value = _count(cells, name)
+    value = count_of(cells, name)
     if value > LONGEST_TOKENS:
         raise MissingError(f"{name} {value} is more than {LONGEST_TOKENS}")
     return value
@@ -334,11 +304,7 @@ def _length(cells: Cells, name: str) -> int:
 
 def _ratio(cells: Cells, name: str) -> float:
     """Return a share from 0 to 1; blank: 0."""
-    value = _optional(cells, name)
+    value = optional_of(cells, name)
     if value > 1.0:
         raise MissingError(f"{name} {value:g} is not a share of 0 to 1")
     return value
-
-
-def _whole(cells: Cells, name: str, *, default: int) -> int:
-    return default if cells.get(name, "").strip() in BLANK else _count(cells, name)

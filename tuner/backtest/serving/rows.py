@@ -7,8 +7,8 @@ launches.py parses them and names what is missing, row by row.
 from pathlib import Path
 from typing import Final
 
+from tuner.backtest.cells import Cells
 from tuner.backtest.rows import has_columns, read_lines
-from tuner.backtest.serving.launches import Cells
 
 MEASURED: Final = ("silicon_ttft_ms", "silicon_tpot_ms")
 """Columns that make a table one of serving runs."""

@@ -119,7 +119,7 @@ class ExpertKernels(StrEnum):
     """Kernels of routed experts that a device has a choice of."""
 
     USUAL = ""
-    """Those that most engines run on the device."""
+    """Kernels that most engines run on the device."""
     GENERATED = "generated"
     """TensorRT-LLM's for Blackwell, routing among them."""
     PORTABLE = "portable"

@@ -1,4 +1,4 @@
-"""What steps of reinforcement learning take beyond serving and training of their own.
+"""Corrections of steps of reinforcement learning beyond serving and training of their own.
 
 Engines of a rollout return the log-probability of every token, so that the host works between two
 decode steps and cannot schedule ahead. Passes of varying packed sequences, with losses over whole
@@ -35,7 +35,7 @@ class RlResiduals:
 PLAIN: Final = RlResiduals(decode_gap_s=0.0, pass_factor=1.0)
 """Steps as serving and training alone price them."""
 GENERIC: Final = RlResiduals(decode_gap_s=3e-3, pass_factor=1.3)
-"""Where fits start and what they are held to."""
+"""Residuals that fits start at and are held to."""
 SHIPPED: Final = RlResiduals(
     decode_gap_s=3.5e-3,
     pass_factor=1.55,

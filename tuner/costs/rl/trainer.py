@@ -10,6 +10,7 @@ beside the head.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tuner.config.columns import Strategies
 from tuner.config.shapes import Hardware, ModelShape, Stages, number
@@ -19,6 +20,9 @@ from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.step import forward_pipeline_s, price_step
 from tuner.prices.train.constants import Constants
+
+ATTENTION_TENSORS: Final = 8.0
+"""Tensors of a layer beside its network: four projections, two norms, norms of queries and keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,3 +85,11 @@ class Trainer:
             self.stages,
             constants=self.memory_constants,
         )
+
+
+def num_tensors(shape: ModelShape) -> float:
+    """Return the tensors of a checkpoint, with one of every matrix of every expert."""
+    matrices = 3.0 if number(shape.is_gated) else 2.0
+    layers = number(shape.dense_layers) + number(shape.moe_layers)
+    routed = number(shape.moe_layers) * (matrices * number(shape.experts) + 1.0)
+    return layers * (ATTENTION_TENSORS + matrices) + routed + 3.0

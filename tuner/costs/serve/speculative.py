@@ -95,9 +95,8 @@ class Drafting:
         return 0.5 * (square / self.tokens_per_step - 1.0)
 
 
-def acceptance_words(acceptance: float | tuple[float, ...]) -> str:
+def acceptance_words(rates: tuple[float, ...]) -> str:
     """Say which share of drafted tokens is kept, by position where several are stated."""
-    rates = acceptance if isinstance(acceptance, tuple) else (acceptance,)
     words = ", ".join(format_ratio(rate, digits=0) for rate in rates)
     return words if len(rates) == 1 else f"{words} (by position)"
 

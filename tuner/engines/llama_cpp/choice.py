@@ -157,17 +157,14 @@ def placed(
     model: LlamaModel, settings: LlamaSettings, machine: LlamaMachine, goal: LlamaGoal
 ) -> PricedLaunch:
     """Price the placement with the fewest expert layers on the host that fits the device."""
-
-    def overflows(layers: int) -> bool:
-        memory = memory_of(
-            model,
-            replace(settings, host_expert_layers=layers),
-            shares=(1.0,) if machine.device_bytes else (),
-        )
-        return sum(device.total_bytes for device in memory.devices) > machine.device_bytes
-
     counts = (0,) if machine.is_unified else (0, *(layer + 1 for layer in model.expert_layers))
-    place = bisect_left(counts, True, key=lambda layers: not overflows(layers))
+    place = bisect_left(
+        counts,
+        True,
+        key=lambda layers: (
+            not _overflows(model, replace(settings, host_expert_layers=layers), machine)
+        ),
+    )
     layers = counts[min(place, len(counts) - 1)]
     return price(model, replace(settings, host_expert_layers=layers), machine, goal)
 
@@ -180,18 +177,15 @@ def fewest_layers(
     place = bisect_left(
         counts,
         True,
-        key=lambda layers: bool(
-            price(model, replace(settings, gpu_layers=layers), machine, goal).memory.devices
-            and sum(
-                device.total_bytes
-                for device in memory_of(
-                    model, replace(settings, gpu_layers=layers), shares=(1.0,)
-                ).devices
-            )
-            > machine.device_bytes
-        ),
+        key=lambda layers: _overflows(model, replace(settings, gpu_layers=layers), machine),
     )
     return price(model, replace(settings, gpu_layers=max(place - 1, 0)), machine, goal)
+
+
+def _overflows(model: LlamaModel, settings: LlamaSettings, machine: LlamaMachine) -> bool:
+    """Return whether the device has too little memory for its part; False without a device."""
+    memory = memory_of(model, settings, shares=(1.0,) if machine.device_bytes else ())
+    return sum(device.total_bytes for device in memory.devices) > machine.device_bytes
 
 
 def candidates(model: LlamaModel, machine: LlamaMachine, goal: LlamaGoal) -> Iterator[PricedLaunch]:

@@ -55,7 +55,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a launch allocates."""
+    """Bytes that a launch allocates."""
 
     devices: tuple[Buffers, ...]
     """Buffers by device, in the engine's order."""

@@ -110,16 +110,6 @@ class LlamaModel:
         """Routed experts that a token visits in a layer."""
         return self._count("expert_used_count", 0)
 
-    @property
-    def expert_width(self) -> int:
-        """Width of one routed expert."""
-        return self._count("expert_feed_forward_length", self._count("feed_forward_length", 0))
-
-    @property
-    def dense_width(self) -> int:
-        """Width of a dense feed-forward block."""
-        return self._count("feed_forward_length", 0)
-
     def num_heads(self, layer: int) -> int:
         """Query heads of a layer."""
         return self._count("attention.head_count", layer=layer)

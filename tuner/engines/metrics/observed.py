@@ -1,4 +1,4 @@
-"""What a running server's logs say: steps and requests, whatever wrote them."""
+"""Steps and requests of a running server's logs, whatever wrote them."""
 
 from dataclasses import dataclass
 

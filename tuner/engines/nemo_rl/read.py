@@ -17,7 +17,6 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.costs.rl.packing import PackingRule, TokenBudget
-from tuner.costs.rl.weight_sync import SyncPath
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.hydra import merged, override_values, resolved, yaml_values
 from tuner.engines.reading.rl_launch import (
@@ -30,6 +29,7 @@ from tuner.engines.reading.rl_launch import (
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
+from tuner.prices.weight_sync import SyncPath
 from tuner.simulate.rl.step import RlPlacement
 from tuner.spec.files import shown_value
 

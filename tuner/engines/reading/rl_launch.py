@@ -11,7 +11,6 @@ from typing import Final
 from pydantic import ValidationError
 
 from tuner.costs.rl.packing import PackingRule, TokenBudget
-from tuner.costs.rl.weight_sync import SyncPath
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.megatron_lm.read import settings_of
 from tuner.engines.reading.arguments import Flags
@@ -19,6 +18,7 @@ from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
 from tuner.errors import SpecError
+from tuner.prices.weight_sync import SyncPath
 from tuner.simulate.rl.step import RlPlacement
 from tuner.spec.complaint import complaint
 from tuner.spec.model import ModelSpec

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tuner.costs.rl.packing import PackingRule
-from tuner.costs.rl.weight_sync import SyncPath
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.reading.hydra import merged, override_values, resolved, value_at, yaml_values
@@ -29,6 +28,7 @@ from tuner.engines.reading.rl_launch import (
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
+from tuner.prices.weight_sync import SyncPath
 from tuner.simulate.rl.step import RlPlacement
 
 FRAMEWORK: Final = "verl 0.9"

@@ -29,7 +29,7 @@ def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Itera
     if drafting is not None:
         yield (
             f"{drafting.draft_tokens} drafted tokens,"
-            f" {acceptance_words(drafting.acceptance)} of them kept where"
+            f" {acceptance_words(drafting.rates)} of them kept where"
             f" all before were, make {drafting.tokens_per_step:.3g} tokens of a step; instances"
             " with them, with fewer and without were priced"
         )

@@ -1,4 +1,4 @@
-"""What an autoscaler needs of a planned deployment, from its simulation at the most that it serves.
+"""Settings of an autoscaler, from simulating the planned deployment at the most that it serves.
 
     capacity    the highest rate at which every target holds on the planned instances, by bisection
     requests    rate x mean latency / instances (Little, Operations Research 9(3), 1961): of a

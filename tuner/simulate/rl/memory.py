@@ -30,7 +30,7 @@ Parts = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
-    """What stays on the devices of a side while the other one works."""
+    """State that stays on the devices of a side while the other one works."""
 
     offloads_weights: bool = False
     offloads_optimizer: bool = False

@@ -16,8 +16,8 @@ from enum import StrEnum
 
 from tuner.costs.rl.packing import MicroBatches, TokenBudget, pack
 from tuner.costs.rl.residuals import RlResiduals
-from tuner.costs.rl.trainer import Trainer
-from tuner.costs.rl.weight_sync import SyncPath, num_tensors, offload_s, sync_s
+from tuner.costs.rl.trainer import Trainer, num_tensors
+from tuner.prices.weight_sync import SyncPath, offload_s, sync_s
 from tuner.simulate.rl.rollout import Batch, RolloutSide, roll_out
 
 
@@ -142,7 +142,7 @@ class RlStep:
                 self.path,
                 weight_bytes=self.side.weight_bytes * devices,
                 tensors=num_tensors(self.trainer.shape),
-                link=self.trainer.link_bytes_per_s,
+                link_bytes_per_s=self.trainer.link_bytes_per_s,
             ),
             offload_s=offload_s(self.offload_bytes),
         )

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tuner.backtest.cells import MissingError
 from tuner.backtest.rl.prediction import (
     PricedRun,
     backtest_steps,
     band_factor,
     fit_residuals,
 )
-from tuner.backtest.rl.runs import UnpredictedError, parse_run
+from tuner.backtest.rl.runs import parse_run
 from tuner.cli.app import app
 from tuner.costs.rl.residuals import PLAIN, SHIPPED, RlResiduals
 from tuner.simulate.rl.step import RlPlacement
@@ -112,13 +113,13 @@ def test_what_a_row_does_not_say_is_its_reason() -> None:
         ({"train_engine": "fsdp2"}, "train_engine 'fsdp2' is not megatron"),
         ({**EXPERTS, "train_layout": "EP64"}, "expert 64"),
         ({"prompts_per_step": ""}, "prompts_per_step is blank"),
-        ({"train_batch": "2.5"}, "no whole number"),
+        ({"train_batch": "2.5"}, "not a whole number"),
         ({"prompts_per_step": "100000"}, "more than the 65536"),
     ):
         try:
             parse_run(cells(**changed))
             wrong.append((reason, "predicted"))
-        except UnpredictedError as error:
+        except MissingError as error:
             if reason not in str(error):
                 wrong.append((reason, str(error)))
     assert not wrong

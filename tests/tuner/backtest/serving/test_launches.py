@@ -5,12 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import each_row
-from tuner.backtest.serving.launches import (
-    MissingError,
-    OddError,
-    PublishedLaunch,
-    parse_launch,
-)
+from tuner.backtest.cells import MissingError
+from tuner.backtest.serving.launches import OddError, PublishedLaunch, parse_launch
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 

@@ -20,10 +20,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tuner.config.shapes import ModelShape, number
-
-ATTENTION_TENSORS: Final = 8.0
-"""Tensors of a layer beside its network: four projections, two norms, norms of queries and keys."""
 PAGEABLE_BYTES_PER_S: Final = 5.5e9
 """Bytes a second and device that frameworks copy between devices and pageable host memory."""
 
@@ -61,18 +57,12 @@ RATES: Final = {
 """Speeds by path."""
 
 
-def num_tensors(shape: ModelShape) -> float:
-    """Return the tensors of a checkpoint, with one of every matrix of every expert."""
-    matrices = 3.0 if number(shape.is_gated) else 2.0
-    layers = number(shape.dense_layers) + number(shape.moe_layers)
-    routed = number(shape.moe_layers) * (matrices * number(shape.experts) + 1.0)
-    return layers * (ATTENTION_TENSORS + matrices) + routed + 3.0
-
-
-def sync_s(path: SyncPath, *, weight_bytes: float, tensors: float, link: float) -> float:
-    """Return the seconds in which all engines have new weights; `link`: bytes a second."""
+def sync_s(
+    path: SyncPath, *, weight_bytes: float, tensors: float, link_bytes_per_s: float
+) -> float:
+    """Return the seconds in which all engines have new weights."""
     rates = RATES[path]
-    sent_s = rates.sent_ratio * weight_bytes / (rates.link_ratio * link)
+    sent_s = rates.sent_ratio * weight_bytes / (rates.link_ratio * link_bytes_per_s)
     return rates.start_s + tensors * rates.tensor_s + sent_s
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.tuner.models import example_model
-from tuner.costs.rl.weight_sync import RATES, SyncPath, num_tensors, offload_s, sync_s
+from tuner.costs.rl.trainer import num_tensors
 from tuner.costs.train.columns_of import shape_of_model
+from tuner.prices.weight_sync import RATES, SyncPath, offload_s, sync_s
 
 PUBLISHED = (
     (SyncPath.PACKED, "qwen3-30b-a3b", 61e9, 50e9, 9.67),
@@ -23,7 +24,7 @@ def test_published_syncs_are_within_half() -> None:
     wrong = []
     for path, name, size, link, seconds in PUBLISHED:
         tensors = num_tensors(shape_of_model(example_model(name), mtp_layers=0))
-        found = sync_s(path, weight_bytes=size, tensors=tensors, link=link)
+        found = sync_s(path, weight_bytes=size, tensors=tensors, link_bytes_per_s=link)
         if not 0.67 < found / seconds < 1.5:
             wrong.append((path, name, found, seconds))
     assert not wrong
@@ -39,6 +40,6 @@ def test_experts_are_most_tensors() -> None:
 def test_deltas_send_a_share() -> None:
     whole = RATES[SyncPath.BUCKETED]
     rates = RATES[SyncPath.DELTA]
-    found = sync_s(SyncPath.DELTA, weight_bytes=100e9, tensors=1e4, link=50e9)
+    found = sync_s(SyncPath.DELTA, weight_bytes=100e9, tensors=1e4, link_bytes_per_s=50e9)
     assert found == pytest.approx(rates.start_s + 0.03 * 100e9 / (whole.link_ratio * 50e9))
     assert offload_s(11e9) == pytest.approx(4.0)
