@@ -6,31 +6,47 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tuner.cli.goals import EstimateOptions, PlanOptions
 from tuner.cli.text import print_result, whole_text
+from tuner.errors import SpecError
 
 if TYPE_CHECKING:
     from tuner.goals.llama_cpp import LlamaEstimate, LlamaPlan, LlamaPrediction
     from tuner.report.content import Block
 
 
-def estimate(spec: Path, *, launch: str, as_json: bool) -> None:
+def estimate(spec: Path, options: EstimateOptions) -> None:
     """Price a launch and print it. Exits with 1 where it does not fit."""
     from tuner.goals.llama_cpp import estimate as estimate_launch
 
-    result = estimate_launch(spec, launch=launch)
-    print_result(result, lambda made: whole_text(*_estimate(made)), as_json=as_json)
+    _refuse_profiles(options.profile)
+
+    result = estimate_launch(spec, launch=options.launch)
+    print_result(result, lambda made: whole_text(*_estimate(made)), as_json=options.as_json)
     if result.predicted.misfit:
         raise typer.Exit(1)
 
 
-def plan(spec: Path, *, out: Path, as_json: bool) -> None:
+def plan(spec: Path, options: PlanOptions) -> None:
     """Choose a launch, write and print it. Exits with 1 where nothing fits."""
     from tuner.goals.llama_cpp import plan as plan_launch
 
-    result = plan_launch(spec, out=out)
-    print_result(result, lambda made: whole_text(*_plan(made, out)), as_json=as_json)
+    _refuse_profiles(options.profile)
+
+    result = plan_launch(spec, out=options.out)
+    print_result(
+        result, lambda made: whole_text(*_plan(made, options.out)), as_json=options.as_json
+    )
     if result.decision is None:
         raise typer.Exit(1)
+
+
+def _refuse_profiles(profiles: list[Path] | None) -> None:
+    if profiles:
+        raise SpecError(
+            f"--profile {profiles[0]}: launches of llama.cpp are priced by rated bandwidth, or by"
+            " host.read_rate of the spec; leave it out"
+        )
 
 
 def _estimate(made: "LlamaEstimate") -> Iterator["Block"]:

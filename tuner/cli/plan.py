@@ -48,7 +48,7 @@ def command(
         if kind == "serve" and is_llama_cpp(read_spec_keys(path)):
             from tuner.cli import llama_cpp
 
-            llama_cpp.plan(path, out=options.out, as_json=options.as_json)
+            llama_cpp.plan(path, options)
             return
         if options.solver is not None and kind != "train":
             raise SpecError(

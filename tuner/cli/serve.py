@@ -24,7 +24,7 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     if is_llama_cpp(read_spec_keys(spec)):
         from tuner.cli import llama_cpp
 
-        llama_cpp.estimate(spec, launch=options.launch, as_json=options.as_json)
+        llama_cpp.estimate(spec, options)
         return
     from tuner.cli.progress import planning_progress
     from tuner.goals.estimate import estimate_serving

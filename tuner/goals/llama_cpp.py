@@ -26,7 +26,7 @@ from tuner.engines.llama_cpp.model import LlamaModel
 from tuner.engines.llama_cpp.read import LlamaLaunch, read
 from tuner.engines.llama_cpp.settings import BUILD, LlamaSettings
 from tuner.engines.llama_cpp.write import FILE_NAME, options, script
-from tuner.errors import SpecError
+from tuner.errors import OutputError, SpecError
 from tuner.estimate.serving.registry import launch_text
 from tuner.output import write_directory
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
@@ -331,10 +331,24 @@ def plan(spec_path: Path, *, out: Path) -> LlamaPlan:
         notes=_notes(spec),
         files=tuple(files),
     )
+    if best.misfit:
+        drop_launch(out)
     write_directory(
         out, {**files, "plan.json": made.model_dump_json(indent=2) + "\n"}, executable=tuple(files)
     )
     return made
+
+
+def drop_launch(folder: Path) -> None:
+    """Remove the script of a plan that stood there before.
+
+    Raises:
+        OutputError: it cannot be removed.
+    """
+    try:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {str(folder / FILE_NAME)!r}: {error.strerror}") from error
 
 
 def _more(best: PricedLaunch, spec: LlamaSpec) -> Iterator[MoreMemory]:

@@ -26,6 +26,8 @@ BATCHES: Final = 32
 """Steps that are drawn."""
 GROUPS: Final = 4
 """Expert groups with the most work, one of which ends last."""
+MOST_ROWS: Final = 100_000
+"""Rows of a step that are drawn without a pipeline."""
 PASSES: Final = 1_000
 """Passes of a pipeline that are simulated, for all steps at a time."""
 
@@ -49,13 +51,9 @@ class RowCosts:
     def drawn_B(self, *, batches: int, microbatches: int, seed: int = 0) -> list[Floats]:
         """Draw the costs of the rows of steps, each row of the pool equally often."""
         rng, rows = np.random.default_rng(seed), self.data * self.micro_batch * microbatches
-        pool, drawn = np.empty(0), list[Floats]()
-        while len(drawn) < batches:
-            while len(pool) < rows:
-                pool = np.append(pool, rng.permutation(self.cost_R))
-            drawn.append(pool[:rows])
-            pool = pool[rows:]
-        return drawn
+        shuffled = -(-batches * rows // len(self.cost_R))
+        pool = np.concatenate([rng.permutation(self.cost_R) for _ in range(shuffled)])
+        return np.split(pool[: batches * rows], batches)
 
     def in_microbatches(self, cost_R: Floats) -> Floats:
         """Return the cost of each micro-batch of each data rank, [D, M]."""
@@ -94,7 +92,9 @@ def simulate_rows(rows: RowCosts, pipeline: Pipeline, *, are_sorted: bool = Fals
     Of a long step as many micro-batches are simulated as take some 5 ms, and stand for all.
     """
     devices, m = pipeline.num_devices, pipeline.num_microbatches
-    if devices > 1:
+    if devices == 1:
+        m = min(m, max(1, MOST_ROWS // (rows.data * rows.micro_batch)))
+    else:
         turns = PASSES // (2 * len(pipeline.forward_s_S) * devices)
         m = min(m, max(2, turns) * devices)
     short, ratio = replace(pipeline, num_microbatches=m), pipeline.num_microbatches / m

@@ -16,12 +16,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
+from profilers.files import open_regular
 from tuner.arrays import Floats, Ints
 from tuner.errors import SpecError
 from tuner.spec.documents import Documents, LengthFile, histogram
@@ -103,8 +105,13 @@ def _check(tokens: Ints, *, first: int) -> None:
         )
 
 
+def _text(path: Path) -> TextIOWrapper:
+    """Open a regular file to read its text, line ends as they are."""
+    return TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
+
+
 def _csv(stated: LengthFile) -> Iterator[Piece]:
-    with stated.path.open(newline="", encoding="utf-8-sig") as file:
+    with _text(stated.path) as file:
         lines = csv.reader(file)
         head, at = next((line for line in lines if line), []), (0, 1)
         if head and not any(_WHOLE.fullmatch(cell.strip()) for cell in head):
@@ -134,7 +141,7 @@ def _whole(value: Any, number: int, *, what: str = "number of tokens") -> int:
 
 def _json_lines(stated: LengthFile) -> Iterator[Piece]:
     encode = None if stated.tokenizer is None else _encoder(stated.tokenizer)
-    with stated.path.open(encoding="utf-8-sig") as file:
+    with _text(stated.path) as file:
         numbered = ((n, line) for n, line in enumerate(file, 1) if line.strip())
         yield from _pieces((_json_length(line, n, stated, encode), 1) for n, line in numbered)
 
@@ -196,7 +203,7 @@ def _column(names: Iterable[str], stated: LengthFile) -> str:
 def _parquet(stated: LengthFile) -> Iterator[Piece]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(stated.path) as file:
+    with open_regular(stated.path) as opened, pq.ParquetFile(opened) as file:
         name = _column(file.schema_arrow.names, stated)
         yield from _arrow_pieces(
             batch.column(0) for batch in file.iter_batches(batch_size=ROWS_DECODED, columns=[name])
@@ -206,7 +213,7 @@ def _parquet(stated: LengthFile) -> Iterator[Piece]:
 def _arrow(stated: LengthFile) -> Iterator[Piece]:
     from pyarrow import ipc
 
-    with stated.path.open("rb") as file:
+    with open_regular(stated.path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
@@ -237,7 +244,7 @@ def _arrow_pieces(columns: "Iterator[pa.Array]") -> Iterator[Piece]:
 
 def _index(stated: LengthFile) -> Iterator[Piece]:
     """Read an index: lengths of sequences, and the first sequence of each document."""
-    with stated.path.open("rb") as file:
+    with open_regular(stated.path) as file:
         if file.read(9) != _INDEX_MAGIC:
             raise ValueError("no index of Megatron: it does not begin with MMIDIDX")
         version, _, sequences, marks = (

@@ -99,6 +99,15 @@ def test_other_commands_say_that_they_do_not_read_its_plan(tmp_path: Path, model
         goal_of_folder(tmp_path / "plan")
 
 
+def test_a_plan_that_fits_nothing_leaves_no_script(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "plan"
+    assert plan(spec(tmp_path, model), out=out).decision is not None
+    assert (out / "llama-server.sh").is_file()
+    small = spec(tmp_path, model, pool={"memory_per_device": "10MiB"})
+    assert plan(small, out=out).decision is None
+    assert not (out / "llama-server.sh").exists()
+
+
 def test_more_experts_on_the_device_decode_faster(tmp_path: Path, model: Path) -> None:
     path = spec(tmp_path, model)
     rates = [
@@ -171,11 +180,18 @@ def test_refuses_a_spec(tmp_path: Path, model: Path, keys: dict[str, Keys], word
     [
         (f"{LAUNCH} -ot exps=CUDA7", "devices are CPU, CUDA0"),
         ("llama-server -t 17 -cmoe", "physical cores"),
+        ("llama-server -fa maybe", "on, off or auto"),
     ],
 )
 def test_refuses_a_launch(tmp_path: Path, model: Path, launch: str, words: str) -> None:
     with refused(SpecError, words):
         estimate(spec(tmp_path, model), launch=launch)
+
+
+def test_refuses_experts_that_no_token_visits(tmp_path: Path) -> None:
+    path = gguf_files.moe(tmp_path / "damaged.gguf", used=0)
+    with refused(SpecError, "expert_used_count 0 of expert_count", "the file is damaged"):
+        estimate(spec(tmp_path, path), launch=LAUNCH)
 
 
 def test_refuses_expert_settings_of_a_dense_model(tmp_path: Path) -> None:

@@ -142,3 +142,11 @@ def test_waits_and_orders_are_those_of_the_notes() -> None:
             steps = simulate_rows(rows, step, are_sorted=are_sorted)
             factors.append((mean_s + steps.lost_s) / (mean_s + steps.waiting_s))
         assert factors == pytest.approx([drawn, in_order], rel=0.12), quadratic_at
+
+
+def test_steps_of_a_billion_rows_take_no_longer_than_those_of_a_million() -> None:
+    rows = RowCosts(cost_R=np.array([0.5, 1.0, 1.5]), data=8, micro_batch=4)
+    pipeline = Pipeline(
+        forward_s_S=(1e-3,), backward_s_S=(2e-3,), num_devices=1, num_microbatches=30_000_000
+    )
+    assert abs(simulate_rows(rows, pipeline).waiting_s) < 1e-2 * 30_000_000 * 3e-3

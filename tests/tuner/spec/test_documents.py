@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import struct
 from pathlib import Path
@@ -8,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.expect import refused
 from tuner.errors import SpecError
 from tuner.spec.documents import Documents, LengthFile, TooLong, documents_of_law, histogram
-from tuner.spec.length_files import lengths_csv, read_documents
+from tuner.spec.length_files import READERS, lengths_csv, read_documents
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, mean_tokens
 
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -139,3 +141,11 @@ def test_drawn_documents_have_the_shares_of_the_histogram() -> None:
     drawn = documents.drawn(1000, np.random.default_rng(3))
     counted = np.unique(drawn, return_counts=True)[1]
     assert np.abs(counted - [100, 200, 700]).max() <= 1
+
+
+def test_pipes_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    for suffix in READERS:
+        pipe = tmp_path / f"lengths{suffix}"
+        os.mkfifo(pipe)
+        with refused(SpecError, "cannot be read"):
+            read_documents(LengthFile(path=pipe))

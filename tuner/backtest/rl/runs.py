@@ -269,8 +269,8 @@ def _tokens(cells: Cells, name: str) -> int:
 
 def _degrees(cells: Cells, name: str) -> dict[str, int]:
     stated = _DEGREE.findall(text_of(cells, name).partition("(")[0])
-    if not stated:
-        raise MissingError(f"{name} {cells[name][:40]!r} names no degree")
+    if not stated or any(int(size) < 1 for _, size in stated):
+        raise MissingError(f"{name} {cells[name][:40]!r} names no degree, or one below 1")
     return {degree: int(size) for degree, size in stated}
 
 

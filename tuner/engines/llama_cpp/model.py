@@ -55,6 +55,11 @@ class LlamaModel:
                 f"architecture {self.file.architecture!r:.40} has a sliding window whose layers are"
                 " not described"
             )
+        if self.expert_layers and not 1 <= self.experts_used <= self.num_experts:
+            raise self._error(
+                f"expert_used_count {self.experts_used} of expert_count {self.num_experts} beside"
+                " tensors of experts; the file is damaged"
+            )
         if not 1 <= self.num_layers <= 1024 or not 1 <= self.num_layers_all <= 1024:
             raise self._error(f"block_count {self.num_layers_all}")
 

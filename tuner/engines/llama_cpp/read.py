@@ -35,6 +35,8 @@ _SWITCHES: Final = {
     "whole_windows": ("--swa-full", ""),
 }
 _TURNED: Final = {"flash_attention": "-fa --flash-attn", "fits_itself": "-fit --fit"}
+_ON: Final = ("on", "1", "auto", "true", "enabled")
+_OFF: Final = ("off", "0", "false", "disabled")
 _VALUED: Final = ("-ot --override-tensor -ts --tensor-split -lm --load-mode",)
 _REFUSED: Final = {
     "-sm --split-mode": "row and tensor splits are not priced; take layer",
@@ -231,8 +233,10 @@ def _word(_: str, value: str) -> str:
     return value
 
 
-def _is_on(_: str, value: str) -> bool:
-    return value in ("on", "1", "auto", "true", "enabled")
+def _is_on(word: str, value: str) -> bool:
+    if value not in (*_ON, *_OFF):
+        raise SpecError(f"{word} {shown_value(value)}: on, off or auto")
+    return value in _ON
 
 
 def _count(word: str, value: str) -> int:

@@ -18,8 +18,8 @@ from tuner.simulate.rl.step import Phases
 
 _NUMBER: Final = r"([0-9]{1,9}(?:\.[0-9]{1,12})?(?:e-?[0-9]{1,2})?)"
 _TIMERS: Final = (
-    re.compile(rf"timing_s/(\w{{1,60}})[\"']?\s*[:=]\s*(?:np\.float\d+\()?{_NUMBER}"),
-    re.compile(rf"timing/train/([\w/]{{1,80}})[\"']?\s*[:=]\s*{_NUMBER}"),
+    re.compile(rf"timing_s/(\w{{1,60}})[\"']?\s*[:=]\s*(?:np\.float\d+\()?{_NUMBER}(?![\w.])"),
+    re.compile(rf"timing/train/([\w/]{{1,80}})[\"']?\s*[:=]\s*{_NUMBER}(?![\w.])"),
     re.compile(rf"(?m)^\W{{0,8}}([A-Za-z][\w/ ]{{1,80}}):\s*{_NUMBER}s\b"),
 )
 PHASES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -99,6 +99,8 @@ def test_what_a_row_does_not_say_is_its_reason() -> None:
     wrong = []
     for changed, reason in (
         ({"step_s": ""}, "step_s is blank"),
+        ({"train_layout": "TP1 PP0"}, "names no degree, or one below 1"),
+        ({"rollout_layout": "TP0"}, "names no degree, or one below 1"),
         ({"system": "AReaL"}, "AReaL"),
         ({"mode": "weight-sync only"}, "weight sync alone"),
         ({"mode": "hybrid"}, "mode 'hybrid' is none of"),

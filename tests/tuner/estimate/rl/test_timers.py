@@ -36,6 +36,11 @@ def phases(**changed: float) -> Phases:
     return Phases(placement=RlPlacement.COLOCATED, versions=0.0, **{**seconds, **changed})
 
 
+def test_words_that_only_begin_as_numbers_are_none() -> None:
+    text = "timing_s/gen:1.2.3 - timing_s/ref:1e999 - timing_s/step:7.0"
+    assert read_timers(text, source="run.log") == ({"step": 7.0}, 1)
+
+
 def test_medians_leave_the_first_step_out() -> None:
     timers, steps = read_timers(VERL, source="run.log")
     assert steps == 3
